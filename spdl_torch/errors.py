@@ -1,0 +1,37 @@
+"""Every exception class of the package; each says who caused it.
+
+An exception raised by the user's own code (a dataset, a stage's function, a collate function)
+is never replaced by one of these: it reaches the caller as the same object with a note, alone or,
+for a pipeline that ran past its failure budget, inside a :class:`PipelineFailure`.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DecodeError", "PipelineFailure", "PipelineStopped", "UnsupportedOptionError"]
+
+
+class DecodeError(ValueError):
+    """The data's fault: bytes that cannot be decoded.
+
+    The message names the file (or ``<bytes>``) and the codec's reason; ``__cause__`` is the
+    codec's own error when it raised one.
+    """
+
+
+class PipelineFailure(ExceptionGroup[Exception]):
+    """A stage failed too often, or the source raised.
+
+    The members are the user's own exceptions, each with a note that names the stage and the item.
+    """
+
+    def derive(self, excs: object) -> PipelineFailure:
+        """Keep the class when ``split``, ``subgroup`` or ``except*`` take the group apart."""
+        return PipelineFailure(self.message, excs)  # type: ignore[arg-type]
+
+
+class PipelineStopped(RuntimeError):
+    """The caller's fault: an item was asked of a pipeline that was already stopped."""
+
+
+class UnsupportedOptionError(ValueError):
+    """The caller's fault: an option that this release cannot honour; the message says what to do."""
