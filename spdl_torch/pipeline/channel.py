@@ -1,0 +1,451 @@
+"""A bounded queue between threads: the only place where the engine waits.
+
+Guarantees
+- At most ``capacity`` items wait in a channel, whichever order they arrive in.
+- What is put is got once, or counted in ``discarded`` when the channel is closed over it.
+- Every wait ends by notification: an item, room, ``finish()`` or ``close()``; none polls.
+
+Three words end a channel, and they differ in who ends it:
+*finish* (the producer: no more items, what is inside is still delivered), *close* (the owner:
+the run stops, what is inside is discarded), *end* (what a consumer sees once a finished channel
+is empty: :class:`EndOfChannel`).
+
+Why not ``queue.Queue``: its condition variables wake every waiter in Python code, and it can
+neither be finished nor report its open waits. Measured on trivial items, see
+``examples/benchmark_engine.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from time import perf_counter_ns
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from .stats import Histogram, QueueCounters
+
+__all__ = ["Channel", "ChannelClosed", "EndOfChannel"]
+
+T = TypeVar("T")
+
+_SKIPPED: Final = object()  # takes the place, in the order, of an item that was dropped
+_NOTHING: Final = object()  # "would block": never an item, so that None can be one
+
+
+class EndOfChannel(Exception):
+    """The channel was finished by its producer and is empty."""
+
+
+class ChannelClosed(Exception):
+    """The channel was closed by its owner (the run stops), or finished before this put."""
+
+
+class _Waiter(Protocol):
+    def release(self) -> None: ...
+
+
+class Channel(Generic[T]):
+    """A first-in first-out queue of at most ``capacity`` items, with its own statistics.
+
+    With ``put_at`` the items leave in the order of their sequence numbers instead of the order
+    of their arrival. A channel is used with ``put`` or with ``put_at``, not with both.
+
+    The lock is re-entrant because ``close()`` may be called by a finalizer that the garbage
+    collector runs on a thread which is inside one of these methods. Each method is therefore
+    written so that a ``close()`` between any two of its statements is harmless.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"Channel: capacity must be >= 1, got {capacity}.")
+        self.capacity = capacity
+        self._low_water = capacity if capacity < 8 else capacity // 2
+        self._lock = threading.RLock()
+        self._items: deque[Any] = deque()
+        self._early: dict[int, Any] = {}  # ordered use: came before their turn
+        self._turn = 0  # ordered use: the sequence number that is next to become an item
+        self._finished = False
+        self._closed = False
+        self._getters: deque[_Waiter] = deque()
+        self._putters: deque[tuple[int | None, _Waiter]] = deque()
+        # One woken thread at a time: it wakes the next one if there is still something for it.
+        # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
+        self._getter_woken = False
+        self._putter_woken = False
+        self._num_put = 0
+        self._num_got = 0
+        self._put_wait = _WaitClock()
+        self._get_wait = _WaitClock()
+        self._created_ns = self._empty_since_ns = perf_counter_ns()
+        self._empty_ns = 0
+        self._ended_ns: int | None = None
+        self._peak = 0
+
+    # -- producer side ---------------------------------------------------------------------
+
+    def put(self, item: T) -> None:
+        """Append ``item``; blocks while the channel is full.
+
+        Raises: ChannelClosed: the channel was closed or finished; the item was not taken.
+        """
+        self._put_blocking(None, item, advance=True)
+
+    def put_at(self, seq: int, item: T, *, last: bool = True) -> None:
+        """Put the item whose place in the order is ``seq``; blocks while it does not fit.
+
+        ``last=False``: more items of the same ``seq`` follow; ``skip(seq)`` ends them.
+        """
+        self._put_blocking(seq, item, advance=last)
+
+    def skip(self, seq: int) -> None:
+        """Say that no (further) item comes for ``seq``; blocks like ``put_at``."""
+        self._put_blocking(seq, _SKIPPED, advance=True)
+
+    async def aput(self, item: T) -> None:
+        """``put`` for a coroutine: suspends instead of blocking."""
+        await self._put_suspending(None, item, advance=True)
+
+    async def aput_at(self, seq: int, item: T) -> None:
+        """``put_at`` for a coroutine."""
+        await self._put_suspending(seq, item, advance=True)
+
+    async def askip(self, seq: int) -> None:
+        """``skip`` for a coroutine."""
+        await self._put_suspending(seq, _SKIPPED, advance=True)
+
+    def finish(self) -> None:
+        """No more items: getters drain what is there, further puts raise ChannelClosed."""
+        with self._lock:
+            self._finished = True
+            if not self._items:
+                self._end()
+            self._wake_everyone()
+
+    # -- consumer side ---------------------------------------------------------------------
+
+    def get(self, timeout: float | None = None) -> T:
+        """Take the oldest item; blocks while there is none, for at most ``timeout`` seconds.
+
+        Raises: EndOfChannel, ChannelClosed, TimeoutError.
+        """
+        return self.get_numbered(timeout)[1]
+
+    def get_numbered(self, timeout: float | None = None) -> tuple[int, T]:
+        """``get``, with the item's number: 0 for the first that was ever taken."""
+        with self._lock:
+            taken = self._try_get()
+        if taken is not None:
+            return taken
+        return self._get_slowly(timeout)
+
+    async def aget_numbered(self) -> tuple[int, T]:
+        """``get_numbered`` for a coroutine."""
+        started_ns = 0
+        waiter = _AsyncWaiter()
+        try:
+            while True:
+                with self._lock:
+                    if started_ns:
+                        self._getter_woken = False
+                    if (taken := self._try_get(waiter)) is not None:
+                        return taken
+                    started_ns = started_ns or self._get_wait.begin()
+                await waiter.wait()
+                waiter = _AsyncWaiter()
+        finally:
+            self._end_get_wait(started_ns, waiter)
+
+    # -- owner -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
+        with self._lock:
+            self._closed = True
+            self._end()
+            self._wake_everyone()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return self._closed
+
+    @property
+    def discarded(self) -> int:
+        """Items that were put and will never be got, because the channel was closed."""
+        return len(self) if self._closed else 0
+
+    def __len__(self) -> int:
+        """Items that wait, those before their turn included."""
+        return len(self._items) + sum(item is not _SKIPPED for item in self._early.values())
+
+    def counters(self) -> QueueCounters:
+        """Everything counted so far; waits and empty time that are still open are included."""
+        with self._lock:
+            now = self._ended_ns or perf_counter_ns()
+            open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
+            return QueueCounters(
+                elapsed_ns=now - self._created_ns,
+                num_put=self._num_put,
+                num_got=self._num_got,
+                put_wait=self._put_wait.read(),
+                get_wait=self._get_wait.read(),
+                empty_ns=self._empty_ns + max(0, open_empty),
+                peak_items=self._peak,
+            )
+
+    # -- putting ---------------------------------------------------------------------------
+
+    def _put_blocking(self, seq: int | None, item: Any, *, advance: bool) -> None:
+        with self._lock:
+            if self._try_put(seq, item, advance):
+                return
+        started_ns = 0
+        waiter = threading.Lock()
+        waiter.acquire()
+        try:
+            while True:
+                with self._lock:
+                    if started_ns:
+                        self._putter_woken = False
+                    if self._try_put(seq, item, advance, waiter):
+                        return
+                    started_ns = started_ns or self._put_wait.begin()
+                waiter.acquire()
+        finally:
+            self._end_put_wait(started_ns, seq, waiter)
+
+    async def _put_suspending(self, seq: int | None, item: Any, *, advance: bool) -> None:
+        started_ns = 0
+        waiter = _AsyncWaiter()
+        try:
+            while True:
+                with self._lock:
+                    if started_ns:
+                        self._putter_woken = False
+                    if self._try_put(seq, item, advance, waiter):
+                        return
+                    started_ns = started_ns or self._put_wait.begin()
+                await waiter.wait()
+                waiter = _AsyncWaiter()
+        finally:
+            self._end_put_wait(started_ns, seq, waiter)
+
+    def _try_put(
+        self, seq: int | None, item: Any, advance: bool, waiter: _Waiter | None = None
+    ) -> bool:
+        """Put if there is room, else enlist ``waiter``. The lock is held."""
+        if self._has_room(seq, advance):
+            if self._closed or self._finished:
+                raise ChannelClosed
+            self._place(seq, item, advance)
+            if self._putters and not self._putter_woken:
+                self._wake_putter()
+            return True
+        if waiter is not None:
+            # Enlist first, look second: a close() in between then either finds the waiter or is
+            # seen here.
+            self._putters.append((seq, waiter))
+        if self._closed or self._finished:
+            raise ChannelClosed
+        return False
+
+    def _has_room(self, seq: int | None, advance: bool) -> bool:
+        waiting = len(self._items)
+        if seq is None:
+            return waiting < self.capacity
+        # Numbers between the turn and `seq` that have not come yet have their room kept, so the
+        # item whose turn it is never finds the channel full of later ones.
+        in_window = seq == self._turn or (advance and seq - self._turn + waiting < self.capacity)
+        return in_window and waiting + len(self._early) < self.capacity
+
+    def _place(self, seq: int | None, item: Any, advance: bool) -> None:
+        if seq is None or seq == self._turn:
+            self._append(item)
+            if seq is not None and advance:
+                self._turn += 1
+                while (
+                    self._early and (item := self._early.pop(self._turn, _NOTHING)) is not _NOTHING
+                ):
+                    self._turn += 1
+                    self._append(item)
+        else:
+            self._early[seq] = item
+            self._peak = max(self._peak, len(self._items) + len(self._early))
+
+    def _append(self, item: Any) -> None:
+        if item is _SKIPPED:
+            return
+        if not self._items:
+            self._empty_ns += perf_counter_ns() - self._empty_since_ns
+            self._empty_since_ns = 0
+        self._items.append(item)
+        self._num_put += 1
+        if len(self._items) > self._peak:
+            self._peak = len(self._items)
+        if self._getters and not self._getter_woken:
+            self._wake_getter()
+
+    # -- getting ---------------------------------------------------------------------------
+
+    def _get_slowly(self, timeout: float | None) -> tuple[int, T]:
+        deadline = None if timeout is None else perf_counter_ns() + int(timeout * 1e9)
+        started_ns = 0
+        waiter = threading.Lock()
+        waiter.acquire()
+        try:
+            while True:
+                with self._lock:
+                    if started_ns:
+                        self._getter_woken = False
+                    if (taken := self._try_get(waiter)) is not None:
+                        return taken
+                    started_ns = started_ns or self._get_wait.begin()
+                if deadline is None:
+                    waiter.acquire()
+                else:
+                    left = (deadline - perf_counter_ns()) / 1e9
+                    if left <= 0 or not waiter.acquire(timeout=left):
+                        raise TimeoutError(f"no item came within {timeout} seconds.")
+        finally:
+            self._end_get_wait(started_ns, waiter)
+
+    def _try_get(self, waiter: _Waiter | None = None) -> tuple[int, T] | None:
+        """Take an item if there is one, else enlist ``waiter``. The lock is held."""
+        if self._closed:
+            raise ChannelClosed
+        if self._items:
+            number = self._num_got
+            self._num_got = number + 1
+            item = self._items.popleft()
+            if not self._items:
+                self._empty_since_ns = perf_counter_ns()
+                if self._finished:
+                    self._end()
+                    self._wake_everyone()
+            elif self._getters and not self._getter_woken:
+                self._wake_getter()
+            if self._putters and not self._putter_woken and len(self._items) <= self._low_water:
+                self._wake_putter()
+            return number, item
+        if self._finished:
+            raise EndOfChannel
+        if waiter is not None:
+            self._getters.append(waiter)
+            if self._closed:
+                raise ChannelClosed
+        return None
+
+    # -- waking ----------------------------------------------------------------------------
+
+    # A deque found empty below is no error: a close() from a finalizer on this very thread may
+    # have woken everyone just before.
+
+    def _wake_getter(self) -> None:
+        try:
+            waiter = self._getters.popleft()
+        except IndexError:
+            return
+        self._getter_woken = True
+        waiter.release()
+
+    def _wake_putter(self) -> None:
+        """Wake the first put that fits; ordered ones are each for a place of their own."""
+        for entry in tuple(self._putters):
+            if self._has_room(entry[0], True):
+                try:
+                    self._putters.remove(entry)
+                except ValueError:
+                    return
+                self._putter_woken = True
+                entry[1].release()
+                return
+
+    def _wake_everyone(self) -> None:
+        while self._getters:
+            self._wake_getter()
+        while self._putters:
+            try:
+                self._putters.popleft()[1].release()
+            except IndexError:
+                return
+
+    # A wait may end by Ctrl-C, a timeout or a cancellation: no later wake-up may be spent on its
+    # waiter, and one that it got already is passed on.
+
+    def _end_put_wait(self, started_ns: int, seq: int | None, waiter: _Waiter) -> None:
+        if started_ns:
+            with self._lock:
+                self._put_wait.end(started_ns)
+                try:
+                    self._putters.remove((seq, waiter))
+                except ValueError:
+                    self._putter_woken = False
+                    if self._putters:
+                        self._wake_putter()
+
+    def _end_get_wait(self, started_ns: int, waiter: _Waiter) -> None:
+        if started_ns:
+            with self._lock:
+                self._get_wait.end(started_ns)
+                try:
+                    self._getters.remove(waiter)
+                except ValueError:
+                    self._getter_woken = False
+                    if self._items and self._getters:
+                        self._wake_getter()
+
+    def _end(self) -> None:
+        """The clock of the statistics stops with the last item."""
+        self._ended_ns = self._ended_ns or perf_counter_ns()
+
+
+class _WaitClock:
+    """Sums the time that threads spent waiting, the waits that are still open included."""
+
+    def __init__(self) -> None:
+        self._closed_ns = 0
+        self._num_closed = 0
+        self._num_open = 0
+        self._open_starts_ns = 0
+        self._histogram = Histogram()
+
+    def begin(self) -> int:
+        now = perf_counter_ns()
+        self._num_open += 1
+        self._open_starts_ns += now
+        return now
+
+    def end(self, started_ns: int) -> None:
+        waited = perf_counter_ns() - started_ns
+        self._num_open -= 1
+        self._open_starts_ns -= started_ns
+        self._closed_ns += waited
+        self._num_closed += 1
+        self._histogram.add(waited)
+
+    def read(self) -> tuple[int, int, tuple[int, ...]]:
+        """Total wait in ns, number of waits still open, histogram of the closed ones."""
+        open_ns = self._num_open * perf_counter_ns() - self._open_starts_ns
+        return self._closed_ns + open_ns, self._num_open, self._histogram.counts()
+
+
+class _AsyncWaiter:
+    """The coroutine's end of a wait: ``release`` comes from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] = self._loop.create_future()
+
+    def release(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._set)
+        except RuntimeError:
+            pass  # the loop ended in between; nobody waits any more
+
+    def _set(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self) -> None:
+        await self._future

@@ -1,0 +1,80 @@
+"""Context managers of either kind, plain or asynchronous, entered by a worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["AnyContext", "LazyRunner", "blocking"]
+
+AnyContext = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
+
+
+class LazyRunner:
+    """An event loop for one thread, made only if an asynchronous context comes by."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._runner is not None:
+            self._runner.close()
+
+    def blocking(self, context: AnyContext) -> AbstractContextManager[Any]:
+        """``context`` as a plain context manager."""
+        if isinstance(context, AbstractContextManager):
+            return context
+        return _Blocking(context, self)
+
+    def run(self, coroutine: Any) -> Any:
+        """Run a coroutine to its end on this thread's loop."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine)
+
+
+def blocking(context: AnyContext) -> AbstractContextManager[Any]:
+    """``context`` as a plain context manager with a loop of its own while it is open."""
+    if isinstance(context, AbstractContextManager):
+        return context
+    return _Blocking(context, None)
+
+
+class _Blocking(AbstractContextManager[Any]):
+    def __init__(
+        self, context: AbstractAsyncContextManager[Any], runner: LazyRunner | None
+    ) -> None:
+        self._context = context
+        self._own = LazyRunner() if runner is None else None
+        self._runner = runner or self._own
+
+    def __enter__(self) -> Any:
+        assert self._runner is not None, "guaranteed by __init__"
+        return self._runner.run(_enter(self._context))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._runner is not None, "guaranteed by __init__"
+        try:
+            swallow: bool | None = self._runner.run(_exit(self._context, kind, error, traceback))
+            return swallow
+        finally:
+            if self._own is not None:
+                self._own.__exit__()
+
+
+async def _enter(context: AbstractAsyncContextManager[Any]) -> Any:
+    return await context.__aenter__()
+
+
+async def _exit(context: AbstractAsyncContextManager[Any], *details: Any) -> bool | None:
+    return await context.__aexit__(*details)

@@ -1,0 +1,119 @@
+"""A stage whose op is asynchronous: one event loop on one thread, `concurrency` coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from time import perf_counter_ns, thread_time_ns
+from typing import Any
+
+from .channel import ChannelClosed, EndOfChannel
+from .definition import OpKind
+from .hooks import TaskCell
+from .worker import Stage
+
+__all__ = ["AsyncStage"]
+
+
+class AsyncStage(Stage):
+    """Stop: running coroutines are cancelled at their next ``await``."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+    _tasks: tuple[asyncio.Task[None], ...] = ()
+
+    def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
+        """The loop's thread."""
+        return [(f"{self.spec.name}-loop", self._run_loop)]
+
+    def request_stop(self) -> None:
+        """Cancel the coroutines. Never blocks."""
+        if self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._cancel)
+            except RuntimeError:
+                pass  # the loop is closed: the stage has ended by itself
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _run_loop(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except (ChannelClosed, asyncio.CancelledError):
+            pass
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            self.leave(workers=self.spec.concurrency)
+
+    async def _main(self) -> None:
+        cell = self.new_cell()
+        self._tasks = tuple(
+            asyncio.create_task(self._work(cell), name=f"{self.spec.name}-{n}")
+            for n in range(self.spec.concurrency)
+        )
+        self._loop = asyncio.get_running_loop()
+        if self.outlet.closed:  # stopped before request_stop() could see the loop
+            self._cancel()
+        try:
+            await asyncio.gather(*self._tasks)
+        except BaseException:
+            self._cancel()
+            raise
+
+    async def _work(self, cell: TaskCell) -> None:
+        while True:
+            try:
+                number, item = await self.inlet.aget_numbered()
+            except EndOfChannel:
+                return
+            # Coroutines share their thread, so CPU time is that of the loop since the last task
+            # ended: right in sum and on average, not for a single task.
+            started_ns = perf_counter_ns()
+            try:
+                result = await self._call(item, cell)
+            except ChannelClosed:
+                raise
+            except Exception as error:
+                cell.add_failure(perf_counter_ns() - started_ns, self._loop_cpu(cell))
+                self.count_failure(error, number, item)
+                result = None
+            else:
+                cell.add(perf_counter_ns() - started_ns, self._loop_cpu(cell))
+                cell.num_dropped += result is None and self.spec.kind is OpKind.ASYNC_FUNCTION
+            await self._emit(number, result)
+
+    def _loop_cpu(self, cell: TaskCell) -> int:
+        return thread_time_ns() - cell.cpu_ns
+
+    async def _call(self, item: Any, cell: TaskCell) -> Any:
+        async with AsyncExitStack() as stack:
+            for hook in self.task_hooks:
+                context = hook.task_hook(item)
+                if isinstance(context, AbstractAsyncContextManager):
+                    await stack.enter_async_context(context)
+                else:
+                    stack.enter_context(context)
+            if self.spec.kind is OpKind.ASYNC_GENERATOR:
+                await self._expand(self.spec.op(item), cell)
+                return None
+            return await self.spec.op(item)
+        raise RuntimeError("a task hook must not swallow the exception of the op.")
+
+    async def _expand(self, outputs: AsyncIterator[Any], cell: TaskCell) -> None:
+        async for output in outputs:
+            if output is None:
+                cell.num_dropped += 1
+            else:
+                await self.outlet.aput(output)
+
+    async def _emit(self, number: int, result: Any) -> None:
+        if result is None:
+            if self.ordered:
+                await self.outlet.askip(number)
+        elif self.ordered:
+            await self.outlet.aput_at(number, result)
+        else:
+            await self.outlet.aput(result)

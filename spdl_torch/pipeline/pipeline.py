@@ -1,0 +1,114 @@
+"""The object a user holds: starts, iterates and stops one run."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+from ..errors import PipelineStopped
+from .definition import MaxFailures, PipelineSpec, check_max_failures
+from .hooks import HookFactory, StatsQueue
+from .run import Run, RunState
+from .stats import PipelineStats
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """Runs a pipeline definition once, on threads of this process.
+
+    ``break``, an exception in the loop body and Ctrl-C: leaving ``auto_stop()``, calling
+    ``stop()`` or dropping the object ends every thread. A running op is not interrupted: it
+    finishes, then its thread ends; ``stop()`` waits for that. A source that is blocked in its own
+    ``next()`` is not waited for. None of this keeps the interpreter from exiting.
+
+    One thread at a time may take items.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        *,
+        num_threads: int | None = None,
+        max_failures: MaxFailures | None = None,
+        report_stats_interval: float | None = None,
+        queue_class: Callable[..., StatsQueue] | None = None,
+        task_hook_factory: HookFactory | None = None,
+    ) -> None:
+        check_max_failures(max_failures, "build")
+        self._run = Run(
+            spec,
+            num_threads=num_threads,
+            max_failures=max_failures,
+            report_stats_interval=report_stats_interval,
+            queue_class=queue_class,
+            task_hook_factory=task_hook_factory,
+        )
+        # The run knows nothing of this object, so its threads do not keep it alive.
+        self._finalizer = weakref.finalize(self, self._run.request_stop)
+        self._finalizer.atexit = False  # the thread group stops the run at exit, and joins it
+
+    def start(self) -> None:
+        """Start the threads now instead of at the first item.
+
+        Raises: PipelineStopped: the pipeline was started or stopped before.
+        """
+        self._run.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End every thread and wait for it; idempotent. Returns within 50 ms when no op runs, no
+        later than the running op otherwise.
+
+        Raises: TimeoutError: an op still runs after ``timeout`` seconds.
+        """
+        self._run.stop(timeout)
+
+    @contextmanager
+    def auto_stop(self, timeout: float | None = None) -> Iterator[Self]:
+        """Start on entry, ``stop(timeout)`` on exit, however the block ends."""
+        if self._run.state is RunState.NEW:
+            self._run.start()
+        try:
+            yield self
+        finally:
+            self._run.stop(timeout)
+
+    def get_item(self, timeout: float | None = None) -> Any:
+        """The next item; waits at most ``timeout`` seconds, None = as long as it takes.
+
+        Raises: EOFError: the data has ended; TimeoutError: nothing came yet, call again;
+            PipelineFailure: too many items failed or the source raised; PipelineStopped.
+        """
+        return self._run.get(timeout)
+
+    def get_iterator(self, timeout: float | None = None) -> Iterator[Any]:
+        """Iterate over the remaining items; ``timeout`` and errors as for ``get_item``.
+
+        Raises: PipelineStopped: the pipeline has run to its end or was stopped.
+        """
+        if self._run.state in (RunState.STOPPING, RunState.CLOSED):
+            raise PipelineStopped(
+                f"this pipeline is {self._run.state.value} and runs only once. Build another one "
+                "for another pass."
+            )
+        return self._items(timeout)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.get_iterator()
+
+    def _items(self, timeout: float | None) -> Iterator[Any]:
+        while True:
+            try:
+                item = self._run.get(timeout)
+            except EOFError:
+                return
+            yield item
+
+    def stats(self) -> PipelineStats:
+        """Figures of every stage since the start, waits that are still open included."""
+        return self._run.stats()
+
+    def __repr__(self) -> str:
+        return self._run.describe()

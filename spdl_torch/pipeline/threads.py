@@ -1,0 +1,77 @@
+"""Threads that never keep the interpreter from exiting, and are never left behind by it.
+
+A daemon thread that is inside a C++ library when the interpreter finalises aborts the process
+(``terminate called without an active exception``); a non-daemon one that is blocked keeps the
+process alive for ever. So threads are daemons, and at exit every live group is asked to stop and
+joined for a bounded time before finalisation begins.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable
+from time import monotonic
+
+__all__ = ["ThreadGroup"]
+
+_EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op is then left
+
+_live: weakref.WeakSet[ThreadGroup] = weakref.WeakSet()
+_hook_lock = threading.Lock()
+_hook_installed = False
+
+
+class ThreadGroup:
+    """The threads of one run. ``request_stop`` must wake them all and must not block."""
+
+    def __init__(self, request_stop: Callable[[], None]) -> None:
+        self._request_stop = request_stop
+        self._threads: list[threading.Thread] = []
+        _install_exit_hook()
+        _live.add(self)
+
+    def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        """Start a thread named ``spdl-<name>``."""
+        thread = threading.Thread(target=target, name=f"spdl-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def join(
+        self, timeout: float | None = None, *, without: threading.Thread | None = None
+    ) -> bool:
+        """Wait for every thread but ``without`` and the caller's own; False if time ran out."""
+        deadline = None if timeout is None else monotonic() + timeout
+        for thread in self._threads:
+            if thread is without or thread is threading.current_thread():
+                continue
+            thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
+        return not self.alive(without=without)
+
+    def alive(self, *, without: threading.Thread | None = None) -> list[str]:
+        """Names of the threads that still run."""
+        me = threading.current_thread()
+        return [t.name for t in self._threads if t.is_alive() and t is not without and t is not me]
+
+
+def _install_exit_hook() -> None:
+    global _hook_installed
+    with _hook_lock:
+        if _hook_installed:
+            return
+        # Unlike atexit's functions it runs before the interpreter joins other threads (3.9+,
+        # private; concurrent.futures uses it for the same reason).
+        register = getattr(threading, "_register_atexit", atexit.register)
+        register(_stop_all)
+        _hook_installed = True
+
+
+def _stop_all() -> None:
+    groups = list(_live)
+    for group in groups:
+        group._request_stop()
+    deadline = monotonic() + _EXIT_JOIN_SECONDS
+    for group in groups:
+        group.join(max(0.0, deadline - monotonic()))
