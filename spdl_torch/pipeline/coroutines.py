@@ -21,6 +21,7 @@ class AsyncStage(Stage):
 
     _loop: asyncio.AbstractEventLoop | None = None
     _tasks: tuple[asyncio.Task[None], ...] = ()
+    _cancelled = False
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
         """The loop's thread."""
@@ -35,6 +36,7 @@ class AsyncStage(Stage):
                 pass  # the loop is closed: the stage has ended by itself
 
     def _cancel(self) -> None:
+        self._cancelled = True
         for task in self._tasks:
             task.cancel()
 
@@ -42,7 +44,7 @@ class AsyncStage(Stage):
         try:
             asyncio.run(self._main())
         except (ChannelClosed, asyncio.CancelledError):
-            pass
+            self.cut_short = True
         except BaseException as error:
             self.fail(error)
         finally:
@@ -76,9 +78,11 @@ class AsyncStage(Stage):
                 result = await self._call(item, cell)
             except ChannelClosed:
                 raise
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if self._cancelled:  # by the stop of the run; else the op awaited something dead
+                    raise
                 cell.add_failure(perf_counter_ns() - started_ns, self._loop_cpu(cell))
-                self.count_failure(error, number, item)
+                self.count_failure(_as_exception(error), number, item)
                 result = None
             else:
                 cell.add(perf_counter_ns() - started_ns, self._loop_cpu(cell))
@@ -117,3 +121,12 @@ class AsyncStage(Stage):
             await self.outlet.aput_at(number, result)
         else:
             await self.outlet.aput(result)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """An exception group cannot hold a ``CancelledError``."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError("the op awaited something that was cancelled")
+    wrapped.__cause__ = error
+    return wrapped

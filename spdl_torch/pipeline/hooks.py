@@ -107,8 +107,12 @@ class TaskStatsHook(TaskHook):
     def new_cell(self) -> TaskCell:
         """A place to count for one thread; no two threads share one, so none needs a lock."""
         cell = TaskCell()
-        self._cells.append(cell)
+        self.share(cell)
         return cell
+
+    def share(self, cell: TaskCell) -> None:
+        """Count what is written into ``cell``, too; several recorders may share one."""
+        self._cells.append(cell)
 
     def counters(self) -> TaskCounters:
         """Everything counted so far, over all threads."""
@@ -162,13 +166,13 @@ class TaskCell:
         self.cpu_ns = 0
         self.histogram = Histogram()
 
-    def add(self, wall_ns: int, cpu_ns: int) -> None:
-        """Count a task that succeeded."""
-        self.num_tasks += 1
+    def add(self, wall_ns: int, cpu_ns: int, tasks: int = 1) -> None:
+        """Count a task that succeeded, or several that were timed together."""
+        self.num_tasks += tasks
         self.busy_ns += wall_ns
         self.success_ns += wall_ns
         self.cpu_ns += cpu_ns
-        self.histogram._counts[bucket_of(wall_ns)] += 1
+        self.histogram._counts[bucket_of(wall_ns // tasks)] += tasks
 
     def add_failure(self, wall_ns: int, cpu_ns: int) -> None:
         """Count a task that raised."""

@@ -262,7 +262,12 @@ class Run:
     def stats(self) -> PipelineStats:
         """Figures since the start; waits that are still open are counted."""
         elapsed_ns = perf_counter_ns() - self._started_ns if self._started_ns else 0
-        return PipelineStats(elapsed_ns / 1e9, tuple(map(_stage_stats, self._stages)))
+        wait_ns = self._sink_queue.counters().get_wait[0]
+        return PipelineStats(
+            elapsed=elapsed_ns / 1e9,
+            consumer_wait_ratio=min(1.0, wait_ns / max(1, elapsed_ns)),
+            stages=tuple(map(_stage_stats, self._stages)),
+        )
 
     def check_balance(self) -> None:
         """Assert, on a closed run, that every item is accounted for at every 1:1 stage."""
@@ -272,7 +277,8 @@ class Run:
                 delivered = stage.outlet.counters().num_put
                 dropped, failed = stage.num_dropped, stage.num_failures
                 lost = taken - delivered - dropped - failed
-                discarding = 0 if not stage.outlet.closed else stage.spec.concurrency
+                cut_short = stage.cut_short or stage.outlet.closed
+                discarding = stage.spec.concurrency if cut_short else 0
                 assert 0 <= lost <= discarding, f"{taken=} {delivered=} {dropped=} {failed=}"
 
     def describe(self) -> str:

@@ -266,5 +266,7 @@ class PipelineStats:
     """A reading of a whole run, in the order of the stages."""
 
     elapsed: float
-    """Seconds since the run started."""
+    """Seconds since the run (for a loader: the epoch) started."""
+    consumer_wait_ratio: float
+    """Share of that time in which the consumer waited for an item."""
     stages: tuple[StageStats, ...]

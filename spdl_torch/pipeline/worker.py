@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import ExitStack
 from time import perf_counter_ns, thread_time_ns
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from .channel import Channel, ChannelClosed, EndOfChannel
 from .contexts import LazyRunner, blocking
@@ -58,9 +58,9 @@ class Stage:
         self.outlet = outlet
         self.hooks = hooks
         self.ordered = spec.output_order == "input" and spec.concurrency > 1
-        # Hooks nobody wrote are not entered: a recorder whose task_hook is not overridden has its
+        # Hooks nobody wrote are not entered: recorders whose task_hook is not overridden have their
         # cells written directly by the workers.
-        self.recorder = next((h for h in hooks if _is_plain_recorder(h)), None)
+        self._recorders = [h for h in hooks if _is_plain_recorder(h)]
         self.task_hooks = [h for h in hooks if not _is_plain_recorder(h)]
         self._cells: list[TaskCell] = []
         self._gate = gate if spec.executor is None else None
@@ -68,6 +68,7 @@ class Stage:
         self._owner = owner
         self._lock = threading.Lock()
         self._workers_left = spec.concurrency
+        self.cut_short = False
         self._stage_hooks = ExitStack()
         self._submitted: set[Future[Measured]] = set()
 
@@ -108,7 +109,9 @@ class Stage:
 
     def new_cell(self) -> TaskCell:
         """A place to count for one thread."""
-        cell = self.recorder.new_cell() if self.recorder else TaskCell()
+        cell = TaskCell()
+        for recorder in self._recorders:
+            recorder.share(cell)
         self._cells.append(cell)
         return cell
 
@@ -120,6 +123,7 @@ class Stage:
 
     def fail(self, error: BaseException) -> None:
         """The stage itself broke (an executor died, a hook raised, SystemExit): end the run."""
+        self.cut_short = True
         if not isinstance(error, Exception):
             cause, error = error, RuntimeError(f"{type(error).__name__} in a worker thread")
             error.__cause__ = cause
@@ -142,6 +146,8 @@ class Stage:
             for hook in self.hooks:
                 if isinstance(hook, TaskStatsHook):
                     hook.end()
+            if self.cut_short:  # nobody takes any more: the stages before must not wait for room
+                self.inlet.close()
             self.outlet.finish()
 
     # -- threads -----------------------------------------------------------------------------
@@ -153,7 +159,7 @@ class Stage:
             with LazyRunner() as runner:
                 loop(self.new_cell(), self._with_hooks(self._measured_op(), runner))
         except (ChannelClosed, CancelledError):
-            pass
+            self.cut_short = True
         except BaseException as error:
             self.fail(error)
         finally:
@@ -174,11 +180,12 @@ class Stage:
             started_ns = perf_counter_ns()
             try:
                 result, wall_ns, cpu_ns = call(item)
-            except (ChannelClosed, CancelledError):
-                raise
-            except Exception as error:
+            except BaseException as error:
+                if self._ends_worker(error):
+                    self._emit_nothing(number)  # those behind it in the order must not wait
+                    raise
+                assert isinstance(error, Exception), "guaranteed by _ends_worker"
                 cell.add_failure(perf_counter_ns() - started_ns, 0)
-                self._raise_if_broken(error)
                 self.count_failure(error, number, item)
                 self._emit_nothing(number)
                 continue
@@ -215,9 +222,11 @@ class Stage:
                         self.outlet.put_at(number, output, last=False)
                     else:
                         self.outlet.put(output)
-            except ChannelClosed:
-                raise
-            except Exception as error:
+            except BaseException as error:
+                if self._ends_worker(error):
+                    self._emit_nothing(number)
+                    raise
+                assert isinstance(error, Exception), "guaranteed by _ends_worker"
                 cell.add_failure(wall_ns, cpu_ns)
                 self.count_failure(error, number, item)
             else:
@@ -317,16 +326,19 @@ class Stage:
         finally:
             self._submitted.discard(future)
 
-    def _raise_if_broken(self, error: Exception) -> None:
-        """A dead executor fails every item: that is the stage's end, not the item's fault."""
+    def _ends_worker(self, error: BaseException) -> bool:
+        """Whether ``error`` is not the item's own fault: the stop of the run, SystemExit, or a
+        dead executor, which would fail every item."""
+        if isinstance(error, ChannelClosed | CancelledError):
+            return self.outlet.closed  # else the op raised it, e.g. for a future of its own
         executor = self.spec.executor
-        if executor is not None and (
-            getattr(executor, "_broken", False) or getattr(executor, "_shutdown", False)
-        ):
-            raise error
+        return not isinstance(error, Exception) or (
+            executor is not None
+            and bool(getattr(executor, "_broken", False) or getattr(executor, "_shutdown", False))
+        )
 
 
-def _is_plain_recorder(hook: TaskHook) -> bool:
+def _is_plain_recorder(hook: TaskHook) -> TypeGuard[TaskStatsHook]:
     return isinstance(hook, TaskStatsHook) and type(hook).task_hook is TaskStatsHook.task_hook
 
 

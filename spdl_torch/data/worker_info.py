@@ -1,0 +1,127 @@
+"""What makes a thread look like one of torch's worker processes to the user's code.
+
+torch keeps ``get_worker_info()``'s answer in a module global, one for the whole process. Users
+import the function early (``from torch.utils.data import get_worker_info``), so replacing the
+name would miss them; its code is replaced instead, once, when the first worker thread starts.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data._utils import worker as torch_worker
+
+__all__ = ["acting_as_worker", "own_copy", "rebound"]
+
+_install_lock = threading.Lock()
+_of_thread = threading.local()
+
+
+@contextmanager
+def acting_as_worker(number: int, num_workers: int, base_seed: int, dataset: Any) -> Iterator[None]:
+    """On this thread, and on no other, ``get_worker_info()`` describes worker ``number``."""
+    _install()
+    _of_thread.info = _make_info(number, num_workers, base_seed, dataset)
+    try:
+        yield
+    finally:
+        del _of_thread.info
+
+
+def own_copy(dataset: Any) -> Any:
+    """A worker's own view of the dataset: what a forked process would have, without the memory.
+
+    The dataset object, and every dataset inside it, is copied shallowly: attributes that user
+    code sets in a worker (a lazily opened file, a shard chosen in ``worker_init_fn``) stay in
+    that worker, while lists of samples are shared. Transforms are copied deeply, because many
+    keep state; one that cannot be copied is shared.
+    """
+    return _copy_dataset(dataset, {})
+
+
+def rebound(function: Callable[..., Any], dataset: Any, own: Any) -> Callable[..., Any]:
+    """A bound method of the dataset becomes the same method of the worker's copy."""
+    if isinstance(function, types.MethodType) and function.__self__ is dataset:
+        return types.MethodType(function.__func__, own)
+    return function
+
+
+_TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvision's convention
+
+
+def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
+    if id(dataset) in memo:
+        return memo[id(dataset)]
+    if not isinstance(dataset, Dataset) and (
+        not hasattr(dataset, "__dict__") or isinstance(dataset, list | dict | tuple | np.ndarray)
+    ):
+        return dataset  # a plain container: nothing that a worker would set, much to copy
+    try:
+        own = copy.copy(dataset)
+    except Exception:
+        return dataset  # not copyable: shared, as documented
+    memo[id(dataset)] = own
+    for name, value in vars(own).items() if hasattr(own, "__dict__") else ():
+        if name in _TRANSFORM_NAMES:
+            own.__dict__[name] = _deep_copy_or_share(value, memo)
+        elif isinstance(value, Dataset):
+            own.__dict__[name] = _copy_dataset(value, memo)
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], Dataset):
+            own.__dict__[name] = type(value)(_copy_dataset(v, memo) for v in value)
+    return own
+
+
+def _deep_copy_or_share(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:
+        return value
+
+
+def _make_info(number: int, num_workers: int, base_seed: int, dataset: Any) -> Any:
+    seed = base_seed + number
+    details: dict[str, Any] = {
+        "id": number,
+        "num_workers": num_workers,
+        "seed": seed,
+        "dataset": dataset,
+    }
+    known = {field.name for field in fields(torch_worker.WorkerInfo)}
+    if "worker_method" in known:  # torch 2.15 and later
+        details["worker_method"] = "thread"
+    if "rng" in known:
+        details["rng"] = torch_worker._RNG(
+            random.Random(seed),
+            torch.Generator().manual_seed(seed),
+            np.random.default_rng([number, seed]),
+        )
+    return torch_worker.WorkerInfo(**details)
+
+
+def _get_worker_info() -> Any:
+    # Runs in torch's module: these globals are put there by _install(). torch's collate would
+    # put every batch into shared memory when it finds itself in a worker; a thread needs none.
+    info = getattr(_spdl_torch_of_thread, "info", None)  # type: ignore[name-defined]
+    if info is None:
+        return _worker_info  # type: ignore[name-defined]
+    caller = _spdl_torch_sys._getframe(1).f_globals.get("__name__")  # type: ignore[name-defined]
+    return None if caller == "torch.utils.data._utils.collate" else info
+
+
+def _install() -> None:
+    with _install_lock:
+        if not hasattr(torch_worker, "_spdl_torch_of_thread"):
+            torch_worker._spdl_torch_of_thread = _of_thread  # type: ignore[attr-defined]
+            torch_worker._spdl_torch_sys = sys  # type: ignore[attr-defined]
+            torch_worker.get_worker_info.__code__ = _get_worker_info.__code__

@@ -1,0 +1,395 @@
+"""The loader's worker threads: they take jobs, make batches and hand them over.
+
+A *job* is the work of one batch. For a map-style dataset without ``__getitems__`` all threads
+work on the same job, a sample each, so that the first batch comes as many times sooner as there
+are threads; the last one to finish collates. Handing a sample to a thread is one step of an
+atomic counter, not a queue operation.
+
+Nothing here refers to the iterator that the trainer holds, so that dropping it ends the threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from ..errors import PipelineStopped
+from ..pipeline.channel import Channel, ChannelClosed
+from ..pipeline.hooks import StageInfo, TaskStatsHook
+from ..pipeline.stats import PipelineStats, StageStats, TaskCounters, queue_stats, task_stats
+from ..pipeline.threads import ThreadGroup
+from .fetch import BatchMaker, EndOfIterable, takes_batches
+from .worker_info import acting_as_worker, own_copy, rebound
+
+__all__ = ["Exhausted", "Failed", "LoadSpec", "Loaded", "Result", "WorkerPool"]
+
+# Below this time for a whole batch, waking other threads costs more than they gain (a wake-up
+# takes 10 to 50 µs, measured), so one thread makes the batch alone.
+_SHARE_ABOVE_NS = 1_000_000
+
+_JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
+
+_MAX_EPOCHS_WAITING = 1_000  # resets of a persistent loader before its workers look again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadSpec:
+    """What the workers need to know of the loader, as it was when iteration began."""
+
+    dataset: Any
+    iterable: bool
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    num_workers: int
+    max_outstanding: int
+    """Jobs given out and not yet received: ``prefetch_factor * num_workers``."""
+    in_order: bool
+    base_seed: int
+    worker_init_fn: Callable[[int], None] | None
+    stats: bool
+    finalize: Callable[[Any], Any] | None
+    """Applied to every batch by the thread that made it (pinning); None = nothing to do."""
+    device_index: int | None
+    """The accelerator that is current on the trainer's thread; None = none is in use."""
+
+    @property
+    def shares_jobs(self) -> bool:
+        """Whether several threads can work on one batch."""
+        return self.auto_collation and not self.iterable and not takes_batches(self.dataset)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A batch."""
+
+    number: int
+    batch: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What came instead of a batch: the user's own exception."""
+
+    number: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """This worker's iterable has ended."""
+
+    number: int
+
+
+Result = Loaded | Failed | Exhausted
+
+
+class _Job:
+    """One batch to make; if shared, also which of its samples are taken, done or failed."""
+
+    __slots__ = ("_done", "_next", "errors", "index", "number", "samples", "shared")
+
+    def __init__(self, number: int, index: Any, *, shared: bool) -> None:
+        self.number = number
+        self.index = index
+        self.shared = shared
+        self.samples: list[Any] = [None] * len(index) if shared else []
+        self.errors: dict[int, Exception] = {}
+        self._next = itertools.count()  # a step is one C call, so it is atomic
+        self._done = itertools.count(1)
+
+    def take(self) -> int | None:
+        """The position of a sample that nobody has taken yet."""
+        position = next(self._next)
+        return position if position < len(self.index) else None
+
+    def finish_one(self) -> bool:
+        """Count a sample as done; True for the last one."""
+        return next(self._done) == len(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """The queues of one pass. Another pass gets new ones, so nothing stale can reach it."""
+
+    jobs: tuple[Channel[_Job], ...]
+    """One for all workers, or one each where every worker has an iterable of its own."""
+    results: Channel[Result]
+    in_order: bool
+    fetch_before: TaskCounters
+    collate_before: TaskCounters
+
+    def jobs_of(self, worker: int) -> Channel[_Job]:
+        return self.jobs[worker % len(self.jobs)]
+
+    def deliver(self, result: Result) -> None:
+        """Never blocks: the outstanding jobs are bounded by the room."""
+        if self.in_order:
+            self.results.put_at(result.number, result)
+        else:
+            self.results.put(result)
+
+    def close(self) -> None:
+        for channel in (*self.jobs, self.results):
+            channel.close()
+
+
+class WorkerPool:
+    """The threads of one iterator and the epoch that they work on.
+
+    ``break``, an exception and Ctrl-C reach it as ``request_stop``: every wait ends at once; a
+    sample that is being fetched is finished, then its thread ends. Only the interpreter's exit
+    waits for that, for a bounded time.
+    """
+
+    def __init__(self, spec: LoadSpec) -> None:
+        self._spec = spec
+        self._pid = os.getpid()
+        self._threads = ThreadGroup(self.request_stop)
+        self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
+        self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
+        self._sample_ns = 0.0  # of the last batch; the workers write, the trainer's thread reads
+        self._epochs = tuple(Channel[_Epoch](_MAX_EPOCHS_WAITING) for _ in range(spec.num_workers))
+        self._last_stats = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
+        self._epoch: _Epoch | None = self._begin_epoch()
+        self._start_threads()
+
+    # -- the trainer's thread ------------------------------------------------------------------
+
+    def submit(self, number: int, index: Any, worker: int) -> None:
+        """Give out a job: to ``worker``, or to whoever is free where all share one queue."""
+        epoch, hands = self._running(), self._hands_for(index)
+        job = _Job(number, index, shared=hands > 1)
+        for _ in range(hands):
+            epoch.jobs_of(worker).put(job)
+
+    def get(self, timeout: float | None) -> Result:
+        """The next result, in order if the spec says so. Raises: TimeoutError."""
+        return self._running().results.get(timeout)
+
+    def restart(self) -> None:
+        """Begin another epoch on the same threads; what is outstanding is dropped."""
+        self._running().close()
+        self._epoch = self._begin_epoch()
+
+    def request_stop(self) -> None:
+        """End every wait and with it the threads. Never blocks; safe in a finalizer."""
+        if not self.in_this_process:
+            return  # a forked child has no threads to stop, and perhaps locks that nobody holds
+        epoch, self._last_stats = self._epoch, self.stats()
+        if epoch is not None:
+            epoch.close()
+        self._epoch = None  # batches that nobody will take are freed, whoever keeps the pool
+        for channel in self._epochs:
+            channel.close()
+
+    def stop(self) -> None:
+        """``request_stop`` and wait for the threads, which have nothing left to do."""
+        self.request_stop()
+        self._threads.join(_JOIN_SECONDS)
+
+    def _running(self) -> _Epoch:
+        if self._epoch is None or not self.in_this_process:
+            raise PipelineStopped(
+                "DataLoader: the worker threads of this iterator have ended"
+                + ("." if self.in_this_process else "; they did not follow into a forked process.")
+                + " Call iter(loader) for new ones."
+            )
+        return self._epoch
+
+    @property
+    def in_this_process(self) -> bool:
+        """False in a forked child: the threads stayed in the parent."""
+        return os.getpid() == self._pid
+
+    def stats(self) -> PipelineStats:
+        """Figures of the fetch and collate stages and of the trainer's wait, in this epoch."""
+        epoch = self._epoch
+        if epoch is None:
+            return self._last_stats
+        fetch = self._fetch_stats.counters().since(epoch.fetch_before)
+        collate = self._collate_stats.counters().since(epoch.collate_before)
+        results = epoch.results.counters()
+        wait_in_ns = sum(channel.counters().get_wait[0] for channel in epoch.jobs)
+        thread_ns = max(1, fetch.elapsed_ns * self._spec.num_workers)
+        stages = (
+            StageStats(
+                name=name,
+                concurrency=self._spec.num_workers,
+                tasks=task_stats(tasks),
+                queue=queue_stats(results),
+                num_dropped=0,
+                busy_ratio=min(1.0, tasks.busy_ns / thread_ns),
+                wait_in_ratio=min(1.0, wait_in_ns / thread_ns),
+                wait_out_ratio=0.0,
+            )
+            for name, tasks in (("fetch", fetch), ("collate", collate))
+        )
+        return PipelineStats(
+            elapsed=fetch.elapsed_ns / 1e9,
+            consumer_wait_ratio=min(1.0, results.get_wait[0] / max(1, results.elapsed_ns)),
+            stages=tuple(stages),
+        )
+
+    def _hands_for(self, index: Any) -> int:
+        """How many workers shall work on a batch: all, or one if it is too small to share."""
+        if not self._spec.shares_jobs or not isinstance(index, list | tuple):
+            return 1
+        if 0 < self._sample_ns * len(index) < _SHARE_ABOVE_NS:
+            return 1
+        return max(1, min(self._spec.num_workers, len(index)))
+
+    def _begin_epoch(self) -> _Epoch:
+        spec = self._spec
+        epoch = _Epoch(
+            # A job stands in its queue once for every worker that is to help with it.
+            tuple(
+                Channel[_Job](spec.max_outstanding * spec.num_workers)
+                for _ in range(spec.num_workers if spec.iterable else 1)
+            ),
+            Channel[Result](spec.max_outstanding),
+            spec.in_order,
+            self._fetch_stats.counters(),
+            self._collate_stats.counters(),
+        )
+        for channel in self._epochs:
+            channel.put(epoch)
+        return epoch
+
+    def _start_threads(self) -> None:
+        # set_num_threads(1) in a worker also changes what later threads start with, and the
+        # trainer's own setting if that was never used: read it first, put it back at the end.
+        intra_op = torch.get_num_threads()
+        ready = threading.Semaphore(0)
+        for number in range(self._spec.num_workers):
+            self._threads.spawn(f"loader-{number}", partial(self._run_worker, number, ready))
+        for _ in range(self._spec.num_workers):
+            ready.acquire()
+        torch.set_num_threads(intra_op)
+
+    # -- the worker threads --------------------------------------------------------------------
+
+    def _run_worker(self, number: int, ready: threading.Semaphore) -> None:
+        spec = self._spec
+        torch.set_num_threads(1)
+        ready.release()
+        if spec.device_index is not None:
+            torch.accelerator.set_device_index(spec.device_index)
+        dataset = own_copy(spec.dataset)
+        make_batches = partial(
+            BatchMaker,
+            dataset,
+            rebound(spec.collate_fn, spec.dataset, dataset),
+            iterable=spec.iterable,
+            auto_collation=spec.auto_collation,
+            drop_last=spec.drop_last,
+            fetch_cell=self._fetch_stats.new_cell() if spec.stats else None,
+            collate_cell=self._collate_stats.new_cell() if spec.stats else None,
+        )
+        with acting_as_worker(number, spec.num_workers, spec.base_seed, dataset):
+            init_error = self._init_worker(number, dataset)
+            while True:
+                try:
+                    epoch = self._epochs[number].get()
+                    self._work(number, epoch, make_batches, init_error)
+                except ChannelClosed:
+                    if self._epochs[number].closed:
+                        return
+
+    def _init_worker(self, number: int, dataset: Any) -> Exception | None:
+        if self._spec.worker_init_fn is not None:
+            try:
+                rebound(self._spec.worker_init_fn, self._spec.dataset, dataset)(number)
+            except Exception as error:
+                error.add_note(f"in worker_init_fn({number})")
+                return error
+        return None
+
+    def _work(
+        self,
+        number: int,
+        epoch: _Epoch,
+        make_batches: Callable[[], BatchMaker],
+        init_error: Exception | None,
+    ) -> None:
+        """One epoch; ends by ChannelClosed. An error in setting up comes in place of batches."""
+        maker: BatchMaker | _Broken
+        try:
+            maker = make_batches() if init_error is None else _Broken(init_error)
+        except Exception as error:
+            maker = _Broken(error)
+        while True:
+            job = epoch.jobs_of(number).get()
+            result = (
+                self._help(number, maker, job) if job.shared else self._make(number, maker, job)
+            )
+            if result is not None:
+                epoch.deliver(result)
+            del job, result  # or the last batch would stay alive while this thread waits
+
+    def _make(self, number: int, maker: BatchMaker | _Broken, job: _Job) -> Result:
+        started_ns = perf_counter_ns()
+        try:
+            batch = maker.make(job.index)
+            if self._spec.shares_jobs:
+                self._sample_ns = (perf_counter_ns() - started_ns) / max(1, len(job.index))
+            return Loaded(job.number, self._finalize(batch))
+        except EndOfIterable:
+            return Exhausted(job.number)
+        except Exception as error:
+            _note_worker(error, number)
+            return Failed(job.number, error)
+
+    def _help(self, number: int, maker: BatchMaker | _Broken, job: _Job) -> Result | None:
+        """Take samples of a shared job until none is left; the result if this was the last."""
+        last, taken, started_ns = False, 0, perf_counter_ns()
+        while (position := job.take()) is not None:
+            if not job.errors:  # torch fetches nothing of a batch behind its first error
+                try:
+                    job.samples[position] = maker.sample(job.index[position])
+                except Exception as error:
+                    _note_worker(error, number)
+                    job.errors[position] = error
+            taken += 1
+            last = job.finish_one()
+        if taken:
+            self._sample_ns = (perf_counter_ns() - started_ns) / taken
+        if not last:
+            return None
+        if job.errors:
+            return Failed(job.number, job.errors[min(job.errors)])
+        try:
+            return Loaded(job.number, self._finalize(maker.collate(job.samples)))
+        except Exception as error:
+            _note_worker(error, number)
+            return Failed(job.number, error)
+
+    def _finalize(self, batch: Any) -> Any:
+        return batch if self._spec.finalize is None else self._spec.finalize(batch)
+
+
+class _Broken:
+    """Stands for a BatchMaker that could not be made."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def make(self, _: Any) -> Any:
+        raise self._error
+
+    sample = collate = make
+
+
+def _note_worker(error: Exception, number: int) -> None:
+    note = f"in DataLoader worker thread {number} ({threading.current_thread().name})"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
