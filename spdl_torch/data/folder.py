@@ -1,0 +1,159 @@
+"""An image folder whose standard recipes run a whole batch in one call, without the GIL."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torchvision.datasets  # type: ignore[import-untyped]
+
+from spdl_torch.io._decode import decode_image, to_pil
+from spdl_torch.io._images import image_loader, load_planned
+from spdl_torch.io._kernel import is_compiled
+from spdl_torch.io._recipe import Recipe, recognise
+
+if TYPE_CHECKING:
+    import os
+    from contextlib import AbstractContextManager
+
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from spdl_torch.io._kernel import Plan
+
+__all__ = ["CollatedSamples", "ImageFolder"]
+
+SampleContext = Callable[[int], "AbstractContextManager[object]"]
+
+
+class CollatedSamples(list[tuple[Any, Any]]):
+    """The samples of a batch, with the batch they are views of.
+
+    An ordinary list for every collate function; ``default_collate`` can be skipped where
+    ``collated`` is there.
+    """
+
+    collated: tuple[Tensor, Tensor] | None = None
+    """What ``default_collate`` would make of the list: images (N, 3, H, W) and targets (int64,
+    shape (N,)). None: it has to be called."""
+
+
+def load_pil_image(path: str | os.PathLike[str]) -> Image:
+    """Decode an image file for transforms that take Pillow images.
+
+    Raises: as :func:`spdl_torch.io.decode_image`.
+    """
+    return to_pil(decode_image(path))
+
+
+class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
+    """``torchvision.datasets.ImageFolder`` with faster images: same arguments, same samples.
+
+    The beginning of the transform runs in one call a batch, without the GIL, when it is
+    ``RandomResizedCrop`` or ``Resize`` + ``CenterCrop`` or ``Resize((h, w))``, each bilinear, then
+    perhaps ``RandomHorizontalFlip`` (of ``torchvision.transforms`` or its ``v2``). What follows
+    runs on the whole batch too as far as it is ``ToTensor``, ``PILToTensor``, ``ToImage``,
+    ``ToDtype``, ``ConvertImageDtype`` or ``Normalize``; the rest runs sample by sample, on what it
+    has always been given (before ``ToTensor`` and the like, a Pillow image).
+
+    Any other transform gets the Pillow image of each file, or with ``loader=image_loader`` the
+    uint8 tensor (3, H, W). With any other ``loader`` this class does what torchvision's does.
+
+    Random numbers are drawn as torchvision draws them: ``dataset[i]`` with the same random state
+    has the same crop and flip, and pixels within one level (of 255) of Pillow's.
+
+    Raises (on access): DecodeError: a file cannot be decoded; OSError: it cannot be read.
+    """
+
+    sample_context: SampleContext | None = None
+    """Set by a loader that gives every sample a random stream of its own.
+
+    ``__getitems__`` enters ``sample_context(k)`` around everything random that it does for the
+    k-th of its indices. It may enter it twice for one sample, crop and flip of all samples first,
+    then the rest: the second time has to continue the stream where the first one left it.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Callable[..., Any] | None = None,
+        target_transform: Callable[..., Any] | None = None,
+        loader: Callable[[str], Any] = load_pil_image,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,
+    ) -> None:
+        super().__init__(
+            root,
+            transform=transform,
+            target_transform=target_transform,
+            loader=loader,
+            is_valid_file=is_valid_file,
+            allow_empty=allow_empty,
+        )
+        is_compiled()  # compile the kernel now: it would be 7 ms of the first batch
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Load one sample: what the transform returns, and the target."""
+        recipe = self._recipe()
+        if recipe is None:
+            return super().__getitem__(index)  # type: ignore[no-any-return]
+        return self._load([index], recipe, None)[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> CollatedSamples:
+        """Load many samples; equal to ``[self[i] for i in indices]``, and one call if possible."""
+        # A subclass that adds to __getitem__ (the path, say) must see every sample pass there.
+        overridden = type(self).__getitem__ is not ImageFolder.__getitem__
+        recipe = None if overridden else self._recipe()
+        if recipe is None or len(indices) == 0 or not self._may_batch(recipe):
+            samples = CollatedSamples()
+            for k, index in enumerate(indices):
+                with self._stream(k):
+                    samples.append(self[index])
+            return samples
+        return self._load(indices, recipe, self.sample_context)
+
+    def _recipe(self) -> Recipe | None:
+        """The recipe in the present transform; not kept, because users replace transforms."""
+        if self.loader is load_pil_image or self.loader is image_loader:
+            return recognise(self.transform, from_tensor=self.loader is image_loader)
+        return None
+
+    def _may_batch(self, recipe: Recipe) -> bool:
+        """Whether drawing all crops before all tails gives each sample the numbers it would get.
+
+        With one random stream for all samples it does not, if the tail too may draw from it.
+        """
+        if self.sample_context is not None:
+            return True
+        return recipe.is_batched and self.target_transform is None
+
+    def _stream(self, k: int) -> AbstractContextManager[object]:
+        return contextlib.nullcontext() if self.sample_context is None else self.sample_context(k)
+
+    def _load(
+        self, indices: Sequence[int], recipe: Recipe, context: SampleContext | None
+    ) -> CollatedSamples:
+        """Run the kernel over the samples; ``context`` as in :attr:`sample_context`."""
+
+        def stream(k: int) -> AbstractContextManager[object]:
+            return contextlib.nullcontext() if context is None else context(k)
+
+        def plan(k: int, height: int, width: int) -> Plan:
+            with stream(k):
+                return recipe.plan(height, width)
+
+        paths, targets = zip(*[self.samples[index] for index in indices], strict=True)
+        images = recipe.finish(load_planned(paths, plan, recipe.height, recipe.width))
+        samples = CollatedSamples()
+        for k, (image, target) in enumerate(zip(images, targets, strict=True)):
+            with stream(k):
+                samples.append((recipe.finish_one(image), self._target(target)))
+        labels = [target for _, target in samples]
+        if recipe.is_batched and all(type(label) is int for label in labels):
+            samples.collated = images, torch.tensor(labels, device="cpu")
+        return samples
+
+    def _target(self, target: int) -> Any:
+        return target if self.target_transform is None else self.target_transform(target)

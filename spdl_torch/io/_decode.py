@@ -1,0 +1,173 @@
+"""One image from encoded bytes to RGB.
+
+torchvision's codecs decode JPEG and still WebP; every other format, and whatever they refuse, goes
+to Pillow, so that every file that Pillow reads is read. Only if both refuse is it a
+``DecodeError``.
+
+PNG is Pillow's too, though torchvision has a codec: that one jumps into freed stack when libpng
+reports an error, so one flipped bit in a file kills the process (torchvision 0.29).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+
+from spdl_torch.errors import DecodeError
+
+from . import _kernel
+from ._header import ImageHeader, missing_data, read_header
+from ._source import ImageSource, read_source, source_name
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+__all__ = ["decode_image", "decode_tensor", "header_size", "to_pil"]
+
+
+def decode_image(source: ImageSource, *, apply_exif_orientation: bool = False) -> Tensor:
+    """Decode one image to RGB; the content decides the format, not the name.
+
+    JPEG and WebP by torchvision's codecs, without the GIL; PNG, GIF (first frame), BMP, TIFF, PPM,
+    JPEG 2000, AVIF and animated WebP (first frame) by Pillow. Equal to Pillow's
+    ``convert("RGB")``: alpha is dropped, not blended; CMYK is converted without a profile. One
+    exception: 16-bit gray keeps the high byte, where Pillow saturates.
+
+    Args:
+        source: path, bytes, uint8 tensor of one dimension, or binary file object.
+        apply_exif_orientation: turn and mirror the picture as its EXIF tag says.
+
+    Returns: uint8, shape (3, H, W), CPU, rows of RGB pixels in memory (channels_last).
+    Raises:
+        DecodeError: not an image, truncated, damaged, or larger than Pillow's
+            ``Image.MAX_IMAGE_PIXELS`` allows (twice that many pixels, as in Pillow).
+        OSError: the path cannot be read.
+    """
+    return decode_tensor(
+        read_source(source), source_name(source), apply_exif_orientation=apply_exif_orientation
+    )
+
+
+def decode_tensor(data: Tensor, name: str, *, apply_exif_orientation: bool = False) -> Tensor:
+    """Decode encoded bytes (uint8, one dimension); ``name`` is for the error.
+
+    Returns and raises as :func:`decode_image`.
+    """
+    if data.numel() == 0:
+        raise DecodeError(f"{name}: the file is empty (0 bytes).")
+    header = read_header(_view(data))
+    if header is not None:
+        _check_size(header, data.numel(), name)
+    if not _has_codec(header) or (header.format == "webp" and apply_exif_orientation):
+        return _decode_with_pillow(data, name, apply_exif_orientation)
+    try:
+        image: Tensor = torch.ops.image.decode_image(data, 3, apply_exif_orientation)
+    except RuntimeError as error:
+        return _decode_after(error, data, name, apply_exif_orientation)
+    return image
+
+
+def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
+    """Height and width of a picture that the batch kernel can decode, else None.
+
+    Raises: DecodeError: the header asks for more pixels than allowed or than the bytes can hold.
+    """
+    header = read_header(_view(data))
+    if not _has_codec(header):
+        return None
+    _check_size(header, data.numel(), name)
+    return header.height, header.width
+
+
+def _has_codec(header: ImageHeader | None) -> TypeGuard[ImageHeader]:
+    """Whether torchvision's codec may have the image."""
+    return header is not None and header.format in ("jpeg", "webp") and _kernel.has_codec()
+
+
+def to_pil(image: Tensor) -> Image:
+    """The Pillow image of a picture: uint8, (3, H, W)."""
+    from PIL import Image
+
+    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+
+
+# Pillow's own limit; read from Pillow, so that a script that raised it there is obeyed here too.
+def _most_pixels() -> int | None:
+    from PIL import Image
+
+    return None if Image.MAX_IMAGE_PIXELS is None else 2 * Image.MAX_IMAGE_PIXELS
+
+
+def _check_size(header: ImageHeader, num_bytes: int, name: str) -> None:
+    size = f"{header.width}x{header.height}"
+    if missing_data(header, num_bytes):
+        raise DecodeError(
+            f"{name}: truncated or damaged: the header promises {size} pixels, "
+            f"too many for {num_bytes} bytes."
+        )
+    most = _most_pixels()
+    if most is not None and header.height * header.width > most:
+        raise DecodeError(
+            f"{name}: {size} pixels are more than the limit of {most}. If the file is to be "
+            f"trusted, raise PIL.Image.MAX_IMAGE_PIXELS (the limit is twice that)."
+        )
+
+
+def _decode_after(error: RuntimeError, data: Tensor, name: str, exif: bool) -> Tensor:
+    """Let Pillow try what torchvision refused; if it refuses too, tell torchvision's reason."""
+    try:
+        return _decode_with_pillow(data, name, exif)
+    except DecodeError:
+        raise DecodeError(f"{name}: {_reason(error)}") from error
+
+
+# What an image folder may hold. A closed list: Pillow also knows formats that start programs (EPS)
+# or that match almost any bytes (TGA).
+_PILLOW_FORMATS = (
+    "JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF", "ICO",
+)  # fmt: skip
+
+
+def _decode_with_pillow(data: Tensor, name: str, exif: bool) -> Tensor:
+    import numpy as np
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    Image.init()  # registers every format; opening by name needs it
+    formats = [known for known in _PILLOW_FORMATS if known in Image.OPEN]
+    try:
+        with Image.open(io.BytesIO(_view(data)), formats=formats) as image:
+            if exif:
+                ImageOps.exif_transpose(image, in_place=True)
+            pixels = np.array(_to_8_bit(image).convert("RGB"))
+    # Pillow's parsers meet damaged bytes with almost any exception: OSError, SyntaxError,
+    # struct.error, KeyError, MemoryError, DecompressionBombError ...
+    except Exception as error:
+        if isinstance(error, UnidentifiedImageError):
+            start = bytes(_view(data[:8]))
+            raise DecodeError(f"{name}: not an image: it starts with {start!r}.") from error
+        raise DecodeError(f"{name}: {_reason(error)}") from error
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _to_8_bit(image: Image) -> Image:
+    """16-bit gray to its high byte: ``convert("RGB")`` would saturate it to white."""
+    if not image.mode.startswith("I;16"):
+        return image
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+
+
+def _view(data: Tensor) -> memoryview:
+    return data.numpy().data
+
+
+def _reason(error: Exception) -> str:
+    """The codec's message without the place in its source; the type's name if there is none."""
+    text = re.sub(r"^.*\.(?:cpp|h|cc):\d+, ", "", str(error).partition("\n")[0])
+    return text or type(error).__name__

@@ -1,0 +1,112 @@
+"""Image headers: which format the bytes are in and how large the picture is.
+
+The batch kernel needs every crop box before it starts, and a box needs the picture's size, so the
+size is read here from the first bytes (a few microseconds) instead of from a decoded picture.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal, NamedTuple
+
+__all__ = ["ImageHeader", "missing_data", "read_header"]
+
+ImageFormat = Literal["jpeg", "png", "webp"]
+
+
+class ImageHeader(NamedTuple):
+    """What the first bytes say about a picture."""
+
+    format: ImageFormat
+    height: int
+    """Pixels, before any EXIF orientation."""
+    width: int
+
+
+def read_header(data: memoryview) -> ImageHeader | None:
+    """Read format and size of a JPEG, PNG or still WebP; None for anything else.
+
+    None also when the header is damaged or leaves the size open: only a codec can tell then.
+    """
+    try:
+        start = bytes(data[:16])
+        if start[:2] == b"\xff\xd8":
+            size = _jpeg_size(data)
+        elif start[:8] == b"\x89PNG\r\n\x1a\n":
+            size = _png_size(data)
+        elif start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+            size = _webp_size(data)
+        else:
+            return None
+    except (IndexError, struct.error):  # the data ends inside the header
+        return None
+    if size is None or min(size.height, size.width) < 1:
+        return None
+    return size
+
+
+# Pixels that one byte of a complete file can encode at most. JPEG: every 8x8 block takes a bit in
+# each scan at least. PNG: deflate shrinks at most 1032:1, and a byte holds eight 1-bit pixels.
+_MOST_PIXELS_PER_BYTE = {"jpeg": 64 * 8, "png": 1032 * 8}
+
+
+def missing_data(header: ImageHeader, num_bytes: int) -> bool:
+    """Whether ``num_bytes`` cannot hold the picture the header promises.
+
+    Codecs allocate before they notice, so a 100-byte file could ask for half a gigabyte.
+    """
+    most = _MOST_PIXELS_PER_BYTE.get(header.format)
+    return most is not None and header.height * header.width > most * num_bytes
+
+
+# Start-of-frame markers; C4, C8 and CC lie between them and are tables.
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# Markers that stand alone, with no length after them: TEM, RST0-7 and a repeated SOI.
+_JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
+_JPEG_END_OF_IMAGE, _JPEG_START_OF_SCAN = 0xD9, 0xDA
+
+
+def _jpeg_size(data: memoryview) -> ImageHeader | None:
+    position = 2
+    while True:
+        while data[position] != 0xFF:  # libjpeg, too, skips garbage between segments
+            position += 1
+        while data[position] == 0xFF:  # any number of fill bytes
+            position += 1
+        marker = data[position]
+        position += 1
+        if marker in _JPEG_FRAMES:
+            height, width = struct.unpack_from(">HH", data, position + 3)
+            return ImageHeader("jpeg", height, width)
+        if marker in (_JPEG_END_OF_IMAGE, _JPEG_START_OF_SCAN):
+            return None
+        if marker != 0 and marker not in _JPEG_STANDALONE:
+            position += max(2, struct.unpack_from(">H", data, position)[0])
+
+
+def _png_size(data: memoryview) -> ImageHeader | None:
+    if bytes(data[12:16]) != b"IHDR":
+        return None
+    width, height = struct.unpack_from(">II", data, 16)
+    return ImageHeader("png", height, width)
+
+
+def _webp_size(data: memoryview) -> ImageHeader | None:
+    kind = bytes(data[12:16])
+    if kind == b"VP8 ":  # lossy: 3 bytes of frame tag, 3 of start code, then 14-bit sizes
+        if bytes(data[23:26]) != b"\x9d\x01\x2a":
+            return None
+        width, height = struct.unpack_from("<HH", data, 26)
+        return ImageHeader("webp", height & 0x3FFF, width & 0x3FFF)
+    if kind == b"VP8L":  # lossless: one byte of signature, then two 14-bit sizes less one
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return ImageHeader("webp", (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
+    if kind == b"VP8X" and not data[20] & 0x02:  # bit 1: animated
+        width, height = _uint24(data, 24) + 1, _uint24(data, 27) + 1
+        return ImageHeader("webp", height, width)
+    return None
+
+
+def _uint24(data: memoryview, position: int) -> int:
+    low, middle, high = data[position], data[position + 1], data[position + 2]
+    return low | middle << 8 | high << 16

@@ -1,0 +1,183 @@
+"""The batch kernel: read, decode, crop, resize and flip a whole batch in one call.
+
+The functions of this file run twice over: compiled by TorchScript, when a whole batch goes
+through without the GIL and a trainer's thread beside it is not held up; or as plain Python with
+equal results, where TorchScript is missing. Nothing outside this file knows which it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Plan", "fill_batch", "has_codec", "is_compiled", "read_files"]
+
+
+class Plan(NamedTuple):
+    """What becomes of one decoded picture; all in pixels.
+
+    Crop the box out of the picture, resize the box, lay the resized box on the output so that the
+    output's corner falls on ``window`` (outside it: zeros), flip.
+    """
+
+    size: tuple[int, int]
+    """Height and width of the decoded picture that the plan was made for."""
+    box: tuple[int, int, int, int]
+    """Top, left, height, width, within ``size``."""
+    resized: tuple[int, int]
+    """Height and width that the box is resized to."""
+    window: tuple[int, int] = (0, 0)
+    """Top and left of the output within the resized box; negative: zeros come first."""
+    flip: bool = False
+
+
+def read_files(paths: list[str]) -> list[Tensor]:
+    """Read whole files without the GIL.
+
+    Returns: uint8 tensors of one dimension, CPU, each with memory of its own.
+    Raises: RuntimeError: a file is missing, unreadable or empty.
+    """
+    return _call("_read_files", paths)  # type: ignore[no-any-return]
+
+
+def fill_batch(data: list[Tensor], plans: Sequence[Plan], batch: Tensor) -> None:
+    """Decode, crop, resize and flip every picture into its place in the batch.
+
+    Args:
+        data: encoded bytes (uint8, one dimension) or decoded pictures (uint8, (3, H, W)).
+        batch: uint8, (N, 3, height, width), CPU; fast when in channels_last memory.
+
+    Raises: RuntimeError: a picture cannot be decoded, or is not of the size its plan says.
+    """
+    _call(
+        "_fill_batch",
+        data,
+        [plan.size for plan in plans],
+        [plan.box for plan in plans],
+        [plan.resized for plan in plans],
+        [plan.window for plan in plans],
+        [plan.flip for plan in plans],
+        batch,
+    )
+
+
+def has_codec() -> bool:
+    """Whether torchvision's own decoders are there; Pillow does the decoding otherwise."""
+    _load_operators()
+    return hasattr(torch.ops.image, "decode_image")
+
+
+def is_compiled() -> bool:
+    """Whether batches go through compiled code (compiles it on the first call)."""
+    return _compiled() is not None
+
+
+def _read_files(paths: list[str]) -> list[Tensor]:
+    files: list[Tensor] = []
+    for path in paths:
+        # read_file maps the file. The copy waits for the disk here, where nothing is held, and
+        # a file that shrinks later cannot kill the process.
+        files.append(torch.ops.image.read_file(path).clone())  # noqa: PERF401 - TorchScript
+    return files
+
+
+def _fill_batch(
+    data: list[Tensor],
+    sizes: list[tuple[int, int]],
+    boxes: list[tuple[int, int, int, int]],
+    resized: list[tuple[int, int]],
+    windows: list[tuple[int, int]],
+    flips: list[bool],
+    batch: Tensor,
+) -> None:
+    height = batch.size(2)
+    width = batch.size(3)
+    for i in range(len(data)):
+        image = data[i]
+        if image.dim() == 1:
+            image = torch.ops.image.decode_image(image, 3, False)
+        if image.dim() != 3 or image.size(1) != sizes[i][0] or image.size(2) != sizes[i][1]:
+            raise RuntimeError("the decoded size is not the size in the header")
+        top, left, box_height, box_width = boxes[i]
+        crop = image[:, top : top + box_height, left : left + box_width].unsqueeze(0)
+        new_height, new_width = resized[i]
+        y, x = windows[i]
+        place = batch[i : i + 1]
+        if y == 0 and x == 0 and new_height == height and new_width == width:
+            torch.ops.aten._upsample_bilinear2d_aa(
+                crop, [height, width], False, None, None, out=place
+            )
+        else:
+            whole = torch.ops.aten._upsample_bilinear2d_aa(
+                crop, [new_height, new_width], False, None, None
+            )
+            from_y, from_x = max(y, 0), max(x, 0)
+            to_y, to_x = max(-y, 0), max(-x, 0)
+            rows = min(new_height - from_y, height - to_y)
+            columns = min(new_width - from_x, width - to_x)
+            if rows < height or columns < width:
+                place.zero_()
+            place[:, :, to_y : to_y + rows, to_x : to_x + columns].copy_(
+                whole[:, :, from_y : from_y + rows, from_x : from_x + columns]
+            )
+        if flips[i]:
+            place.copy_(place.flip(3))
+
+
+_PYTHON: dict[str, Callable[..., Any]] = {"_read_files": _read_files, "_fill_batch": _fill_batch}
+
+_lock = threading.Lock()
+_compile_tried = False
+_unit: Any = None
+
+
+def _compiled() -> Any:
+    """The compiled functions, or None; compiled once, by the first thread that comes."""
+    global _compile_tried, _unit
+    if not _compile_tried:
+        with _lock:
+            if not _compile_tried:
+                _unit = _compile()
+                _compile_tried = True
+    return _unit
+
+
+def _compile() -> Any:
+    """Compile this file's two kernel functions; some 5 ms, None where torch cannot."""
+    _load_operators()
+    try:
+        source = "\n".join(inspect.getsource(function) for function in _PYTHON.values())
+        # A CompilationUnit, not torch.jit.script: that one warns (FutureWarning), and its
+        # warning could be silenced only for all threads at once. It also takes longer.
+        unit = torch.jit.CompilationUnit(source)
+        _run(unit, "_read_files", [])
+    except Exception:  # no TorchScript, no source text, an operator gone: the eager path serves
+        return None
+    return unit
+
+
+def _call(name: str, *args: object) -> Any:
+    unit = _compiled()
+    return _PYTHON[name](*args) if unit is None else _run(unit, name, *args)
+
+
+def _run(unit: Any, name: str, *args: object) -> Any:
+    # Without this, TorchScript's profiling executor optimizes the first calls of each function,
+    # for tens of milliseconds and nothing in return. The flag belongs to the thread.
+    with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        try:
+            return getattr(unit, name)(*args)
+        except torch.jit.Error as error:  # what becomes of a `raise` in compiled code
+            raise RuntimeError(str(error)) from error
+
+
+def _load_operators() -> None:
+    """Register ``torch.ops.image``; importing torchvision.io is what does it."""
+    import torchvision.io  # type: ignore[import-untyped]  # noqa: F401

@@ -1,0 +1,236 @@
+"""Recognise the standard image recipes among torchvision's transforms.
+
+A recipe is what the batch kernel can do (crop, resize, flip) and a tail that is left to the
+user's own transforms. torchvision's classes are told by name, first and second version alike, so
+that nothing of torchvision has to be imported for it; a subclass is never taken for its parent.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._decode import to_pil
+from ._geometry import (
+    Crop,
+    center_crop_window,
+    draw_flip,
+    random_resized_crop_params,
+    resized_size,
+)
+from ._kernel import Plan
+
+__all__ = ["Recipe", "recognise"]
+
+Geometry = Callable[[int, int], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A list of transforms, taken apart into the kernel's part and the rest."""
+
+    height: int
+    """Of every picture that leaves the kernel, in pixels."""
+    width: int
+    geometry: Geometry
+    """Draws what is random and says what the kernel does with a picture of that size."""
+    flip: float | None
+    """Probability of mirroring left and right; None: the recipe has no flip."""
+    batch_tail: tuple[Any, ...]
+    """The user's transforms that follow and that may run on the whole batch at once."""
+    sample_tail: tuple[Any, ...]
+    """The user's transforms after those, which run sample by sample."""
+    from_pil: bool
+    """Whether ``sample_tail`` takes Pillow images: nothing before it asked for tensors."""
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether nothing is left to do sample by sample."""
+        return not self.sample_tail and not self.from_pil
+
+    def plan(self, height: int, width: int) -> Plan:
+        """Draw one sample's parameters, in the order in which torchvision draws them."""
+        plan = self.geometry(height, width)
+        return plan if self.flip is None else plan._replace(flip=draw_flip(self.flip))
+
+    def finish(self, batch: Tensor) -> Tensor:
+        """Apply ``batch_tail`` to uint8 (N, 3, H, W): same dtype and values as one by one."""
+        for transform in self.batch_tail:
+            if _name(transform) == "ToTensor":
+                dtype = torch.get_default_dtype()
+                batch = batch.to(dtype, memory_format=torch.contiguous_format).div_(255)
+            elif _name(transform) == "Normalize":
+                batch = _in_place(transform)(batch)
+            elif _name(transform) not in _TO_TENSOR:
+                # Contiguous as ToTensor's result is: user code may call view on a batch.
+                batch = transform(batch.contiguous())
+        return batch
+
+    def finish_one(self, image: Tensor) -> Any:
+        """Apply ``sample_tail`` to one picture (3, H, W) of the finished batch."""
+        sample: Any = to_pil(image) if self.from_pil else image
+        for transform in self.sample_tail:
+            sample = transform(sample)
+        return sample
+
+
+def _in_place(normalize: Any) -> Any:
+    """The same Normalize, writing over the batch, which is nobody else's yet.
+
+    A second batch of floats costs a third of this tail's time, in page faults alone.
+    """
+    normalize = copy.copy(normalize)
+    normalize.inplace = True
+    return normalize
+
+
+def recognise(transform: object, *, from_tensor: bool) -> Recipe | None:
+    """Take ``transform`` apart, or None if the kernel has no part in it.
+
+    Args:
+        from_tensor: the transform is written for tensors instead of Pillow images.
+    """
+    steps = _flatten(transform)
+    converted = from_tensor
+    if steps and _name(steps[0]) in ("PILToTensor", "ToImage"):
+        converted = True
+        # ToImage also changes the class, which a later transform may look at: it moves behind.
+        steps = steps[1:] if _name(steps[0]) == "PILToTensor" else _move_behind(steps)
+    geometry, size, steps = _geometry(steps, converted)
+    if geometry is None:
+        return None
+    flip = None
+    if steps and _name(steps[0]) == "RandomHorizontalFlip":
+        flip, steps = steps[0].p, steps[1:]
+    split = _split_tail(steps, converted)
+    from_pil = split == 0 and not converted
+    return Recipe(*size, geometry, flip, tuple(steps[:split]), tuple(steps[split:]), from_pil)
+
+
+def _flatten(transform: object) -> list[Any]:
+    """The transforms inside nested ``Compose`` and ``nn.Sequential``."""
+    if _name(transform) == "Compose":
+        inner: Iterable[object] = transform.transforms  # type: ignore[attr-defined]
+    elif type(transform) is torch.nn.Sequential:
+        inner = transform
+    else:
+        return [] if transform is None else [transform]
+    return [step for part in inner for step in _flatten(part)]
+
+
+def _name(transform: object) -> str | None:
+    """The class's name if it is torchvision's own, else None."""
+    kind = type(transform)
+    return kind.__name__ if kind.__module__.startswith("torchvision.transforms") else None
+
+
+def _move_behind(steps: list[Any]) -> list[Any]:
+    """``[ToImage, geometry ..., rest]`` -> ``[geometry ..., ToImage, rest]``."""
+    end = 1
+    while end < len(steps) and _name(steps[end]) in _GEOMETRIC:
+        end += 1
+    return [*steps[1:end], steps[0], *steps[end:]]
+
+
+_GEOMETRIC = frozenset({"RandomResizedCrop", "Resize", "CenterCrop", "RandomHorizontalFlip"})
+_TO_TENSOR = frozenset({"PILToTensor", "ToImage", "ToPureTensor"})
+_ELEMENTWISE = frozenset({"ToDtype", "ConvertImageDtype", "Normalize"})
+
+
+def _geometry(
+    steps: list[Any], converted: bool
+) -> tuple[Geometry | None, tuple[int, int], list[Any]]:
+    """The kernel's part at the head of ``steps``, its output's size, and what follows it."""
+    names = [_name(step) for step in steps[:2]]
+    if names[:1] == ["RandomResizedCrop"] and _is_bilinear(steps[0], converted):
+        crop, size = steps[0], _pair(steps[0].size)
+        return _random_resized_crop(crop, size), size, steps[1:]
+    if names == ["Resize", "CenterCrop"] and _is_bilinear(steps[0], converted):
+        edges = _edges(steps[0])
+        if edges is not None:
+            size = _pair(steps[1].size)
+            return _resize_center_crop(edges, steps[0].max_size, size), size, steps[2:]
+    elif names[:1] == ["Resize"] and _is_bilinear(steps[0], converted):
+        edges = _edges(steps[0])
+        if edges is not None and len(edges) == 2:
+            return _resize(_pair(edges)), _pair(edges), steps[1:]
+    return None, (0, 0), steps
+
+
+def _random_resized_crop(transform: Any, size: tuple[int, int]) -> Geometry:
+    scale, ratio = tuple(transform.scale), tuple(transform.ratio)
+
+    def geometry(height: int, width: int) -> Plan:
+        box = Crop(*random_resized_crop_params(height, width, scale, ratio))
+        return Plan((height, width), box[:4], resized=size)
+
+    return geometry
+
+
+def _resize_center_crop(
+    edges: tuple[int, ...], max_size: int | None, size: tuple[int, int]
+) -> Geometry:
+    # The whole picture is resized, not only what the crop needs: the kernel of `interpolate` has
+    # no fractional offset, so resizing a part would give other pixels.
+    def geometry(height: int, width: int) -> Plan:
+        resized = resized_size(height, width, edges, max_size)
+        window = center_crop_window(*resized, *size)
+        return Plan((height, width), (0, 0, height, width), resized, window)
+
+    return geometry
+
+
+def _resize(size: tuple[int, int]) -> Geometry:
+    def geometry(height: int, width: int) -> Plan:
+        return Plan((height, width), (0, 0, height, width), resized=size)
+
+    return geometry
+
+
+def _is_bilinear(transform: Any, converted: bool) -> bool:
+    """Whether the transform resizes as the kernel does: Pillow's images are always antialiased."""
+    mode = transform.interpolation
+    mode = getattr(mode, "value", mode)
+    return mode in ("bilinear", 2) and (transform.antialias is True or not converted)
+
+
+def _edges(resize: Any) -> tuple[int, ...] | None:
+    """Resize's size as one or two numbers; None where torchvision decides or complains itself."""
+    size = (resize.size,) if isinstance(resize.size, int) else resize.size
+    if size is None or (resize.max_size is not None and resize.max_size <= size[0]):
+        return None
+    return tuple(size)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    numbers = (size,) if isinstance(size, int) else tuple(size)
+    return (numbers[0], numbers[-1])
+
+
+def _split_tail(tail: list[Any], converted: bool) -> int:
+    """How many transforms at the head of ``tail`` may run on the whole batch."""
+    names = [_name(step) for step in tail]
+    if not converted and not (names and names[0] in ("ToTensor", "PILToTensor", "ToImage")):
+        return 0
+    split = 0
+    for place, step in enumerate(tail):
+        if not (_may_run_on_batch(step) or (place == 0 and names[0] == "ToTensor")):
+            break
+        split += 1
+    if split < len(tail) and "ToImage" in names[:split]:
+        # What follows may look for torchvision's Image class, which a batch does not keep.
+        return names.index("ToImage")
+    return split
+
+
+def _may_run_on_batch(transform: Any) -> bool:
+    if _name(transform) in _TO_TENSOR:
+        return True
+    # ToDtype also takes a dict by class of sample, which a plain batch has none of.
+    dtype = getattr(transform, "dtype", torch.uint8)
+    return _name(transform) in _ELEMENTWISE and isinstance(dtype, torch.dtype)

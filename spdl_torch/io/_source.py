@@ -1,0 +1,75 @@
+"""Sources of encoded images: what may be given, how it is named, how it becomes bytes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+
+import torch
+from torch import Tensor
+
+from . import _kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ImageSource", "read_source", "read_sources", "source_name"]
+
+ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Tensor | BinaryIO
+"""A path, the encoded bytes (as bytes or as a uint8 tensor of one dimension), or a binary file."""
+
+
+def source_name(source: ImageSource) -> str:
+    """How an error names the source: its path, or ``<bytes>``."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    if isinstance(source, bytes | bytearray | memoryview | Tensor):
+        return "<bytes>"
+    return str(getattr(source, "name", "<file object>"))
+
+
+def read_sources(sources: Sequence[ImageSource]) -> list[Tensor]:
+    """Read every source; all paths together in one call that does not hold the GIL.
+
+    Returns: one uint8 tensor of one dimension per source, CPU.
+    Raises: OSError: a path cannot be read; TypeError: not a source.
+    """
+    paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike)]
+    if len(paths) == len(sources) and paths:
+        try:
+            return _kernel.read_files(paths)
+        except (RuntimeError, AttributeError):
+            pass  # a path is missing or empty (which one shows below), or torchvision has no reader
+    return [read_source(source) for source in sources]
+
+
+def read_source(source: ImageSource) -> Tensor:
+    """Read one source; shape, dtype and errors as :func:`read_sources`."""
+    if isinstance(source, Tensor):
+        if source.dtype != torch.uint8 or source.dim() != 1:
+            shape = tuple(source.shape)
+            raise TypeError(
+                f"an encoded image as a tensor must be uint8 with one dimension, "
+                f"got {source.dtype} of shape {shape}."
+            )
+        return source.detach().cpu().contiguous()
+    if isinstance(source, str | os.PathLike):
+        with open(source, "rb") as file:
+            return _to_tensor(file.read())
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _to_tensor(source)
+    read = getattr(source, "read", None)
+    content = read() if callable(read) else None
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise TypeError(
+            f"an image source must be a path, bytes, a uint8 tensor or a file opened with 'rb', "
+            f"got {type(source).__name__}."
+        )
+    return _to_tensor(content)
+
+
+def _to_tensor(content: bytes | bytearray | memoryview) -> Tensor:
+    if len(content) == 0:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    # A bytearray of our own: torch warns about read-only memory, and the caller may reuse theirs.
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -1,0 +1,269 @@
+"""ImageFolder: torchvision's samples, in one call a batch where the transform is a recipe."""
+
+import contextlib
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Subset, default_collate
+from torchvision import datasets
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from spdl_torch.data.folder import CollatedSamples, ImageFolder
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import image_loader
+
+SIZES = [(75, 100), (100, 75), (60, 60), (30, 90), (20, 20), (300, 200)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Two classes of photographs, JPEG and PNG, large and small."""
+    root = tmp_path_factory.mktemp("folder")
+    rng = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (root / label).mkdir()
+        for place, (height, width) in enumerate(SIZES):
+            coarse = Image.fromarray(rng.integers(0, 256, (5, 7, 3), dtype=np.uint8))
+            photo = coarse.resize((width, height), Image.Resampling.BICUBIC)
+            photo.save(root / label / f"{place}.{'png' if place == 2 else 'jpg'}")
+    return root
+
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def invert(image):
+    """A user's own function on whatever the transform before it gives."""
+    return (
+        Image.eval(image, lambda value: 255 - value) if isinstance(image, Image.Image) else -image
+    )
+
+
+V1_FLOAT = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
+V2_FLOAT = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+V1_TRAIN = [v1.RandomResizedCrop(48), v1.RandomHorizontalFlip()]
+V2_TRAIN = [v2.RandomResizedCrop(48, antialias=True), v2.RandomHorizontalFlip(0.3)]
+
+# Recipes whose every step runs on the whole batch.
+BATCHED = {
+    "train, v1": v1.Compose([*V1_TRAIN, *V1_FLOAT]),
+    "train, v2": v2.Compose([*V2_TRAIN, *V2_FLOAT]),
+    "train, v2, image first": v2.Compose([V2_FLOAT[0], *V2_TRAIN, *V2_FLOAT[1:]]),
+    "train, v2, tensor first": v2.Compose([v2.PILToTensor(), *V2_TRAIN, *V2_FLOAT[1:]]),
+    "train without flip": v1.Compose([v1.RandomResizedCrop((40, 56), (0.3, 1)), *V1_FLOAT]),
+    "validation, v1": v1.Compose([v1.Resize(64), v1.CenterCrop(48), *V1_FLOAT]),
+    "validation, v2": v2.Compose([v2.Resize([64]), v2.CenterCrop([48]), *V2_FLOAT]),
+    "crop larger than resize": v1.Compose([v1.Resize(41), v1.CenterCrop((64, 51)), *V1_FLOAT]),
+    "max_size": v1.Compose([v1.Resize(40, max_size=70), v1.CenterCrop(48), *V1_FLOAT]),
+    "fixed size": v1.Compose([v1.Resize((40, 56)), v1.RandomHorizontalFlip(), *V1_FLOAT]),
+    "uint8": v1.Compose([*V1_TRAIN, v1.PILToTensor()]),
+    "uint8 to float": v1.Compose(
+        [*V1_TRAIN, v1.PILToTensor(), v1.ConvertImageDtype(torch.float16)]
+    ),
+    "nested": v1.Compose([v1.Compose(V1_TRAIN), v1.Compose(V1_FLOAT)]),
+    "sequential": nn.Sequential(*V1_TRAIN, v2.PILToTensor()),
+}
+# Recipes that end sample by sample, and transforms that are no recipe at all.
+UNBATCHED = {
+    "erasing": v1.Compose([*V1_TRAIN, *V1_FLOAT, v1.RandomErasing()]),
+    "v2 class kept": v2.Compose([*V2_TRAIN, *V2_FLOAT, v2.RandomErasing()]),
+    "own function after": v1.Compose([*V1_TRAIN, invert, *V1_FLOAT]),
+    "own function before": v1.Compose([invert, *V1_TRAIN, *V1_FLOAT]),
+    "colours": v1.Compose([*V1_TRAIN, v1.ColorJitter(0.4), *V1_FLOAT]),
+    "nearest": v1.Compose([v1.Resize((9, 9), v1.InterpolationMode.NEAREST), *V1_FLOAT]),
+    "bicubic": v1.Compose([v1.RandomResizedCrop(48, interpolation=3), *V1_FLOAT]),
+    "rotation": v1.Compose([v1.RandomRotation(20), v1.Resize((40, 40)), *V1_FLOAT]),
+    "sizes vary": v1.Compose([v1.Resize(40), *V1_FLOAT]),
+    "only ToTensor": v1.ToTensor(),
+}
+EVERY = {**BATCHED, **UNBATCHED}
+
+
+def seeded(load):
+    """The samples that ``load`` gives from seed 0, and the generator's state behind them."""
+    torch.manual_seed(0)
+    return load(), torch.get_rng_state()
+
+
+def assert_same(samples, others):
+    for (image, target), (other, other_target) in zip(samples, others, strict=True):
+        assert target == other_target
+        assert image.dtype == other.dtype
+        assert torch.equal(image, other)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_samples_are_those_of_torchvision(root, name):
+    """Same seed, same classes, crops and flips as torchvision's folder; pixels within a level."""
+    ours, theirs = ImageFolder(root, EVERY[name]), datasets.ImageFolder(root, EVERY[name])
+    assert (ours.samples, ours.classes, ours.targets) == (
+        theirs.samples,
+        theirs.classes,
+        theirs.targets,
+    )
+    samples, state = seeded(lambda: [ours[i] for i in range(len(ours))])
+    expected, expected_state = seeded(lambda: [theirs[i] for i in range(len(theirs))])
+    assert torch.equal(state, expected_state)
+    level = {torch.uint8: 1.01}.get(samples[0][0].dtype, 1.01 / 255 / min(STD))
+    for (image, target), (other, other_target) in zip(samples, expected, strict=True):
+        assert (target, image.dtype, image.shape) == (other_target, other.dtype, other.shape)
+        difference = (image.float() - other.float()).abs()
+        # One level, which ColorJitter may stretch, and two on single pixels.
+        assert (difference <= (2 if name == "colours" else 1) * level).float().mean() >= 0.999
+        assert difference.max() <= 4 * level
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_getitems_equals_getitem(root, name):
+    """One by one or all at once: same bits, and the generator is left in the same state."""
+    dataset = ImageFolder(root, EVERY[name])
+    indices = [3, 0, 7, 7, 11, 2]
+    single, state = seeded(lambda: [dataset[i] for i in indices])
+    together, state_together = seeded(lambda: dataset.__getitems__(indices))
+    assert_same(together, single)
+    assert torch.equal(state, state_together)
+    assert dataset.__getitems__([]) == []
+    assert len(dataset.__getitems__(np.array([3, 0]))) == 2
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_collated_is_what_default_collate_makes(root, name):
+    """A loader may take .collated instead of stacking."""
+    samples = ImageFolder(root, BATCHED[name]).__getitems__([0, 5, 8])
+    images, targets = default_collate(list(samples))
+    assert torch.equal(samples.collated[0], images)
+    assert torch.equal(samples.collated[1], targets)
+    assert samples.collated[1].dtype == torch.int64
+    if samples.collated[0].is_floating_point():
+        assert samples.collated[0].is_contiguous()
+
+
+@pytest.mark.parametrize("name", [name for name in UNBATCHED if name != "sizes vary"])
+def test_collated_is_absent_where_samples_are_made_one_by_one(root, name):
+    """No .collated, but an ordinary list that collates."""
+    samples = ImageFolder(root, UNBATCHED[name]).__getitems__([0, 6])
+    assert isinstance(samples, CollatedSamples)
+    assert samples.collated is None
+
+
+def test_transform_that_gives_pillow_images(root):
+    """Without a step that makes tensors, samples stay Pillow images, as in torchvision."""
+    for transform in (None, v1.Compose(V1_TRAIN)):
+        assert isinstance(ImageFolder(root, transform)[0][0], Image.Image)
+    whole = datasets.ImageFolder(root)[0][0]
+    assert np.array_equal(np.asarray(ImageFolder(root)[0][0]), np.asarray(whole))
+
+
+def test_image_loader_gives_tensors_to_the_transform(root):
+    """loader=image_loader: recipes stay recipes, other transforms get uint8 tensors."""
+    seen = []
+    dataset = ImageFolder(root, lambda image: seen.append(image) or image, loader=image_loader)
+    assert dataset[0][0].dtype == torch.uint8
+    assert seen[0].shape[0] == 3
+    recipe = BATCHED["validation, v1"]
+    expected = ImageFolder(root, recipe).__getitems__([0, 1])
+    assert_same(ImageFolder(root, recipe, loader=image_loader).__getitems__([0, 1]), expected)
+
+
+def test_other_loader_is_left_alone(root):
+    """A loader of the user's own is called for every file, and nothing is batched."""
+    transform = BATCHED["validation, v1"]
+    ours = ImageFolder(root, transform, loader=datasets.folder.pil_loader)
+    theirs = datasets.ImageFolder(root, transform)
+    samples = ours.__getitems__([0, 5])
+    assert samples.collated is None
+    assert_same(samples, [theirs[0], theirs[5]])
+
+
+def test_target_transform(root):
+    """target_transform is applied, one by one and together."""
+    dataset = ImageFolder(root, BATCHED["validation, v1"], target_transform=lambda t: t + 40)
+    assert [target for _, target in dataset.__getitems__([0, 6])] == [40, 41]
+    assert dataset[6][1] == 41
+
+
+def test_subclass_with_own_getitem(root):
+    """A subclass that adds the path to each sample has it in batches too."""
+
+    class WithPath(ImageFolder):
+        def __getitem__(self, index):
+            return (*super().__getitem__(index), self.samples[index][0])
+
+    dataset = WithPath(root, BATCHED["validation, v1"])
+    assert [len(sample) for sample in dataset.__getitems__([0, 6])] == [3, 3]
+
+
+def test_transform_replaced_later(root):
+    """The transform that counts is the one at the time of loading."""
+    dataset = ImageFolder(root, BATCHED["validation, v1"])
+    dataset.transform = BATCHED["uint8"]
+    assert dataset.__getitems__([0, 1]).collated[0].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("name", ["train, v1", "erasing", "own function before"])
+def test_sample_context_gives_each_sample_its_stream(root, name):
+    """With a stream for each sample, a batch's samples do not depend on one another."""
+    states = {}
+
+    @contextlib.contextmanager
+    def stream(k):
+        outside = torch.get_rng_state()
+        if k in states:
+            torch.set_rng_state(states[k])
+        else:
+            torch.manual_seed(100 + k)
+        yield
+        states[k] = torch.get_rng_state()
+        torch.set_rng_state(outside)
+
+    dataset = ImageFolder(root, EVERY[name])
+    indices = [4, 9, 1]
+    expected = []
+    for k, index in enumerate(indices):
+        torch.manual_seed(100 + k)
+        expected.append(dataset[index])
+    dataset.sample_context = stream
+    assert_same(dataset.__getitems__(indices), expected)
+
+
+def test_pickles(root):
+    """The dataset travels to other processes and loads the same there."""
+    dataset = ImageFolder(root, BATCHED["validation, v2"])
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert_same(copy.__getitems__([0, 3]), dataset.__getitems__([0, 3]))
+
+
+def test_in_torch_dataloader(root):
+    """torch's own loader, and a Subset, use the batch call."""
+    dataset = ImageFolder(root, BATCHED["validation, v1"])
+    loader = DataLoader(Subset(dataset, range(1, 11)), batch_size=4)
+    batches = list(loader)
+    expected = [default_collate([dataset[i] for i in r]) for r in ((1, 2, 3, 4), (9, 10))]
+    assert torch.equal(batches[0][0], expected[0][0])
+    assert torch.equal(batches[-1][0], expected[1][0])
+
+
+def test_bad_file_is_named(root, tmp_path):
+    """A truncated file raises DecodeError with its path, alone and in a batch."""
+    (tmp_path / "cat").mkdir()
+    good = (root / "cat" / "0.jpg").read_bytes()
+    (tmp_path / "cat" / "bad.jpg").write_bytes(good[:-200])
+    (tmp_path / "cat" / "good.jpg").write_bytes(good)
+    for transform in (BATCHED["train, v1"], UNBATCHED["rotation"]):
+        dataset = ImageFolder(tmp_path, transform)
+        with pytest.raises(DecodeError, match=r"cat/bad\.jpg: .*truncated"):
+            dataset[0]
+        with pytest.raises(DecodeError, match=r"cat/bad\.jpg: .*truncated"):
+            dataset.__getitems__([1, 0])
+
+
+def test_wrong_order_of_transforms_fails_as_in_torchvision(root):
+    """Normalize before ToTensor is the user's mistake, and torchvision's own error."""
+    transform = v1.Compose([*V1_TRAIN, v1.Normalize(MEAN, STD), v1.ToTensor()])
+    with pytest.raises(TypeError, match="should be"):
+        ImageFolder(root, transform)[0]

@@ -1,0 +1,310 @@
+"""Loading at one size: the batch kernel against Pillow, torchvision and its own eager twin."""
+
+import functools
+import io
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from spdl_torch.errors import DecodeError, UnsupportedOptionError
+from spdl_torch.io import (
+    Crop,
+    _images,
+    _kernel,
+    decode_image,
+    image_loader,
+    load_image,
+    load_image_batch,
+    random_resized_crop,
+    random_resized_crop_params,
+)
+
+PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
+
+
+def photograph(height, width, seed):
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (9, 13, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=int)
+    noisy = smooth + rng.integers(-8, 9, smooth.shape)
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def jpeg(image):
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+GOOD = jpeg(photograph(40, 50, 0))
+SIZES = [(375, 500), (500, 375), (300, 300), (61, 97), (224, 224), (120, 640), (9, 7), (1, 1)]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """JPEGs of all shapes; real photographs too where the machine has them."""
+    folder = tmp_path_factory.mktemp("photographs")
+    for seed, size in enumerate(SIZES):
+        photograph(*size, seed).save(folder / f"{seed}.jpg", quality=90)
+    return [*sorted(folder.iterdir()), *sorted(PHOTOGRAPHS.rglob("*.JPEG"))[::20]]
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """The kernel as it is where TorchScript is missing."""
+    monkeypatch.setattr(_kernel, "_compile", lambda: None)
+    monkeypatch.setattr(_kernel, "_compile_tried", False)
+    monkeypatch.setattr(_kernel, "_unit", None)
+
+
+def pillow_resized(path, width, height):
+    with Image.open(path) as image:
+        resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+
+
+def assert_close_to_pillow(image, expected):
+    """Within one level, for 99.9 % of the values at least."""
+    difference = (image.int() - expected.int()).abs()
+    assert (difference <= 1).float().mean() >= 0.999
+    assert difference.max() <= 2
+
+
+def test_load_image_is_close_to_pillow(paths):
+    """Decode and resize give Pillow's pixels, up and down, within one level."""
+    for path in paths:
+        image = load_image(path, width=96, height=64)
+        assert image.dtype == torch.uint8
+        assert_close_to_pillow(image, pillow_resized(path, 96, 64))
+
+
+def test_load_image_batch_equals_torchvision(paths):
+    """The batch is, bit for bit, torchvision v2's antialiased resize of each picture."""
+    batch = load_image_batch(paths, width=96, height=64)
+    assert batch.shape == (len(paths), 64, 96, 3)
+    assert batch.is_contiguous()
+    for path, image in zip(paths, batch, strict=True):
+        expected = v2.functional.resize(decode_image(path), [64, 96], antialias=True)
+        assert torch.equal(image.permute(2, 0, 1), expected)
+        assert torch.equal(load_image(path, 96, 64), expected)
+
+
+def test_load_image_batch_eager_equals_compiled(paths, request):
+    """Without TorchScript the same bits come out."""
+    torch.manual_seed(3)
+    assert _kernel.is_compiled()
+    compiled = load_image_batch(paths, width=96, height=64, crop=random_resized_crop)
+    request.getfixturevalue("eager")
+    torch.manual_seed(3)
+    assert not _kernel.is_compiled()
+    assert torch.equal(
+        compiled, load_image_batch(paths, width=96, height=64, crop=random_resized_crop)
+    )
+
+
+def test_load_image_batch_without_torchvision_codec(paths, monkeypatch):
+    """Where torchvision has no codec any more, Pillow decodes and the pixels stay the same."""
+    expected = load_image_batch(paths, width=96, height=64)
+    monkeypatch.setattr(_kernel, "has_codec", lambda: False)
+    assert torch.equal(load_image_batch(paths, width=96, height=64), expected)
+
+
+def test_random_resized_crop_equals_torchvision(paths):
+    """Same seed, same crops and flips, same pixels as torchvision's two transforms."""
+    transform = v2.Compose([v2.RandomResizedCrop((64, 96)), v2.RandomHorizontalFlip()])
+    torch.manual_seed(11)
+    expected = torch.stack([transform(decode_image(path)) for path in paths])
+    torch.manual_seed(11)
+    batch = load_image_batch(paths, width=96, height=64, crop=random_resized_crop)
+    assert torch.equal(batch.permute(0, 3, 1, 2), expected)
+
+
+@pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (2.0, 3.0), (0.1, 0.2)])
+@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.9, 1.0)])
+def test_random_resized_crop_params_equal_torchvision(scale, ratio):
+    """Same seed, same box, and the generator ends in the same state (fallback box included)."""
+    for seed, (height, width) in enumerate([*SIZES, (20, 900), (900, 20)] * 5):
+        torch.manual_seed(seed)
+        picture = torch.empty(3, height, width)
+        expected = v1.RandomResizedCrop.get_params(picture, list(scale), list(ratio))
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        assert random_resized_crop_params(height, width, scale, ratio) == expected
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_random_resized_crop_without_flip_draws_nothing_for_it():
+    """flip=None leaves the generator where RandomResizedCrop alone leaves it."""
+    torch.manual_seed(5)
+    box = random_resized_crop_params(300, 200, (0.08, 1.0), (3 / 4, 4 / 3))
+    state = torch.get_rng_state()
+    torch.manual_seed(5)
+    assert random_resized_crop(300, 200, flip=None) == Crop(*box, flip=False)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_crop_function_sees_every_size_in_order(paths):
+    """crop gets height and width of each picture, in the order of the sources."""
+    seen = []
+
+    def center(height, width):
+        seen.append((height, width))
+        return Crop(height // 4, width // 4, max(height // 2, 1), max(width // 2, 1), flip=True)
+
+    batch = load_image_batch(paths, width=32, height=48, crop=center)
+    pictures = [decode_image(path) for path in paths]
+    assert seen == [tuple(picture.shape[1:]) for picture in pictures]
+    for image, picture in zip(batch, pictures, strict=True):
+        box = center(*picture.shape[1:])
+        expected = v2.functional.resized_crop(picture, *box[:4], [48, 32]).flip(2)
+        assert torch.equal(image.permute(2, 0, 1), expected)
+
+
+def test_crop_function_outside_the_picture(paths):
+    """A box that leaves the picture is the caller's mistake, told with both."""
+    crop = functools.partial(Crop, 0, 0)
+    with pytest.raises(ValueError, match=r"Crop\(top=0.*outside the picture of height=375"):
+        load_image(paths[0], 8, 8, crop=lambda height, width: crop(height + 1, width))
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder as folders are: PNG, gray, CMYK, GIF and WebP between the JPEGs."""
+    photos = [photograph(50 + 10 * seed, 90, seed) for seed in range(7)]
+    kinds = ["JPEG", "PNG", "JPEG", "JPEG", "GIF", "WEBP", "PNG"]
+    modes = ["RGB", "RGB", "L", "CMYK", "RGB", "RGB", "RGBA"]
+    for seed, (photo, kind, mode) in enumerate(zip(photos, kinds, modes, strict=True)):
+        photo.convert(mode).save(tmp_path / f"{seed}.img", kind)
+    return sorted(tmp_path.iterdir())
+
+
+def test_load_image_batch_of_mixed_kinds(mixed):
+    """Every kind of image stands beside every other, from paths and from bytes."""
+    expected = [v2.functional.resize(decode_image(path), [40, 40]) for path in mixed]
+    from_paths = load_image_batch(mixed, width=40, height=40)
+    from_bytes = load_image_batch([path.read_bytes() for path in mixed], width=40, height=40)
+    assert torch.equal(from_paths.permute(0, 3, 1, 2), torch.stack(expected))
+    assert torch.equal(from_bytes, from_paths)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_load_image_batch_names_the_bad_file(mixed, bad):
+    """One truncated file, JPEG or PNG: one DecodeError with its name."""
+    truncate(mixed[bad])
+    with pytest.raises(DecodeError, match=rf"/{bad}\.img: .*truncated"):
+        load_image_batch(mixed, width=40, height=40)
+
+
+def test_load_image_batch_not_strict_drops_bad_files(mixed):
+    """strict=False keeps the good images in order; if there are none it raises."""
+    truncate(mixed[2])
+    mixed[4].write_bytes(b"")
+    good = [path for k, path in enumerate(mixed) if k not in (2, 4)]
+    kept = load_image_batch(mixed, width=40, height=40, strict=False)
+    assert torch.equal(kept, load_image_batch(good, width=40, height=40))
+    with pytest.raises(DecodeError, match=r"none of the 2 images can be decoded.*[24]\.img"):
+        load_image_batch([mixed[2], mixed[4]], width=40, height=40, strict=False)
+
+
+def test_load_image_batch_takes_what_only_pillow_decodes(mixed, monkeypatch):
+    """With Pillow told to accept truncated files, a batch accepts them as well."""
+    truncate(mixed[0])
+    monkeypatch.setattr("PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True)
+    expected = v2.functional.resize(decode_image(mixed[0]), [40, 40])
+    batch = load_image_batch(mixed, width=40, height=40)
+    assert torch.equal(batch[0].permute(2, 0, 1), expected)
+
+
+def test_load_image_batch_header_that_lies(mixed, monkeypatch):
+    """Crop boxes were made for the size in the header: another size is refused, not cropped."""
+    monkeypatch.setattr(_images, "header_size", lambda data, name: (30, 40))
+    with pytest.raises(DecodeError, match=r"0\.img: the header says height and width \(30, 40\)"):
+        load_image_batch(mixed, width=40, height=40)
+
+
+def test_load_image_batch_missing_file(mixed):
+    """A missing file is an OSError with its name, not the data's fault."""
+    with pytest.raises(FileNotFoundError, match=r"gone\.jpg"):
+        load_image_batch([mixed[0], mixed[0].with_name("gone.jpg")], width=8, height=8)
+
+
+def test_load_image_batch_refuses_what_it_cannot_do(paths):
+    """Options that are not there say what to do; none is silently ignored."""
+    with pytest.raises(UnsupportedOptionError, match=r"Pass None and move the batch with"):
+        load_image_batch(paths, width=8, height=8, device_config=object())
+    with pytest.raises(UnsupportedOptionError, match="pix_fmt must be 'rgb24'"):
+        load_image_batch(paths, width=8, height=8, pix_fmt="yuv420p")
+    with pytest.raises(ValueError, match="at least one image"):
+        load_image_batch([], width=8, height=8)
+    with pytest.raises(ValueError, match="must be >= 1"):
+        load_image(paths[0], 0, 8)
+
+
+def test_kernel_compiles_once_for_many_threads(paths, monkeypatch):
+    """Threads that come together share one compilation, without a warning."""
+    compilations = []
+    compile_kernel = _kernel._compile
+    monkeypatch.setattr(_kernel, "_compile_tried", False)
+    monkeypatch.setattr(_kernel, "_compile", lambda: compilations.append(1) or compile_kernel())
+    barrier = threading.Barrier(4)
+    batches = []
+
+    def load():
+        barrier.wait(timeout=10)
+        batches.append(load_image_batch(paths[:4], width=16, height=16))
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert compilations == [1]
+    assert all(torch.equal(batch, batches[0]) for batch in batches)
+    assert len(batches) == 4
+
+
+def test_default_device_does_not_move_the_batch(paths):
+    """Batches are made in host memory whatever the default device is."""
+    torch.set_default_device("meta")
+    try:
+        assert load_image_batch(paths[:2], width=8, height=8).device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_image_loader_in_torchvision_folder(tmp_path):
+    """torchvision's own ImageFolder gets tensors by loader=image_loader."""
+    from torchvision.datasets import ImageFolder
+
+    (tmp_path / "cat").mkdir()
+    photograph(30, 40, 0).save(tmp_path / "cat" / "1.jpg")
+    dataset = ImageFolder(tmp_path, v2.CenterCrop(16), loader=image_loader)
+    image, target = dataset[0]
+    assert target == 0
+    assert torch.equal(image, v2.CenterCrop(16)(decode_image(tmp_path / "cat" / "1.jpg")))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(edits=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=6))
+def test_damaged_neighbour_changes_no_other_image(edits):
+    """Whatever becomes of a damaged file, the other images of the batch are as without it."""
+    content = bytearray(GOOD)
+    for place, value in edits:
+        content[int(place**2 * len(content))] = value  # squared: more edits near the header
+    batch = load_image_batch([GOOD, bytes(content), GOOD], width=16, height=16, strict=False)
+    assert len(batch) in (2, 3)
+    expected = load_image_batch([GOOD], width=16, height=16)[0]
+    assert torch.equal(batch[0], expected)
+    assert torch.equal(batch[-1], expected)

@@ -1,0 +1,315 @@
+"""decode_image: every kind of file becomes what Pillow makes of it, or one DecodeError."""
+
+import io
+import re
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import decode_image
+from spdl_torch.io._header import read_header
+
+
+def photograph(height=61, width=97, seed=0):
+    """Smooth colours with some noise, so that every codec has something to do."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (7, 9, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=int)
+    noisy = smooth + rng.integers(-8, 9, smooth.shape)
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def encode(image, file_format, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, file_format, **options)
+    return buffer.getvalue()
+
+
+def png_chunk(kind, content):
+    crc = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + crc
+
+
+def png(width, height, bits, colour, rows):
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + png_chunk(b"IHDR", header)
+        + png_chunk(b"IDAT", zlib.compress(rows))
+        + png_chunk(b"IEND", b"")
+    )
+
+
+def png16(colour, channels, seed=0):
+    """A 16-bit PNG of random samples, 20 wide and 10 high, and its samples."""
+    samples = np.random.default_rng(seed).integers(0, 1 << 16, (10, 20, channels))
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)
+    return png(20, 10, 16, colour, rows), samples
+
+
+def without_segment(jpeg, marker):
+    start = jpeg.index(b"\xff" + bytes([marker]))
+    (length,) = struct.unpack(">H", jpeg[start + 2 : start + 4])
+    return jpeg[:start] + jpeg[start + 2 + length :]
+
+
+def ycck(jpeg):
+    """The same samples, declared as YCCK by the Adobe segment."""
+    start = jpeg.index(b"\xff\xee")
+    return jpeg[: start + 15] + b"\x02" + jpeg[start + 16 :]
+
+
+def animation():
+    return [Image.new("RGB", (30, 20), (40 * i, 200 - 40 * i, 9)) for i in range(4)]
+
+
+def kinds():
+    photo = photograph()
+    alpha = photo.convert("RGBA")
+    alpha.putalpha(Image.linear_gradient("L").resize(photo.size))
+    cmyk = encode(photo.convert("CMYK"), "JPEG")
+    first, *others = animation()
+    frames = {"save_all": True, "append_images": others}
+    exif = Image.Exif()
+    exif[0x112] = 6
+    exif[0x10E] = "a long description " * 100
+    return {
+        "jpeg": encode(photo, "JPEG", quality=90),
+        "jpeg progressive": encode(photo, "JPEG", progressive=True),
+        "jpeg 4:4:4": encode(photo, "JPEG", subsampling=0),
+        "jpeg stored as RGB": encode(photo, "JPEG", keep_rgb=True),
+        "jpeg gray": encode(photo.convert("L"), "JPEG"),
+        "jpeg CMYK": cmyk,
+        "jpeg CMYK without Adobe segment": without_segment(cmyk, 0xEE),
+        "jpeg YCCK": ycck(cmyk),
+        "jpeg with EXIF": encode(photo, "JPEG", exif=exif),
+        "jpeg with trailing garbage": encode(photo, "JPEG") + b"garbage" * 9,
+        "jpeg of one pixel": encode(photo.resize((1, 1)), "JPEG"),
+        "png": encode(photo, "PNG"),
+        "png gray": encode(photo.convert("L"), "PNG"),
+        "png 1 bit": encode(photo.convert("1"), "PNG"),
+        "png palette": encode(photo.quantize(), "PNG"),
+        "png palette of 4 bits": encode(photo.quantize(16), "PNG", bits=4),
+        "png palette, transparent": encode(photo.quantize(16), "PNG", transparency=3),
+        "png RGB, transparent": encode(photo, "PNG", transparency=(1, 2, 3)),
+        "png alpha": encode(alpha, "PNG"),
+        "png gray alpha": encode(alpha.convert("LA"), "PNG"),
+        "png 16-bit RGB": png16(2, 3)[0],
+        "png 16-bit gray alpha": png16(4, 2)[0],
+        "png 16-bit alpha": png16(6, 4)[0],
+        "webp": encode(photo, "WEBP"),
+        "webp lossless": encode(photo, "WEBP", lossless=True),
+        "webp alpha": encode(alpha, "WEBP", lossless=True),
+        "webp animated": encode(first, "WEBP", **frames),
+        "gif": encode(photo.quantize(), "GIF"),
+        "gif animated": encode(first, "GIF", **frames),
+        "bmp": encode(photo, "BMP"),
+        "tiff": encode(photo, "TIFF"),
+        "tiff CMYK": encode(photo.convert("CMYK"), "TIFF"),
+        "ppm": encode(photo, "PPM"),
+    }
+
+
+KINDS = kinds()
+
+
+def pillow(content):
+    with Image.open(io.BytesIO(content)) as image:
+        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_image_equals_pillow(kind):
+    """Every kind of file gives the pixels of Pillow's convert("RGB")."""
+    image = decode_image(KINDS[kind])
+    assert image.dtype == torch.uint8
+    assert torch.equal(image, pillow(KINDS[kind]))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("jp", "pn", "we"))])
+def test_read_header_has_the_decoded_size(kind):
+    """The size in the header, which crop boxes are made for, is the size that comes out."""
+    header = read_header(memoryview(KINDS[kind]))
+    if "animated" in kind:
+        assert header is None
+    else:
+        assert (header.height, header.width) == tuple(pillow(KINDS[kind]).shape[1:])
+
+
+def test_decode_image_keeps_high_byte_of_16_bit_gray():
+    """16-bit gray keeps its shades (Pillow's convert would saturate nearly all to white)."""
+    content, samples = png16(0, 1)
+    expected = torch.from_numpy(samples[..., 0] >> 8).to(torch.uint8)
+    assert torch.equal(decode_image(content), expected.expand(3, -1, -1))
+    tiff = encode(Image.fromarray(samples[..., 0].astype(np.uint16)), "TIFF")
+    assert torch.equal(decode_image(tiff), expected.expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_decode_image_turns_by_exif_only_when_asked(file_format, orientation):
+    """The picture is as stored by default, and upright with apply_exif_orientation."""
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    content = encode(photograph(), file_format, exif=exif)
+    with Image.open(io.BytesIO(content)) as image:
+        upright = np.array(ImageOps.exif_transpose(image).convert("RGB"))
+    turned = decode_image(content, apply_exif_orientation=True)
+    assert torch.equal(turned, torch.from_numpy(upright).permute(2, 0, 1))
+    assert torch.equal(decode_image(content), pillow(content))
+
+
+def test_decode_image_takes_every_kind_of_source(tmp_path):
+    """Path, str, bytes, bytearray, memoryview, tensor and file object give the same picture."""
+    content = KINDS["jpeg"]
+    path = tmp_path / "photo.png"  # the name lies, the content counts
+    path.write_bytes(content)
+    tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    sources = [path, str(path), bytearray(content), memoryview(content), tensor]
+    for source in [*sources, io.BytesIO(content)]:
+        assert torch.equal(decode_image(source), decode_image(content))
+    with path.open("rb") as file:
+        assert torch.equal(decode_image(file), decode_image(content))
+
+
+def test_decode_image_refuses_what_is_no_source(tmp_path):
+    """A missing file is an OSError and a wrong type a TypeError: neither is the data's fault."""
+    with pytest.raises(FileNotFoundError, match=r"gone\.jpg"):
+        decode_image(tmp_path / "gone.jpg")
+    with pytest.raises(TypeError, match="got int"):
+        decode_image(7)
+    with pytest.raises(TypeError, match="uint8 with one dimension"):
+        decode_image(torch.zeros(3, 4, 4))
+
+
+CUT = ["jpeg", "jpeg progressive", "jpeg CMYK", "png", "png palette", "webp", "gif", "bmp", "tiff"]
+
+
+@pytest.mark.parametrize("kind", CUT)
+@pytest.mark.parametrize("kept", [0.02, 0.3, 0.9])
+def test_decode_image_truncated(tmp_path, kind, kept):
+    """A file that was cut off is refused by name; half a picture never trains silently."""
+    path = tmp_path / "cut.jpg"
+    path.write_bytes(KINDS[kind][: int(len(KINDS[kind]) * kept)])
+    with pytest.raises(DecodeError, match=re.escape(str(path)) + ": ..."):
+        decode_image(path)
+
+
+def test_decode_image_names_file_and_reason(tmp_path):
+    """The message has the file and the codec's reason, without the codec's source path."""
+    path = tmp_path / "bad.jpg"
+    path.write_bytes(KINDS["jpeg"][:-200])
+    with pytest.raises(DecodeError, match=r"bad\.jpg: Image is incomplete or truncated$") as caught:
+        decode_image(path)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_decode_image_empty_or_not_an_image(tmp_path):
+    """An empty file and a text file say so."""
+    path = tmp_path / "empty.jpg"
+    path.touch()
+    with pytest.raises(DecodeError, match=r"empty\.jpg: the file is empty"):
+        decode_image(path)
+    with pytest.raises(DecodeError, match="<bytes>: not an image: it starts with b'<html>"):
+        decode_image(b"<html><body>404</body></html>")
+
+
+def bomb_png(side=60_000):
+    return png(side, side, 8, 2, b"\0" * 5000)
+
+
+def bomb_jpeg():
+    jpeg = KINDS["jpeg progressive"]
+    start = jpeg.index(b"\xff\xc2")
+    return jpeg[: start + 5] + struct.pack(">HH", 65_000, 65_000) + jpeg[start + 9 :]
+
+
+@pytest.mark.parametrize("bomb", [bomb_png(), bomb_jpeg()])
+def test_decode_image_small_file_with_huge_size(bomb):
+    """A header that promises more than the file can hold is refused before any allocation."""
+    with pytest.raises(DecodeError, match="too many for"):
+        decode_image(bomb)
+
+
+def test_decode_image_obeys_pillow_pixel_limit(monkeypatch):
+    """The limit is Pillow's own, so a script that moved it there is obeyed."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 61 * 97 // 2 - 1)
+    for kind in ("jpeg", "png", "webp", "bmp"):
+        with pytest.raises(DecodeError, match="limit"):
+            decode_image(KINDS[kind])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert decode_image(KINDS["jpeg"]).shape == (3, 61, 97)
+
+
+def test_decode_image_never_starts_ghostscript():
+    """Formats that run programs are not images here."""
+    with pytest.raises(DecodeError, match="not an image"):
+        decode_image(encode(photograph(), "EPS"))
+
+
+def assert_decodes_or_raises(content):
+    try:
+        image = decode_image(content)
+    except DecodeError:
+        return
+    assert image.dtype == torch.uint8
+    assert image.dim() == 3
+    assert image.shape[0] == 3
+
+
+FUZZ = settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+# Damaged files make Pillow and its libraries warn; that is not what these tests are about.
+ignore_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Warning:PIL")
+
+
+@ignore_warnings
+@FUZZ
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    edits=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), min_size=1, max_size=8),
+    kept=st.sampled_from([1.0, 1.0, 0.7]),
+)
+def test_decode_image_mutated_bytes(kind, edits, kept):
+    """Any damage gives a picture or a DecodeError, and nothing else."""
+    content = bytearray(KINDS[kind])
+    for place, value in edits:
+        content[int(place**2 * len(content))] = value  # squared: more edits near the header
+    assert_decodes_or_raises(bytes(content[: int(len(content) * kept)]))
+
+
+@ignore_warnings
+@FUZZ
+@given(
+    magic=st.sampled_from([b"", *{content[:16] for content in KINDS.values()}]),
+    rest=st.binary(max_size=200),
+)
+def test_decode_image_arbitrary_bytes(magic, rest):
+    """Arbitrary bytes, with a right beginning or not, give a picture or a DecodeError."""
+    assert_decodes_or_raises(magic + rest)
+
+
+def test_import_is_light_and_silent():
+    """Importing spdl_torch.io imports no codec, warns about nothing and prints nothing."""
+    code = (
+        "import sys, spdl_torch.io; "
+        "heavy = {'av', 'lightning', 'matplotlib', 'torchvision', 'PIL'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
