@@ -1,0 +1,101 @@
+"""The process that does one job: ``python -m spdl_torch.demo.child JOB``, JOB being JSON.
+
+It answers on standard output, one JSON object a line: ``{"phase", "total"}`` when a part begins,
+``{"done"}`` while it goes on, ``{"answer"}`` at the end. Whatever else is printed goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from .jobs import POOL, Environment, Prepare, decode_job, encode, spread
+
+__all__ = ["Reporter", "main"]
+
+_SECONDS_BETWEEN_LINES = 0.1
+
+
+class Reporter:
+    """Writes the lines; at most ten a second, so that reporting costs nothing."""
+
+    def __init__(self, lines: TextIO) -> None:
+        self._lines = lines
+        self._next_time = 0.0
+
+    def phase(self, name: str, total: int) -> None:
+        """Begin a part of ``total`` images."""
+        self.write(phase=name, total=total)
+
+    def done(self, count: int) -> None:
+        """``count`` images of the part are behind us."""
+        now = time.monotonic()
+        if now >= self._next_time:
+            self._next_time = now + _SECONDS_BETWEEN_LINES
+            self.write(done=count)
+
+    def write(self, **fields: object) -> None:
+        """Send one line at once."""
+        print(json.dumps(fields), file=self._lines, flush=True)
+
+
+def main() -> None:
+    """Do the job named on the command line."""
+    job = decode_job(sys.argv[1])
+    with os.fdopen(os.dup(1), "w") as lines:
+        os.dup2(2, 1)
+        reporter = Reporter(lines)
+        if isinstance(job, Prepare):
+            answer = encode(_prepare(job, reporter))
+        else:
+            from .training import measure
+
+            answer = encode(measure(job, reporter))
+        reporter.write(answer=answer)
+
+
+def _prepare(job: Prepare, reporter: Reporter) -> Environment:
+    import torch
+    import torchvision  # type: ignore[import-untyped]
+
+    if job.num_photographs:
+        from .photographs import write_photographs
+
+        reporter.phase("writing photographs", job.num_photographs)
+        write_photographs(
+            Path(job.folder), job.num_photographs, seed=job.seed, progress=reporter.done
+        )
+    folder = torchvision.datasets.ImageFolder(job.folder)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Environment(
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        torchvision=torchvision.__version__,
+        device=device,
+        device_name=torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        num_threads=torch.get_num_threads(),
+        num_images=len(folder),
+        num_classes=len(folder.classes),
+        mean_bytes=_read([path for path, _ in folder.samples], reporter),
+    )
+
+
+def _read(paths: list[str], reporter: Reporter) -> float:
+    """Read the files that will be measured into the page cache; return their mean size."""
+    chosen = [paths[index] for index in spread(len(paths), min(POOL, len(paths)))]
+    reporter.phase("reading the images once", len(chosen))
+    num_bytes = 0
+    for count, path in enumerate(chosen, 1):
+        num_bytes += len(Path(path).read_bytes())
+        reporter.done(count)
+    return num_bytes / len(chosen)
+
+
+if __name__ == "__main__":
+    main()

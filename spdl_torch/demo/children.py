@@ -1,0 +1,109 @@
+"""Run a job in a child process of its own, follow its progress, watch its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import IO, TYPE_CHECKING, Any
+
+from .jobs import Environment, Measure, Measurement, Prepare, decode_answer, encode
+from .memory import tree_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["ChildFailure", "run_job"]
+
+_SECONDS_BETWEEN_SAMPLES = 0.4  # a sample costs about 10 ms of CPU
+
+
+class ChildFailure(RuntimeError):
+    """The job's process ended without an answer; the message ends with what it printed."""
+
+
+def run_job(
+    job: Prepare | Measure, on_line: Callable[[dict[str, Any]], None]
+) -> tuple[Environment | Measurement, float | None]:
+    """Do ``job`` in a fresh process; return its answer and the peak bytes of its process tree.
+
+    ``on_line`` is called with every line of progress.
+
+    Cancellation: an exception in the caller's thread, Ctrl-C included, kills the process and all
+    its workers at once; nothing of them is left when this function returns. The child is a
+    session of its own, so that Ctrl-C reaches only the caller.
+
+    Raises: ChildFailure: the process ended without an answer.
+    """
+    with tempfile.TemporaryFile("w+") as printed, _started(job, printed) as child:
+        lines = _follow(child)
+        peak: float | None = None
+        next_sample = 0.0
+        while True:
+            try:
+                line = lines.get(timeout=_SECONDS_BETWEEN_SAMPLES)
+            except queue.Empty:
+                line = {}
+            if line is None:
+                raise ChildFailure(_last_words(child, printed))
+            if "answer" in line:
+                return decode_answer(line["answer"]), peak
+            if line:
+                on_line(line)
+            if time.monotonic() >= next_sample:
+                peak = max(peak or 0.0, tree_bytes(child.pid) or 0.0) or None
+                next_sample = time.monotonic() + _SECONDS_BETWEEN_SAMPLES
+
+
+@contextlib.contextmanager
+def _started(job: Prepare | Measure, printed: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", f"{__package__}.child", json.dumps(encode(job))]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=printed,
+        text=True,
+        start_new_session=True,
+    ) as child:
+        try:
+            yield child
+        finally:
+            _kill(child)
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    """End the child and its workers; they are its process group."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+    else:
+        child.kill()
+
+
+def _follow(child: subprocess.Popen[str]) -> queue.SimpleQueue[dict[str, Any] | None]:
+    """The child's lines as they come, then None. The thread ends with the child's output."""
+    lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    stdout = child.stdout
+    assert stdout is not None, "guaranteed by stdout=PIPE"
+
+    def read() -> None:
+        for line in stdout:
+            lines.put(json.loads(line))
+        lines.put(None)
+
+    threading.Thread(target=read, name="demo-follow", daemon=True).start()
+    return lines
+
+
+def _last_words(child: subprocess.Popen[str], printed: IO[str]) -> str:
+    status = child.wait()
+    printed.seek(0)
+    return f"the process ended with status {status} and no answer:\n{printed.read().strip()}"

@@ -1,0 +1,221 @@
+"""What ``python -m spdl_torch demo`` does, from the arguments to the tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import textwrap
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from .children import ChildFailure, run_job
+from .jobs import VARIANTS, Environment, Measure, Measurement, Plan, Prepare, make_plan
+from .machine import usable_cores
+from .meter import Meter
+from .table import comparison_table, stage_table
+from .verdict import bottleneck, compare, quiet_rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DemoOptions", "UsageError", "check_folder", "default_workers", "run_demo"]
+
+_NUM_PHOTOGRAPHS = 240
+_NUM_PHOTOGRAPHS_SMOKE = 64
+_MOST_DEFAULT_WORKERS = 8
+_COLUMNS = 99
+
+# Those of torchvision.datasets.folder.IMG_EXTENSIONS; importing them would import torch.
+_IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+)
+
+
+class UsageError(ValueError):
+    """The caller's fault: an argument that cannot be used; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOptions:
+    """The command line."""
+
+    data: Path | None
+    """A class-per-folder tree of images; None writes one."""
+    epochs: int | None
+    """Whole passes over the images; None trains for a fixed number of images."""
+    smoke: bool
+    num_workers: int
+    num_rounds: int
+
+
+def default_workers() -> int:
+    """The cores that this process may use, 8 at most."""
+    return min(usable_cores(), _MOST_DEFAULT_WORKERS)
+
+
+def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
+    """Compare the loaders; write the tables to ``out``; return the exit status.
+
+    Ctrl-C kills what runs, writes the tables of what was measured so far, and returns 130.
+    Raises: UsageError: ``options.data`` is not a class-per-folder tree of images.
+    """
+    if options.data is not None:
+        check_folder(options.data)
+    demo = _Demo(options, out, progress)
+    try:
+        with _image_folder(options.data) as folder:
+            demo.run(folder)
+        status = 0
+    except KeyboardInterrupt:
+        demo.meter.end()
+        print("Interrupted.", file=out)
+        status = 130
+    except ChildFailure as failure:
+        demo.meter.end()
+        print(f"spdl-torch demo: {demo.activity}: {failure}", file=sys.stderr)
+        status = 1
+    demo.write_tables()
+    return status
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what is not a class-per-folder tree of images.
+
+    Raises: UsageError.
+    """
+    expected = "--data must be a folder with one folder of images per class (class/photo.jpg)"
+    remedy = "Give the folder above the classes, or leave --data out to use generated photographs."
+    if not folder.is_dir():
+        given = f"{folder} is a file" if folder.exists() else f"{folder} does not exist"
+        raise UsageError(f"{expected}; {given}. {remedy}")
+    classes = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    if not classes:
+        raise UsageError(f"{expected}; {folder} holds no folders. {remedy}")
+    empty = [entry.name for entry in classes if not _holds_image(entry)]
+    if len(empty) == len(classes):
+        raise UsageError(f"{expected}; the folders in {folder} hold no images. {remedy}")
+    if empty:
+        raise UsageError(
+            f"{expected}; {len(empty)} of {len(classes)} folders in {folder} hold no images, "
+            f"{empty[0]!r} first. Remove them, or give another folder."
+        )
+
+
+def _holds_image(folder: Path) -> bool:
+    return any(
+        os.path.splitext(name)[1].lower() in _IMAGE_SUFFIXES
+        for _, _, names in os.walk(folder)
+        for name in names
+    )
+
+
+@contextmanager
+def _image_folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="spdl-torch-demo-") as made:
+        yield Path(made)
+
+
+class _Demo:
+    """One run of the command: what has been measured so far, and how to show it."""
+
+    def __init__(self, options: DemoOptions, out: TextIO, progress: TextIO) -> None:
+        self._options = options
+        self._out = out
+        self.meter = Meter(progress)
+        self.activity = "starting"
+        self._results: dict[str, list[Measurement]] = {key: [] for key in VARIANTS}
+
+    def run(self, folder: Path) -> None:
+        """Prepare the images, then run every variant in turn, round after round."""
+        environment = self._prepare(folder)
+        options = self._options
+        plan = make_plan(
+            environment.device, environment.num_images, smoke=options.smoke, epochs=options.epochs
+        )
+        self._write_setting(environment, plan)
+        # Round after round, not variant after variant: a disturbance then hits all of them.
+        turns = [key for _ in range(options.num_rounds) for key in VARIANTS]
+        for number, key in enumerate(turns, 1):
+            self.activity = f"{number}/{len(turns)} {' '.join(VARIANTS[key].heading)}"
+            job = Measure(
+                variant=key,
+                folder=str(folder),
+                num_workers=options.num_workers,
+                device=environment.device,
+                plan=plan,
+            )
+            answer, peak = self._job(job)
+            assert isinstance(answer, Measurement), f"{answer=}"
+            self._results[key].append(replace(answer, peak_bytes=peak))
+
+    def _prepare(self, folder: Path) -> Environment:
+        self.activity = "preparing"
+        count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
+        num_photographs = count if self._options.data is None else 0
+        answer, _ = self._job(Prepare(folder=str(folder), num_photographs=num_photographs))
+        assert isinstance(answer, Environment), f"{answer=}"
+        return answer
+
+    def _job(self, job: Prepare | Measure) -> tuple[Environment | Measurement, float | None]:
+        def on_line(line: dict[str, Any]) -> None:
+            if "phase" in line:
+                self.meter.begin(f"{self.activity}: {line['phase']}", line["total"])
+            else:
+                self.meter.advance(line["done"])
+
+        self.meter.begin(f"{self.activity}: importing torch")
+        answer = run_job(job, on_line)
+        self.meter.end()
+        return answer
+
+    def _write_setting(self, environment: Environment, plan: Plan) -> None:
+        where = self._options.data or "generated photographs"
+        print(
+            f"{environment.num_images} images ({environment.mean_bytes / 1000:.0f} kB each, "
+            f"{environment.num_classes} classes) of {where}\n"
+            f"python {environment.python}, torch {environment.torch}, "
+            f"torchvision {environment.torchvision}, {environment.device_name}\n"
+            f"{usable_cores()} cores, num_workers={self._options.num_workers}, "
+            f"{environment.num_threads} intra-op threads for the model\n"
+            f"each run, in a process of its own: load {plan.loading_images} images, then train "
+            f"resnet18 on {plan.epoch_images * plan.epochs}\n"
+            f"({plan.epochs} epoch(s), batches of {plan.batch_size}, RandomResizedCrop to "
+            f"{plan.crop_pixels} pixels, flip, SGD); {self._options.num_rounds} round(s)",
+            file=self._out,
+            flush=True,
+        )
+
+    def write_tables(self) -> None:
+        """Write what was measured, as far as it went."""
+        everything = {key: results for key, results in self._results.items() if results}
+        if not everything:
+            return
+        out = self._out
+        measured = quiet_rounds(everything, usable_cores())
+        left_out = sum(map(len, everything.values())) - sum(map(len, measured.values()))
+        if left_out:
+            print(f"\n{left_out} run(s) left out: other programs were busy meanwhile", file=out)
+        print(f"\n{comparison_table(measured)}", file=out)
+        last = measured[list(measured)[-1]]
+        if last[-1].stages:
+            print(f"\nOur loader's stages while training\n{stage_table(last[-1].stages)}", file=out)
+            _, verdict = bottleneck(last[-1].stages, last[-1].wait_ratio)
+            print(_wrapped("", f"{verdict.finding} {verdict.advice}"), file=out)
+        if len(measured) < len(VARIANTS):
+            return
+        if self._options.smoke:
+            print("\nThe smoke run is too short to compare. Next: leave out --smoke.", file=out)
+        else:
+            verdict = compare(next(iter(measured.values())), last, usable_cores())
+            print(f"\n{_wrapped('Verdict: ', verdict.finding)}", file=out)
+            print(_wrapped("Next:    ", verdict.advice), file=out)
+
+
+def _wrapped(label: str, text: str) -> str:
+    return textwrap.fill(text, _COLUMNS, initial_indent=label, subsequent_indent=" " * len(label))

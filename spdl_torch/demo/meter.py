@@ -1,0 +1,63 @@
+"""A progress bar of one line on a terminal, one line per part everywhere else."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TextIO
+
+__all__ = ["Meter"]
+
+_BAR_CELLS = 12
+
+
+class Meter:
+    """Shows one part at a time: ``begin``, ``advance`` as often as you like, ``end``.
+
+    On a terminal the bar is drawn over itself and removed at the end. In a file or a pipe every
+    part is one line, printed when it begins.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._drawing = stream.isatty()
+        self._label = ""
+        self._total = 0
+        self._start_time = 0.0
+
+    def begin(self, label: str, total: int = 0) -> None:
+        """Start a part of ``total`` images; 0 if there is nothing to count."""
+        self._label, self._total = label, total
+        self._start_time = time.monotonic()
+        if self._drawing:
+            self.advance(0)
+        else:
+            amount = f", {total} images" if total else ""
+            print(f"{label}{amount}", file=self._stream, flush=True)
+
+    def advance(self, done: int) -> None:
+        """``done`` images of the part are behind us."""
+        if not self._drawing:
+            return
+        columns = shutil.get_terminal_size().columns
+        line = render(self._label, done, self._total, time.monotonic() - self._start_time)
+        self._stream.write("\r\033[K" + line[: columns - 1])
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Remove the bar, so that what is printed next starts on a clean line."""
+        if self._drawing:
+            self._stream.write("\r\033[K")
+            self._stream.flush()
+
+
+def render(label: str, done: int, total: int, seconds: float) -> str:
+    """``training [##..........]  96/480  58/s  7 s left``."""
+    if total == 0:
+        return f"{label} ..."
+    filled = _BAR_CELLS * done // total
+    bar = "#" * filled + "." * (_BAR_CELLS - filled)
+    line = f"{label} [{bar}] {done:{len(str(total))}}/{total}"
+    if done and seconds > 0:
+        line += f"  {done / seconds:.0f}/s  {seconds * (total - done) / done:.0f} s left"
+    return line
