@@ -68,7 +68,7 @@ class Channel(Generic[T]):
         self._finished = False
         self._closed = False
         self._getters: deque[_Waiter] = deque()
-        self._putters: deque[tuple[int | None, _Waiter]] = deque()
+        self._putters: deque[tuple[int | None, bool, _Waiter]] = deque()
         # One woken thread at a time: it wakes the next one if there is still something for it.
         # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
         self._getter_woken = False
@@ -213,7 +213,7 @@ class Channel(Generic[T]):
                     started_ns = started_ns or self._put_wait.begin()
                 waiter.acquire()
         finally:
-            self._end_put_wait(started_ns, seq, waiter)
+            self._end_put_wait(started_ns, (seq, advance, waiter))
 
     async def _put_suspending(self, seq: int | None, item: Any, *, advance: bool) -> None:
         started_ns = 0
@@ -229,7 +229,7 @@ class Channel(Generic[T]):
                 await waiter.wait()
                 waiter = _AsyncWaiter()
         finally:
-            self._end_put_wait(started_ns, seq, waiter)
+            self._end_put_wait(started_ns, (seq, advance, waiter))
 
     def _try_put(
         self, seq: int | None, item: Any, advance: bool, waiter: _Waiter | None = None
@@ -245,7 +245,7 @@ class Channel(Generic[T]):
         if waiter is not None:
             # Enlist first, look second: a close() in between then either finds the waiter or is
             # seen here.
-            self._putters.append((seq, waiter))
+            self._putters.append((seq, advance, waiter))
         if self._closed or self._finished:
             raise ChannelClosed
         return False
@@ -352,13 +352,13 @@ class Channel(Generic[T]):
     def _wake_putter(self) -> None:
         """Wake the first put that fits; ordered ones are each for a place of their own."""
         for entry in tuple(self._putters):
-            if self._has_room(entry[0], True):
+            if self._has_room(entry[0], entry[1]):
                 try:
                     self._putters.remove(entry)
                 except ValueError:
                     return
                 self._putter_woken = True
-                entry[1].release()
+                entry[2].release()
                 return
 
     def _wake_everyone(self) -> None:
@@ -366,19 +366,19 @@ class Channel(Generic[T]):
             self._wake_getter()
         while self._putters:
             try:
-                self._putters.popleft()[1].release()
+                self._putters.popleft()[2].release()
             except IndexError:
                 return
 
     # A wait may end by Ctrl-C, a timeout or a cancellation: no later wake-up may be spent on its
     # waiter, and one that it got already is passed on.
 
-    def _end_put_wait(self, started_ns: int, seq: int | None, waiter: _Waiter) -> None:
+    def _end_put_wait(self, started_ns: int, entry: tuple[int | None, bool, _Waiter]) -> None:
         if started_ns:
             with self._lock:
                 self._put_wait.end(started_ns)
                 try:
-                    self._putters.remove((seq, waiter))
+                    self._putters.remove(entry)
                 except ValueError:
                     self._putter_woken = False
                     if self._putters:

@@ -195,6 +195,12 @@ class _Timed:
         add = self._cell.add if kind is None else self._cell.add_failure
         add(perf_counter_ns() - self._wall, thread_time_ns() - self._cpu)
 
+    async def __aenter__(self) -> None:
+        self.__enter__()  # SPDL's hooks are asynchronous: `async with super().task_hook(item)`
+
+    async def __aexit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        self.__exit__(kind, *details)
+
 
 class StatsQueue(Channel[Any]):
     """The queue after a stage, named after the stage that fills it: ``0:1:decode[10]_queue``.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
 from .threads import ThreadGroup
 
 __all__ = ["Reporter"]
+
+_TAIL_SECONDS = 1.0  # how long the last lap waits for running ops before it goes without them
 
 
 class Reports(Protocol):
@@ -27,9 +29,13 @@ class Reporter:
     end.
     """
 
-    def __init__(self, subjects: Sequence[Reports]) -> None:
+    def __init__(self, subjects: Sequence[Reports], join: Callable[[float | None], bool]) -> None:
         self._subjects = subjects
-        self._ended = threading.Event()
+        self._join_workers = join
+        # Held while the run goes on. A bare lock, not an Event: request_stop() may come from a
+        # finalizer on the very thread that is inside the wait, where an Event's lock is held.
+        self._going_on = threading.Lock()
+        self._going_on.acquire()
 
     def start(self, threads: ThreadGroup) -> None:
         """Begin the first interval."""
@@ -37,16 +43,28 @@ class Reporter:
 
     def request_stop(self) -> None:
         """Deliver the last laps and end. Never blocks."""
-        self._ended.set()
+        try:
+            self._going_on.release()
+        except RuntimeError:
+            pass  # asked before
 
     def _run(self) -> None:
         clock = monotonic()
         due = {id(s): clock + s.interval for s in self._subjects if s.interval}
-        while due and not self._ended.wait(max(0.0, min(due.values()) - monotonic())):
+        while not self._going_on.acquire(timeout=self._until(due)):
             for subject in self._subjects:
                 if subject.interval and monotonic() >= due[id(subject)]:
                     due[id(subject)] += subject.interval
                     subject.report_lap()
-        self._ended.wait()
+        # A stop does not wait for running ops, the last lap does: they belong to it.
+        if not self._join_workers(_TAIL_SECONDS):
+            self._report_all()
+            self._join_workers(None)
+        self._report_all()
+
+    def _until(self, due: dict[int, float]) -> float:
+        return max(0.0, min(due.values()) - monotonic()) if due else -1
+
+    def _report_all(self) -> None:
         for subject in self._subjects:
             subject.report_lap()

@@ -108,7 +108,7 @@ class Run:
             )
         self._last_queue = queue
         self._sink_queue = make_queue(sink_info, spec.sink.buffer_size, **extra)
-        self._reporter = Reporter([*self._recorders(), *self._queues()])
+        self._reporter = Reporter([*self._recorders(), *self._queues()], self._join_workers)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -166,14 +166,17 @@ class Run:
         self._reporter.request_stop()
 
     def stop(self, timeout: float | None = None) -> None:
-        """``request_stop``, then wait for the threads. Idempotent.
+        """``request_stop``, then wait for the threads. Idempotent. On a thread of the run, e.g. in
+        an op, it does not wait.
 
         Raises: TimeoutError: an op still runs after ``timeout`` seconds; call again to wait on.
         """
         if os.getpid() != self._pid:
             return
         self.request_stop()
-        if not self._threads.join(timeout, without=self._source_thread):
+        if self._threads.is_member():
+            return  # an op or a callback cannot wait for its own end
+        if not self._join_workers(timeout):
             names = ", ".join(self._threads.alive(without=self._source_thread))
             raise TimeoutError(
                 f"stop: still running after {timeout} seconds: {names}. An op cannot be "
@@ -202,10 +205,13 @@ class Run:
         self._reporter.request_stop()
         # Every worker has put its last item, so this join is short. A source may be blocked in
         # the user's code (after a failure): nobody waits for it.
-        self._threads.join(without=self._source_thread)
+        self._join_workers()
         with self._lock:
             if self.state is not RunState.CLOSED:
                 self._advance(RunState.CLOSED)
+
+    def _join_workers(self, timeout: float | None = None) -> bool:
+        return self._threads.join(timeout, without=self._source_thread)
 
     def _advance(self, state: RunState) -> None:
         if state is self.state:
@@ -274,7 +280,8 @@ class Run:
         for stage in self._stages:
             if stage.spec.kind.value.endswith("function"):
                 taken = stage.inlet.counters().num_got
-                delivered = stage.outlet.counters().num_put
+                # What waits for its turn in an ordered outlet was not counted as put yet.
+                delivered = stage.outlet.counters().num_got + len(stage.outlet)
                 dropped, failed = stage.num_dropped, stage.num_failures
                 lost = taken - delivered - dropped - failed
                 cut_short = stage.cut_short or stage.outlet.closed

@@ -47,8 +47,14 @@ class ThreadGroup:
         for thread in self._threads:
             if thread is without or thread is threading.current_thread():
                 continue
+            if thread.ident is None:  # a stop during start(): it will find its channels closed
+                continue
             thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
         return not self.alive(without=without)
+
+    def is_member(self) -> bool:
+        """Whether the caller runs on one of these threads."""
+        return threading.current_thread() in self._threads
 
     def alive(self, *, without: threading.Thread | None = None) -> list[str]:
         """Names of the threads that still run."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import ExitStack
 from time import perf_counter_ns, thread_time_ns
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 from .channel import Channel, ChannelClosed, EndOfChannel
 from .contexts import LazyRunner, blocking
@@ -21,6 +21,8 @@ from .failures import FailureBudget, add_note
 from .hooks import StageInfo, StatsQueue, TaskCell, TaskHook, TaskStatsHook
 
 __all__ = ["Stage", "StageOwner"]
+
+R = TypeVar("R")
 
 Measured = tuple[Any, int, int]
 """What an op returned, its wall time and its thread CPU time in ns."""
@@ -153,11 +155,15 @@ class Stage:
     # -- threads -----------------------------------------------------------------------------
 
     def _run_worker(self) -> None:
-        loops = {OpKind.AGGREGATE: self._aggregate, OpKind.GENERATOR: self._expand_all}
-        loop = self._map if self.spec.executor else loops.get(self.spec.kind, self._map)
         try:
             with LazyRunner() as runner:
-                loop(self.new_cell(), self._with_hooks(self._measured_op(), runner))
+                cell, call = self.new_cell(), self._measured_op()
+                if self.spec.kind is OpKind.GENERATOR and self.spec.executor is None:
+                    self._expand_all(cell, call, runner)
+                elif self.spec.kind is OpKind.AGGREGATE:
+                    self._aggregate(cell, self._with_hooks(call, runner))
+                else:
+                    self._map(cell, self._with_hooks(call, runner))
         except (ChannelClosed, CancelledError):
             self.cut_short = True
         except BaseException as error:
@@ -181,17 +187,16 @@ class Stage:
             try:
                 result, wall_ns, cpu_ns = call(item)
             except BaseException as error:
-                if self._ends_worker(error):
+                if not isinstance(error, Exception) or self._ends_worker(error):
                     self._emit_nothing(number)  # those behind it in the order must not wait
                     raise
-                assert isinstance(error, Exception), "guaranteed by _ends_worker"
                 cell.add_failure(perf_counter_ns() - started_ns, 0)
                 self.count_failure(error, number, item)
                 self._emit_nothing(number)
                 continue
             cell.add(wall_ns, cpu_ns)
             if many:
-                self._emit_all(number, result)
+                self._emit_all(cell, number, result)
             elif result is None:
                 cell.num_dropped += 1
                 self._emit_nothing(number)
@@ -200,38 +205,52 @@ class Stage:
             else:
                 put(result)
 
-    def _expand_all(self, cell: TaskCell, call: Callable[[Any], Measured]) -> None:
+    def _expand_all(
+        self, cell: TaskCell, call: Callable[[Any], Measured], runner: LazyRunner
+    ) -> None:
         """One item in, many out, each passed on as soon as it is there."""
         while True:
             try:
                 number, item = self.inlet.get_numbered()
             except EndOfChannel:
                 return
-            wall_ns = cpu_ns = 0
+            times = [0, 0]
+            expand = functools.partial(self._pass_on, cell, call, number, times)
             try:
-                outputs, wall_ns, cpu_ns = call(item)
-                step = self._gated(functools.partial(_measure, _next))
-                while True:
-                    output, step_wall_ns, step_cpu_ns = step(outputs)
-                    wall_ns, cpu_ns = wall_ns + step_wall_ns, cpu_ns + step_cpu_ns
-                    if output is _EXHAUSTED:
-                        break
-                    if output is None:
-                        cell.num_dropped += 1
-                    elif self.ordered:
-                        self.outlet.put_at(number, output, last=False)
-                    else:
-                        self.outlet.put(output)
+                self._with_hooks(expand, runner)(item)
             except BaseException as error:
-                if self._ends_worker(error):
+                if not isinstance(error, Exception) or self._ends_worker(error):
                     self._emit_nothing(number)
                     raise
-                assert isinstance(error, Exception), "guaranteed by _ends_worker"
-                cell.add_failure(wall_ns, cpu_ns)
+                cell.add_failure(*times)
                 self.count_failure(error, number, item)
             else:
-                cell.add(wall_ns, cpu_ns)
+                cell.add(*times)
             self._emit_nothing(number)
+
+    def _pass_on(
+        self,
+        cell: TaskCell,
+        call: Callable[[Any], Measured],
+        number: int,
+        times: list[int],
+        item: Any,
+    ) -> None:
+        """Pass on what the generator yields; ``times`` sums what was spent inside it."""
+        outputs, times[0], times[1] = call(item)
+        step = self._gated(functools.partial(_measure, _next))
+        while True:
+            output, wall_ns, cpu_ns = step(outputs)
+            times[0] += wall_ns
+            times[1] += cpu_ns
+            if output is _EXHAUSTED:
+                return
+            if output is None:
+                cell.num_dropped += 1
+            elif self.ordered:
+                self.outlet.put_at(number, output, last=False)
+            else:
+                self.outlet.put(output)
 
     def _aggregate(self, cell: TaskCell, call: Callable[[Any], Measured]) -> None:
         """Many in, one list out; a remainder unless ``drop_last``."""
@@ -239,21 +258,30 @@ class Stage:
         size = self.spec.batch_size
         while True:
             try:
-                group.append(self.inlet.get())
+                number, item = self.inlet.get_numbered()
             except EndOfChannel:
                 break
+            group.append(item)
             if len(group) == size:
-                self._emit_group(cell, call, group)
+                self._emit_group(cell, call, group, number // size)
                 group = []
         if group and not self.spec.drop_last:
-            self._emit_group(cell, call, group)
+            self._emit_group(cell, call, group, number // size)
         else:
             cell.num_dropped += len(group)
 
     def _emit_group(
-        self, cell: TaskCell, call: Callable[[Any], Measured], group: list[Any]
+        self, cell: TaskCell, call: Callable[[Any], Measured], group: list[Any], number: int
     ) -> None:
-        result, wall_ns, cpu_ns = call(group)
+        started_ns = perf_counter_ns()
+        try:
+            result, wall_ns, cpu_ns = call(group)
+        except Exception as error:  # of a task hook
+            if self._ends_worker(error):
+                raise
+            cell.add_failure(perf_counter_ns() - started_ns, 0)
+            self.count_failure(error, number, group)
+            return
         cell.add(wall_ns, cpu_ns)
         self.outlet.put(result)
 
@@ -261,11 +289,11 @@ class Stage:
         if self.ordered:
             self.outlet.skip(number)
 
-    def _emit_all(self, number: int, results: list[Any]) -> None:
+    def _emit_all(self, cell: TaskCell, number: int, results: list[Any]) -> None:
         for result in results:
             if result is None:
-                continue
-            if self.ordered:
+                cell.num_dropped += 1
+            elif self.ordered:
                 self.outlet.put_at(number, result, last=False)
             else:
                 self.outlet.put(result)
@@ -296,14 +324,12 @@ class Stage:
 
         return call_gated
 
-    def _with_hooks(
-        self, call: Callable[[Any], Measured], runner: LazyRunner
-    ) -> Callable[[Any], Measured]:
+    def _with_hooks(self, call: Callable[[Any], R], runner: LazyRunner) -> Callable[[Any], R]:
         hooks = self.task_hooks
         if not hooks:
             return call
 
-        def call_hooked(item: Any) -> Measured:
+        def call_hooked(item: Any) -> R:
             with ExitStack() as stack:
                 for hook in hooks:
                     stack.enter_context(runner.blocking(hook.task_hook(item)))
@@ -326,15 +352,14 @@ class Stage:
         finally:
             self._submitted.discard(future)
 
-    def _ends_worker(self, error: BaseException) -> bool:
-        """Whether ``error`` is not the item's own fault: the stop of the run, SystemExit, or a
-        dead executor, which would fail every item."""
+    def _ends_worker(self, error: Exception) -> bool:
+        """Whether ``error`` is not the item's own fault: the stop of the run, or a dead executor,
+        which would fail every item."""
         if isinstance(error, ChannelClosed | CancelledError):
             return self.outlet.closed  # else the op raised it, e.g. for a future of its own
         executor = self.spec.executor
-        return not isinstance(error, Exception) or (
-            executor is not None
-            and bool(getattr(executor, "_broken", False) or getattr(executor, "_shutdown", False))
+        return executor is not None and bool(
+            getattr(executor, "_broken", False) or getattr(executor, "_shutdown", False)
         )
 
 

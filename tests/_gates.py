@@ -1,0 +1,230 @@
+"""What the engine's tests share: ops that wait for the test, thread and file counts, children.
+
+Nothing here sleeps. Where the engine itself has no event to wait for (a thread that has parked
+inside a channel) ``until`` looks again and again; how often does not matter to the outcome.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from spdl_torch.pipeline import PipelineBuilder
+
+PATIENCE_SECONDS = 30
+"""How long a test waits for a thing that must happen; never how long it should take."""
+
+
+class Boom(Exception):
+    """A user's exception, told apart by its argument."""
+
+
+class GatedOp:
+    """An op whose calls wait until the test opens the gate, and which counts them."""
+
+    def __init__(self, result=lambda item: item):
+        self._result = result
+        self._gate = threading.Event()
+        self._changed = threading.Condition()
+        self.started = []
+        self.finished = []
+        self.num_running = 0
+        self.max_running = 0
+
+    def __call__(self, item):
+        with self._changed:
+            self.started.append(item)
+            self.num_running += 1
+            self.max_running = max(self.max_running, self.num_running)
+            self._changed.notify_all()
+        assert self._gate.wait(PATIENCE_SECONDS), "the test forgot to open the gate"
+        with self._changed:
+            self.num_running -= 1
+            self.finished.append(item)
+            self._changed.notify_all()
+        return self._result(item)
+
+    def open(self):
+        """Let every call go on, those to come included."""
+        self._gate.set()
+
+    def wait_started(self, count):
+        """Wait until ``count`` calls have begun."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.started) >= count, PATIENCE_SECONDS)
+
+
+class CountingSource:
+    """``range(count)`` (endless by default) that knows how many items were taken from it."""
+
+    def __init__(self, count=None):
+        self.count = count
+        self.num_taken = 0
+
+    def __iter__(self):
+        while self.count is None or self.num_taken < self.count:
+            self.num_taken += 1
+            yield self.num_taken - 1
+
+
+class BlockedSource:
+    """Yields ``items``, then blocks inside its own ``next()`` until released."""
+
+    def __init__(self, *items):
+        self.items = items
+        self.blocked = threading.Event()
+        self.released = threading.Event()
+
+    def __iter__(self):
+        yield from self.items
+        self.blocked.set()
+        assert self.released.wait(PATIENCE_SECONDS), "the test forgot to release the source"
+
+
+class FakeClock:
+    """Wall and thread CPU time that move only when a test or an op says so."""
+
+    def __init__(self):
+        self.wall_ns = 1_000
+        self.cpu_ns = 0
+
+    def advance(self, wall_ns, cpu_ns=0):
+        """Let time pass."""
+        self.wall_ns += wall_ns
+        self.cpu_ns += cpu_ns
+
+    def install(self, monkeypatch, *modules):
+        """Replace the clock functions that ``modules`` imported."""
+        for module in modules:
+            for name, read in (
+                ("perf_counter_ns", lambda: self.wall_ns),
+                ("thread_time_ns", lambda: self.cpu_ns),
+            ):
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, read)
+
+
+def in_thread(function, *args):
+    """Call ``function`` on a thread of its own; returns a Future and the thread."""
+    future = Future()
+
+    def run():
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="test-helper", daemon=True)
+    thread.start()
+    return future
+
+
+def result_of(future):
+    """What the thread returned or raised."""
+    return future.result(PATIENCE_SECONDS)
+
+
+def until(condition):
+    """Wait for what no event tells: a thread that has parked inside the engine."""
+    pause = threading.Event()
+    for _ in range(PATIENCE_SECONDS * 1000):
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError("what the test waits for never came true")
+
+
+def spdl_threads():
+    """The engine's live threads."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("spdl-")]
+
+
+def join_spdl_threads():
+    """Wait for threads that were told to end by a dropped pipeline; fails if one does not."""
+    for thread in spdl_threads():
+        thread.join(PATIENCE_SECONDS)
+    assert not spdl_threads()
+
+
+def num_fds():
+    """Open file descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def no_leak():
+    """Assert that threads and file descriptors are back to what they were."""
+    gc.collect()
+    join_spdl_threads()
+    threads, fds = threading.active_count(), num_fds()
+    yield
+    gc.collect()
+    join_spdl_threads()
+    assert threading.active_count() == threads
+    assert num_fds() == fds
+
+
+@contextmanager
+def eager_switching():
+    """Let threads take turns far more often than usual, so that races show."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextmanager
+def quiet_log():
+    """Without the engine's log lines about dropped items."""
+    logger = logging.getLogger("spdl_torch.pipeline")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def pipeline_of(source, *ops, sink=3, build=None, **pipe):
+    """A pipeline of ``ops``, all piped with the same options."""
+    builder = PipelineBuilder().add_source(source)
+    for op in ops:
+        builder.pipe(op, **pipe)
+    return builder.add_sink(sink).build(**(build or {}))
+
+
+def run_child(code, *, timeout=PATIENCE_SECONDS):
+    """Run ``code`` in a fresh interpreter: (exit code, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def start_child(code):
+    """Start ``code`` in a fresh interpreter, its output piped and unbuffered."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def multiset(items):
+    """Items with their counts, whatever their order."""
+    return Counter(map(repr, items))

@@ -1,0 +1,596 @@
+"""The bounded queue: nothing lost, bounded, every wait ended by notification."""
+
+import asyncio
+import sys
+import threading
+
+import pytest
+from _gates import PATIENCE_SECONDS, FakeClock, eager_switching, in_thread, result_of, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdl_torch.pipeline import channel as channel_module
+from spdl_torch.pipeline import stats as stats_module
+from spdl_torch.pipeline.channel import Channel, ChannelClosed, EndOfChannel
+
+
+def drain(channel):
+    """Everything until the end."""
+    items = []
+    try:
+        while True:
+            items.append(channel.get(PATIENCE_SECONDS))
+    except EndOfChannel:
+        return items
+
+
+def puts_waiting(channel):
+    return channel.counters().put_wait[1]
+
+
+def gets_waiting(channel):
+    return channel.counters().get_wait[1]
+
+
+# -- ends
+
+
+def test_get_after_finish_drains_then_ends():
+    """finish() delivers what is inside, then every get raises EndOfChannel."""
+    channel = Channel(3)
+    channel.put(1)
+    channel.put(None)
+    channel.finish()
+    assert [channel.get(), channel.get()] == [1, None]
+    for _ in range(2):
+        with pytest.raises(EndOfChannel, match=r"^$"):
+            channel.get()
+
+
+def test_put_after_finish_is_refused():
+    """Nothing can be put into a finished channel, also while it still holds items."""
+    channel = Channel(3)
+    channel.put(1)
+    channel.finish()
+    with pytest.raises(ChannelClosed, match=r"^$"):
+        channel.put(2)
+    assert drain(channel) == [1]
+
+
+def test_close_discards_and_counts():
+    """close() refuses both sides at once and tells what was inside."""
+    channel = Channel(3)
+    channel.put(1)
+    channel.put(2)
+    assert channel.discarded == 0
+    channel.close()
+    channel.close()
+    assert channel.closed
+    assert channel.discarded == 2
+    with pytest.raises(ChannelClosed, match=r"^$"):
+        channel.get()
+    with pytest.raises(ChannelClosed, match=r"^$"):
+        channel.put(3)
+    assert channel.discarded == 2
+
+
+def test_close_counts_items_before_their_turn():
+    """Items that came early are discarded, not forgotten; skipped numbers are no items."""
+    channel = Channel(4)
+    channel.put_at(1, "b")
+    channel.skip(2)
+    assert len(channel) == 1
+    channel.close()
+    assert channel.discarded == 1
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_capacity_below_one_is_refused(capacity):
+    """A channel holds at least one item."""
+    with pytest.raises(ValueError, match=r"capacity must be >= 1, got"):
+        Channel(capacity)
+
+
+@pytest.mark.parametrize("end", ["close", "finish"])
+def test_end_while_getters_are_blocked(end):
+    """close() and finish() wake every waiting getter, not only the first."""
+    channel = Channel(1)
+    gets = [in_thread(channel.get) for _ in range(3)]
+    until(lambda: gets_waiting(channel) == 3)
+    getattr(channel, end)()
+    for get in gets:
+        assert type(get.exception(PATIENCE_SECONDS)) is (
+            ChannelClosed if end == "close" else EndOfChannel
+        )
+
+
+@pytest.mark.parametrize("end", ["close", "finish"])
+def test_end_while_producers_are_blocked(end):
+    """close() and finish() wake every producer waiting on a full queue; their items are not in."""
+    channel = Channel(1)
+    channel.put(0)
+    puts = [in_thread(channel.put, n) for n in (1, 2, 3)]
+    until(lambda: puts_waiting(channel) == 3)
+    getattr(channel, end)()
+    for put in puts:
+        assert isinstance(put.exception(PATIENCE_SECONDS), ChannelClosed)
+    if end == "finish":
+        assert drain(channel) == [0]
+
+
+def test_finish_while_several_getters_share_the_last_items():
+    """Items left at finish() go to waiting getters; the others see the end."""
+    channel = Channel(4)
+    gets = [in_thread(drain, channel) for _ in range(3)]
+    until(lambda: gets_waiting(channel) == 3)
+    for n in range(4):
+        channel.put(n)
+    channel.finish()
+    assert sorted(n for get in gets for n in result_of(get)) == [0, 1, 2, 3]
+
+
+# -- timeouts
+
+
+@pytest.mark.parametrize("timeout", [0, 0.001, -1])
+def test_get_timeout_is_resumable(timeout):
+    """A get that timed out took nothing and leaves no waiter behind that eats a wake-up."""
+    channel = Channel(2)
+    for n in range(3):
+        with pytest.raises(TimeoutError, match="no item came within"):
+            channel.get(timeout)
+        assert gets_waiting(channel) == 0
+        get = in_thread(channel.get)
+        until(lambda: gets_waiting(channel) == 1)
+        channel.put(n)
+        assert result_of(get) == n
+
+
+def test_timeouts_lose_no_item_and_no_wake_up_when_they_race_with_puts():
+    """Getters that keep timing out and one that waits for ever share all items."""
+    channel, count = Channel(2), 400
+
+    def impatient():
+        items = []
+        while True:
+            try:
+                items.append(channel.get(1e-5))
+            except TimeoutError:
+                continue
+            except EndOfChannel:
+                return items
+
+    with eager_switching():
+        gets = [in_thread(impatient), in_thread(impatient), in_thread(drain, channel)]
+        for n in range(count):
+            channel.put(n)
+        channel.finish()
+        assert sorted(n for get in gets for n in result_of(get)) == list(range(count))
+
+
+# -- order
+
+
+def test_put_at_restores_the_order():
+    """Items leave by their numbers, whatever their arrival."""
+    channel = Channel(4)
+    for seq in (2, 1, 3, 0):
+        channel.put_at(seq, seq)
+    channel.finish()
+    assert drain(channel) == [0, 1, 2, 3]
+
+
+def test_put_at_keeps_room_for_the_turn():
+    """With room for 3, numbers 1 and 2 fit before number 0, number 3 waits; 0 never does."""
+    channel = Channel(3)
+    channel.put_at(1, 1)
+    channel.put_at(2, 2)
+    late = in_thread(channel.put_at, 3, 3)
+    until(lambda: puts_waiting(channel) == 1)
+    assert len(channel) == 2
+    channel.put_at(0, 0)
+    assert puts_waiting(channel) == 1
+    assert channel.get() == 0
+    result_of(late)
+    channel.finish()
+    assert drain(channel) == [1, 2, 3]
+
+
+def test_put_at_with_more_to_come_stays_at_its_number():
+    """``last=False`` runs stay together and block later numbers until ``skip`` ends them."""
+    channel = Channel(4)
+    channel.put_at(1, "b")
+    channel.put_at(0, "a1", last=False)
+    channel.put_at(0, "a2", last=False)
+    channel.skip(0)
+    channel.finish()
+    assert drain(channel) == ["a1", "a2", "b"]
+
+
+def test_skip_lets_later_numbers_pass():
+    """A dropped item holds nobody up, skipped before or after its turn."""
+    channel = Channel(4)
+    channel.skip(1)
+    channel.put_at(2, 2)
+    assert len(channel) == 1
+    channel.skip(0)
+    assert channel.get() == 2
+
+
+def test_get_numbered_counts_the_items():
+    """Numbers follow the order of taking, from 0."""
+    channel = Channel(3)
+    for item in "abc":
+        channel.put(item)
+    assert [channel.get_numbered() for _ in range(3)] == [(0, "a"), (1, "b"), (2, "c")]
+
+
+@pytest.mark.timeout(30)
+def test_put_at_out_of_turn_does_not_eat_the_wake_up_of_the_turn():
+    """A run (``last=False``) waiting for its turn must not take the wake-up of the turn holder.
+
+    The woken thread finds that it does not fit; when the channel has been emptied meanwhile,
+    nobody else would ever be woken.
+    """
+    channel = Channel(8)
+    for n in range(8):
+        channel.put_at(0, n, last=False)
+    later = in_thread(lambda: channel.put_at(1, "later", last=False))
+    until(lambda: puts_waiting(channel) == 1)
+    turn = in_thread(lambda: channel.put_at(0, "turn", last=False))
+    until(lambda: puts_waiting(channel) == 2)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(PATIENCE_SECONDS)  # nobody runs in between
+    try:
+        items = [channel.get() for _ in range(8)]
+    finally:
+        sys.setswitchinterval(before)
+    try:
+        assert items == list(range(8))
+        result_of(turn)
+        assert channel.get(PATIENCE_SECONDS) == "turn"
+        channel.skip(0)
+        result_of(later)
+        assert channel.get(PATIENCE_SECONDS) == "later"
+    finally:
+        channel.close()
+
+
+# -- model
+
+
+class Model:
+    """What a channel may hold, written as plainly as possible."""
+
+    def __init__(self, capacity):
+        self.capacity = capacity
+        self.items = []
+        self.early = {}
+        self.turn = 0
+
+    def has_room(self, seq, last):
+        if seq is None:
+            return len(self.items) < self.capacity
+        if len(self.items) + len(self.early) >= self.capacity:
+            return False
+        return seq == self.turn or (last and seq - self.turn + len(self.items) < self.capacity)
+
+    def put(self, seq, item, last):
+        if seq is not None and seq != self.turn:
+            self.early[seq] = item
+            return
+        self.items += item
+        if seq is not None and last:
+            self.turn += 1
+            while self.turn in self.early:
+                self.items += self.early.pop(self.turn)
+                self.turn += 1
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    capacity=st.integers(1, 5),
+    ordered=st.booleans(),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["put", "put", "run", "skip", "get", "get"]), st.integers(0, 5)),
+        max_size=60,
+    ),
+)
+def test_channel_agrees_with_the_model_on_random_steps(capacity, ordered, steps):
+    """Single-threaded: the room, the order and the counts are those of a plain list."""
+    channel, model = Channel(capacity), Model(capacity)
+    done, num_put, num_got = set(), 0, 0
+    for name, offset in steps:
+        if name == "get":
+            if model.items:
+                assert channel.get(0) == model.items.pop(0)
+                num_got += 1
+            else:
+                with pytest.raises(TimeoutError, match="no item"):
+                    channel.get(0)
+        elif not ordered:
+            if model.has_room(None, True):
+                channel.put(num_put)
+                model.put(None, [num_put], True)
+                num_put += 1
+            else:
+                assert not channel._has_room(None, True)
+        else:
+            seq, last = model.turn + offset, name != "run"
+            if seq in done or seq in model.early:
+                continue
+            assert channel._has_room(seq, last) == model.has_room(seq, last)
+            if not model.has_room(seq, last):
+                continue
+            if name == "skip":
+                channel.skip(seq)
+                model.put(seq, [], True)
+            else:
+                channel.put_at(seq, num_put, last=last)
+                model.put(seq, [num_put], last)
+                num_put += 1
+            if last:
+                done.add(seq)
+        waiting = len(model.items) + sum(map(len, model.early.values()))
+        assert len(channel) == waiting <= capacity
+    counters = channel.counters()
+    assert counters.num_got == num_got
+    assert counters.num_put == num_got + len(model.items)
+    assert counters.peak_items <= capacity
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    capacity=st.integers(1, 9),
+    producers=st.integers(1, 4),
+    getters=st.integers(1, 3),
+    plan=st.lists(st.sampled_from(["item", "skip", "run0", "run1", "run3"]), max_size=60),
+)
+def test_ordered_channel_delivers_in_order_with_many_threads(capacity, producers, getters, plan):
+    """Whatever threads put the numbers, one getter sees the exact order, several the same items."""
+    channel = Channel(capacity)
+    numbers = iter(list(enumerate(plan)))
+    lock = threading.Lock()
+
+    def produce():
+        while True:
+            with lock:
+                seq, what = next(numbers, (None, None))
+            if seq is None:
+                return
+            if what == "item":
+                channel.put_at(seq, (seq, 0))
+            else:
+                for n in range(int(what[3:]) if what.startswith("run") else 0):
+                    channel.put_at(seq, (seq, n), last=False)
+                channel.skip(seq)
+
+    with eager_switching():
+        puts = [in_thread(produce) for _ in range(producers)]
+        gets = [in_thread(drain, channel) for _ in range(getters)]
+        for put in puts:
+            result_of(put)
+        channel.finish()
+        got = [result_of(get) for get in gets]
+    lengths = {"item": 1, "skip": 0, "run0": 0, "run1": 1, "run3": 3}
+    expected = [(seq, n) for seq, what in enumerate(plan) for n in range(lengths[what])]
+    for items in got:
+        assert items == sorted(items)
+    assert sorted(item for items in got for item in items) == expected
+    assert channel.counters().peak_items <= capacity
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    capacity=st.integers(1, 9),
+    producers=st.integers(1, 4),
+    getters=st.integers(1, 4),
+    each=st.integers(0, 60),
+)
+def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, each):
+    """First in, first out of each producer; every item once."""
+    channel = Channel(capacity)
+
+    def produce(who):
+        for n in range(each):
+            channel.put((who, n))
+
+    with eager_switching():
+        gets = [in_thread(drain, channel) for _ in range(getters)]
+        for put in [in_thread(produce, who) for who in range(producers)]:
+            result_of(put)
+        channel.finish()
+        got = [result_of(get) for get in gets]
+    for items in got:
+        for who in range(producers):
+            mine = [n for w, n in items if w == who]
+            assert mine == sorted(mine)
+    assert sorted(item for items in got for item in items) == [
+        (who, n) for who in range(producers) for n in range(each)
+    ]
+    counters = channel.counters()
+    assert counters.num_put == counters.num_got == producers * each
+    assert counters.peak_items <= capacity
+
+
+# -- coroutines
+
+
+@settings(deadline=None, max_examples=20)
+@given(capacity=st.integers(1, 4), count=st.integers(0, 60), ordered=st.booleans())
+def test_coroutines_and_threads_share_a_channel(capacity, count, ordered):
+    """aput and aget meet put and get on other threads; nothing lost, order kept."""
+    first, second = Channel(capacity), Channel(capacity)
+
+    async def worker():
+        while True:
+            try:
+                number, item = await first.aget_numbered()
+            except EndOfChannel:
+                return
+            if ordered and item % 3 == 0:
+                await second.askip(number)
+            elif ordered:
+                await second.aput_at(number, item)
+            else:
+                await second.aput(item)
+
+    async def work():
+        await asyncio.gather(worker(), worker(), worker())
+
+    def run():
+        asyncio.run(work())
+        second.finish()
+
+    with eager_switching():
+        middle, last = in_thread(run), in_thread(drain, second)
+        for n in range(count):
+            first.put(n)
+        first.finish()
+        result_of(middle)
+        items = result_of(last)
+    if ordered:
+        assert items == [n for n in range(count) if n % 3]
+    else:
+        assert sorted(items) == list(range(count))
+
+
+def test_cancelled_getter_passes_its_wake_up_on():
+    """A coroutine cancelled in the moment it is woken leaves the item to the next one."""
+
+    async def main():
+        channel = Channel(2)
+        waiting = [asyncio.create_task(channel.aget_numbered()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert gets_waiting(channel) == 2
+        channel.put("item")  # wakes the first ...
+        waiting[0].cancel()  # ... which is cancelled before it runs
+        assert await asyncio.wait_for(waiting[1], PATIENCE_SECONDS) == (0, "item")
+        with pytest.raises(asyncio.CancelledError, match=r"^$"):
+            await waiting[0]
+        assert gets_waiting(channel) == 0
+
+    asyncio.run(main())
+
+
+def test_cancelled_putter_passes_its_wake_up_on():
+    """As for getters: the room goes to the next producer, the cancelled item is not in."""
+
+    async def main():
+        channel = Channel(1)
+        channel.put("first")
+        waiting = [asyncio.create_task(channel.aput(n)) for n in range(2)]
+        await asyncio.sleep(0)
+        assert puts_waiting(channel) == 2
+        assert channel.get() == "first"
+        waiting[0].cancel()
+        await asyncio.wait_for(waiting[1], PATIENCE_SECONDS)
+        assert channel.get() == 1
+        assert puts_waiting(channel) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("side", ["get", "put"])
+def test_close_from_a_thread_while_a_coroutine_waits(side):
+    """close() ends a suspended coroutine too."""
+    channel = Channel(1)
+    if side == "put":
+        channel.put(0)
+        future = in_thread(asyncio.run, channel.aput(1))
+        until(lambda: puts_waiting(channel) == 1)
+    else:
+        future = in_thread(asyncio.run, channel.aget_numbered())
+        until(lambda: gets_waiting(channel) == 1)
+    channel.close()
+    assert isinstance(future.exception(PATIENCE_SECONDS), ChannelClosed)
+
+
+# -- re-entrance and statistics
+
+
+def test_close_by_a_finalizer_on_a_thread_that_holds_the_lock():
+    """Garbage collection may run a finalizer inside any method; its close() does not deadlock."""
+    channel = Channel(2)
+    channel.put(0)
+
+    def close_inside():
+        with channel._lock:
+            channel.close()
+
+    result_of(in_thread(close_inside))
+    assert channel.closed
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = FakeClock()
+    clock.install(monkeypatch, channel_module, stats_module)
+    return clock
+
+
+def test_counters_include_the_wait_that_is_still_open(clock):
+    """A silent producer and a blocked consumer show: occupancy 0 and the wait so far (D1)."""
+    channel = Channel(2)
+    get = in_thread(channel.get)
+    until(lambda: gets_waiting(channel) == 1)
+    clock.advance(500)
+    counters = channel.counters()
+    assert counters.get_wait[:2] == (500, 1)
+    assert counters.empty_ns == counters.elapsed_ns == 500
+    stats = stats_module.queue_stats(counters)
+    assert stats.occupancy_rate == 0.0
+    assert stats.ave_get_time == pytest.approx(500e-9)
+    assert stats.num_items == 0
+    channel.put(1)
+    result_of(get)
+    lap = channel.counters().since(counters)
+    assert lap.get_wait[:2] == (0, 0)
+    assert lap.num_got == 1
+
+
+def test_counters_include_the_put_that_is_still_waiting(clock):
+    """A consumer that stands still shows in the open put wait and full occupancy."""
+    channel = Channel(1)
+    channel.put(0)
+    put = in_thread(channel.put, 1)
+    until(lambda: puts_waiting(channel) == 1)
+    clock.advance(300)
+    counters = channel.counters()
+    assert counters.put_wait[:2] == (300, 1)
+    assert counters.empty_ns == 0
+    assert stats_module.queue_stats(counters).occupancy_rate == 1.0
+    channel.close()
+    assert isinstance(put.exception(PATIENCE_SECONDS), ChannelClosed)
+
+
+def test_occupancy_is_the_share_of_time_with_an_item(clock):
+    """Empty for 30 of 100 ns: occupancy 0.7, over any number of laps."""
+    channel = Channel(2)
+    clock.advance(30)
+    channel.put("a")
+    clock.advance(50)
+    first = channel.counters()
+    channel.put("b")
+    channel.get()
+    clock.advance(20)
+    channel.get()
+    whole = channel.counters()
+    assert stats_module.queue_stats(whole).occupancy_rate == pytest.approx(0.7)
+    assert stats_module.queue_stats(whole.since(first)).occupancy_rate == pytest.approx(1.0)
+    assert stats_module.queue_stats(first).occupancy_rate == pytest.approx(50 / 80)
+
+
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_clock_of_the_statistics_stops_at_the_end(clock, end):
+    """Time after the last item belongs to nobody; the end marker is no item."""
+    channel = Channel(2)
+    channel.put(1)
+    clock.advance(10)
+    channel.get()
+    getattr(channel, end)()
+    clock.advance(1_000)
+    counters = channel.counters()
+    assert counters.elapsed_ns == 10
+    assert counters.empty_ns == 0
+    assert counters.num_got == counters.num_put == 1

@@ -1,0 +1,249 @@
+"""The bounds: calls at once, items that wait, threads that work; and the order of the output."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from _gates import PATIENCE_SECONDS, CountingSource, GatedOp, pipeline_of, until
+
+from spdl_torch.pipeline import PipelineBuilder
+
+ORDERS = ["completion", "input"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+def test_exactly_concurrency_calls_run_at_once(concurrency, order):
+    """With items in plenty, `concurrency` calls run and never one more, ordered or not."""
+    op, source = GatedOp(), CountingSource(40)
+    with pipeline_of(source, op, concurrency=concurrency, output_order=order).auto_stop() as p:
+        op.wait_started(concurrency)
+        # The source is stuck when it has filled its queue and holds one more item in hand: then
+        # no further call can be on its way.
+        capacity = p._run._source_queue.capacity
+        until(lambda: source.num_taken == concurrency + capacity + 1)
+        assert op.num_running == len(op.started) == concurrency
+        op.open()
+        assert len(list(p)) == 40
+    assert op.max_running <= concurrency
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_concurrency_is_reached_when_calls_wait_for_each_other(order):
+    """Calls that end only together (a barrier of `concurrency`) do end."""
+    barrier = threading.Barrier(3)
+
+    def op(item):
+        barrier.wait(PATIENCE_SECONDS)
+        return item
+
+    p = pipeline_of(range(30), op, concurrency=3, output_order=order, buffer_size=1, sink=1)
+    with p.auto_stop():
+        assert sorted(p) == list(range(30))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_async_concurrency_is_exact(order):
+    """An async stage runs `concurrency` coroutines at once and never more."""
+    running, most = 0, 0
+    barrier = None
+
+    async def op(item):
+        nonlocal running, most, barrier
+        barrier = barrier or asyncio.Barrier(4)
+        running += 1
+        most = max(most, running)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await barrier.wait()
+        running -= 1
+        return item
+
+    p = pipeline_of(range(40), op, concurrency=4, output_order=order)
+    with p.auto_stop():
+        assert sorted(p) == list(range(40))
+    assert most == 4
+
+
+def test_concurrency_bound_holds_on_an_executor_with_more_threads():
+    """The executor's size does not loosen the stage's bound."""
+    op, source = GatedOp(), CountingSource(20)
+    with ThreadPoolExecutor(8) as pool:
+        p = pipeline_of(source, op, concurrency=2, executor=pool)
+        with p.auto_stop():
+            op.wait_started(2)
+            until(lambda: source.num_taken == 2 + p._run._source_queue.capacity + 1)
+            assert op.num_running == 2
+            op.open()
+            assert sorted(p) == list(range(20))
+    assert op.max_running == 2
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_num_threads_bounds_the_tasks_of_all_stages_together(num_threads):
+    """Two stages of 4: never more than ``num_threads`` ops run, and so many do."""
+    running, most, lock = 0, 0, threading.Lock()
+    together = threading.Barrier(num_threads)
+
+    def op(item):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        if item < num_threads:
+            together.wait(PATIENCE_SECONDS)
+        with lock:
+            running -= 1
+        return item + 1000
+
+    p = pipeline_of(range(50), op, op, concurrency=4, build={"num_threads": num_threads})
+    with p.auto_stop():
+        assert sorted(p) == [n + 2000 for n in range(50)]
+    assert most == num_threads
+
+
+def test_num_threads_does_not_count_a_stage_with_its_own_executor():
+    """An executor has threads of its own: its calls go on while num_threads ops are stuck."""
+    stuck = GatedOp()
+    with ThreadPoolExecutor(1) as pool:
+        p = (
+            PipelineBuilder()
+            .add_source(range(10))
+            .pipe(lambda n: n, executor=pool)
+            .pipe(stuck, concurrency=2)
+            .add_sink()
+            .build(num_threads=1)
+        )
+        with p.auto_stop():
+            stuck.wait_started(1)
+            until(lambda: p.stats().stages[0].tasks.num_tasks >= 5)
+            assert stuck.max_running == 1
+            stuck.open()
+            assert sorted(p) == list(range(10))
+
+
+def test_generator_steps_count_as_tasks_of_num_threads():
+    """Between two outputs a generator holds no thread of the bound; inside a step it does."""
+    running, most, lock = 0, 0, threading.Lock()
+
+    def spread(item):
+        nonlocal running, most
+        for n in range(3):
+            with lock:
+                running += 1
+                most = max(most, running)
+            with lock:
+                running -= 1
+            yield item, n
+
+    p = pipeline_of(range(20), spread, concurrency=4, sink=1, build={"num_threads": 1})
+    with p.auto_stop():
+        assert len(list(p)) == 60
+    assert most == 1
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("buffer_size", [1, 2, 4])
+def test_at_most_buffer_size_items_wait_when_nobody_takes(buffer_size, order):
+    """A consumer that stands still stops the source after a known number of items."""
+    source = CountingSource()
+    concurrency, sink = 2, 2
+    p = pipeline_of(
+        source,
+        lambda n: n,
+        concurrency=concurrency,
+        output_order=order,
+        buffer_size=buffer_size,
+        sink=sink,
+    )
+    with p.auto_stop():
+        before = p._run._source_queue.capacity + 1  # and the one in the source's hand
+        # ... each worker and the sink's thread hold one; the queues are full.
+        until(lambda: source.num_taken == before + concurrency + buffer_size + 1 + sink)
+        queues = p._run._queues()
+        assert [len(q) for q in queues] == [q.capacity for q in queues]
+        assert queues[1].capacity == buffer_size
+        assert queues[2].capacity == sink
+    for queue in queues:
+        assert queue.counters().peak_items <= queue.capacity
+
+
+def test_input_order_is_kept_when_the_first_call_is_the_last_to_end():
+    """Later items wait for the first one, in the room that the buffer has."""
+    first = threading.Event()
+    others = threading.Semaphore(0)
+
+    def op(item):
+        if item == 0:
+            assert first.wait(PATIENCE_SECONDS)
+        else:
+            others.release()
+        return item
+
+    p = pipeline_of(range(30), op, concurrency=4, output_order="input", buffer_size=4)
+    with p.auto_stop():
+        for _ in range(6):  # 3 in the buffer, whose 4th place is kept for item 0; 3 in hand
+            assert others.acquire(timeout=PATIENCE_SECONDS)
+        assert p._run._queues()[1].counters().num_put == 0
+        first.set()
+        assert list(p) == list(range(30))
+
+
+def test_completion_order_passes_a_slow_item():
+    """By default a slow item holds nobody up."""
+    slow = threading.Event()
+
+    def op(item):
+        if item == 0:
+            assert slow.wait(PATIENCE_SECONDS)
+        return item
+
+    with pipeline_of(range(10), op, concurrency=2).auto_stop() as p:
+        items = iter(p)
+        assert [next(items) for _ in range(9)] == list(range(1, 10))
+        slow.set()
+        assert list(items) == [0]
+
+
+def test_input_order_keeps_dropped_and_failed_items_out_of_the_way():
+    """A dropped or failing item leaves no gap that the next one waits for."""
+
+    def op(item):
+        if item % 5 == 3:
+            raise ValueError(item)
+        return None if item % 3 == 0 else item
+
+    p = pipeline_of(range(60), op, concurrency=4, output_order="input", build={"max_failures": 100})
+    with p.auto_stop():
+        assert list(p) == [n for n in range(60) if n % 3 and n % 5 != 3]
+
+
+def test_generator_outputs_leave_one_by_one():
+    """An item's first output is delivered before its second one is made."""
+    made = threading.Semaphore(0)
+
+    def spread(item):
+        yield "first"
+        assert made.acquire(timeout=PATIENCE_SECONDS)
+        yield "second"
+
+    with pipeline_of([0], spread).auto_stop() as p:
+        assert p.get_item() == "first"
+        made.release()
+        assert p.get_item() == "second"
+
+
+def test_async_generator_outputs_leave_one_by_one():
+    """As for plain generators."""
+    made = threading.Event()
+
+    async def spread(item):
+        yield "first"
+        while not made.is_set():
+            await asyncio.sleep(0)
+        yield "second"
+
+    with pipeline_of([0], spread).auto_stop() as p:
+        assert p.get_item() == "first"
+        made.set()
+        assert p.get_item() == "second"

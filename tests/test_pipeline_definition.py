@@ -1,0 +1,321 @@
+"""Builder, validation, kinds of ops, the printable and picklable definition."""
+
+import functools
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError
+from fractions import Fraction
+
+import pytest
+from _gates import pipeline_of
+
+from spdl_torch.pipeline import PipelineBuilder, PipelineSpec
+from spdl_torch.pipeline.definition import OpKind, as_op
+
+
+def same(item):
+    return item
+
+
+def add(number, item):
+    return item + number
+
+
+async def asame(item):
+    return item
+
+
+def spread(item):
+    yield item
+    yield -item
+
+
+async def aspread(item):
+    yield item
+    yield -item
+
+
+class Called:
+    """A callable object."""
+
+    def __call__(self, item):
+        return item + 1
+
+    def method(self, item):
+        return item + 2
+
+    @staticmethod
+    def static(item):
+        return item + 3
+
+    @classmethod
+    def of_class(cls, item):
+        return item + 4
+
+    def generate(self, item):
+        yield item + 5
+
+
+class CalledGenerator:
+    def __call__(self, item):
+        yield item
+        yield item * 10
+
+
+class CalledAsync:
+    async def __call__(self, item):
+        return item + 1
+
+
+class CalledAsyncGenerator:
+    async def __call__(self, item):
+        yield item
+        yield item * 10
+
+
+class Mapped:
+    """A map-style dataset: indexed, not called."""
+
+    def __getitem__(self, index):
+        return f"sample {index}"
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "outputs"),
+    [
+        (same, OpKind.FUNCTION, [1, 2]),
+        (lambda item: item, OpKind.FUNCTION, [1, 2]),
+        (str, OpKind.FUNCTION, ["1", "2"]),
+        (float, OpKind.FUNCTION, [1.0, 2.0]),
+        (abs, OpKind.FUNCTION, [1, 2]),
+        (functools.partial(add, 5), OpKind.FUNCTION, [6, 7]),
+        (functools.partial(functools.partial(add), 5), OpKind.FUNCTION, [6, 7]),
+        (Called(), OpKind.FUNCTION, [2, 3]),
+        (Called().method, OpKind.FUNCTION, [3, 4]),
+        (Called.static, OpKind.FUNCTION, [4, 5]),
+        (Called.of_class, OpKind.FUNCTION, [5, 6]),
+        (Called().generate, OpKind.GENERATOR, [6, 7]),
+        (functools.partial(Called()), OpKind.FUNCTION, [2, 3]),
+        (spread, OpKind.GENERATOR, [1, -1, 2, -2]),
+        (functools.partial(spread), OpKind.GENERATOR, [1, -1, 2, -2]),
+        (CalledGenerator(), OpKind.GENERATOR, [1, 10, 2, 20]),
+        (functools.partial(CalledGenerator()), OpKind.GENERATOR, [1, 10, 2, 20]),
+        (asame, OpKind.ASYNC_FUNCTION, [1, 2]),
+        (functools.partial(asame), OpKind.ASYNC_FUNCTION, [1, 2]),
+        (CalledAsync(), OpKind.ASYNC_FUNCTION, [2, 3]),
+        (aspread, OpKind.ASYNC_GENERATOR, [1, -1, 2, -2]),
+        (CalledAsyncGenerator(), OpKind.ASYNC_GENERATOR, [1, 10, 2, 20]),
+        (["a", "b", "c"], OpKind.FUNCTION, ["b", "c"]),
+        (("a", "b", "c"), OpKind.FUNCTION, ["b", "c"]),
+        ({1: "x", 2: "y"}, OpKind.FUNCTION, ["x", "y"]),
+        (Mapped(), OpKind.FUNCTION, ["sample 1", "sample 2"]),
+    ],
+)
+def test_every_kind_of_op_is_recognised_and_runs(op, kind, outputs):
+    """Functions, generators, async ones, callable objects, methods, partials, containers."""
+    assert as_op(op)[1] is kind
+    with pipeline_of([1, 2], op).auto_stop() as p:
+        assert list(p) == outputs
+
+
+def no_argument():
+    pass
+
+
+def two_arguments(a, b):
+    pass
+
+
+def keyword_only(a, *, b):
+    pass
+
+
+@pytest.mark.parametrize(
+    "op", [no_argument, two_arguments, keyword_only, Called().generate.__func__]
+)
+def test_op_with_a_wrong_signature_is_refused_by_pipe(op):
+    """Before anything runs, with the place of the function and its signature."""
+    with pytest.raises(
+        TypeError, match=r"pipe: \w+ at test_pipeline_definition.py:\d+ must take exactly one arg"
+    ):
+        PipelineBuilder().pipe(op)
+
+
+class _Odd:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda b: b.pipe(3), TypeError, "op must be a function, .*got int"),
+        (lambda b: b.pipe(_Odd()), TypeError, "__getitem__, got _Odd"),
+        (lambda b: b.pipe(same, concurrency=0), ValueError, "stage 'same': concurrency must be"),
+        (lambda b: b.pipe(same, concurrency=1.5), TypeError, "concurrency must be an int"),
+        (lambda b: b.pipe(same, concurrency=True), TypeError, "concurrency must be an int"),
+        (lambda b: b.pipe(same, buffer_size=0), ValueError, "buffer_size must be >= 1, got 0"),
+        (lambda b: b.pipe(same, output_order="x"), ValueError, "must be 'completion' or 'input'"),
+        (lambda b: b.pipe(same, max_failures=-1), ValueError, "max_failures must be >= 0, got -1"),
+        (lambda b: b.pipe(same, max_failures=1.5), ValueError, "share .* within 0 and 1, got 1.5"),
+        (lambda b: b.pipe(same, max_failures=-0.1), ValueError, "within 0 and 1"),
+        (lambda b: b.pipe(same, max_failures=float("nan")), ValueError, "within 0 and 1"),
+        (lambda b: b.pipe(same, max_failures=Fraction(3, 2)), ValueError, "within 0 and 1"),
+        (lambda b: b.pipe(same, max_failures=True), TypeError, "must be a number or None"),
+        (lambda b: b.pipe(same, max_failures="1"), TypeError, "must be a number or None"),
+        (lambda b: b.pipe(aspread, output_order="input"), ValueError, "does not go with an async"),
+        (lambda b: b.aggregate(0), ValueError, "aggregate: n must be >= 1, got 0"),
+        (lambda b: b.aggregate(2.0), TypeError, "aggregate: n must be an int"),
+        (lambda b: b.aggregate(True), TypeError, "aggregate: n must be an int"),
+        (lambda b: b.add_source(3), TypeError, "add_source: expected an iterable .* got int"),
+        (lambda b: b.add_source([]).add_source([]), ValueError, "has a source already"),
+        (lambda b: b.add_sink(0), ValueError, "add_sink: buffer_size must be >= 1, got 0"),
+        (lambda b: b.add_sink("3"), TypeError, "add_sink: buffer_size must be an int"),
+        (lambda b: b.add_sink().add_sink(), ValueError, "has a sink already"),
+        (lambda b: b.add_sink().build(), RuntimeError, "no source; call add_source"),
+        (lambda b: b.add_source([]).build(), RuntimeError, "no sink; call add_sink"),
+        (lambda b: b.add_sink().get_config(), RuntimeError, "no source"),
+        (
+            lambda b: b.add_source([]).add_sink().build(num_threads=0),
+            ValueError,
+            "num_threads must be >= 1 or None, got 0",
+        ),
+        (
+            lambda b: b.add_source([]).add_sink().build(max_failures=2.0),
+            ValueError,
+            "build: a share in max_failures must be within 0 and 1",
+        ),
+        (
+            lambda b: b.add_source([]).pipe(same).add_sink().build(report_stats_interval=0),
+            ValueError,
+            "interval must be > 0 seconds or None, got 0",
+        ),
+    ],
+)
+def test_builder_refuses_what_cannot_be_meant(make, error, match):
+    """Each mistake is told where it is made, with what was given."""
+    with pytest.raises(error, match=match):
+        make(PipelineBuilder())
+
+
+@pytest.mark.parametrize("op", [asame, aspread])
+def test_executor_for_an_async_op_is_refused(op):
+    """An async op runs on an event loop; an executor has none."""
+    with (
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(ValueError, match=r"executor must be None for an async .*ThreadPoolExecutor"),
+    ):
+        PipelineBuilder().pipe(op, executor=pool)
+
+
+def test_async_source_is_iterated():
+    """An async iterable is a source like any other."""
+
+    async def source():
+        for n in range(10):
+            yield n
+
+    with pipeline_of(source(), same).auto_stop() as p:
+        assert list(p) == list(range(10))
+
+
+def test_source_with_getitem_alone_is_iterated():
+    """The old sequence protocol works where ``iter()`` does."""
+
+    class Sequence:
+        def __getitem__(self, index):
+            if index == 3:
+                raise IndexError
+            return index
+
+    assert list(pipeline_of(Sequence(), same)) == [0, 1, 2]
+
+
+def test_none_from_the_source_reaches_the_op():
+    """Only the result of an op drops an item."""
+    assert list(pipeline_of([None, 1], lambda item: item is None)) == [True, False]
+    assert list(pipeline_of([None, 1])) == [None, 1]
+
+
+def test_stage_that_drops_everything_ends():
+    """No output is an empty pass."""
+    assert list(pipeline_of(range(50), lambda item: None, concurrency=3)) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "drop_last", "sizes"),
+    [(10, False, [4, 4, 2]), (10, True, [4, 4]), (8, False, [4, 4]), (0, False, []), (3, True, [])],
+)
+def test_aggregate_makes_lists(count, drop_last, sizes):
+    """Full lists in order, then the remainder unless it is dropped."""
+    p = PipelineBuilder().add_source(range(count)).aggregate(4, drop_last=drop_last)
+    groups = list(p.add_sink().build())
+    assert [len(group) for group in groups] == sizes
+    assert [n for group in groups for n in group] == list(range(sum(sizes)))
+    assert all(type(group) is list for group in groups)
+
+
+def test_disaggregate_passes_members_on_in_order():
+    """Empty lists vanish, the order stays."""
+    builder = PipelineBuilder().add_source([[1, 2], [], (3,), [4]]).disaggregate()
+    assert list(builder.add_sink().build()) == [1, 2, 3, 4]
+
+
+def build():
+    return (
+        PipelineBuilder()
+        .add_source([1, 2, 3])
+        .pipe(functools.partial(add, 1), concurrency=4, output_order="input", name="add one")
+        .pipe(spread, max_failures=Fraction(1, 5), buffer_size=7)
+        .aggregate(2, drop_last=True)
+        .disaggregate()
+        .add_sink(5)
+    )
+
+
+def test_definition_prints_one_line_a_stage():
+    """Names, bounds and where each op is written."""
+    lines = str(build().get_config()).splitlines()
+    line_of_add, line_of_spread = add.__code__.co_firstlineno, spread.__code__.co_firstlineno
+    file = "test_pipeline_definition.py"
+    assert lines[0] == "PipelineSpec:"
+    assert lines[1] == "  src(list)"
+    assert lines[2] == (
+        f"  add one(concurrency=4, op=add at {file}:{line_of_add}, output_order='input')"
+    )
+    assert lines[3] == f"  spread(concurrency=1, op=spread at {file}:{line_of_spread})"
+    assert lines[4].endswith("(n=2, drop_last=True)")
+    assert lines[5].startswith("  disaggregate(")
+    assert lines[6] == "  sink(buffer_size=5)"
+
+
+def test_definition_is_frozen_and_pickles():
+    """It can be sent to another process and there be run, as often as one likes."""
+    spec = build().get_config()
+    with pytest.raises(FrozenInstanceError, match="cannot assign"):
+        spec.sink = None
+    copy = pickle.loads(pickle.dumps(spec))
+    assert isinstance(copy, PipelineSpec)
+    assert str(copy) == str(spec)
+    from spdl_torch.pipeline import Pipeline
+
+    for definition in (spec, copy, copy):
+        with Pipeline(definition).auto_stop() as p:
+            assert list(p) == [2, -2, 3, -3, 4, -4]
+
+
+def test_builder_builds_many_pipelines():
+    """Each runs the source from its beginning; two run side by side."""
+    builder = build()
+    with builder.build().auto_stop() as first, builder.build().auto_stop() as second:
+        assert list(first) == list(second) == [2, -2, 3, -3, 4, -4]
+
+
+def test_names_come_from_the_op():
+    """The function's name, the object's class, the partial's function, or what the user says."""
+    ops = [same, Called(), functools.partial(add, 1), Called().method, [1], Called().__call__]
+    builder = PipelineBuilder()
+    for op in ops:
+        builder.pipe(op)
+    builder.pipe(same, name="mine")
+    names = [stage.name for stage in builder.add_source([]).add_sink().get_config().stages]
+    assert names == ["same", "Called", "add", "method", "list", "Called", "mine"]

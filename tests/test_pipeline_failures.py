@@ -1,0 +1,419 @@
+"""Failing items, failing sources and dead executors: what is dropped, what is raised, and when."""
+
+import asyncio
+import concurrent.futures
+import os
+import pickle
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from fractions import Fraction
+from multiprocessing import get_context
+
+import pytest
+from _gates import (
+    PATIENCE_SECONDS,
+    BlockedSource,
+    Boom,
+    join_spdl_threads,
+    no_leak,
+    pipeline_of,
+    quiet_log,
+)
+
+from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet_log():
+        yield
+
+
+def failing_at(*bad):
+    """An op that raises for the items in ``bad``, and the exceptions it raised."""
+    raised = []
+
+    def op(item):
+        if item in bad:
+            raised.append(Boom(item))
+            raise raised[-1]
+        return item
+
+    return op, raised
+
+
+def collect(pipeline):
+    """What came before the failure, and the failure."""
+    items = []
+    with pytest.raises(PipelineFailure, match=r".") as caught, pipeline.auto_stop():
+        items.extend(pipeline)
+    return items, caught.value
+
+
+@pytest.mark.parametrize("order", ["completion", "input"])
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_int_budget_allows_exactly_so_many_failures(limit, order):
+    """With ``max_failures=N``, N failing items are dropped; one more fails the pipeline."""
+    op, _ = failing_at(*range(limit))
+    p = pipeline_of(range(20), op, concurrency=2, output_order=order, build={"max_failures": limit})
+    with p.auto_stop():
+        assert sorted(p) == list(range(limit, 20))
+    op, _ = failing_at(*range(limit + 1))
+    p = pipeline_of(range(20), op, build={"max_failures": limit})
+    items, failure = collect(p)
+    assert items == list(range(limit + 1, limit + 1 + len(items)))
+    assert f"{limit + 1} of" in failure.message
+    assert f"max_failures is {limit}" in failure.message
+
+
+@pytest.mark.parametrize("share", [0.1, Fraction(1, 10)])
+def test_share_is_judged_after_100_tasks(share):
+    """Ten failures in the first ten tasks pass; an eleventh among 101 tasks is too many."""
+    op, _ = failing_at(*range(10))
+    with pipeline_of(range(200), op, build={"max_failures": share}).auto_stop() as p:
+        assert list(p) == list(range(10, 200))
+    op, _ = failing_at(*range(10), 100)
+    items, failure = collect(pipeline_of(range(200), op, build={"max_failures": share}))
+    assert items[:90] == list(range(10, 100))
+    assert "11 of 101 tasks failed" in failure.message
+    assert "max_failures is 0.1 of all" in failure.message
+
+
+def test_share_is_not_judged_before_100_tasks():
+    """A third of 60 tasks fails, the limit is a tenth: too few tasks to tell."""
+    op, _ = failing_at(*range(0, 60, 3))
+    with pipeline_of(range(60), op, build={"max_failures": 0.1}).auto_stop() as p:
+        assert len(list(p)) == 40
+
+
+def test_share_fails_when_nothing_succeeds():
+    """A stage none of whose tasks succeeded fails the pipeline also before 100 tasks."""
+    op, raised = failing_at(*range(7))
+    items, failure = collect(pipeline_of(range(7), op))
+    assert items == []
+    assert list(failure.exceptions) == raised
+
+
+def test_default_budget_is_a_tenth():
+    """Without any max_failures, more than 10 % of the tasks fail the pipeline."""
+    op, _ = failing_at(*range(9, 300, 10))
+    with pipeline_of(range(300), op).auto_stop() as p:
+        assert len(list(p)) == 270
+    op, _ = failing_at(*range(0, 300, 9))
+    _, failure = collect(pipeline_of(range(300), op))
+    assert "max_failures is 0.1 of all" in failure.message
+
+
+def test_whole_share_never_fails():
+    """``max_failures=1.0`` lets every item fail; 1 (an int) lets one."""
+    op, _ = failing_at(*range(150))
+    with pipeline_of(range(150), op, build={"max_failures": 1.0}).auto_stop() as p:
+        assert list(p) == []
+    op, _ = failing_at(*range(150))
+    collect(pipeline_of(range(150), op, build={"max_failures": 1}))
+
+
+def test_stage_budget_overrides_that_of_the_pipeline():
+    """Each stage counts its own failures; its own limit goes before the pipeline's."""
+    odd, _ = failing_at(*range(1, 20, 2))
+    third, raised = failing_at(0, 6)
+    build = {"max_failures": 1}
+
+    def builder():
+        return PipelineBuilder().add_source(range(20)).pipe(odd, name="odd", max_failures=10)
+
+    with builder().pipe(third, max_failures=2).add_sink().build(**build).auto_stop() as p:
+        assert list(p) == [n for n in range(0, 20, 2) if n not in (0, 6)]
+    _, failure = collect(builder().pipe(third, name="third").add_sink().build(**build))
+    assert "stage 'third': 2 of" in failure.message
+    assert list(failure.exceptions) == raised[-2:]
+
+
+def test_failures_of_two_stages_do_not_add_up():
+    """Three failures in each of two stages are within a limit of three."""
+    first, _ = failing_at(0, 1, 2)
+    second, _ = failing_at(3, 4, 5)
+    with pipeline_of(range(9), first, second, build={"max_failures": 3}).auto_stop() as p:
+        assert list(p) == [6, 7, 8]
+
+
+def test_counters_of_two_pipelines_of_one_builder_are_apart():
+    """A second build starts with an unspent budget."""
+    op, _ = failing_at(0)
+    builder = PipelineBuilder().add_source(range(3)).pipe(op).add_sink()
+    for _ in range(3):
+        with builder.build(max_failures=1).auto_stop() as p:
+            assert list(p) == [1, 2]
+
+
+def test_failure_holds_the_users_own_exceptions_with_notes():
+    """PipelineFailure is an ExceptionGroup of the same objects; notes name stage and item."""
+    op, raised = failing_at(2)
+    items, failure = collect(pipeline_of(range(9), op, name="decode", build={"max_failures": 0}))
+    assert items[:2] == [0, 1]
+    assert isinstance(failure, ExceptionGroup)
+    assert failure.exceptions[0] is raised[0]
+    assert raised[0].args == (2,)
+    assert raised[0].__notes__ == ["in stage 'decode' (spdl-decode-0), item 2: 2"]
+    caught = []
+    try:
+        raise failure
+    except* Boom as group:
+        caught.append(group)
+    assert type(caught[0]) is PipelineFailure
+    assert failure.subgroup(KeyError) is None
+
+
+def test_failure_is_raised_again_on_every_later_get():
+    """The failure is sticky: it is no end of data the second time."""
+    op, _ = failing_at(0)
+    p = pipeline_of([0], op, build={"max_failures": 0})
+    for _ in range(2):
+        with pytest.raises(PipelineFailure, match="stage 'op': 1 of 1 tasks failed"):
+            p.get_item()
+    p.stop()
+    with pytest.raises(PipelineFailure, match="stage 'op'"):
+        p.get_item()
+
+
+def test_dropped_items_are_logged_with_stage_and_item(caplog):
+    """Each of the first ten failures is one line; the rest are counted at the end."""
+    caplog.set_level("INFO", "spdl_torch.pipeline")
+    op, _ = failing_at(*range(15))
+    with pipeline_of(range(30), op, name="decode", build={"max_failures": 20}).auto_stop() as p:
+        list(p)
+    lines = [r.message for r in caplog.records if "dropped" in r.message]
+    assert len(lines) == 11
+    assert lines[3] == (
+        "in stage 'decode' (spdl-decode-0), item 3: 3: Boom: 3; the item is dropped."
+    )
+    assert "15 of 30 items failed and were dropped" in lines[-1]
+
+
+def test_source_error_comes_after_the_good_items():
+    """A source that raises always fails the pipeline, whatever the budget."""
+    error = Boom("disk")
+
+    def source():
+        yield from range(25)
+        raise error
+
+    p = pipeline_of(source(), lambda n: n, concurrency=2, build={"max_failures": 1.0})
+    items, failure = collect(p)
+    assert sorted(items) == list(range(25))
+    assert failure.exceptions == (error,)
+    assert error.__notes__ == ["in the source src(generator), after 25 items"]
+    assert "the source raised" in failure.message
+
+
+def test_source_whose_iter_raises_fails_the_pipeline():
+    """Also an error before the first item is the user's own object."""
+
+    class Source:
+        def __iter__(self):
+            raise Boom("no index")
+
+    items, failure = collect(pipeline_of(Source(), lambda n: n))
+    assert items == []
+    assert isinstance(failure.exceptions[0], Boom)
+
+
+def test_async_source_error_comes_after_the_good_items():
+    """As for plain sources."""
+
+    async def source():
+        for n in range(5):
+            yield n
+        raise Boom("net")
+
+    items, failure = collect(pipeline_of(source(), lambda n: n))
+    assert items == list(range(5))
+    assert isinstance(failure.exceptions[0], Boom)
+
+
+def test_failure_while_the_source_is_blocked_reaches_the_consumer():
+    """Nobody waits for a source that is inside its own next()."""
+    op, raised = failing_at("bad")
+    source = BlockedSource("good", "bad")
+    p = pipeline_of(source, op, build={"max_failures": 0})
+    items, failure = collect(p)
+    assert items == ["good"]
+    assert list(failure.exceptions) == raised
+    source.released.set()
+    join_spdl_threads()
+
+
+@pytest.mark.parametrize("order", ["completion", "input"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_exit_in_a_worker_fails_the_pipeline_when_stages_before_are_blocked(error, order):
+    """SystemExit in the last of three stages ends all three; the good items come first."""
+
+    def op(item):
+        if item == 9:
+            raise error("stop")
+        return item
+
+    with no_leak():
+        p = (
+            PipelineBuilder()
+            .add_source(range(1000))
+            .pipe(lambda n: n, concurrency=2, output_order=order)
+            .pipe(lambda n: n, concurrency=2, output_order=order)
+            .pipe(op, name="last", concurrency=1)
+            .add_sink()
+            .build()
+        )
+        items, failure = collect(p)
+        assert len(items) >= (9 if order == "input" else 1)
+        assert "stage 'last' broke" in failure.message
+        assert isinstance(failure.exceptions[0].__cause__, error)
+        p._run.check_balance()
+
+
+def test_exit_in_an_ordered_worker_does_not_hold_up_those_behind_it():
+    """The worker that dies gives its place in the order away; what others made is delivered."""
+    started = threading.Barrier(3)
+
+    def op(item):
+        if item < 3:
+            started.wait(PATIENCE_SECONDS)
+        if item == 0:
+            raise SystemExit
+        return item
+
+    p = pipeline_of(range(1000), op, concurrency=3, output_order="input", buffer_size=1)
+    items, failure = collect(p)
+    assert items[:2] == [1, 2]
+    assert items == sorted(items)
+    assert "broke" in failure.message
+
+
+@pytest.mark.parametrize("order", ["completion", "input"])
+def test_cancelled_error_of_the_op_is_a_failing_item(order):
+    """An op may await or ask for something that was cancelled: that is no stop of the pipeline."""
+
+    def op(item):
+        if item == 3:
+            raise concurrent.futures.CancelledError
+        return item
+
+    async def asynchronous(item):
+        if item == 5:
+            raise asyncio.CancelledError
+        return item
+
+    p = (
+        PipelineBuilder()
+        .add_source(range(50))
+        .pipe(op, concurrency=2, output_order=order)
+        .pipe(asynchronous, concurrency=2, output_order=order)
+        .add_sink()
+        .build(max_failures=1)
+    )
+    with p.auto_stop():
+        assert sorted(p) == [n for n in range(50) if n not in (3, 5)]
+    assert [stage.tasks.num_failures for stage in p.stats().stages] == [1, 1]
+    p._run.check_balance()
+
+
+def test_generator_that_fails_keeps_what_it_yielded():
+    """One failing task; the outputs before it are delivered."""
+
+    def spread(item):
+        yield item
+        if item == 1:
+            raise Boom(item)
+        yield -item
+
+    p = pipeline_of(range(3), spread, build={"max_failures": 1})
+    with p.auto_stop():
+        assert list(p) == [0, 0, 1, 2, -2]
+    assert p.stats().stages[0].tasks.num_failures == 1
+
+
+def test_wrapped_container_misses_are_failing_items():
+    """A missing key is the item's failure."""
+    with pipeline_of("abca", {"a": 1, "c": 3}, build={"max_failures": 1}).auto_stop() as p:
+        assert list(p) == [1, 3, 1]
+
+
+# -- executors
+
+
+def die(item):
+    os._exit(3) if item == 5 else None
+    return item
+
+
+def double(item):
+    return item * 2
+
+
+def spread_in_child(item):
+    yield item, os.getpid()
+    yield item, os.getpid()
+
+
+def fail_in_child(item):
+    raise Boom(item)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+def test_process_pool_runs_the_op_in_its_processes(processes):
+    """Functions and generators run in the pool; a generator's items come all at once."""
+    p = pipeline_of(
+        range(6), spread_in_child, executor=processes, concurrency=2, output_order="input"
+    )
+    with p.auto_stop():
+        got = list(p)
+    assert [item for item, _ in got] == [n for n in range(6) for _ in range(2)]
+    assert os.getpid() not in {pid for _, pid in got}
+    with pipeline_of(range(6), double, executor=processes).auto_stop() as p:
+        assert list(p) == [0, 2, 4, 6, 8, 10]
+
+
+def test_exception_of_a_process_pool_names_stage_and_item(processes):
+    """The exception that crossed the process boundary gets its note here."""
+    p = pipeline_of([7], fail_in_child, executor=processes, build={"max_failures": 0})
+    _, failure = collect(p)
+    assert failure.exceptions[0].args == (7,)
+    assert "item 0: 7" in failure.exceptions[0].__notes__[-1]
+
+
+@pytest.mark.parametrize("order", ["completion", "input"])
+def test_dead_process_pool_fails_the_pipeline(order):
+    """A worker process that dies breaks the pool: the endless run ends with that error."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        p = (
+            PipelineBuilder()
+            .add_source(iter(range(10**9)))
+            .pipe(double, concurrency=2)
+            .pipe(lambda n: n // 2)
+            .pipe(die, executor=pool, concurrency=2, output_order=order, max_failures=1.0)
+            .add_sink()
+            .build()
+        )
+        items, failure = collect(p)
+    assert set(items) <= set(range(5))
+    assert "stage 'die' broke" in failure.message
+    assert isinstance(failure.exceptions[0], concurrent.futures.BrokenExecutor)
+
+
+def test_shut_down_executor_fails_the_pipeline():
+    """An executor that takes no more calls is the stage's end, not each item's fault."""
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    p = pipeline_of(iter(range(10**9)), double, executor=pool, max_failures=1.0)
+    _, failure = collect(p)
+    assert "cannot schedule new futures" in str(failure.exceptions[0])
+
+
+def test_failure_can_be_pickled():
+    """A failure may cross to another process."""
+    failure = pickle.loads(pickle.dumps(PipelineFailure("why", [ValueError("x")])))
+    assert (type(failure), failure.message) == (PipelineFailure, "why")

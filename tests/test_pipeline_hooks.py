@@ -1,0 +1,566 @@
+"""Hooks, callbacks and the truth of the figures they get."""
+
+import contextlib
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from _gates import (
+    PATIENCE_SECONDS,
+    BlockedSource,
+    Boom,
+    FakeClock,
+    GatedOp,
+    in_thread,
+    pipeline_of,
+    quiet_log,
+    result_of,
+    until,
+)
+
+from spdl_torch.pipeline import (
+    PipelineBuilder,
+    PipelineFailure,
+    PipelineStopped,
+    StageInfo,
+    StatsQueue,
+    TaskHook,
+    TaskStatsHook,
+)
+from spdl_torch.pipeline import channel as channel_module
+from spdl_torch.pipeline import hooks as hooks_module
+from spdl_torch.pipeline import run as run_module
+from spdl_torch.pipeline import worker as worker_module
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet_log():
+        yield
+
+
+def same(item):
+    return item
+
+
+async def asame(item):
+    return item
+
+
+def spread(item):
+    yield item
+
+
+async def aspread(item):
+    yield item
+
+
+class Tracing(TaskHook):
+    """Writes down every entry and exit; plain or asynchronous."""
+
+    def __init__(self, name, log, asynchronous=False):
+        self.name = name
+        self.log = log
+        self.asynchronous = asynchronous
+
+    def _context(self, *what):
+        @contextlib.contextmanager
+        def plain():
+            self.log.append(("enter", self.name, *what))
+            try:
+                yield
+            except Exception as error:
+                self.log.append(("error", self.name, type(error).__name__, *what))
+                raise
+            finally:
+                self.log.append(("exit", self.name, *what))
+
+        @contextlib.asynccontextmanager
+        async def asynchronous():
+            with plain():
+                yield
+
+        return asynchronous() if self.asynchronous else plain()
+
+    def stage_hook(self):
+        return self._context("stage")
+
+    def task_hook(self, input_item=None):
+        return self._context("task", input_item)
+
+
+# -- hooks
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("op", [same, asame, spread, aspread])
+def test_hooks_nest_in_the_order_of_the_list(op, asynchronous):
+    """The first hook is the outermost one, around the stage and around each task."""
+    log = []
+    hooks = [Tracing("a", log, asynchronous), Tracing("b", log)]
+    p = pipeline_of([7, 8], op, build={"task_hook_factory": lambda info: hooks})
+    with p.auto_stop():
+        assert list(p) == [7, 8]
+
+    def around(*what, inside=()):
+        return [
+            ("enter", "a", *what),
+            ("enter", "b", *what),
+            *inside,
+            ("exit", "b", *what),
+            ("exit", "a", *what),
+        ]
+
+    assert log == around("stage", inside=[*around("task", 7), *around("task", 8)])
+
+
+def test_factory_is_called_once_for_each_stage():
+    """The factory sees every stage, aggregates included, in order; source and sink have none."""
+    infos = []
+    p = (
+        PipelineBuilder()
+        .add_source(range(4))
+        .pipe(same, concurrency=3, name="decode")
+        .aggregate(2)
+        .add_sink()
+        .build(task_hook_factory=lambda info: infos.append(info) or [])
+    )
+    with p.auto_stop():
+        list(p)
+    assert list(map(str, infos)) == ["0:1:decode[3]", "0:2:aggregate(2)"]
+    assert infos[0] == StageInfo(0, 1, "decode", 3)
+
+
+@pytest.mark.parametrize("kind", ["function", "async", "generator", "async generator"])
+def test_exception_of_the_op_passes_through_the_hooks(kind):
+    """A hook sees the exception of the op, of a generator's body too, with the item."""
+
+    def op(item):
+        raise Boom(item)
+
+    async def asynchronous(item):
+        raise Boom(item)
+
+    def generator(item):
+        yield item
+        raise Boom(item)
+
+    async def asynchronous_generator(item):
+        yield item
+        raise Boom(item)
+
+    ops = (op, asynchronous, generator, asynchronous_generator)
+    kinds = dict(zip(("function", "async", "generator", "async generator"), ops, strict=True))
+    log = []
+    build = {"task_hook_factory": lambda info: [Tracing("a", log)], "max_failures": 1}
+    with pipeline_of([3], kinds[kind], build=build).auto_stop() as p:
+        list(p)
+    assert ("error", "a", "Boom", "task", 3) in log
+
+
+@pytest.mark.parametrize("when", ["call", "enter", "exit"])
+@pytest.mark.parametrize("op", [same, asame, spread, "aggregate"])
+def test_task_hook_that_raises_fails_its_item_alone(op, when):
+    """The item (or group) is dropped and counted; the others come."""
+
+    class Raising(TaskHook):
+        def task_hook(self, input_item=None):
+            bad = input_item in (2, [2])
+            if when == "call" and bad:
+                raise Boom(2)
+            return self._context(bad)
+
+        @contextlib.contextmanager
+        def _context(self, bad):
+            if bad and when == "enter":
+                raise Boom(2)
+            yield
+            if bad and when == "exit":
+                raise Boom(2)
+
+    builder = PipelineBuilder().add_source(range(5))
+    builder = builder.aggregate(1) if op == "aggregate" else builder.pipe(op)
+    p = builder.add_sink().build(task_hook_factory=lambda info: [Raising()], max_failures=1)
+    with p.auto_stop():
+        got = list(p)
+    expected = [0, 1, 3, 4]
+    if op is spread and when == "exit":
+        expected.insert(2, 2)  # it had left before the hook was
+    assert got == ([[n] for n in expected] if op == "aggregate" else expected)
+    assert p._run._stages[0].num_failures == 1
+
+
+@pytest.mark.parametrize("op", [same, asame, spread])
+def test_task_hook_that_swallows_fails_the_item(op):
+    """A hook cannot turn a failing op into a silent None."""
+
+    class Swallowing(TaskHook):
+        def task_hook(self, input_item=None):
+            return contextlib.suppress(Exception)
+
+    def failing(item):
+        raise Boom(item)
+
+    async def afailing(item):
+        raise Boom(item)
+
+    def failing_spread(item):
+        raise Boom(item)
+        yield
+
+    op = {same: failing, asame: afailing, spread: failing_spread}[op]
+    build = {"task_hook_factory": lambda info: [Swallowing()], "max_failures": 0}
+    with pytest.raises(PipelineFailure, match="1 of 1 tasks failed") as caught:
+        list(pipeline_of([1], op, build=build))
+    assert "must not swallow" in str(caught.value.exceptions[0])
+
+
+@pytest.mark.parametrize("when", ["enter", "exit"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_stage_hook_that_raises_fails_the_pipeline(when, asynchronous):
+    """Before the first task or after the last: the error is raised, and no thread is left."""
+
+    class Raising(TaskHook):
+        @contextlib.contextmanager
+        def _plain(self):
+            if when == "enter":
+                raise Boom("stage")
+            yield
+            raise Boom("stage")
+
+        @contextlib.asynccontextmanager
+        async def _asynchronous(self):
+            with self._plain():
+                yield
+
+        def stage_hook(self):
+            return self._asynchronous() if asynchronous else self._plain()
+
+    p = pipeline_of(range(3), same, build={"task_hook_factory": lambda info: [Raising()]})
+    got = []
+    with pytest.raises(PipelineFailure, match=r"stage hook raised|broke") as caught:
+        got.extend(p)
+    assert isinstance(caught.value.exceptions[0], Boom)
+    assert "[closed]" in repr(p)
+
+
+# -- callbacks
+
+
+def collecting(base, asynchronous):
+    """A subclass of ``base`` that keeps what its callback gets, by name."""
+    got = {}
+
+    class Collecting(base):
+        def _keep(self, stats):
+            got.setdefault(str(getattr(self, "name", self.info)), []).append(stats)
+
+        if asynchronous:
+
+            async def interval_stats_callback(self, stats):
+                self._keep(stats)
+        else:
+
+            def interval_stats_callback(self, stats):
+                self._keep(stats)
+
+    return Collecting, got
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("interval", [None, 1e-3, 3600.0])
+@pytest.mark.parametrize("partial", [False, True])
+def test_callbacks_add_up_to_what_was_processed(interval, asynchronous, partial):
+    """Over intervals shorter and longer than the run, nothing is lost; EOF is not an item."""
+    queue_class, queues = collecting(StatsQueue, asynchronous)
+    hook_class, tasks = collecting(TaskStatsHook, asynchronous)
+    build = {"report_stats_interval": interval}
+    if partial:  # the partial's own interval goes with it
+        queue_class = functools.partial(queue_class)
+
+    def op(item):
+        if item % 10 == 9:
+            raise Boom(item)
+        return item
+
+    p = (
+        PipelineBuilder()
+        .add_source(range(200))
+        .pipe(op, name="decode", concurrency=2)
+        .aggregate(10)
+        .add_sink()
+        .build(
+            queue_class=queue_class,
+            task_hook_factory=lambda info: [hook_class(info, interval)],
+            max_failures=1.0,
+            **build,
+        )
+    )
+    with p.auto_stop():
+        assert len(list(p)) == 18
+    assert {name: sum(s.num_items for s in stats) for name, stats in queues.items()} == {
+        "0:0:src_queue": 200,
+        "0:1:decode[2]_queue": 180,
+        "0:2:aggregate(10)_queue": 18,
+        "0:3:sink_queue": 18,
+    }
+    assert {name: sum(s.num_tasks for s in stats) for name, stats in tasks.items()} == {
+        "0:1:decode[2]": 200,
+        "0:2:aggregate(10)": 18,
+    }
+    assert sum(s.num_failures for s in tasks["0:1:decode[2]"]) == 20
+    if interval != 1e-3:
+        assert {len(stats) for stats in (*queues.values(), *tasks.values())} == {1}
+
+
+def test_interval_callback_is_called_while_the_run_goes_on():
+    """A callback comes before the end, with the open wait of the consumer in it."""
+    called = threading.Event()
+
+    class Queue(StatsQueue):
+        def interval_stats_callback(self, stats):
+            if self.info.stage_name == "sink" and stats.ave_get_time > 0:
+                called.set()
+
+    source = BlockedSource()
+    p = pipeline_of(source, same, build={"queue_class": Queue, "report_stats_interval": 1e-3})
+    get = in_thread(p.get_item)
+    assert called.wait(PATIENCE_SECONDS)
+    p.stop()
+    assert isinstance(get.exception(PATIENCE_SECONDS), PipelineStopped)
+    source.released.set()
+
+
+def test_last_interval_has_the_tasks_that_end_after_stop():
+    """stop() does not cut the figures off: an op that was running is in the last callback."""
+    hook_class, got = collecting(TaskStatsHook, False)
+    op = GatedOp()
+    build = {"task_hook_factory": lambda info: [hook_class(info)]}
+    p = pipeline_of(range(9), op, name="slow", concurrency=3, build=build)
+    p.start()
+    op.wait_started(3)
+    stop = in_thread(p.stop)
+    until(lambda: "[stopping]" in repr(p))
+    op.open()
+    result_of(stop)
+    assert sum(stats.num_tasks for stats in got["0:1:slow[3]"]) == len(op.finished) == 3
+
+
+def test_last_interval_is_delivered_when_the_pipeline_is_dropped():
+    """`break` and forget: the callbacks still come."""
+    queue_class, got = collecting(StatsQueue, True)
+    for _ in pipeline_of(range(10**9), same, build={"queue_class": queue_class}):
+        break
+    until(lambda: len(got) == 3)
+    assert got["0:2:sink_queue"][0].num_items == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_callback_that_raises_does_not_stop_the_pipeline(asynchronous, caplog):
+    """It is logged; the items and the other callbacks come."""
+    caplog.set_level("ERROR", "spdl_torch.pipeline")
+
+    class Queue(StatsQueue):
+        if asynchronous:
+
+            async def interval_stats_callback(self, stats):
+                raise Boom("callback")
+        else:
+
+            def interval_stats_callback(self, stats):
+                raise Boom("callback")
+
+    hook_class, got = collecting(TaskStatsHook, False)
+    build = {"queue_class": Queue, "task_hook_factory": lambda info: [hook_class(info)]}
+    with pipeline_of(range(50), same, build=build).auto_stop() as p:
+        assert list(p) == list(range(50))
+    assert "0:1:same_queue: interval_stats_callback failed" in caplog.text
+    assert got["0:1:same"][-1].num_tasks == 50
+
+
+def test_default_callback_logs_one_line_for_each_stage_and_queue(caplog):
+    """Without any option the figures are in the log at the end."""
+    caplog.set_level("INFO", "spdl_torch.pipeline")
+    with pipeline_of(range(20), same, name="decode").auto_stop() as p:
+        list(p)
+    text = caplog.text
+    assert "0:1:decode: 20 tasks, 0 failed" in text
+    for name in ("0:0:src_queue", "0:1:decode_queue", "0:2:sink_queue"):
+        assert f"{name}: 20 items" in text
+
+
+def test_two_recorders_of_one_stage_both_count():
+    """A factory may return several TaskStatsHooks, e.g. with different intervals."""
+    made = []
+
+    def factory(info):
+        made.extend([TaskStatsHook(info), TaskStatsHook(info, 3600)])
+        return made
+
+    build = {"task_hook_factory": factory}
+    with pipeline_of(range(30), same, concurrency=2, build=build).auto_stop() as p:
+        list(p)
+    assert [hook.counters().num_tasks for hook in made] == [30, 30]
+
+
+@pytest.mark.parametrize("op", [same, asame])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_task_hook_overridden_around_the_base_still_counts(op, asynchronous):
+    """``with super().task_hook(item)``, or SPDL's ``async with``, times the task once."""
+    seen = []
+
+    class Plain(TaskStatsHook):
+        @contextlib.contextmanager
+        def task_hook(self, input_item=None):
+            with super().task_hook(input_item):
+                seen.append(input_item)
+                yield
+
+    class Asynchronous(TaskStatsHook):
+        @contextlib.asynccontextmanager
+        async def task_hook(self, input_item=None):
+            async with super().task_hook(input_item):
+                seen.append(input_item)
+                yield
+
+    build = {"task_hook_factory": lambda info: [(Asynchronous if asynchronous else Plain)(info)]}
+    with pipeline_of(range(30), op, concurrency=2, build=build).auto_stop() as p:
+        list(p)
+    assert p.stats().stages[0].tasks.num_tasks == 30
+    assert sorted(seen) == list(range(30))
+
+
+# -- truth
+
+
+def test_names_are_stable_over_builds():
+    """The same builder gives the same names in every epoch."""
+    builder = PipelineBuilder().add_source(range(3)).pipe(same, concurrency=10, name="decode")
+    builder.add_sink()
+    for _ in range(3):
+        run = builder.build()._run
+        assert [queue.name for queue in run._queues()] == [
+            "0:0:src_queue",
+            "0:1:decode[10]_queue",
+            "0:2:sink_queue",
+        ]
+        assert [str(stage.info) for stage in run._stages] == ["0:1:decode[10]"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = FakeClock()
+    clock.install(monkeypatch, channel_module, hooks_module, run_module, worker_module)
+    return clock
+
+
+@pytest.mark.parametrize("kind", ["function", "failing", "generator"])
+def test_task_time_is_taken_inside_the_worker_when_threads_are_few(clock, kind):
+    """Eight workers share one thread: each task shows its own 100 ns, not its wait (D3)."""
+
+    def op(item):
+        clock.advance(100, cpu_ns=30)
+        return item
+
+    def failing(item):
+        op(item)
+        if item % 2:
+            raise Boom(item)
+
+    def generator(item):
+        clock.advance(60, cpu_ns=30)
+        yield item
+        clock.advance(40)
+
+    ops = {"function": op, "failing": failing, "generator": generator}
+    build = {"num_threads": 1, "max_failures": 1.0}
+    with pipeline_of(range(40), ops[kind], concurrency=8, build=build).auto_stop() as p:
+        list(p)
+    stage = p.stats().stages[0]
+    assert stage.tasks.num_tasks == 40
+    assert stage.tasks.ave_time == pytest.approx(100e-9)
+    assert stage.tasks.p99_time == pytest.approx(100e-9, rel=0.063)
+    if kind != "failing":
+        assert stage.busy_ratio == pytest.approx(1 / 8)
+        assert stage.tasks.ave_cpu_time == pytest.approx(30e-9)
+        assert stage.cpu_ratio == pytest.approx(0.3)
+    assert stage.tasks.elapsed == pytest.approx(40 * 100e-9)
+    assert stage.capacity == pytest.approx(8 / 100e-9)
+
+
+def test_task_time_does_not_include_waiting_for_room(clock):
+    """A worker that cannot pass its result on is not busy; its wait is the queue's."""
+
+    def op(item):
+        clock.advance(10)
+        return item
+
+    with pipeline_of(range(10), op, sink=1, buffer_size=1).auto_stop() as p:
+        queues = p._run._queues()
+        until(lambda: queues[1].counters().put_wait[1] == 1 and len(queues[2]) == 1)
+        clock.advance(1_000)
+        stage = p.stats().stages[0]
+        assert stage.queue.ave_put_time > 0
+        assert stage.wait_out_ratio > 0.5
+        list(p)
+    assert p.stats().stages[0].tasks.ave_time == pytest.approx(10e-9)
+
+
+def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
+    """Blocked consumer, silent source: occupancy 0 and the wait so far, in every queue (D1)."""
+    source = BlockedSource()
+    p = pipeline_of(source, same)
+    get = in_thread(p.get_item)
+    assert source.blocked.wait(PATIENCE_SECONDS)
+    queues = p._run._queues()
+    until(lambda: all(queue.counters().get_wait[1] == 1 for queue in queues))
+    clock.advance(5_000)
+    for queue in queues:
+        stats = hooks_module.queue_stats(queue.counters())
+        assert (stats.num_items, stats.occupancy_rate) == (0, 0.0)
+        assert stats.ave_get_time == pytest.approx(5_000e-9)
+    stage = p.stats().stages[0]
+    assert stage.wait_in_ratio == pytest.approx(1.0)
+    assert stage.busy_ratio == 0
+    p.stop()
+    assert isinstance(get.exception(PATIENCE_SECONDS), PipelineStopped)
+    source.released.set()
+
+
+def test_stats_of_a_new_pipeline_are_zero():
+    """Asking before the start is no error."""
+    stats = pipeline_of(range(3), same).stats()
+    assert stats.elapsed == 0
+    assert stats.stages[0].tasks.num_tasks == 0
+
+
+def test_dropped_items_are_counted():
+    """None results and a dropped remainder are in num_dropped, on an executor too."""
+
+    def odd(item):
+        return item if item % 2 else None
+
+    def spread_odd(item):
+        yield odd(item)
+
+    async def aodd(item):
+        return odd(item)
+
+    with ThreadPoolExecutor(1) as pool:
+        p = (
+            PipelineBuilder()
+            .add_source(range(22))
+            .pipe(lambda n: n if n < 20 else None)
+            .pipe(spread_odd)
+            .pipe(lambda n: n - 1 if n == 1 else n)
+            .pipe(aodd)
+            .pipe(lambda n: n - 1 if n == 3 else n)
+            .pipe(spread_odd, executor=pool)
+            .aggregate(5, drop_last=True)
+            .add_sink()
+            .build()
+        )
+        with p.auto_stop():
+            assert list(p) == [[5, 7, 9, 11, 13]]
+    assert [stage.num_dropped for stage in p.stats().stages] == [2, 10, 0, 1, 0, 1, 3]

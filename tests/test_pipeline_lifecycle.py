@@ -1,0 +1,612 @@
+"""States, stop, leaks, interrupts, exit, fork and garbage collection."""
+
+import gc
+import os
+import signal
+import threading
+import weakref
+
+import pytest
+from _gates import (
+    PATIENCE_SECONDS,
+    BlockedSource,
+    Boom,
+    CountingSource,
+    GatedOp,
+    eager_switching,
+    in_thread,
+    join_spdl_threads,
+    no_leak,
+    pipeline_of,
+    result_of,
+    run_child,
+    spdl_threads,
+    start_child,
+    until,
+)
+
+from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped
+
+
+def same(item):
+    return item
+
+
+def state_of(pipeline):
+    return repr(pipeline).split("[")[1].split("]")[0]
+
+
+# -- states
+
+
+def test_states_are_shown_from_new_to_closed():
+    """repr shows the state and every stage; a run goes new, running, draining, closed."""
+    source, op = BlockedSource(1), GatedOp()
+    p = (
+        PipelineBuilder()
+        .add_source(source)
+        .pipe(op, concurrency=2, name="gated")
+        .add_sink(5)
+        .build()
+    )
+    assert repr(p).splitlines() == [
+        "Pipeline [new]",
+        "  src(BlockedSource)",
+        "  gated(concurrency=2, op=GatedOp)",
+        "  sink(buffer_size=5)",
+    ]
+    p.start()
+    assert state_of(p) == "running"
+    source.released.set()
+    until(lambda: state_of(p) == "draining")
+    op.open()
+    assert list(p) == [1]
+    assert state_of(p) == "closed"
+    assert spdl_threads() == []
+
+
+def test_stopping_is_shown_while_an_op_finishes():
+    """stop(timeout) gives up waiting for a running op, says for whom, and can be repeated."""
+    op = GatedOp()
+    p = pipeline_of(range(9), op, name="slow")
+    p.start()
+    op.wait_started(1)
+    with pytest.raises(TimeoutError, match=r"still running after 0.01 seconds: .*spdl-slow-0"):
+        p.stop(timeout=0.01)
+    assert state_of(p) == "stopping"
+    op.open()
+    p.stop()
+    assert state_of(p) == "closed"
+    assert op.finished == [0]
+
+
+def test_no_thread_exists_before_the_first_item():
+    """Building a pipeline starts nothing; asking for an item does."""
+    with no_leak():
+        p = pipeline_of(range(3), same)
+        assert spdl_threads() == []
+        items = iter(p)
+        assert spdl_threads() == []
+        assert next(items) == 0
+        p.stop()
+
+
+def test_iterating_a_second_time_is_refused():
+    """A pipeline runs once; a silent empty second pass would hide a bug."""
+    p = pipeline_of(range(3), same)
+    assert list(p) == [0, 1, 2]
+    with pytest.raises(PipelineStopped, match=r"closed and runs only once. Build another"):
+        iter(p)
+    with pytest.raises(PipelineStopped, match="it runs once"):
+        p.start()
+
+
+def test_iterating_after_stop_is_refused():
+    """As after the end."""
+    p = pipeline_of(range(3), same)
+    p.stop()
+    with pytest.raises(PipelineStopped, match="runs only once"):
+        p.get_iterator()
+    with pytest.raises(PipelineStopped, match="the pipeline was stopped"):
+        p.get_item()
+
+
+def test_start_twice_is_refused():
+    """The second start says that the first one holds."""
+    with pipeline_of(CountingSource(), same).auto_stop() as p:
+        with pytest.raises(PipelineStopped, match="the pipeline is running; it runs once"):
+            p.start()
+        assert p.get_item() == 0
+
+
+def test_iteration_goes_on_where_it_was_left():
+    """A second iterator over a running pipeline delivers the remaining items."""
+    with pipeline_of(range(6), same).auto_stop() as p:
+        items = iter(p)
+        assert [next(items), next(items)] == [0, 1]
+        assert list(p.get_iterator(timeout=PATIENCE_SECONDS)) == [2, 3, 4, 5]
+
+
+def test_get_item_raises_eof_at_the_end_every_time():
+    """EOFError at the end, also after stop(): the end was reached before."""
+    p = pipeline_of(range(2), same)
+    assert [p.get_item(), p.get_item()] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(EOFError, match="delivered every item"):
+            p.get_item()
+    p.stop()
+    p.stop()
+    with pytest.raises(EOFError, match="delivered every item"):
+        p.get_item()
+
+
+def test_get_item_timeout_is_resumable():
+    """A timeout takes nothing: the next call gets the item."""
+    op = GatedOp()
+    with pipeline_of(range(2), op).auto_stop() as p:
+        for _ in range(3):
+            with pytest.raises(TimeoutError, match=r"no item came within 0.001 seconds"):
+                p.get_item(timeout=0.001)
+        with pytest.raises(TimeoutError, match="no item came"):
+            next(p.get_iterator(timeout=0.001))
+        op.open()
+        assert [p.get_item(PATIENCE_SECONDS), p.get_item()] == [0, 1]
+
+
+def test_empty_source_ends_at_once():
+    """No item is no error."""
+    assert list(pipeline_of([], same)) == []
+
+
+def test_pipeline_without_stages_passes_items_on():
+    """Source and sink alone are a prefetcher."""
+    assert list(pipeline_of(range(100))) == list(range(100))
+
+
+# -- stop
+
+
+def test_stop_while_the_consumer_waits_in_get_item():
+    """stop() from another thread ends a waiting get_item."""
+    op = GatedOp()
+    p = pipeline_of(range(3), op)
+    get = in_thread(p.get_item)
+    op.wait_started(1)
+    until(lambda: p._run._sink_queue.counters().get_wait[1] == 1)
+    stop = in_thread(p.stop)
+    with pytest.raises(PipelineStopped, match="the pipeline was stopped"):
+        result_of(get)  # before the op has ended
+    op.open()
+    result_of(stop)
+    assert state_of(p) == "closed"
+
+
+def test_stop_while_producers_are_blocked_on_full_queues():
+    """Nobody takes, everything is full: stop() ends every thread."""
+    with no_leak():
+        source = CountingSource()
+        p = pipeline_of(source, same, same, concurrency=2, sink=1)
+        p.start()
+        until(lambda: [len(q) for q in p._run._queues()] == [q.capacity for q in p._run._queues()])
+        p.stop()
+        assert spdl_threads() == []
+
+
+def test_stop_while_the_source_is_blocked():
+    """stop() does not wait for the user's next(); the thread ends when that call returns."""
+    source = BlockedSource(1, 2)
+    with pipeline_of(source, same).auto_stop() as p:
+        assert [p.get_item(), p.get_item()] == [1, 2]
+        assert source.blocked.wait(PATIENCE_SECONDS)
+    assert state_of(p) == "closed"
+    assert [thread.name for thread in spdl_threads()] == ["spdl-src"]
+    source.released.set()
+    join_spdl_threads()
+
+
+def test_stop_while_an_op_is_blocked_waits_for_it_alone():
+    """The running op ends first; no other item is begun."""
+    op = GatedOp()
+    p = pipeline_of(range(100), op)
+    p.start()
+    op.wait_started(1)
+    stop = in_thread(p.stop)
+    until(lambda: state_of(p) == "stopping")
+    assert not stop.done()
+    op.open()
+    result_of(stop)
+    assert op.started == op.finished == [0]
+
+
+def test_stop_of_an_async_stage_cancels_its_coroutines():
+    """A coroutine that would wait for ever is cancelled; its cleanup runs."""
+    import asyncio
+
+    begun, cleaned = threading.Semaphore(0), []
+
+    async def op(item):
+        begun.release()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cleaned.append(item)
+
+    with no_leak():
+        with pipeline_of(range(10), op, concurrency=3).auto_stop():
+            for _ in range(3):
+                assert begun.acquire(timeout=PATIENCE_SECONDS)
+        assert sorted(cleaned) == [0, 1, 2]
+
+
+def test_stop_by_an_op_does_not_wait_for_itself():
+    """Ops may stop their own pipeline, several at once; the consumer sees it stopped."""
+    both = threading.Barrier(2)
+
+    def op(item):
+        both.wait(PATIENCE_SECONDS)
+        p.stop()
+
+    p = pipeline_of(range(10), op, concurrency=2)
+    with pytest.raises(PipelineStopped, match="was stopped"):
+        p.get_item()
+    p.stop()
+    assert state_of(p) == "closed"
+    assert spdl_threads() == []
+
+
+def test_stop_before_start_and_twice_is_harmless():
+    """stop() is idempotent in every state."""
+    p = pipeline_of(range(3), same)
+    p.stop()
+    p.stop()
+    assert state_of(p) == "closed"
+
+
+def test_stop_from_many_threads_at_once():
+    """All of them return once the threads have ended."""
+    p = pipeline_of(CountingSource(), same, concurrency=4)
+    p.get_item()
+    for stop in [in_thread(p.stop) for _ in range(8)]:
+        result_of(stop)
+    assert spdl_threads() == []
+
+
+def test_auto_stop_ends_the_threads_when_the_body_raises():
+    """The exception of the loop body passes through; no thread is left."""
+
+    def train(pipeline):
+        with pipeline.auto_stop():
+            for _ in pipeline:
+                raise Boom("body")
+
+    with no_leak():
+        with pytest.raises(Boom, match="body"):
+            train(pipeline_of(range(99), same))
+        assert spdl_threads() == []
+
+
+def test_source_generator_is_closed_by_stop():
+    """The iterator is dropped when the run stops: its `finally` runs."""
+    closed = threading.Event()
+
+    class Source:
+        def __iter__(self):
+            try:
+                while True:
+                    yield 1
+            finally:
+                closed.set()
+
+    with pipeline_of(Source(), same).auto_stop() as p:
+        p.get_item()
+    assert closed.wait(PATIENCE_SECONDS)
+
+
+# -- leaks
+
+
+def test_break_and_del_leave_nothing_behind():
+    """A loop left by `break`, then the pipeline dropped: threads and files are gone."""
+    with no_leak():
+        for _ in pipeline_of(CountingSource(), same, concurrency=2):
+            break
+        p = pipeline_of(CountingSource(), same, concurrency=2)
+        for _ in p:
+            break
+        assert spdl_threads()
+        del p
+        join_spdl_threads()
+
+
+def test_dropped_iterator_ends_the_run():
+    """The iterator alone keeps the pipeline running, and no longer than it lives."""
+    with no_leak():
+        items = iter(pipeline_of(CountingSource(), same))
+        assert [next(items), next(items)] == [0, 1]
+        gc.collect()
+        assert next(items) == 2
+        del items
+        join_spdl_threads()
+
+
+def test_threads_do_not_keep_the_pipeline_alive():
+    """Nothing that a thread holds refers to the object in the user's hand."""
+    p = pipeline_of(CountingSource(), same, concurrency=2)
+    p.get_item()
+    gone = weakref.ref(p)
+    gc.disable()
+    try:
+        del p
+        assert gone() is None
+    finally:
+        gc.enable()
+    join_spdl_threads()
+
+
+@pytest.mark.parametrize("how", ["break", "end", "stop"])
+def test_1000_rounds_leave_threads_and_files_flat(how):
+    """Create, iterate, leave, a thousand times over three ways."""
+    with no_leak():
+        for _ in range(334):
+            p = pipeline_of(range(8), same, concurrency=2, sink=1)
+            for item in p:
+                if how != "end" and item >= 3:
+                    break
+            if how == "stop":
+                p.stop()
+        del p
+
+
+@pytest.mark.parametrize("how", ["break", "end", "stop"])
+def test_rounds_with_an_async_stage_leave_threads_and_files_flat(how):
+    """Event loops give their descriptors back."""
+
+    async def op(item):
+        return item
+
+    with no_leak():
+        for _ in range(60):
+            p = pipeline_of(range(8), op, concurrency=2, sink=1)
+            for item in p:
+                if how != "end" and item >= 3:
+                    break
+            if how == "stop":
+                p.stop()
+        del p
+
+
+# -- garbage collection
+
+
+def test_last_reference_dropped_inside_an_op_of_its_own():
+    """A pipeline may be finalized on one of its own worker threads."""
+    dropped = threading.Event()
+    holder = []
+
+    def op(item):
+        if item == 5:
+            holder.clear()
+            dropped.set()
+        return item
+
+    with no_leak():
+        holder.append(pipeline_of(CountingSource(), op, concurrency=2, sink=10))
+        holder[0].start()
+        assert dropped.wait(PATIENCE_SECONDS)
+        join_spdl_threads()
+
+
+def test_cyclic_garbage_is_collected_inside_ops():
+    """Pipelines that die in cycles while others' ops run gc.collect(): all end, none hangs."""
+
+    def op(item):
+        gc.collect(0)
+        return item
+
+    def leave_a_cycle():
+        cycle = [pipeline_of(CountingSource(), same, concurrency=2, sink=1)]
+        cycle.append(cycle)
+        cycle[0].get_item()
+
+    threshold = gc.get_threshold()
+    with no_leak(), eager_switching():
+        gc.set_threshold(5)
+        try:
+            for _ in range(5):
+                leave_a_cycle()
+                with pipeline_of(range(40), op, op, concurrency=2, sink=1).auto_stop() as p:
+                    assert sorted(p) == list(range(40))
+        finally:
+            gc.set_threshold(*threshold)
+
+
+@pytest.mark.parametrize("where", ["source", "op", "sink", "run", "gate"])
+def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
+    """request_stop(), which a finalizer calls, is safe under any lock its thread may hold."""
+    p = pipeline_of(CountingSource(), same, concurrency=4, build={"num_threads": 2})
+    p.get_item()
+    run = p._run
+    lock = {
+        "source": lambda: run._source_queue._lock,
+        "op": lambda: run._stages[0].outlet._lock,
+        "sink": lambda: run._sink_queue._lock,
+        "run": lambda: run._lock,
+        "gate": lambda: run._gate._lock,
+    }[where]
+
+    def finalize():
+        with lock():
+            run.request_stop()
+
+    result_of(in_thread(finalize))
+    p.stop()
+    assert spdl_threads() == []
+
+
+# -- exit, interrupts, fork (children)
+
+# The engine needs nothing of torch; importing the package around it would, and takes seconds.
+ENGINE_ALONE = """
+import importlib.util, sys, types
+package = types.ModuleType("spdl_torch")
+package.__path__ = importlib.util.find_spec("spdl_torch").submodule_search_locations
+sys.modules["spdl_torch"] = package
+"""
+
+CHILD = """
+import os, sys, threading
+from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
+from spdl_torch.pipeline import threads
+threads._EXIT_JOIN_SECONDS = {grace}  # a blocked op is left after so long
+started = threading.Event()
+def endless():
+    n = 0
+    while True:
+        yield n
+        n += 1
+def blocked(item):
+    started.set()
+    threading.Event().wait()
+def same(item):
+    return item
+async def asame(item):
+    return item
+async def ablocked(item):
+    import asyncio
+    started.set()
+    await asyncio.get_running_loop().create_future()
+def blocked_source():
+    yield 0
+    blocked(0)
+def pipeline(op, source=None, **options):
+    builder = PipelineBuilder().add_source(source or endless()).pipe(op, concurrency=2)
+    return builder.pipe(same).add_sink().build(**options)
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    {
+        "blocked op": "p = pipeline(blocked); p.start(); started.wait()",
+        "blocked source": "p = pipeline(same, blocked_source()); p.get_item(); started.wait()",
+        "blocked source, stopped": (
+            "p = pipeline(same, blocked_source()); p.get_item(); started.wait(); p.stop()"
+        ),
+        "blocked coroutine": "p = pipeline(ablocked); p.start(); started.wait()",
+        "in the middle, async": "it = iter(pipeline(asame)); next(it); next(it)",
+        "in the middle, never closed, several": (
+            "ps = [pipeline(same, report_stats_interval=60) for _ in range(3)]\n"
+            "for p in ps: p.get_item()"
+        ),
+        "consumer in a daemon thread": (
+            "def consume():\n    try: list(p)\n    except PipelineStopped: pass\n"
+            "p = pipeline(blocked)\n"
+            "threading.Thread(target=consume, daemon=True).start(); started.wait()"
+        ),
+        "sys.exit in the loop": "for n in pipeline(same):\n    if n == 5: sys.exit(0)",
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_interpreter_exits_whatever_the_pipeline_does(body):
+    """Exit code 0, nothing on stderr, no hang."""
+    code, out, err = run_child(
+        ENGINE_ALONE + CHILD.format(grace=0.2) + body[1] + "\nprint('end of main')\n"
+    )
+    assert (code, err) == (0, "")
+    assert out == ("" if "sys.exit" in body[0] else "end of main\n")
+
+
+def test_exception_in_the_loop_body_exits_with_its_traceback_alone():
+    """The user's error is all there is to see."""
+    body = "for n in pipeline(same):\n    if n == 5: raise ValueError('mine')"
+    code, _, err = run_child(CHILD.format(grace=5.0) + body)
+    assert code == 1
+    assert err.count("Traceback") == 1
+    assert err.rstrip().endswith("ValueError: mine")
+
+
+@pytest.mark.parametrize(
+    "body",
+    {
+        "waiting": "p = pipeline(ablocked)\nprint('ready')\nfor _ in p: pass",
+        "busy, auto_stop": (
+            "with pipeline(same).auto_stop() as p:\n"
+            "    for n in p:\n        if n == 9: print('ready')"
+        ),
+        "blocked op": "p = pipeline(blocked)\nprint('ready')\nfor _ in p: pass",
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_ctrl_c_ends_the_process(body):
+    """SIGINT while the loop runs or waits: KeyboardInterrupt reaches the user, nothing hangs."""
+    child = start_child(ENGINE_ALONE + CHILD.format(grace=0.2) + body[1])
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=PATIENCE_SECONDS)
+    assert child.returncode == -signal.SIGINT
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert err.count("Traceback") == 1
+
+
+def test_fork_in_the_middle_of_a_run():
+    """The child has none of the threads: its get says so, and it exits at once; the parent goes
+    on."""
+    body = """
+import warnings
+warnings.simplefilter("ignore")  # 3.12+ warns about fork in a threaded process
+p = pipeline(same)
+assert "torch" not in sys.modules
+first = p.get_item()
+pid = os.fork()
+if pid == 0:
+    try:
+        p.get_item()
+    except PipelineStopped as error:
+        print("child:", error)
+    p.stop()
+    repr(p)
+    del p
+    sys.exit(7)
+print("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(first, p.get_item(), p.get_item())
+p.stop()
+"""
+    code, out, err = run_child(ENGINE_ALONE + CHILD.format(grace=5.0) + body)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("child: get: this process is a fork")
+    assert lines[1:] == ["exit 7", "0 1 2"]
+
+
+def test_fork_can_build_a_pipeline_of_its_own():
+    """Only the parent's run is out of reach after a fork, with the whole package imported."""
+    body = """
+import warnings
+warnings.simplefilter("ignore")
+p = pipeline(same)
+p.get_item()
+pid = os.fork()
+if pid == 0:
+    print(sorted(pipeline(same, range(5))))
+    sys.exit(0)
+print("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    code, out, err = run_child(CHILD.format(grace=5.0) + body)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "[0, 1, 2, 3, 4]"
+    assert out.splitlines()[-1] == "exit 0"
+
+
+def test_failure_does_not_leak_threads():
+    """A pipeline that failed has ended its threads when the failure is raised."""
+
+    def op(item):
+        raise Boom(item)
+
+    with no_leak():
+        p = pipeline_of(CountingSource(), op, concurrency=4, build={"max_failures": 3})
+        with pytest.raises(PipelineFailure, match="max_failures is 3"):
+            list(p)
+        assert [t.name for t in spdl_threads()] in ([], ["spdl-src"])
+        assert state_of(p) == "closed"
+    assert os.getpid() == p._run._pid

@@ -1,0 +1,185 @@
+"""Counters, percentiles and the figures computed from them."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdl_torch.pipeline import hooks as hooks_module
+from spdl_torch.pipeline.hooks import StageInfo, StatsQueue, TaskStatsHook
+from spdl_torch.pipeline.stats import (
+    Histogram,
+    QueueCounters,
+    QueuePerfStats,
+    TaskCounters,
+    percentile,
+    queue_stats,
+    task_stats,
+)
+
+durations = st.integers(0, 2**62)
+few_durations = st.lists(durations | st.integers(0, 10_000), min_size=1, max_size=200)
+
+
+def histogram_of(values):
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    return histogram.counts()
+
+
+def exact_percentile(values, share):
+    """The smallest value that at least ``share`` of the values do not exceed."""
+    ordered = sorted(values)
+    return next(v for n, v in enumerate(ordered, 1) if n >= share * len(ordered))
+
+
+@settings(deadline=None, max_examples=200)
+@given(values=few_durations, share=st.sampled_from([0.5, 0.9, 0.99, 1.0]))
+def test_percentile_is_within_6_3_percent_of_the_exact_one(values, share):
+    """Whatever the distribution, bucketing moves a percentile by at most 6.3 %."""
+    exact = exact_percentile(values, share)
+    assert percentile(histogram_of(values), share) == pytest.approx(exact, rel=0.063, abs=0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(values=few_durations, num_zero=st.integers(0, 300), share=st.sampled_from([0.9, 0.99]))
+def test_percentile_counts_calls_that_did_not_wait(values, num_zero, share):
+    """``num_zero`` is the same as that many values of 0."""
+    exact = exact_percentile(values + [0] * num_zero, share)
+    got = percentile(histogram_of(values), share, num_zero)
+    assert got == pytest.approx(exact, rel=0.063, abs=0)
+
+
+def test_percentile_of_nothing_is_zero():
+    """No value, no duration."""
+    assert percentile(Histogram().counts(), 0.99) == 0.0
+
+
+@settings(deadline=None, max_examples=50)
+@given(values=st.lists(durations, max_size=50))
+def test_histogram_counts_every_value_once(values):
+    """No value is lost at either end of the range."""
+    assert sum(histogram_of([*values, 0, 2**63 - 1])) == len(values) + 2
+
+
+tasks = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.booleans()))
+
+
+@settings(deadline=None, max_examples=50)
+@given(laps=st.lists(tasks, min_size=1, max_size=5))
+def test_laps_of_task_counters_add_up_to_the_whole(laps):
+    """The differences of successive readings sum to the last reading, field by field."""
+    hook = TaskStatsHook(StageInfo(0, 1, "decode"))
+    cell = hook.new_cell()
+    before, sums = TaskCounters(), [0] * 5
+    for lap in laps:
+        for wall_ns, cpu_ns, ok in lap:
+            (cell.add if ok else cell.add_failure)(wall_ns, cpu_ns)
+        now = hook.counters()
+        diff = now.since(before)
+        before = now
+        assert diff.num_tasks == len(lap)
+        assert sum(diff.histogram) == sum(ok for _, _, ok in lap)
+        for n, value in enumerate(
+            (diff.num_tasks, diff.num_failures, diff.busy_ns, diff.success_ns, diff.cpu_ns)
+        ):
+            sums[n] += value
+    every = [task for lap in laps for task in lap]
+    assert sums == [
+        len(every),
+        sum(not ok for _, _, ok in every),
+        sum(wall for wall, _, _ in every),
+        sum(wall for wall, _, ok in every if ok),
+        sum(cpu for _, cpu, _ in every),
+    ]
+
+
+def test_task_stats_time_successes_and_count_failures():
+    """ave_time is of the calls that succeeded; counts and CPU time are of all."""
+    hook = TaskStatsHook(StageInfo(0, 1, "decode"))
+    cell, other = hook.new_cell(), hook.new_cell()
+    cell.add(4_000, 1_000)
+    other.add(8_000, 3_000)
+    other.add_failure(1_000_000, 5_000)
+    stats = task_stats(hook.counters())
+    assert (stats.num_tasks, stats.num_failures) == (3, 1)
+    assert stats.ave_time == pytest.approx(6e-6)
+    assert stats.ave_cpu_time == pytest.approx(3e-6)
+    assert stats.p99_time == pytest.approx(8e-6, rel=0.063)
+    assert stats.elapsed >= 0
+
+
+def test_task_stats_of_an_idle_lap_are_zero():
+    """No task: no division by zero."""
+    stats = task_stats(TaskCounters(elapsed_ns=10**9))
+    assert (stats.num_tasks, stats.ave_time, stats.p90_time, stats.ave_cpu_time) == (0, 0, 0, 0)
+    assert stats.elapsed == 1.0
+
+
+def test_queue_stats_of_an_idle_lap_show_an_empty_queue():
+    """Nothing happened: nothing waited, nothing was there."""
+    stats = queue_stats(QueueCounters())
+    assert (stats.num_items, stats.occupancy_rate, stats.qps, stats.ave_get_time) == (0, 0, 0, 0)
+
+
+def test_queue_stats_average_over_calls_that_did_not_wait_too():
+    """One wait of 8 µs in four gets is 2 µs a get; its p99 is the wait, its median is none."""
+    waits = (8_000, 0, histogram_of([8_000]))
+    stats = queue_stats(QueueCounters(elapsed_ns=10**9, num_got=4, num_put=4, get_wait=waits))
+    assert stats.ave_get_time == pytest.approx(2e-6)
+    assert stats.p99_get_time == pytest.approx(8e-6, rel=0.063)
+    assert stats.p90_put_time == stats.ave_put_time == 0
+    assert stats.num_items == 4
+
+
+def test_qps_is_items_over_seconds():
+    """20 items in 4 s are 5 a second; an interval of no length has none."""
+    assert QueuePerfStats(4.0, 20, 0.0, 0.0, 1.0).qps == 5.0
+    assert QueuePerfStats(0.0, 20, 0.0, 0.0, 1.0).qps == 0.0
+
+
+@pytest.mark.parametrize(
+    ("info", "text"),
+    [
+        (StageInfo(0, 1, "decode", 10), "0:1:decode[10]"),
+        (StageInfo(0, 0, "src"), "0:0:src"),
+        (StageInfo(3, 2, "sink", 1), "3:2:sink"),
+    ],
+)
+def test_stage_info_prints_spdl_names(info, text):
+    """pipeline:stage:name, with the concurrency only where there is one."""
+    assert str(info) == text
+    assert StatsQueue(info, 2).name == f"{text}_queue"
+
+
+@pytest.mark.parametrize("interval", [0, -1.0])
+def test_interval_that_is_not_positive_is_refused(interval):
+    """An interval is a positive number of seconds or None."""
+    with pytest.raises(ValueError, match=r"0:1:x: interval must be > 0 seconds or None"):
+        TaskStatsHook(StageInfo(0, 1, "x"), interval)
+    with pytest.raises(ValueError, match="interval must be > 0"):
+        StatsQueue(StageInfo(0, 1, "x"), 2, interval)
+
+
+def test_call_back_logs_the_error_of_a_users_callback(caplog):
+    """A plain or asynchronous callback that raises is logged with the stage's name."""
+
+    def plain(_):
+        raise ValueError("plain is broken")
+
+    async def asynchronous(_):
+        raise ValueError("async is broken")
+
+    for callback in (plain, asynchronous):
+        hooks_module.call_back(callback, None, StageInfo(0, 1, "decode"))
+    assert "0:1:decode: interval_stats_callback failed" in caplog.text
+    assert "plain is broken" in caplog.text
+    assert "async is broken" in caplog.text
+
+
+def test_percentile_of_one_value_is_the_middle_of_its_bucket():
+    """The bucket's width is an eighth of its power of two."""
+    middle = percentile(histogram_of([1000]), 0.9)
+    assert math.floor(middle / 64) == math.floor(1000 / 64)
