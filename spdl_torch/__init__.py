@@ -1,15 +1,45 @@
-"""A drop-in for PyTorch's DataLoader that loads on threads inside the training process."""
+"""A drop-in for PyTorch's DataLoader that loads on threads inside the training process.
 
-from .data.dataloader import DataLoader
+Public names are imported when they are first used, so that importing the package, asking for a
+command's help or starting a pool process costs nothing of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .errors import DecodeError, PipelineFailure, PipelineStopped, UnsupportedOptionError
+
+if TYPE_CHECKING:
+    from .data.dataloader import DataLoader
+    from .data.folder import ImageFolder
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "DataLoader",
     "DecodeError",
+    "ImageFolder",
     "PipelineFailure",
     "PipelineStopped",
     "UnsupportedOptionError",
     "__version__",
 ]
+
+_HOMES = {"DataLoader": ".data.dataloader", "ImageFolder": ".data.folder"}
+_PACKAGES = ("io", "pipeline")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    globals()[name] = value  # from now on without this detour
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

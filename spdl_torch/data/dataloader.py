@@ -38,8 +38,10 @@ class DataLoader(TorchDataLoader[T_co]):
     Extra arguments, keyword-only:
         device: where batches shall arrive. In this release None or the CPU.
         isolation: ``"thread"``; this release refuses ``"process"``.
-        seed, rng: of random streams per sample; this release refuses both. Random functions that
-            a dataset calls draw from the process's own generators, as on the trainer's thread.
+        seed, rng: of random streams; this release refuses both. With threads, torch's random
+            functions draw from a stream of each sample's own, seeded from ``generator`` (or
+            torch's global generator) and the sample's place in the epoch: the same for any
+            ``num_workers`` >= 1. ``random`` and ``numpy.random`` are the process's own.
         on_error: ``"raise"``; this release refuses ``"skip"``.
         stats: collect the figures that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
@@ -73,9 +75,7 @@ class DataLoader(TorchDataLoader[T_co]):
         on_error: Literal["raise", "skip"] = "raise",
         stats: bool = True,
     ) -> None:
-        _check_options(
-            dataset, num_workers, multiprocessing_context, device, isolation, seed, rng, on_error
-        )
+        _check_options(dataset, num_workers, device, isolation, seed, rng, on_error)
         # Lightning builds a copy of a loader from its attributes, so each parameter is kept under
         # its own public name as it was given.
         self.device = device
@@ -87,23 +87,29 @@ class DataLoader(TorchDataLoader[T_co]):
         self._read_stats: Callable[[], PipelineStats] | None = None
         super().__init__(
             dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if multiprocessing_context is not None:
+            warnings.warn(
+                f"DataLoader: multiprocessing_context={multiprocessing_context!r} has no effect: "
+                "workers are threads of this process. Remove it.",
+                stacklevel=2,
+            )
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         iterator: InlineIterator | ThreadIterator
@@ -126,6 +132,10 @@ class DataLoader(TorchDataLoader[T_co]):
             raise RuntimeError(f"DataLoader.snapshot: there are no figures: {state}.")
         return self._read_stats()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy or a pickle has loaded nothing yet."""
+        return {**self.__dict__, "_read_stats": None}
+
     def check_worker_number_rationality(self) -> None:
         """Warn, where torch does, of more workers than usable cores."""
         cores = torch._utils.cpu_count()
@@ -141,7 +151,6 @@ class DataLoader(TorchDataLoader[T_co]):
 def _check_options(
     dataset: object,
     num_workers: object,
-    multiprocessing_context: object,
     device: torch.device | str | None,
     isolation: object,
     seed: object,
@@ -180,9 +189,3 @@ def _check_options(
                 f"DataLoader: {name}={value!r} is not in this release; only {honoured!r} is. "
                 f"{instead}"
             )
-    if multiprocessing_context is not None:
-        warnings.warn(
-            f"DataLoader: multiprocessing_context={multiprocessing_context!r} has no effect: "
-            "workers are threads of this process. Remove it.",
-            stacklevel=3,
-        )

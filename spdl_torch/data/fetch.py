@@ -5,7 +5,8 @@ Used by the worker threads and, for ``num_workers=0``, on the trainer's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from operator import getitem
 from time import perf_counter_ns, thread_time_ns
@@ -15,8 +16,9 @@ from torch.utils.data import default_collate
 
 from ..pipeline.failures import describe
 from ..pipeline.hooks import TaskCell
+from .random import SampleRandom
 
-__all__ = ["BatchMaker", "EndOfIterable"]
+__all__ = ["BatchMaker", "EndOfIterable", "add_thread_note", "takes_batches"]
 
 
 class EndOfIterable(Exception):
@@ -37,12 +39,17 @@ class BatchMaker:
         iterable: bool,
         auto_collation: bool,
         drop_last: bool,
+        streams: SampleRandom | None = None,
+        epoch_seed: int = 0,
         fetch_cell: TaskCell | None,
         collate_cell: TaskCell | None,
     ) -> None:
         self._dataset = dataset
+        self._dataset_name = type(dataset).__name__
         self._collate_fn = collate_fn
         self._drop_last = drop_last
+        self._streams = streams  # None: the caller's own generators, as torch with no workers
+        self._epoch_seed = epoch_seed
         self._fetch_cell = fetch_cell
         self._collate_cell = collate_cell
         self._ended = False
@@ -57,44 +64,63 @@ class BatchMaker:
         else:
             self._fetch = self._one_by_one
 
-    def make(self, index: Any) -> Any:
-        """The batch of ``index``. Raises: EndOfIterable, or what the user's code raises."""
+    def make(self, number: int, index: Any) -> Any:
+        """Batch ``number``, of ``index``. Raises: EndOfIterable, or what the user's code raises."""
+        if self._streams is not None and self._iterator is None:
+            self._streams.begin(self._epoch_seed, number)
         return self.collate(self._fetch(index))
+
+    def sample_at(self, number: int, position: int, index: Any) -> Any:
+        """The sample at ``position`` of batch ``number``."""
+        if self._streams is not None:
+            self._streams.begin(self._epoch_seed, number)
+            self._streams.at(position)
+        return self.sample(index)
 
     def sample(self, index: Any) -> Any:
         """One sample of a map-style dataset."""
         try:
             return _timed(self._fetch_cell, getitem, self._dataset, index)
-        except Exception as error:
+        except BaseException as error:
             raise _noted(error, index) from _cause(error)
 
     def collate(self, samples: Any) -> Any:
         """Samples as one batch."""
-        if self._collate_fn is default_collate and hasattr(samples, "collated"):
-            return samples.collated  # the dataset wrote its samples into one batch already
+        if self._collate_fn is default_collate:
+            batch = getattr(samples, "collated", None)
+            if batch is not None:
+                return batch  # the dataset wrote its samples into one batch already
         try:
             return _timed(self._collate_cell, self._collate_fn, samples)
-        except Exception as error:
-            error.add_note(f"in collate_fn, given {describe(samples)}")
-            raise _not_stop_iteration(error, "collate_fn") from _cause(error)
+        except BaseException as error:
+            raised = _not_stop_iteration(error, "collate_fn")
+            add_thread_note(raised, "in collate_fn", f"given {describe(samples)}")
+            raise raised from _cause(error)
 
     def _one_by_one(self, index: Any) -> list[Any]:
         indices = index if isinstance(index, list | tuple) else list(index)
         samples: list[Any] = []
         try:
             _timed(
-                self._fetch_cell, _fetch_into, samples, self._dataset, indices, tasks=len(indices)
+                self._fetch_cell,
+                _fetch_into,
+                samples,
+                self._dataset,
+                indices,
+                indices if self._streams is None else self._streams.positions(indices),
+                tasks=len(indices),
             )
-        except Exception as error:
+        except BaseException as error:
             raise _noted(error, indices[len(samples)]) from _cause(error)
         return samples
 
     def _in_one_call(self, index: Any) -> Any:
         try:
             return _timed(self._fetch_cell, self._dataset.__getitems__, index)
-        except Exception as error:
-            error.add_note(f"in __getitems__ of {type(self._dataset).__name__}, {_indices(index)}")
-            raise _not_stop_iteration(error, "__getitems__") from _cause(error)
+        except BaseException as error:
+            raised = _not_stop_iteration(error, "__getitems__")
+            add_thread_note(raised, f"in {self._dataset_name}.__getitems__", _indices(index))
+            raise raised from _cause(error)
 
     def _next_group(self, index: Sequence[Any]) -> list[Any]:
         samples: list[Any] = []
@@ -113,8 +139,8 @@ class BatchMaker:
             raise EndOfIterable
         try:
             item = _timed(self._fetch_cell, next, self._iterator, _END)
-        except Exception as error:
-            error.add_note(f"in the iterator of {type(self._dataset).__name__}")
+        except BaseException as error:
+            add_thread_note(error, f"in the iterator of {self._dataset_name}")
             raise
         if item is _END:
             self._ended = True
@@ -132,7 +158,7 @@ def _timed(cell: TaskCell | None, call: Callable[..., Any], *args: Any, tasks: i
     wall, cpu = perf_counter_ns(), thread_time_ns()
     try:
         result = call(*args)
-    except Exception:
+    except BaseException:
         cell.add_failure(perf_counter_ns() - wall, thread_time_ns() - cpu)
         raise
     if result is not _END:
@@ -140,9 +166,11 @@ def _timed(cell: TaskCell | None, call: Callable[..., Any], *args: Any, tasks: i
     return result
 
 
-def _fetch_into(samples: list[Any], dataset: Any, indices: Sequence[Any]) -> None:
+def _fetch_into(
+    samples: list[Any], dataset: Any, indices: Sequence[Any], in_turn: Iterable[Any]
+) -> None:
     """``samples`` keeps what came before an error, so its length tells the failing position."""
-    samples.extend(map(getitem, repeat(dataset), indices))  # one C loop
+    samples.extend(map(getitem, repeat(dataset), in_turn))  # one C loop
     if len(samples) < len(indices):
         raise StopIteration  # raised by the dataset, and taken by extend() for the end
 
@@ -152,12 +180,22 @@ def takes_batches(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-def _noted(error: Exception, index: Any) -> Exception:
-    error.add_note(f"in the dataset, sample index {describe(index)}")
-    return _not_stop_iteration(error, f"dataset[{describe(index)}]")
+def add_thread_note(error: BaseException, where: str, what: str = "") -> None:
+    """Say on the user's own exception where it happened, once, and on which worker thread."""
+    thread = threading.current_thread().name
+    note = f"{where} ({thread})" if thread.startswith("spdl-") else where
+    note = f"{note}, {what}" if what else note
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
-def _not_stop_iteration(error: Exception, where: str) -> Exception:
+def _noted(error: BaseException, index: Any) -> BaseException:
+    error = _not_stop_iteration(error, f"dataset[{describe(index)}]")
+    add_thread_note(error, "in the dataset", f"sample index {describe(index)}")
+    return error
+
+
+def _not_stop_iteration(error: BaseException, where: str) -> BaseException:
     """StopIteration would end the trainer's loop early and in silence; torch lets it."""
     if isinstance(error, StopIteration):
         return RuntimeError(
@@ -167,7 +205,7 @@ def _not_stop_iteration(error: Exception, where: str) -> Exception:
     return error
 
 
-def _cause(error: Exception) -> BaseException | None:
+def _cause(error: BaseException) -> BaseException | None:
     """``raise ... from`` this keeps what the user's own ``raise ... from`` said."""
     return error if isinstance(error, StopIteration) else error.__cause__
 

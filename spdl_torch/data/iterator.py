@@ -54,7 +54,7 @@ class InlineIterator(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         index = self._next_index()
         try:
-            batch = self._maker.make(index)
+            batch = self._maker.make(self._num_yielded, index)
         except EndOfIterable:
             raise StopIteration from None
         return _pinned(batch, self._pin_memory_device) if self._pin_memory else batch
@@ -144,12 +144,20 @@ class ThreadIterator(_BaseDataLoaderIter):
                 self._submit_next()
                 continue
             self._submit_next()
-            if isinstance(result, Failed):
-                raise result.error
-            return result.batch
+            return result
         if not self._persistent_workers:
             self._pool.stop()
         raise StopIteration
+
+    def __next__(self) -> Any:
+        result = super().__next__()
+        if isinstance(result, Failed):
+            self._num_yielded -= 1
+            error = result.error
+            # The error keeps this frame. It must not keep the iterator and with it the threads.
+            del self, result
+            raise error
+        return result.batch
 
     def _receive(self) -> Any:
         try:

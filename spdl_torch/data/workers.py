@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -26,7 +27,8 @@ from ..pipeline.channel import Channel, ChannelClosed
 from ..pipeline.hooks import StageInfo, TaskStatsHook
 from ..pipeline.stats import PipelineStats, StageStats, TaskCounters, queue_stats, task_stats
 from ..pipeline.threads import ThreadGroup
-from .fetch import BatchMaker, EndOfIterable, takes_batches
+from .fetch import BatchMaker, EndOfIterable, add_thread_note, takes_batches
+from .random import SampleRandom, process_generators_kept, sample_seed
 from .worker_info import acting_as_worker, own_copy, rebound
 
 __all__ = ["Exhausted", "Failed", "LoadSpec", "Loaded", "Result", "WorkerPool"]
@@ -80,7 +82,7 @@ class Failed:
     """What came instead of a batch: the user's own exception."""
 
     number: int
-    error: Exception
+    error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class _Job:
         self.index = index
         self.shared = shared
         self.samples: list[Any] = [None] * len(index) if shared else []
-        self.errors: dict[int, Exception] = {}
+        self.errors: dict[int, BaseException] = {}
         self._next = itertools.count()  # a step is one C call, so it is atomic
         self._done = itertools.count(1)
 
@@ -125,6 +127,7 @@ class _Epoch:
     """One for all workers, or one each where every worker has an iterable of its own."""
     results: Channel[Result]
     in_order: bool
+    seed: int
     fetch_before: TaskCounters
     collate_before: TaskCounters
 
@@ -157,6 +160,7 @@ class WorkerPool:
         self._threads = ThreadGroup(self.request_stop)
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
+        self._num_epochs = 0
         self._sample_ns = 0.0  # of the last batch; the workers write, the trainer's thread reads
         self._epochs = tuple(Channel[_Epoch](_MAX_EPOCHS_WAITING) for _ in range(spec.num_workers))
         self._last_stats = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
@@ -250,6 +254,7 @@ class WorkerPool:
 
     def _begin_epoch(self) -> _Epoch:
         spec = self._spec
+        self._num_epochs += 1
         epoch = _Epoch(
             # A job stands in its queue once for every worker that is to help with it.
             tuple(
@@ -258,6 +263,8 @@ class WorkerPool:
             ),
             Channel[Result](spec.max_outstanding),
             spec.in_order,
+            # torch draws a base seed only once for a persistent loader; its epochs must differ.
+            spec.base_seed + self._num_epochs,
             self._fetch_stats.counters(),
             self._collate_stats.counters(),
         )
@@ -270,10 +277,11 @@ class WorkerPool:
         # trainer's own setting if that was never used: read it first, put it back at the end.
         intra_op = torch.get_num_threads()
         ready = threading.Semaphore(0)
-        for number in range(self._spec.num_workers):
-            self._threads.spawn(f"loader-{number}", partial(self._run_worker, number, ready))
-        for _ in range(self._spec.num_workers):
-            ready.acquire()
+        with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
+            for number in range(self._spec.num_workers):
+                self._threads.spawn(f"loader-{number}", partial(self._run_worker, number, ready))
+            for _ in range(self._spec.num_workers):
+                ready.acquire()
         torch.set_num_threads(intra_op)
 
     # -- the worker threads --------------------------------------------------------------------
@@ -281,10 +289,13 @@ class WorkerPool:
     def _run_worker(self, number: int, ready: threading.Semaphore) -> None:
         spec = self._spec
         torch.set_num_threads(1)
-        ready.release()
+        # torch applies its process-wide setting to a thread at the thread's first look at it: let
+        # that happen now, before the trainer's setting is put back.
+        torch.get_num_threads()
         if spec.device_index is not None:
             torch.accelerator.set_device_index(spec.device_index)
         dataset = own_copy(spec.dataset)
+        streams = SampleRandom(spec.base_seed + number)
         make_batches = partial(
             BatchMaker,
             dataset,
@@ -292,72 +303,78 @@ class WorkerPool:
             iterable=spec.iterable,
             auto_collation=spec.auto_collation,
             drop_last=spec.drop_last,
+            streams=streams,
             fetch_cell=self._fetch_stats.new_cell() if spec.stats else None,
             collate_cell=self._collate_stats.new_cell() if spec.stats else None,
         )
-        with acting_as_worker(number, spec.num_workers, spec.base_seed, dataset):
-            init_error = self._init_worker(number, dataset)
+        with acting_as_worker(number, spec.num_workers, spec.base_seed, dataset), streams:
+            broken = self._init_worker(number, dataset)
+            ready.release()
             while True:
                 try:
                     epoch = self._epochs[number].get()
-                    self._work(number, epoch, make_batches, init_error)
+                    self._work(
+                        epoch,
+                        epoch.jobs_of(number),
+                        partial(make_batches, epoch_seed=epoch.seed),
+                        broken,
+                    )
                 except ChannelClosed:
                     if self._epochs[number].closed:
                         return
 
-    def _init_worker(self, number: int, dataset: Any) -> Exception | None:
+    def _init_worker(self, number: int, dataset: Any) -> _Broken | None:
         if self._spec.worker_init_fn is not None:
             try:
                 rebound(self._spec.worker_init_fn, self._spec.dataset, dataset)(number)
-            except Exception as error:
-                error.add_note(f"in worker_init_fn({number})")
-                return error
+            except BaseException as error:
+                add_thread_note(error, f"in worker_init_fn({number})")
+                return _Broken(error)
         return None
 
     def _work(
         self,
-        number: int,
         epoch: _Epoch,
+        jobs: Channel[_Job],
         make_batches: Callable[[], BatchMaker],
-        init_error: Exception | None,
+        broken: _Broken | None,
     ) -> None:
         """One epoch; ends by ChannelClosed. An error in setting up comes in place of batches."""
         maker: BatchMaker | _Broken
         try:
-            maker = make_batches() if init_error is None else _Broken(init_error)
-        except Exception as error:
+            maker = broken or make_batches()
+        except BaseException as error:
+            add_thread_note(error, f"in iter({type(self._spec.dataset).__name__})")
             maker = _Broken(error)
         while True:
-            job = epoch.jobs_of(number).get()
-            result = (
-                self._help(number, maker, job) if job.shared else self._make(number, maker, job)
-            )
+            job = jobs.get()
+            result = self._help(maker, job) if job.shared else self._make(maker, job)
             if result is not None:
                 epoch.deliver(result)
             del job, result  # or the last batch would stay alive while this thread waits
 
-    def _make(self, number: int, maker: BatchMaker | _Broken, job: _Job) -> Result:
+    def _make(self, maker: BatchMaker | _Broken, job: _Job) -> Result:
         started_ns = perf_counter_ns()
         try:
-            batch = maker.make(job.index)
+            batch = maker.make(job.number, job.index)
             if self._spec.shares_jobs:
                 self._sample_ns = (perf_counter_ns() - started_ns) / max(1, len(job.index))
             return Loaded(job.number, self._finalize(batch))
         except EndOfIterable:
             return Exhausted(job.number)
-        except Exception as error:
-            _note_worker(error, number)
+        except BaseException as error:  # SystemExit too: the trainer waits for an answer
             return Failed(job.number, error)
 
-    def _help(self, number: int, maker: BatchMaker | _Broken, job: _Job) -> Result | None:
+    def _help(self, maker: BatchMaker | _Broken, job: _Job) -> Result | None:
         """Take samples of a shared job until none is left; the result if this was the last."""
         last, taken, started_ns = False, 0, perf_counter_ns()
         while (position := job.take()) is not None:
             if not job.errors:  # torch fetches nothing of a batch behind its first error
                 try:
-                    job.samples[position] = maker.sample(job.index[position])
-                except Exception as error:
-                    _note_worker(error, number)
+                    job.samples[position] = maker.sample_at(
+                        job.number, position, job.index[position]
+                    )
+                except BaseException as error:
                     job.errors[position] = error
             taken += 1
             last = job.finish_one()
@@ -369,8 +386,7 @@ class WorkerPool:
             return Failed(job.number, job.errors[min(job.errors)])
         try:
             return Loaded(job.number, self._finalize(maker.collate(job.samples)))
-        except Exception as error:
-            _note_worker(error, number)
+        except BaseException as error:
             return Failed(job.number, error)
 
     def _finalize(self, batch: Any) -> Any:
@@ -378,18 +394,18 @@ class WorkerPool:
 
 
 class _Broken:
-    """Stands for a BatchMaker that could not be made."""
+    """Stands for a BatchMaker that could not be made: raises the reason once, then what it was.
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
+    Once, because the error that the trainer gets refers to the trainer's frames, perhaps to the
+    iterator: a thread that kept it would keep itself alive.
+    """
 
-    def make(self, _: Any) -> Any:
-        raise self._error
+    def __init__(self, error: BaseException) -> None:
+        self._error: BaseException | None = error
+        self._reason = f"{type(error).__name__}: {error}"
 
-    sample = collate = make
+    def make(self, *_: Any) -> Any:
+        error, self._error = self._error, None
+        raise error or RuntimeError(f"DataLoader: this worker could not start, {self._reason}")
 
-
-def _note_worker(error: Exception, number: int) -> None:
-    note = f"in DataLoader worker thread {number} ({threading.current_thread().name})"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+    sample_at = collate = make

@@ -53,7 +53,7 @@ VARIANTS = {
     "both": Variant(
         heading=("spdl_torch", "+ ImageFolder"),
         loader="spdl_torch:DataLoader",
-        folder="spdl_torch.data.folder:ImageFolder",
+        folder="spdl_torch:ImageFolder",
     ),
 }
 """In the order of the columns: the user's program today, then one import changed, then two."""

@@ -1,0 +1,333 @@
+"""What the DataLoader tests share: datasets, torch's worker protocol as a model, thread checks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.utils.data as torch_data
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import dataloader as torch_dataloader
+from torch.utils.data._utils import worker as torch_worker
+
+from spdl_torch import DataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DataLoader"]
+
+PATIENCE_SECONDS = 10
+"""How long a test waits for a thing that must happen; never how long it should take."""
+
+
+class Bad(Exception):
+    """An exception that cannot be rebuilt from its text."""
+
+    def __init__(self, code: int, where: str) -> None:
+        super().__init__(code, where)
+
+
+def item_of(index: int) -> dict[str, Any]:
+    """The sample every dataset here has at ``index``."""
+    return {"x": torch.tensor([index, index + 0.5]), "y": index, "name": f"#{index}"}
+
+
+class MapData(Dataset):
+    """Map-style; raises the given error type where ``bad`` says so."""
+
+    def __init__(self, length: int, bad: dict[int, type[Exception]] | None = None) -> None:
+        self.length = length
+        self.bad = bad or {}
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise self.bad[index](f"bad {index}")
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return item_of(index)
+
+
+class BulkData(MapData):
+    """Map-style with torch's ``__getitems__``: the whole batch in one call."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class StreamData(IterableDataset):
+    """Iterable; every worker yields everything, or its share if ``split``.
+
+    A bad item raises and the stream goes on behind it, as a file reader's would.
+    """
+
+    def __init__(
+        self, length: int, bad: dict[int, type[Exception]] | None = None, *, split: bool = False
+    ) -> None:
+        self.length = length
+        self.bad = bad or {}
+        self.split = split
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        worker = get_worker_info()
+        share = (worker.id, worker.num_workers) if self.split and worker is not None else (0, 1)
+        return _Stream(self, range(share[0], self.length, share[1]))
+
+
+class _Stream:
+    def __init__(self, data: StreamData, indices: range) -> None:
+        self.data = data
+        self.indices = iter(indices)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        index = next(self.indices)
+        if index in self.data.bad:
+            raise self.data.bad[index](f"bad {index}")
+        return item_of(index)
+
+
+class WorkerInfoData(Dataset):
+    """Every sample is what ``get_worker_info()`` said in the thread that loaded it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.shared = []
+        self.tag = "as built"
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self, get_worker_info(), threading.current_thread()
+
+
+class GatedData(Dataset):
+    """Sample ``held`` waits until ``gate`` is set; ``entered`` says that a worker is waiting."""
+
+    def __init__(self, length: int, *, held: int = 0) -> None:
+        self.length = length
+        self.held = held
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index == self.held:
+            self.entered.set()
+            assert self.gate.wait(PATIENCE_SECONDS), "nobody opened the gate"
+        return index
+
+
+class RecordingSampler:
+    """Yields ``indices``; remembers how many were pulled and by which threads."""
+
+    def __init__(self, indices: list[Any]) -> None:
+        self.indices = indices
+        self.pulled = 0
+        self.threads: set[int] = set()
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __iter__(self):
+        for index in self.indices:
+            self.pulled += 1
+            self.threads.add(threading.get_ident())
+            yield index
+
+
+def as_list(batch: Any) -> Any:
+    """Keep samples apart and untouched: a collate function that does nothing."""
+    return batch
+
+
+def frozen(value: Any) -> Any:
+    """A batch as nested tuples that compare by type, dtype, shape and value."""
+    if hasattr(value, "dtype"):
+        return ("tensor", str(value.dtype), tuple(value.shape), repr(value.tolist()))
+    if isinstance(value, dict):
+        return ("dict", *((key, frozen(entry)) for key, entry in value.items()))
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *(frozen(entry) for entry in value))
+    return (type(value).__name__, repr(value))
+
+
+def epoch_of(loader: Any) -> list[Any]:
+    """One epoch as the training loop sees it: batches, and error types where errors came."""
+    events: list[Any] = []
+    batches = iter(loader)
+    while True:
+        assert len(events) < 1000, "the epoch does not end"
+        try:
+            events.append(frozen(next(batches)))
+        except StopIteration:
+            return events
+        except Exception as error:
+            events.append(type(error))
+
+
+class ModelLoader(torch_data.DataLoader):
+    """torch's DataLoader with its worker processes played in turn by the calling thread.
+
+    The oracle for ``num_workers > 0``: exact, and cheap enough for hundreds of examples.
+    ``test_model_agrees_with_torch`` holds it against torch's real processes.
+    """
+
+    def _get_iterator(self):
+        return super()._get_iterator() if self.num_workers == 0 else _PlayedWorkers(self)
+
+    def check_worker_number_rationality(self):
+        """No process is started: nothing to warn of."""
+
+
+class _PlayedWorkers(torch_dataloader._BaseDataLoaderIter):
+    def __init__(self, loader: ModelLoader) -> None:
+        super().__init__(loader)
+        self._prefetched = loader.prefetch_factor * loader.num_workers
+        self._infos = [
+            torch_worker.WorkerInfo(
+                id=worker,
+                num_workers=loader.num_workers,
+                seed=self._base_seed + worker,
+                dataset=copy.copy(loader.dataset),
+            )
+            for worker in range(loader.num_workers)
+        ]
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader, first_iter=False):
+        super()._reset(loader, first_iter)
+        self._fetchers: list[Any] = [None] * self._num_workers
+        self._active = [True] * self._num_workers
+        self._turns = itertools.cycle(range(self._num_workers))
+        self._tasks: deque[tuple[int, Any]] = deque()
+        for _ in range(self._prefetched):
+            self._send()
+
+    def _send(self):
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return
+        for worker in itertools.islice(self._turns, self._num_workers):
+            if self._active[worker]:
+                self._tasks.append((worker, index))
+                return
+
+    def _next_data(self):
+        while self._tasks:
+            worker, index = self._tasks.popleft()
+            if not self._active[worker]:
+                continue
+            try:
+                samples = self._fetch(worker, index)
+            except StopIteration:
+                self._active[worker] = False
+                self._send()
+                continue
+            except Exception:
+                self._send()
+                raise
+            self._send()
+            return self._collate_fn(samples)
+        raise StopIteration
+
+    def _fetch(self, worker, index):
+        # Samples are collated by the caller: under a worker info torch's collate goes through
+        # shared memory.
+        with _worker_info(self._infos[worker]):
+            if self._fetchers[worker] is None:
+                self._fetchers[worker] = torch_dataloader._DatasetKind.create_fetcher(
+                    self._dataset_kind,
+                    self._infos[worker].dataset,
+                    self._auto_collation,
+                    as_list,
+                    self._drop_last,
+                )
+            return self._fetchers[worker].fetch(index)
+
+
+@contextmanager
+def _worker_info(info: Any) -> Iterator[None]:
+    torch_worker._worker_info = info
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = None
+
+
+def torch_loader(*args: Any, **kwargs: Any) -> torch_data.DataLoader:
+    """torch's own DataLoader, without its advice on how many processes this machine bears."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        return torch_data.DataLoader(*args, **kwargs)
+
+
+def loader_threads() -> list[threading.Thread]:
+    """The living threads that belong to loaders."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("spdl-")]
+
+
+def assert_threads_end(threads: list[threading.Thread] | None = None) -> None:
+    """Every loader thread (or each of ``threads``) ends without further help."""
+    gc.collect()
+    for thread in loader_threads() if threads is None else threads:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive(), f"{thread.name} is still alive"
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left():
+    """A test that leaves a loader thread behind fails, whatever it was about."""
+    before = loader_threads()
+    yield
+    left = [thread for thread in loader_threads() if thread not in before]
+    if left:
+        assert_threads_end(left)
+
+
+def run_script(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``body`` in a fresh interpreter; end it with its children if it hangs."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", script(body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
+
+
+def script(body: str) -> str:
+    """A program text: the import every script here needs, then ``body``."""
+    return f"from {DataLoader.__module__} import DataLoader\n" + textwrap.dedent(body)

@@ -1,0 +1,150 @@
+"""The loader inside Lightning: torch's samples, rebuilt with its options, no thread left."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from _loader_helpers import DataLoader, assert_threads_end, no_thread_left  # noqa: F401
+from torch.utils.data import Dataset
+
+lightning = pytest.importorskip("lightning")
+
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
+    pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval"),
+]
+
+
+class Points(Dataset):
+    """Sample i is the number i."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)])
+
+
+class Recorder(lightning.LightningModule):
+    """One weight, and a diary of the samples that every hook saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(("train", self.current_epoch, batch.flatten().tolist()))
+        return self.layer(batch).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.seen.append(("val", self.current_epoch, batch.flatten().tolist()))
+
+    def predict_step(self, batch, batch_idx):
+        self.seen.append(("predict", 0, batch.flatten().tolist()))
+        return batch
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+
+def trainer(**options):
+    """A Trainer that does nothing but run the loops."""
+    return lightning.Trainer(
+        **{
+            "max_epochs": 2,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **options,
+        }
+    )
+
+
+def fit(loader_class, monkeypatch, *, seed_workers, **options):
+    """What a two-epoch fit saw, and the state of the global generator after it."""
+    # Remembered by monkeypatch, so that seed_everything's own settings are undone.
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.setenv("PL_SEED_WORKERS", "0")
+    lightning.seed_everything(7, workers=seed_workers, verbose=False)
+    module = Recorder()
+    options = {"batch_size": 3, "num_workers": 2, **options}
+    trainer().fit(
+        module,
+        loader_class(Points(14), shuffle=True, **options),
+        loader_class(Points(5), **options),
+    )
+    return module.seen, torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("seed_workers", [False, True])
+@pytest.mark.parametrize("persistent_workers", [True, False])
+def test_fit_sees_torchs_samples_when_seeded(persistent_workers, seed_workers, monkeypatch):
+    """seed_everything(workers=True) reseeds inside workers; the trainer must not notice."""
+    options = {"seed_workers": seed_workers, "persistent_workers": persistent_workers}
+    ours = fit(DataLoader, monkeypatch, **options)
+    torchs = fit(torch.utils.data.DataLoader, monkeypatch, **options)
+    assert ours[0] == torchs[0]
+    assert ours[1] == torchs[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"in_order": False}])
+def test_fit_leaves_no_thread_behind(options):
+    """Lightning never runs a sized train loader to its end; its teardown ends the threads."""
+    module = Recorder()
+    loaders = [DataLoader(Points(9), num_workers=2, **options) for _ in range(2)]
+    trainer(limit_val_batches=2).fit(module, *loaders)
+    assert sorted(x for hook, epoch, [x] in module.seen if (hook, epoch) == ("train", 1)) == list(
+        range(9)
+    )
+    assert_threads_end()
+
+
+def test_predict_rebuilds_the_loader_with_its_class_and_options():
+    """Lightning wraps the batch sampler for predict; nothing of ours is lost on the way."""
+    engine = trainer()
+    loader = DataLoader(Points(7), batch_size=2, num_workers=2, stats=False)
+    predictions = engine.predict(Recorder(), loader)
+    assert torch.cat(predictions).flatten().tolist() == list(range(7))
+    rebuilt = engine.predict_dataloaders
+    assert rebuilt is not loader
+    assert type(rebuilt) is DataLoader
+    assert isinstance(rebuilt.batch_sampler, _IndexBatchSamplerWrapper)
+    assert (rebuilt.stats, rebuilt.num_workers, rebuilt.prefetch_factor) == (False, 2, 2)
+    assert (rebuilt.device, rebuilt.isolation, rebuilt.on_error) == (None, "thread", "raise")
+
+
+def test_predict_rebuilds_a_loader_made_in_a_hook():
+    """Inside *_dataloader hooks Lightning replays the recorded constructor arguments."""
+
+    class WithLoader(Recorder):
+        """Builds its own loader, as most modules do."""
+
+        def predict_dataloader(self):
+            return DataLoader(Points(5), batch_size=2, num_workers=1, stats=False)
+
+    engine = trainer()
+    predictions = engine.predict(WithLoader())
+    assert [batch.flatten().tolist() for batch in predictions] == [[0, 1], [2, 3], [4]]
+    assert type(engine.predict_dataloaders) is DataLoader
+    assert engine.predict_dataloaders.stats is False
+
+
+def test_overfit_batches_turns_shuffling_off():
+    """overfit_batches rebuilds the loader around a SequentialSampler."""
+    module = Recorder()
+    loader = DataLoader(Points(9), batch_size=2, shuffle=True, num_workers=2)
+    with pytest.warns(UserWarning, match="(?s)overfit.*shuffling"):
+        trainer(overfit_batches=2).fit(module, loader, DataLoader(Points(2)))
+    assert [batch for hook, _, batch in module.seen if hook == "train"] == [[0, 1], [2, 3]] * 2
