@@ -7,6 +7,11 @@ for a pipeline that ran past its failure budget, inside a :class:`PipelineFailur
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = ["DecodeError", "PipelineFailure", "PipelineStopped", "UnsupportedOptionError"]
 
 
@@ -24,9 +29,9 @@ class PipelineFailure(ExceptionGroup[Exception]):
     The members are the user's own exceptions, each with a note that names the stage and the item.
     """
 
-    def derive(self, excs: object) -> PipelineFailure:
+    def derive(self, excs: Sequence[Any], /) -> Any:
         """Keep the class when ``split``, ``subgroup`` or ``except*`` take the group apart."""
-        return PipelineFailure(self.message, excs)  # type: ignore[arg-type]
+        return PipelineFailure(self.message, excs)
 
 
 class PipelineStopped(RuntimeError):
@@ -34,4 +39,5 @@ class PipelineStopped(RuntimeError):
 
 
 class UnsupportedOptionError(ValueError):
-    """The caller's fault: an option that this release cannot honour; the message says what to do."""
+    """The caller's fault: an option that this release cannot honour; the message says what to do
+    instead."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UnsupportedOptionError
-from ..pipeline.stats import PipelineStats
 from .iterator import InlineIterator, ThreadIterator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from ..pipeline.stats import PipelineStats
 
 __all__ = ["DataLoader"]
 
@@ -141,8 +145,8 @@ class DataLoader(TorchDataLoader[T_co]):
         cores = torch._utils.cpu_count()
         if cores is None or self.num_workers > cores:
             warnings.warn(
-                f"This DataLoader will create {self.num_workers} worker threads in total, on {cores} "
-                "usable cores. More threads than cores help only where they wait for storage or a "
+                f"This DataLoader will create {self.num_workers} worker threads in total, on "
+                f"{cores} usable cores. More threads than cores help only where they wait for storage or a "
                 "network; otherwise they slow the training step.",
                 stacklevel=3,
             )

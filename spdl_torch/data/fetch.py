@@ -6,17 +6,20 @@ Used by the worker threads and, for ``num_workers=0``, on the trainer's thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from operator import getitem
 from time import perf_counter_ns, thread_time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
 from ..pipeline.failures import describe
-from ..pipeline.hooks import TaskCell
-from .random import SampleRandom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ..pipeline.hooks import TaskCell
+    from .random import SampleRandom
 
 __all__ = ["BatchMaker", "EndOfIterable", "add_thread_note", "takes_batches"]
 

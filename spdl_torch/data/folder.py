@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torchvision.datasets  # type: ignore[import-untyped]
+import torchvision.datasets
 
 from spdl_torch.io._decode import decode_image, to_pil
 from spdl_torch.io._images import image_loader, load_planned

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import IterableDataset
-from torch.utils.data._utils import pin_memory as torch_pin_memory
+from torch.utils.data._utils import pin_memory as _torch_pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..pipeline.hooks import StageInfo, TaskStatsHook
@@ -23,6 +22,8 @@ from .fetch import BatchMaker, EndOfIterable
 from .workers import Exhausted, Failed, LoadSpec, WorkerPool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .dataloader import DataLoader
 
 __all__ = ["InlineIterator", "ThreadIterator"]
@@ -52,7 +53,7 @@ class InlineIterator(_BaseDataLoaderIter):
         )
 
     def _next_data(self) -> Any:
-        index = self._next_index()
+        index = next(self._sampler_iter)
         try:
             batch = self._maker.make(self._num_yielded, index)
         except EndOfIterable:
@@ -99,7 +100,7 @@ class ThreadIterator(_BaseDataLoaderIter):
             max_outstanding=self._max_outstanding,
             in_order=loader.in_order,
             stats=loader.stats,
-            base_seed=self._base_seed,
+            base_seed=int(self._base_seed),
             worker_init_fn=loader.worker_init_fn,
             finalize=pin,
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
@@ -124,7 +125,7 @@ class ThreadIterator(_BaseDataLoaderIter):
 
     def _submit_next(self) -> None:
         try:
-            index = self._next_index()
+            index = next(self._sampler_iter)
         except StopIteration:
             return
         if not self._active:
@@ -196,4 +197,4 @@ def _inline_stats(stages: list[TaskStatsHook]) -> PipelineStats:
 
 
 def _pinned(batch: Any, device: str | None) -> Any:
-    return torch_pin_memory.pin_memory(batch, device)
+    return cast("Any", _torch_pin_memory).pin_memory(batch, device)

@@ -15,13 +15,15 @@ Not covered: draws that never pass through Python (dropout layers inside a datas
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["SampleRandom", "process_generators_kept", "sample_seed"]
 

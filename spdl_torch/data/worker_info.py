@@ -12,15 +12,17 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as torch_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = ["acting_as_worker", "own_copy", "rebound"]
 
@@ -110,12 +112,14 @@ def _make_info(number: int, num_workers: int, base_seed: int, dataset: Any) -> A
 
 
 def _get_worker_info() -> Any:
-    # Runs in torch's module: these globals are put there by _install(). torch's collate would
-    # put every batch into shared memory when it finds itself in a worker; a thread needs none.
-    info = getattr(_spdl_torch_of_thread, "info", None)  # type: ignore[name-defined]
+    # Runs as torch's own function, so globals() is torch's module; _install() put two names there.
+    module = globals()
+    info = getattr(module["_spdl_torch_of_thread"], "info", None)
     if info is None:
-        return _worker_info  # type: ignore[name-defined]
-    caller = _spdl_torch_sys._getframe(1).f_globals.get("__name__")  # type: ignore[name-defined]
+        return module["_worker_info"]
+    # torch's collate would put every batch into shared memory when it finds itself in a worker;
+    # a thread needs none.
+    caller = module["_spdl_torch_sys"]._getframe(1).f_globals.get("__name__")
     return None if caller == "torch.utils.data._utils.collate" else info
 
 

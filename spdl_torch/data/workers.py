@@ -13,12 +13,11 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,8 +27,11 @@ from ..pipeline.hooks import StageInfo, TaskStatsHook
 from ..pipeline.stats import PipelineStats, StageStats, TaskCounters, queue_stats, task_stats
 from ..pipeline.threads import ThreadGroup
 from .fetch import BatchMaker, EndOfIterable, add_thread_note, takes_batches
-from .random import SampleRandom, process_generators_kept, sample_seed
+from .random import SampleRandom, process_generators_kept
 from .worker_info import acting_as_worker, own_copy, rebound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Exhausted", "Failed", "LoadSpec", "Loaded", "Result", "WorkerPool"]
 
@@ -142,8 +144,9 @@ class _Epoch:
             self.results.put(result)
 
     def close(self) -> None:
-        for channel in (*self.jobs, self.results):
-            channel.close()
+        for jobs in self.jobs:
+            jobs.close()
+        self.results.close()
 
 
 class WorkerPool:

@@ -62,7 +62,7 @@ def main() -> None:
 
 def _prepare(job: Prepare, reporter: Reporter) -> Environment:
     import torch
-    import torchvision  # type: ignore[import-untyped]
+    import torchvision
 
     if job.num_photographs:
         from .photographs import write_photographs

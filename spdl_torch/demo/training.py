@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset
-from torchvision.models import resnet18  # type: ignore[import-untyped]
-from torchvision.transforms import (  # type: ignore[import-untyped]
+from torchvision.models import resnet18
+from torchvision.transforms import (
     Compose,
     Normalize,
     RandomHorizontalFlip,

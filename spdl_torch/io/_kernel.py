@@ -180,4 +180,4 @@ def _run(unit: Any, name: str, *args: object) -> Any:
 
 def _load_operators() -> None:
     """Register ``torch.ops.image``; importing torchvision.io is what does it."""
-    import torchvision.io  # type: ignore[import-untyped]  # noqa: F401
+    import torchvision.io  # noqa: F401

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
-from concurrent.futures import Executor
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .definition import (
     MaxFailures,
@@ -17,8 +15,13 @@ from .definition import (
     as_op,
     name_of,
 )
-from .hooks import HookFactory, StatsQueue
 from .pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+    from concurrent.futures import Executor
+
+    from .hooks import HookFactory, StatsQueue
 
 __all__ = ["PipelineBuilder"]
 

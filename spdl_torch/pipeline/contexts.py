@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 __all__ = ["AnyContext", "LazyRunner", "blocking"]
 

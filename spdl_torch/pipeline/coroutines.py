@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from time import perf_counter_ns, thread_time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .channel import ChannelClosed, EndOfChannel
 from .definition import OpKind
-from .hooks import TaskCell
 from .worker import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from .hooks import TaskCell
 
 __all__ = ["AsyncStage"]
 

@@ -6,11 +6,13 @@ import enum
 import functools
 import inspect
 from collections.abc import AsyncIterable, Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 __all__ = ["OpKind", "OutputOrder", "PipelineSpec", "SinkSpec", "SourceSpec", "StageSpec"]
 
@@ -188,7 +190,7 @@ def check_max_failures(limit: MaxFailures | None, where: str) -> None:
     if isinstance(limit, int):
         if limit < 0:
             raise ValueError(f"{where}: max_failures must be >= 0, got {limit}.")
-    elif not 0 <= limit <= 1:
+    elif not 0 <= float(limit) <= 1:
         raise ValueError(f"{where}: a share in max_failures must be within 0 and 1, got {limit}.")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .definition import MaxFailures
+if TYPE_CHECKING:
+    from .definition import MaxFailures
 
 __all__ = ["DEFAULT_MAX_FAILURES", "FailureBudget", "add_note", "describe"]
 

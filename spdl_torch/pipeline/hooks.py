@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter_ns, thread_time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .channel import Channel
-from .contexts import AnyContext
 from .stats import (
     Histogram,
     QueueCounters,
@@ -29,6 +28,9 @@ from .stats import (
     queue_stats,
     task_stats,
 )
+
+if TYPE_CHECKING:
+    from .contexts import AnyContext
 
 __all__ = ["HookFactory", "StageInfo", "StatsQueue", "TaskHook", "TaskStatsHook"]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import PipelineStopped
 from .definition import MaxFailures, PipelineSpec, check_max_failures
-from .hooks import HookFactory, StatsQueue
 from .run import Run, RunState
-from .stats import PipelineStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .hooks import HookFactory, StatsQueue
+    from .stats import PipelineStats
 
 __all__ = ["Pipeline"]
 

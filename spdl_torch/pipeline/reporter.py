@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from .threads import ThreadGroup
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .threads import ThreadGroup
 
 __all__ = ["Reporter"]
 

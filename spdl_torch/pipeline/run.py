@@ -207,8 +207,7 @@ class Run:
         # the user's code (after a failure): nobody waits for it.
         self._join_workers()
         with self._lock:
-            if self.state is not RunState.CLOSED:
-                self._advance(RunState.CLOSED)
+            self._advance(RunState.CLOSED)
 
     def _join_workers(self, timeout: float | None = None) -> bool:
         return self._threads.join(timeout, without=self._source_thread)

@@ -7,8 +7,11 @@ nanoseconds; times in the public classes are seconds, ratios are 0 to 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "Histogram",

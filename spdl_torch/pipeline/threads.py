@@ -11,8 +11,11 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Callable
 from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["ThreadGroup"]
 

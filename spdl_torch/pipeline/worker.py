@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import ExitStack
 from time import perf_counter_ns, thread_time_ns
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
 from .channel import Channel, ChannelClosed, EndOfChannel
 from .contexts import LazyRunner, blocking
 from .definition import OpKind, StageSpec
 from .failures import FailureBudget, add_note
 from .hooks import StageInfo, StatsQueue, TaskCell, TaskHook, TaskStatsHook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Stage", "StageOwner"]
 
