@@ -146,8 +146,8 @@ class DataLoader(TorchDataLoader[T_co]):
         if cores is None or self.num_workers > cores:
             warnings.warn(
                 f"This DataLoader will create {self.num_workers} worker threads in total, on "
-                f"{cores} usable cores. More threads than cores help only where they wait for storage or a "
-                "network; otherwise they slow the training step.",
+                f"{cores} usable cores. More threads than cores help only where they wait for "
+                "storage or a network; otherwise they slow the training step.",
                 stacklevel=3,
             )
 

@@ -100,7 +100,7 @@ Result = Loaded | Failed | Exhausted
 class _Job:
     """One batch to make; if shared, also which of its samples are taken, done or failed."""
 
-    __slots__ = ("_done", "_next", "errors", "index", "number", "samples", "shared")
+    __slots__ = ("_done", "_next", "errors", "first_error", "index", "number", "samples", "shared")
 
     def __init__(self, number: int, index: Any, *, shared: bool) -> None:
         self.number = number
@@ -108,6 +108,7 @@ class _Job:
         self.shared = shared
         self.samples: list[Any] = [None] * len(index) if shared else []
         self.errors: dict[int, BaseException] = {}
+        self.first_error = len(index) if shared else 0
         self._next = itertools.count()  # a step is one C call, so it is atomic
         self._done = itertools.count(1)
 
@@ -164,6 +165,7 @@ class WorkerPool:
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
         self._num_epochs = 0
+        self._init_errors: dict[int, BaseException] = {}
         self._sample_ns = 0.0  # of the last batch; the workers write, the trainer's thread reads
         self._epochs = tuple(Channel[_Epoch](_MAX_EPOCHS_WAITING) for _ in range(spec.num_workers))
         self._last_stats = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
@@ -181,7 +183,10 @@ class WorkerPool:
 
     def get(self, timeout: float | None) -> Result:
         """The next result, in order if the spec says so. Raises: TimeoutError."""
-        return self._running().results.get(timeout)
+        result = self._running().results.get(timeout)
+        # Another thread may have made the batch that torch would give to this worker first.
+        error = self._init_errors.pop(result.number, None)
+        return result if error is None else Failed(result.number, error)
 
     def restart(self) -> None:
         """Begin another epoch on the same threads; what is outstanding is dropped."""
@@ -312,7 +317,12 @@ class WorkerPool:
         )
         with acting_as_worker(number, spec.num_workers, spec.base_seed, dataset), streams:
             broken = self._init_worker(number, dataset)
+            # Where all share one queue, the workers that could start do the work; if none could,
+            # the last one to find out stays, to fail the jobs. Decided before the trainer goes on.
+            leave = broken and not spec.iterable and len(self._init_errors) < spec.num_workers
             ready.release()
+            if leave:
+                return
             while True:
                 try:
                     epoch = self._epochs[number].get()
@@ -332,7 +342,8 @@ class WorkerPool:
                 rebound(self._spec.worker_init_fn, self._spec.dataset, dataset)(number)
             except BaseException as error:
                 add_thread_note(error, f"in worker_init_fn({number})")
-                return _Broken(error)
+                self._init_errors[number] = error
+                return _Broken(error, raised=True)
         return None
 
     def _work(
@@ -372,13 +383,14 @@ class WorkerPool:
         """Take samples of a shared job until none is left; the result if this was the last."""
         last, taken, started_ns = False, 0, perf_counter_ns()
         while (position := job.take()) is not None:
-            if not job.errors:  # torch fetches nothing of a batch behind its first error
+            if position < job.first_error:  # torch fetches nothing behind a batch's first error
                 try:
                     job.samples[position] = maker.sample_at(
                         job.number, position, job.index[position]
                     )
                 except BaseException as error:
                     job.errors[position] = error
+                    job.first_error = min(job.first_error, position)
             taken += 1
             last = job.finish_one()
         if taken:
@@ -403,8 +415,8 @@ class _Broken:
     iterator: a thread that kept it would keep itself alive.
     """
 
-    def __init__(self, error: BaseException) -> None:
-        self._error: BaseException | None = error
+    def __init__(self, error: BaseException, *, raised: bool = False) -> None:
+        self._error: BaseException | None = None if raised else error
         self._reason = f"{type(error).__name__}: {error}"
 
     def make(self, *_: Any) -> Any:

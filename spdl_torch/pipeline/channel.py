@@ -89,6 +89,12 @@ class Channel(Generic[T]):
 
         Raises: ChannelClosed: the channel was closed or finished; the item was not taken.
         """
+        with self._lock:  # the common case, without the generality of ordered puts
+            if len(self._items) < self.capacity and not (self._closed or self._finished):
+                self._append(item)
+                if self._putters and not self._putter_woken:
+                    self._wake_putter()
+                return
         self._put_blocking(None, item, advance=True)
 
     def put_at(self, seq: int, item: T, *, last: bool = True) -> None:
@@ -276,13 +282,14 @@ class Channel(Generic[T]):
     def _append(self, item: Any) -> None:
         if item is _SKIPPED:
             return
-        if not self._items:
+        items = self._items
+        if not items:
             self._empty_ns += perf_counter_ns() - self._empty_since_ns
             self._empty_since_ns = 0
-        self._items.append(item)
+        items.append(item)
         self._num_put += 1
-        if len(self._items) > self._peak:
-            self._peak = len(self._items)
+        if len(items) > self._peak:
+            self._peak = len(items)
         if self._getters and not self._getter_woken:
             self._wake_getter()
 
@@ -314,18 +321,19 @@ class Channel(Generic[T]):
         """Take an item if there is one, else enlist ``waiter``. The lock is held."""
         if self._closed:
             raise ChannelClosed
-        if self._items:
+        items = self._items
+        if items:
             number = self._num_got
             self._num_got = number + 1
-            item = self._items.popleft()
-            if not self._items:
+            item = items.popleft()
+            if not items:
                 self._empty_since_ns = perf_counter_ns()
                 if self._finished:
                     self._end()
                     self._wake_everyone()
             elif self._getters and not self._getter_woken:
                 self._wake_getter()
-            if self._putters and not self._putter_woken and len(self._items) <= self._low_water:
+            if self._putters and not self._putter_woken and len(items) <= self._low_water:
                 self._wake_putter()
             return number, item
         if self._finished:
