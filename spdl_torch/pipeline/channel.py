@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from .stats import Histogram, QueueCounters
@@ -60,6 +60,9 @@ class Channel(Generic[T]):
         if capacity < 1:
             raise ValueError(f"Channel: capacity must be >= 1, got {capacity}.")
         self.capacity = capacity
+        # A producer that found the channel full is woken when it has half emptied, not for every
+        # single place: it then brings several items at one waking. Small channels, which hold
+        # few and large items, are refilled at once.
         self._low_water = capacity if capacity < 8 else capacity // 2
         self._lock = threading.RLock()
         self._items: deque[Any] = deque()
@@ -152,15 +155,14 @@ class Channel(Generic[T]):
         try:
             while True:
                 with self._lock:
-                    if started_ns:
-                        self._getter_woken = False
-                    if (taken := self._try_get(waiter)) is not None:
-                        return taken
-                    started_ns = started_ns or self._get_wait.begin()
+                    taken, started_ns = self._try_get_waiting(waiter, started_ns)
+                if taken is not None:
+                    return taken
                 await waiter.wait()
                 waiter = _AsyncWaiter()
-        finally:
-            self._end_get_wait(started_ns, waiter)
+        except BaseException:
+            self._abandon_get(started_ns, waiter)
+            raise
 
     # -- owner -----------------------------------------------------------------------------
 
@@ -183,7 +185,7 @@ class Channel(Generic[T]):
 
     def __len__(self) -> int:
         """Items that wait, those before their turn included."""
-        return len(self._items) + sum(item is not _SKIPPED for item in self._early.values())
+        return len(self._items) + sum(item is not _SKIPPED for item in tuple(self._early.values()))
 
     def counters(self) -> QueueCounters:
         """Everything counted so far; waits and empty time that are still open are included."""
@@ -203,23 +205,19 @@ class Channel(Generic[T]):
     # -- putting ---------------------------------------------------------------------------
 
     def _put_blocking(self, seq: int | None, item: Any, *, advance: bool) -> None:
-        with self._lock:
-            if self._try_put(seq, item, advance):
-                return
         started_ns = 0
         waiter = threading.Lock()
         waiter.acquire()
         try:
             while True:
                 with self._lock:
-                    if started_ns:
-                        self._putter_woken = False
-                    if self._try_put(seq, item, advance, waiter):
-                        return
-                    started_ns = started_ns or self._put_wait.begin()
+                    done, started_ns = self._try_put_waiting(seq, item, advance, waiter, started_ns)
+                if done:
+                    return
                 waiter.acquire()
-        finally:
-            self._end_put_wait(started_ns, (seq, advance, waiter))
+        except BaseException:
+            self._abandon_put(started_ns, (seq, advance, waiter))
+            raise
 
     async def _put_suspending(self, seq: int | None, item: Any, *, advance: bool) -> None:
         started_ns = 0
@@ -227,15 +225,26 @@ class Channel(Generic[T]):
         try:
             while True:
                 with self._lock:
-                    if started_ns:
-                        self._putter_woken = False
-                    if self._try_put(seq, item, advance, waiter):
-                        return
-                    started_ns = started_ns or self._put_wait.begin()
+                    done, started_ns = self._try_put_waiting(seq, item, advance, waiter, started_ns)
+                if done:
+                    return
                 await waiter.wait()
                 waiter = _AsyncWaiter()
-        finally:
-            self._end_put_wait(started_ns, (seq, advance, waiter))
+        except BaseException:
+            self._abandon_put(started_ns, (seq, advance, waiter))
+            raise
+
+    def _try_put_waiting(
+        self, seq: int | None, item: Any, advance: bool, waiter: _Waiter, started_ns: int
+    ) -> tuple[bool, int]:
+        """One look at the channel by a put that waits since ``started_ns`` (0: not yet)."""
+        if started_ns:
+            self._putter_woken = False
+        if self._try_put(seq, item, advance, waiter):
+            if started_ns:
+                self._put_wait.end(started_ns)
+            return True, started_ns
+        return False, started_ns or self._put_wait.begin()
 
     def _try_put(
         self, seq: int | None, item: Any, advance: bool, waiter: _Waiter | None = None
@@ -296,26 +305,38 @@ class Channel(Generic[T]):
     # -- getting ---------------------------------------------------------------------------
 
     def _get_slowly(self, timeout: float | None) -> tuple[int, T]:
-        deadline = None if timeout is None else perf_counter_ns() + int(timeout * 1e9)
+        deadline = None if timeout is None else perf_counter() + timeout
         started_ns = 0
         waiter = threading.Lock()
         waiter.acquire()
         try:
             while True:
                 with self._lock:
-                    if started_ns:
-                        self._getter_woken = False
-                    if (taken := self._try_get(waiter)) is not None:
-                        return taken
-                    started_ns = started_ns or self._get_wait.begin()
+                    taken, started_ns = self._try_get_waiting(waiter, started_ns)
+                if taken is not None:
+                    return taken
                 if deadline is None:
                     waiter.acquire()
                 else:
-                    left = (deadline - perf_counter_ns()) / 1e9
+                    left = min(deadline - perf_counter(), threading.TIMEOUT_MAX)
                     if left <= 0 or not waiter.acquire(timeout=left):
                         raise TimeoutError(f"no item came within {timeout} seconds.")
-        finally:
-            self._end_get_wait(started_ns, waiter)
+        except BaseException:
+            self._abandon_get(started_ns, waiter)
+            raise
+
+    def _try_get_waiting(
+        self, waiter: _Waiter, started_ns: int
+    ) -> tuple[tuple[int, T] | None, int]:
+        """One look at the channel by a get that waits since ``started_ns`` (0: not yet)."""
+        if started_ns:
+            self._getter_woken = False
+        taken = self._try_get(waiter)
+        if taken is None:
+            return None, started_ns or self._get_wait.begin()
+        if started_ns:
+            self._get_wait.end(started_ns)
+        return taken, started_ns
 
     def _try_get(self, waiter: _Waiter | None = None) -> tuple[int, T] | None:
         """Take an item if there is one, else enlist ``waiter``. The lock is held."""
@@ -378,30 +399,29 @@ class Channel(Generic[T]):
             except IndexError:
                 return
 
-    # A wait may end by Ctrl-C, a timeout or a cancellation: no later wake-up may be spent on its
-    # waiter, and one that it got already is passed on.
+    # A wait may end by Ctrl-C, a timeout, a cancellation or the channel's own end: no later
+    # wake-up may be spent on its waiter, and one that it got already is passed on.
 
-    def _end_put_wait(self, started_ns: int, entry: tuple[int | None, bool, _Waiter]) -> None:
-        if started_ns:
-            with self._lock:
+    def _abandon_put(self, started_ns: int, entry: tuple[int | None, bool, _Waiter]) -> None:
+        with self._lock:
+            if started_ns:
                 self._put_wait.end(started_ns)
-                try:
-                    self._putters.remove(entry)
-                except ValueError:
-                    self._putter_woken = False
-                    if self._putters:
-                        self._wake_putter()
+            if entry in self._putters:
+                self._putters.remove(entry)
+            else:
+                self._putter_woken = False
+                self._wake_putter()
 
-    def _end_get_wait(self, started_ns: int, waiter: _Waiter) -> None:
-        if started_ns:
-            with self._lock:
+    def _abandon_get(self, started_ns: int, waiter: _Waiter) -> None:
+        with self._lock:
+            if started_ns:
                 self._get_wait.end(started_ns)
-                try:
-                    self._getters.remove(waiter)
-                except ValueError:
-                    self._getter_woken = False
-                    if self._items and self._getters:
-                        self._wake_getter()
+            if waiter in self._getters:
+                self._getters.remove(waiter)
+            else:
+                self._getter_woken = False
+                if self._items and self._getters:
+                    self._wake_getter()
 
     def _end(self) -> None:
         """The clock of the statistics stops with the last item."""
