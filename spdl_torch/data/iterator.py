@@ -19,7 +19,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..pipeline.hooks import StageInfo, TaskStatsHook
 from ..pipeline.stats import PipelineStats, QueueCounters, StageStats, queue_stats, task_stats
 from .fetch import BatchMaker, EndOfIterable
-from .workers import Exhausted, Failed, LoadSpec, WorkerPool
+from .jobs import Exhausted, Failed
+from .workers import LoadSpec, WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable

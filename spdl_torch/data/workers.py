@@ -10,7 +10,6 @@ Nothing here refers to the iterator that the trainer holds, so that dropping it 
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from contextlib import nullcontext
@@ -24,16 +23,17 @@ import torch
 from ..errors import PipelineStopped
 from ..pipeline.channel import Channel, ChannelClosed
 from ..pipeline.hooks import StageInfo, TaskStatsHook
-from ..pipeline.stats import PipelineStats, StageStats, TaskCounters, queue_stats, task_stats
+from ..pipeline.stats import PipelineStats, StageStats, queue_stats, task_stats
 from ..pipeline.threads import ThreadGroup
 from .fetch import BatchMaker, EndOfIterable, add_thread_note, takes_batches
+from .jobs import Epoch, Exhausted, Failed, Job, Loaded, Result
 from .random import SampleRandom, process_generators_kept
 from .worker_info import acting_as_worker, own_copy, rebound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Exhausted", "Failed", "LoadSpec", "Loaded", "Result", "WorkerPool"]
+__all__ = ["LoadSpec", "WorkerPool"]
 
 # Below this time for a whole batch, waking other threads costs more than they gain (a wake-up
 # takes 10 to 50 µs, measured), so one thread makes the batch alone.
@@ -71,85 +71,6 @@ class LoadSpec:
         return self.auto_collation and not self.iterable and not takes_batches(self.dataset)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A batch."""
-
-    number: int
-    batch: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """What came instead of a batch: the user's own exception."""
-
-    number: int
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class Exhausted:
-    """This worker's iterable has ended."""
-
-    number: int
-
-
-Result = Loaded | Failed | Exhausted
-
-
-class _Job:
-    """One batch to make; if shared, also which of its samples are taken, done or failed."""
-
-    __slots__ = ("_done", "_next", "errors", "first_error", "index", "number", "samples", "shared")
-
-    def __init__(self, number: int, index: Any, *, shared: bool) -> None:
-        self.number = number
-        self.index = index
-        self.shared = shared
-        self.samples: list[Any] = [None] * len(index) if shared else []
-        self.errors: dict[int, BaseException] = {}
-        self.first_error = len(index) if shared else 0
-        self._next = itertools.count()  # a step is one C call, so it is atomic
-        self._done = itertools.count(1)
-
-    def take(self) -> int | None:
-        """The position of a sample that nobody has taken yet."""
-        position = next(self._next)
-        return position if position < len(self.index) else None
-
-    def finish_one(self) -> bool:
-        """Count a sample as done; True for the last one."""
-        return next(self._done) == len(self.index)
-
-
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    """The queues of one pass. Another pass gets new ones, so nothing stale can reach it."""
-
-    jobs: tuple[Channel[_Job], ...]
-    """One for all workers, or one each where every worker has an iterable of its own."""
-    results: Channel[Result]
-    in_order: bool
-    seed: int
-    fetch_before: TaskCounters
-    collate_before: TaskCounters
-
-    def jobs_of(self, worker: int) -> Channel[_Job]:
-        return self.jobs[worker % len(self.jobs)]
-
-    def deliver(self, result: Result) -> None:
-        """Never blocks: the outstanding jobs are bounded by the room."""
-        if self.in_order:
-            self.results.put_at(result.number, result)
-        else:
-            self.results.put(result)
-
-    def close(self) -> None:
-        for jobs in self.jobs:
-            jobs.close()
-        self.results.close()
-
-
 class WorkerPool:
     """The threads of one iterator and the epoch that they work on.
 
@@ -167,9 +88,9 @@ class WorkerPool:
         self._num_epochs = 0
         self._init_errors: dict[int, BaseException] = {}
         self._sample_ns = 0.0  # of the last batch; the workers write, the trainer's thread reads
-        self._epochs = tuple(Channel[_Epoch](_MAX_EPOCHS_WAITING) for _ in range(spec.num_workers))
+        self._epochs = tuple(Channel[Epoch](_MAX_EPOCHS_WAITING) for _ in range(spec.num_workers))
         self._last_stats = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
-        self._epoch: _Epoch | None = self._begin_epoch()
+        self._epoch: Epoch | None = self._begin_epoch()
         self._start_threads()
 
     # -- the trainer's thread ------------------------------------------------------------------
@@ -177,7 +98,7 @@ class WorkerPool:
     def submit(self, number: int, index: Any, worker: int) -> None:
         """Give out a job: to ``worker``, or to whoever is free where all share one queue."""
         epoch, hands = self._running(), self._hands_for(index)
-        job = _Job(number, index, shared=hands > 1)
+        job = Job(number, index, shared=hands > 1)
         for _ in range(hands):
             epoch.jobs_of(worker).put(job)
 
@@ -209,7 +130,7 @@ class WorkerPool:
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
 
-    def _running(self) -> _Epoch:
+    def _running(self) -> Epoch:
         if self._epoch is None or not self.in_this_process:
             raise PipelineStopped(
                 "DataLoader: the worker threads of this iterator have ended"
@@ -260,13 +181,13 @@ class WorkerPool:
             return 1
         return max(1, min(self._spec.num_workers, len(index)))
 
-    def _begin_epoch(self) -> _Epoch:
+    def _begin_epoch(self) -> Epoch:
         spec = self._spec
         self._num_epochs += 1
-        epoch = _Epoch(
+        epoch = Epoch(
             # A job stands in its queue once for every worker that is to help with it.
             tuple(
-                Channel[_Job](spec.max_outstanding * spec.num_workers)
+                Channel[Job](spec.max_outstanding * spec.num_workers)
                 for _ in range(spec.num_workers if spec.iterable else 1)
             ),
             Channel[Result](spec.max_outstanding),
@@ -285,12 +206,15 @@ class WorkerPool:
         # trainer's own setting if that was never used: read it first, put it back at the end.
         intra_op = torch.get_num_threads()
         ready = threading.Semaphore(0)
-        with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
-            for number in range(self._spec.num_workers):
-                self._threads.spawn(f"loader-{number}", partial(self._run_worker, number, ready))
-            for _ in range(self._spec.num_workers):
-                ready.acquire()
-        torch.set_num_threads(intra_op)
+        try:
+            with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
+                for number in range(self._spec.num_workers):
+                    target = partial(self._run_worker, number, ready)
+                    self._threads.spawn(f"loader-{number}", target)
+                for _ in range(self._spec.num_workers):
+                    ready.acquire()
+        finally:
+            torch.set_num_threads(intra_op)
 
     # -- the worker threads --------------------------------------------------------------------
 
@@ -300,10 +224,7 @@ class WorkerPool:
         # torch applies its process-wide setting to a thread at the thread's first look at it: let
         # that happen now, before the trainer's setting is put back.
         torch.get_num_threads()
-        if spec.device_index is not None:
-            torch.accelerator.set_device_index(spec.device_index)
-        dataset = own_copy(spec.dataset)
-        streams = SampleRandom(spec.base_seed + number)
+        dataset, streams = own_copy(spec.dataset), SampleRandom(spec.base_seed + number)
         make_batches = partial(
             BatchMaker,
             dataset,
@@ -321,35 +242,30 @@ class WorkerPool:
             # the last one to find out stays, to fail the jobs. Decided before the trainer goes on.
             leave = broken and not spec.iterable and len(self._init_errors) < spec.num_workers
             ready.release()
-            if leave:
-                return
-            while True:
+            while not leave:
                 try:
                     epoch = self._epochs[number].get()
-                    self._work(
-                        epoch,
-                        epoch.jobs_of(number),
-                        partial(make_batches, epoch_seed=epoch.seed),
-                        broken,
-                    )
+                    made = partial(make_batches, epoch_seed=epoch.seed)
+                    self._work(epoch, epoch.jobs_of(number), made, broken)
                 except ChannelClosed:
-                    if self._epochs[number].closed:
-                        return
+                    leave = self._epochs[number].closed
 
     def _init_worker(self, number: int, dataset: Any) -> _Broken | None:
-        if self._spec.worker_init_fn is not None:
-            try:
+        try:
+            if self._spec.device_index is not None:
+                torch.accelerator.set_device_index(self._spec.device_index)
+            if self._spec.worker_init_fn is not None:
                 rebound(self._spec.worker_init_fn, self._spec.dataset, dataset)(number)
-            except BaseException as error:
-                add_thread_note(error, f"in worker_init_fn({number})")
-                self._init_errors[number] = error
-                return _Broken(error, raised=True)
+        except BaseException as error:
+            add_thread_note(error, f"in worker_init_fn({number})")
+            self._init_errors[number] = error
+            return _Broken(error, raised=True)
         return None
 
     def _work(
         self,
-        epoch: _Epoch,
-        jobs: Channel[_Job],
+        epoch: Epoch,
+        jobs: Channel[Job],
         make_batches: Callable[[], BatchMaker],
         broken: _Broken | None,
     ) -> None:
@@ -367,7 +283,7 @@ class WorkerPool:
                 epoch.deliver(result)
             del job, result  # or the last batch would stay alive while this thread waits
 
-    def _make(self, maker: BatchMaker | _Broken, job: _Job) -> Result:
+    def _make(self, maker: BatchMaker | _Broken, job: Job) -> Result:
         started_ns = perf_counter_ns()
         try:
             batch = maker.make(job.number, job.index)
@@ -379,7 +295,7 @@ class WorkerPool:
         except BaseException as error:  # SystemExit too: the trainer waits for an answer
             return Failed(job.number, error)
 
-    def _help(self, maker: BatchMaker | _Broken, job: _Job) -> Result | None:
+    def _help(self, maker: BatchMaker | _Broken, job: Job) -> Result | None:
         """Take samples of a shared job until none is left; the result if this was the last."""
         last, taken, started_ns = False, 0, perf_counter_ns()
         while (position := job.take()) is not None:

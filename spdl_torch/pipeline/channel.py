@@ -17,13 +17,13 @@ neither be finished nor report its open waits. Measured on trivial items, see
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from time import perf_counter, perf_counter_ns
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from .stats import Histogram, QueueCounters
+from .stats import QueueCounters
+from .waits import AsyncWaiter, WaitClock, Waiter
 
 __all__ = ["Channel", "ChannelClosed", "EndOfChannel"]
 
@@ -39,10 +39,6 @@ class EndOfChannel(Exception):
 
 class ChannelClosed(Exception):
     """The channel was closed by its owner (the run stops), or finished before this put."""
-
-
-class _Waiter(Protocol):
-    def release(self) -> None: ...
 
 
 class Channel(Generic[T]):
@@ -70,16 +66,16 @@ class Channel(Generic[T]):
         self._turn = 0  # ordered use: the sequence number that is next to become an item
         self._finished = False
         self._closed = False
-        self._getters: deque[_Waiter] = deque()
-        self._putters: deque[tuple[int | None, bool, _Waiter]] = deque()
+        self._getters: deque[Waiter] = deque()
+        self._putters: deque[tuple[int | None, bool, Waiter]] = deque()
         # One woken thread at a time: it wakes the next one if there is still something for it.
         # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
         self._getter_woken = False
         self._putter_woken = False
         self._num_put = 0
         self._num_got = 0
-        self._put_wait = _WaitClock()
-        self._get_wait = _WaitClock()
+        self._put_wait = WaitClock()
+        self._get_wait = WaitClock()
         self._created_ns = self._empty_since_ns = perf_counter_ns()
         self._empty_ns = 0
         self._ended_ns: int | None = None
@@ -151,7 +147,7 @@ class Channel(Generic[T]):
     async def aget_numbered(self) -> tuple[int, T]:
         """``get_numbered`` for a coroutine."""
         started_ns = 0
-        waiter = _AsyncWaiter()
+        waiter = AsyncWaiter()
         try:
             while True:
                 with self._lock:
@@ -159,7 +155,7 @@ class Channel(Generic[T]):
                 if taken is not None:
                     return taken
                 await waiter.wait()
-                waiter = _AsyncWaiter()
+                waiter = AsyncWaiter()
         except BaseException:
             self._abandon_get(started_ns, waiter)
             raise
@@ -221,7 +217,7 @@ class Channel(Generic[T]):
 
     async def _put_suspending(self, seq: int | None, item: Any, *, advance: bool) -> None:
         started_ns = 0
-        waiter = _AsyncWaiter()
+        waiter = AsyncWaiter()
         try:
             while True:
                 with self._lock:
@@ -229,13 +225,13 @@ class Channel(Generic[T]):
                 if done:
                     return
                 await waiter.wait()
-                waiter = _AsyncWaiter()
+                waiter = AsyncWaiter()
         except BaseException:
             self._abandon_put(started_ns, (seq, advance, waiter))
             raise
 
     def _try_put_waiting(
-        self, seq: int | None, item: Any, advance: bool, waiter: _Waiter, started_ns: int
+        self, seq: int | None, item: Any, advance: bool, waiter: Waiter, started_ns: int
     ) -> tuple[bool, int]:
         """One look at the channel by a put that waits since ``started_ns`` (0: not yet)."""
         if started_ns:
@@ -247,7 +243,7 @@ class Channel(Generic[T]):
         return False, started_ns or self._put_wait.begin()
 
     def _try_put(
-        self, seq: int | None, item: Any, advance: bool, waiter: _Waiter | None = None
+        self, seq: int | None, item: Any, advance: bool, waiter: Waiter | None = None
     ) -> bool:
         """Put if there is room, else enlist ``waiter``. The lock is held."""
         if self._has_room(seq, advance):
@@ -325,9 +321,7 @@ class Channel(Generic[T]):
             self._abandon_get(started_ns, waiter)
             raise
 
-    def _try_get_waiting(
-        self, waiter: _Waiter, started_ns: int
-    ) -> tuple[tuple[int, T] | None, int]:
+    def _try_get_waiting(self, waiter: Waiter, started_ns: int) -> tuple[tuple[int, T] | None, int]:
         """One look at the channel by a get that waits since ``started_ns`` (0: not yet)."""
         if started_ns:
             self._getter_woken = False
@@ -338,7 +332,7 @@ class Channel(Generic[T]):
             self._get_wait.end(started_ns)
         return taken, started_ns
 
-    def _try_get(self, waiter: _Waiter | None = None) -> tuple[int, T] | None:
+    def _try_get(self, waiter: Waiter | None = None) -> tuple[int, T] | None:
         """Take an item if there is one, else enlist ``waiter``. The lock is held."""
         if self._closed:
             raise ChannelClosed
@@ -402,7 +396,7 @@ class Channel(Generic[T]):
     # A wait may end by Ctrl-C, a timeout, a cancellation or the channel's own end: no later
     # wake-up may be spent on its waiter, and one that it got already is passed on.
 
-    def _abandon_put(self, started_ns: int, entry: tuple[int | None, bool, _Waiter]) -> None:
+    def _abandon_put(self, started_ns: int, entry: tuple[int | None, bool, Waiter]) -> None:
         with self._lock:
             if started_ns:
                 self._put_wait.end(started_ns)
@@ -412,7 +406,7 @@ class Channel(Generic[T]):
                 self._putter_woken = False
                 self._wake_putter()
 
-    def _abandon_get(self, started_ns: int, waiter: _Waiter) -> None:
+    def _abandon_get(self, started_ns: int, waiter: Waiter) -> None:
         with self._lock:
             if started_ns:
                 self._get_wait.end(started_ns)
@@ -426,54 +420,3 @@ class Channel(Generic[T]):
     def _end(self) -> None:
         """The clock of the statistics stops with the last item."""
         self._ended_ns = self._ended_ns or perf_counter_ns()
-
-
-class _WaitClock:
-    """Sums the time that threads spent waiting, the waits that are still open included."""
-
-    def __init__(self) -> None:
-        self._closed_ns = 0
-        self._num_closed = 0
-        self._num_open = 0
-        self._open_starts_ns = 0
-        self._histogram = Histogram()
-
-    def begin(self) -> int:
-        now = perf_counter_ns()
-        self._num_open += 1
-        self._open_starts_ns += now
-        return now
-
-    def end(self, started_ns: int) -> None:
-        waited = perf_counter_ns() - started_ns
-        self._num_open -= 1
-        self._open_starts_ns -= started_ns
-        self._closed_ns += waited
-        self._num_closed += 1
-        self._histogram.add(waited)
-
-    def read(self) -> tuple[int, int, tuple[int, ...]]:
-        """Total wait in ns, number of waits still open, histogram of the closed ones."""
-        open_ns = self._num_open * perf_counter_ns() - self._open_starts_ns
-        return self._closed_ns + open_ns, self._num_open, self._histogram.counts()
-
-
-class _AsyncWaiter:
-    """The coroutine's end of a wait: ``release`` comes from any thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None] = self._loop.create_future()
-
-    def release(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._set)
-        except RuntimeError:
-            pass  # the loop ended in between; nobody waits any more
-
-    def _set(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
-
-    async def wait(self) -> None:
-        await self._future

@@ -206,6 +206,7 @@ class Stage:
                 self.outlet.put_at(number, result)
             else:
                 put(result)
+            item = result = None  # or they would stay alive while this thread waits
 
     def _expand_all(
         self, cell: TaskCell, call: Callable[[Any], Measured], runner: LazyRunner
