@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spdl_torch.pipeline import channel as channel_module
 from spdl_torch.pipeline import stats as stats_module
+from spdl_torch.pipeline import waits as waits_module
 from spdl_torch.pipeline.channel import Channel, ChannelClosed, EndOfChannel
 
 
@@ -525,7 +526,7 @@ def test_close_by_a_finalizer_on_a_thread_that_holds_the_lock():
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
-    clock.install(monkeypatch, channel_module, stats_module)
+    clock.install(monkeypatch, channel_module, stats_module, waits_module)
     return clock
 
 
