@@ -574,7 +574,7 @@ p.stop()
     code, out, err = run_child(ENGINE_ALONE + CHILD.format(grace=5.0) + body)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].startswith("child: get: this process is a fork")
+    assert lines[0].startswith("child: this process is a fork")
     assert lines[1:] == ["exit 7", "0 1 2"]
 
 

@@ -71,9 +71,9 @@ class Pipeline:
     @contextmanager
     def auto_stop(self, timeout: float | None = None) -> Iterator[Self]:
         """Start on entry, ``stop(timeout)`` on exit, however the block ends."""
-        if self._run.state is RunState.NEW:
-            self._run.start()
         try:
+            if self._run.state is RunState.NEW:
+                self._run.start()
             yield self
         finally:
             self._run.stop(timeout)

@@ -114,6 +114,7 @@ class Run:
 
     def start(self) -> None:
         """Start every thread. Raises: PipelineStopped: it was started or stopped before."""
+        self._check_process()
         with self._lock:
             if self.state is not RunState.NEW:
                 raise PipelineStopped(f"start: the pipeline is {self.state.value}; it runs once.")
@@ -221,7 +222,7 @@ class Run:
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise PipelineStopped(
-                "get: this process is a fork; the pipeline's threads stayed in process "
+                "this process is a fork; the pipeline's threads stayed in process "
                 f"{self._pid}. Build a pipeline after the fork."
             )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import ExitStack
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
@@ -74,6 +74,7 @@ class Stage:
         self._workers_left = spec.concurrency
         self.cut_short = False
         self._stage_hooks = ExitStack()
+        self._executor_refuses = False
         self._submitted: set[Future[Measured]] = set()
 
     # -- what the run calls ------------------------------------------------------------------
@@ -344,7 +345,11 @@ class Stage:
     def _submit(
         self, executor: Executor, measured: Callable[[Any], Measured], item: Any
     ) -> Measured:
-        future = executor.submit(measured, item)
+        try:
+            future = executor.submit(measured, item)
+        except Exception:
+            self._executor_refuses = True  # broken or shut down: it would refuse every item
+            raise
         self._submitted.add(future)
         try:
             # request_stop() closes the outlet before it cancels, so either it saw this future or
@@ -360,10 +365,8 @@ class Stage:
         which would fail every item."""
         if isinstance(error, ChannelClosed | CancelledError):
             return self.outlet.closed  # else the op raised it, e.g. for a future of its own
-        executor = self.spec.executor
-        return executor is not None and bool(
-            getattr(executor, "_broken", False) or getattr(executor, "_shutdown", False)
-        )
+        broke = self.spec.executor is not None and isinstance(error, BrokenExecutor)
+        return broke or self._executor_refuses
 
 
 def _is_plain_recorder(hook: TaskHook) -> TypeGuard[TaskStatsHook]:
