@@ -118,10 +118,10 @@ class DataLoader(TorchDataLoader[T_co]):
     def _get_iterator(self) -> _BaseDataLoaderIter:
         iterator: InlineIterator | ThreadIterator
         if self.num_workers == 0:
-            iterator = InlineIterator(self)
+            iterator = InlineIterator(self, stats=self.stats)
         else:
             self.check_worker_number_rationality()
-            iterator = ThreadIterator(self)
+            iterator = ThreadIterator(self, stats=self.stats)
         self._read_stats = iterator.stats_reader()
         return iterator
 

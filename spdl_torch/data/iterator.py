@@ -25,7 +25,8 @@ from .workers import LoadSpec, WorkerPool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .dataloader import DataLoader
+    from torch.utils.data import DataLoader
+
 
 __all__ = ["InlineIterator", "ThreadIterator"]
 
@@ -33,7 +34,7 @@ __all__ = ["InlineIterator", "ThreadIterator"]
 class InlineIterator(_BaseDataLoaderIter):
     """``num_workers=0``: batches are made on the trainer's thread when they are asked for."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], *, stats: bool) -> None:
         super().__init__(loader)
         if self._timeout > 0:
             raise AssertionError(
@@ -49,8 +50,8 @@ class InlineIterator(_BaseDataLoaderIter):
             iterable=isinstance(self._dataset, IterableDataset),
             auto_collation=self._auto_collation,
             drop_last=self._drop_last,
-            fetch_cell=self._stages[0].new_cell() if loader.stats else None,
-            collate_cell=self._stages[1].new_cell() if loader.stats else None,
+            fetch_cell=self._stages[0].new_cell() if stats else None,
+            collate_cell=self._stages[1].new_cell() if stats else None,
         )
 
     def _next_data(self) -> Any:
@@ -73,7 +74,7 @@ class ThreadIterator(_BaseDataLoaderIter):
     ``prefetch_factor * num_workers`` batches at ``iter()``, then for one at each ``next()``.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], *, stats: bool) -> None:
         super().__init__(loader)
         assert loader.prefetch_factor is not None, "set by torch for num_workers > 0"
         self._max_outstanding = loader.prefetch_factor * loader.num_workers
@@ -82,14 +83,14 @@ class ThreadIterator(_BaseDataLoaderIter):
                 f"DataLoader: prefetch_factor must be >= 1, got {loader.prefetch_factor}."
             )
         self._iterable = isinstance(self._dataset, IterableDataset)
-        self._pool = WorkerPool(self._load_spec(loader))
+        self._pool = WorkerPool(self._load_spec(loader, stats))
         # The pool knows nothing of this object: dropping it (Lightning's way to end a loader)
         # stops the threads.
         self._finalizer = weakref.finalize(self, self._pool.request_stop)
         self._finalizer.atexit = False  # at exit the pool's thread group stops and joins them
         self._prime()
 
-    def _load_spec(self, loader: DataLoader[Any]) -> LoadSpec:
+    def _load_spec(self, loader: DataLoader[Any], stats: bool) -> LoadSpec:
         pin = partial(_pinned, device=self._pin_memory_device) if self._pin_memory else None
         return LoadSpec(
             dataset=self._dataset,
@@ -100,7 +101,7 @@ class ThreadIterator(_BaseDataLoaderIter):
             num_workers=self._num_workers,
             max_outstanding=self._max_outstanding,
             in_order=loader.in_order,
-            stats=loader.stats,
+            stats=stats,
             base_seed=int(self._base_seed),
             worker_init_fn=loader.worker_init_fn,
             finalize=pin,
