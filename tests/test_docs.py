@@ -1,0 +1,219 @@
+"""The documentation is true: its code runs, its links resolve, and it names what is public."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import os
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from PIL import Image
+
+import spdl_torch
+import spdl_torch.io
+import spdl_torch.pipeline
+from spdl_torch.__main__ import _parser
+from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
+MODULES = sorted((ROOT / "spdl_torch").rglob("*.py"))
+LANGUAGES = {"python", "console", "diff", "text"}
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    info: str
+    line: int
+    """Of its first line of text, from 1."""
+    text: str
+
+
+def blocks_of(page):
+    """Every fenced block of a page, in order."""
+    blocks, info, first, lines = [], None, 0, []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.startswith("```"):
+            lines.append(line)
+        elif info is None:
+            info, first, lines = line[3:].strip(), number + 1, []
+        else:
+            blocks.append(Block(info, first, "\n".join(lines)))
+            info = None
+    assert info is None, f"{page.name}: the block before line {first} is not closed"
+    return blocks
+
+
+def name_of_page(page):
+    """The page's path in the repository, which is what a failing test shows."""
+    return page.relative_to(ROOT).as_posix()
+
+
+pages = pytest.mark.parametrize("page", PAGES, ids=name_of_page)
+
+
+def write_photographs(folder):
+    """The trees that the pages use: two classes of small JPEGs of different sizes."""
+    for split in ("train", "val"):
+        for label, colour in (("cat", (200, 80, 40)), ("dog", (40, 80, 200))):
+            place = folder / split / label
+            place.mkdir(parents=True)
+            for number in range(4):
+                image = Image.radial_gradient("L").resize((96 + 16 * number, 80 + 8 * number))
+                Image.merge("RGB", [image.point(lambda v, c=c: v * c // 255) for c in colour]).save(
+                    place / f"{number}.jpg"
+                )
+
+
+@pages
+def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    """The Python blocks of a page run in order, as one program, without a warning."""
+    blocks = [block for block in blocks_of(page) if block.info == "python"]
+    if not blocks:
+        return
+    write_photographs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": f"page_{page.stem}"}
+    for block in blocks:
+        # Empty lines in front, so that a traceback has the line of the page.
+        source = "\n" * (block.line - 1) + block.text
+        exec(compile(source, name_of_page(page), "exec", dont_inherit=True), namespace)
+
+
+@pages
+def test_block_says_what_it_is_when_it_is_not_run(page):
+    """Languages are known, and a Python block that is not run gives its reason."""
+    for block in blocks_of(page):
+        language, _, rest = block.info.partition(" ")
+        where = f"{name_of_page(page)}:{block.line}"
+        assert language in LANGUAGES, f"{where}: ```{block.info}"
+        if rest:
+            assert re.fullmatch(r"no-run: \S.+", rest), f"{where}: ```{block.info}"
+            assert language == "python", f"{where}: only Python blocks are run"
+
+
+def anchors_of(page):
+    """What GitHub and myst make of the page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@pages
+def test_link_resolves_when_it_is_relative(page):
+    """Files and headings that a page links to exist, inside the repository."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.is_relative_to(ROOT), f"{target} leaves the repository"
+        assert file.is_file(), f"{target} does not exist"
+        assert not anchor or anchor in anchors_of(file), f"{target}: no such heading"
+
+
+def test_page_is_listed_when_it_is_under_docs():
+    """docs/index.md leads to every page."""
+    index = ROOT / "docs" / "index.md"
+    linked = set(re.findall(r"\]\(([^)#\s]+)", index.read_text(encoding="utf-8")))
+    there = {os.path.relpath(p, index.parent) for p in PAGES if (ROOT / "docs") in p.parents}
+    assert there - {"index.md"} == linked
+
+
+def documented_words():
+    """Every name that a reference page sets as code."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in REFERENCE)
+    spans = re.findall(r"^```.*?^```|`[^`\n]+`", text, flags=re.S | re.M)
+    return set(re.findall(r"-{0,2}[A-Za-z_]\w*(?:-\w+)*", " ".join(spans)))
+
+
+def parameters(function):
+    """Names of the parameters, without self."""
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def members(stats):
+    """Fields and properties of a class of figures."""
+    properties = [n for n, v in vars(stats).items() if isinstance(v, property)]
+    return [field.name for field in fields(stats)] + properties
+
+
+def options(parser):
+    """Commands and options of the command line."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for command, subparser in action.choices.items():
+                yield command
+                yield from options(subparser)
+
+
+def public_members(cls):
+    """Methods and properties of a class that have no underscore."""
+    return [name for name in vars(cls) if not name.startswith("_")]
+
+
+BUILDER = spdl_torch.pipeline.PipelineBuilder
+WHAT_IS_PUBLIC = {
+    "spdl_torch": spdl_torch.__all__,
+    "spdl_torch.pipeline": spdl_torch.pipeline.__all__,
+    "spdl_torch.io": spdl_torch.io.__all__,
+    "DataLoader": parameters(spdl_torch.DataLoader.__init__),
+    "PipelineBuilder": public_members(BUILDER),
+    "PipelineBuilder.pipe": parameters(BUILDER.pipe),
+    "PipelineBuilder.build": parameters(BUILDER.build),
+    "Pipeline": public_members(spdl_torch.pipeline.Pipeline),
+    "StageInfo": [field.name for field in fields(spdl_torch.pipeline.StageInfo)],
+    "TaskPerfStats": members(TaskPerfStats),
+    "QueuePerfStats": members(QueuePerfStats),
+    "StageStats": members(StageStats),
+    "PipelineStats": members(PipelineStats),
+    "the command line": list(options(_parser())),
+}
+
+
+@pytest.mark.parametrize("what", WHAT_IS_PUBLIC)
+def test_name_is_in_the_reference_when_it_is_public(what):
+    """Names, arguments, fields and options can all be looked up."""
+    names = WHAT_IS_PUBLIC[what]
+    assert names, f"{what}: the test found nothing to check"
+    missing = [name for name in names if name not in documented_words()]
+    assert not missing, f"of {what}, not in docs/reference: {missing}"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=name_of_page)
+def test_docstring_is_there_when_a_name_is_public(module):
+    """Modules, and the classes and functions in their __all__, say what they are."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), "the module"
+    exported = importlib.import_module(module_name(module)).__dict__.get("__all__", ())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            assert ast.get_docstring(node) or node.name not in exported, node.name
+
+
+def module_name(module):
+    """``spdl_torch.io`` of ``spdl_torch/io/__init__.py``."""
+    parts = module.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("package", [spdl_torch, spdl_torch.pipeline, spdl_torch.io])
+def test_method_has_a_docstring_when_it_is_public(package):
+    """What a user can call on our objects says what it does."""
+    for name in package.__all__:
+        cls = getattr(package, name)
+        if inspect.isclass(cls):
+            for member in public_members(cls):
+                value = inspect.getattr_static(cls, member)
+                if inspect.isfunction(value) or isinstance(value, property):
+                    assert inspect.getdoc(getattr(cls, member)), f"{name}.{member}"
