@@ -26,7 +26,8 @@ class DecodeError(ValueError):
 class PipelineFailure(ExceptionGroup[Exception]):
     """A stage failed too often, or the source raised.
 
-    The members are the user's own exceptions, each with a note that names the stage and the item.
+    The members are the user's own exceptions, each with a note that names the stage and the item;
+    one that is no Exception (SystemExit) is the cause of a RuntimeError in its place.
     """
 
     def derive(self, excs: Sequence[Any], /) -> Any:

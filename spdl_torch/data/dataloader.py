@@ -42,7 +42,7 @@ class DataLoader(TorchDataLoader[T_co]):
     Extra arguments, keyword-only:
         device: where batches shall arrive. In this release None or the CPU.
         isolation: ``"thread"``; this release refuses ``"process"``.
-        seed, rng: of random streams; this release refuses both. With threads, torch's random
+        seed, rng: of random streams; this release refuses both. On threads torch's random
             functions draw from a stream of each sample's own, seeded from ``generator`` (or
             torch's global generator) and the sample's place in the epoch: the same for any
             ``num_workers`` >= 1. ``random`` and ``numpy.random`` are the process's own.
@@ -186,7 +186,7 @@ def _check_options(
             "Catch the error in the dataset and return another sample.",
         ),
         ("seed", seed, None, "Seed torch's generator, as for torch's DataLoader."),
-        ("rng", rng, None, "Draw from a torch.Generator that the dataset seeds for each sample."),
+        ("rng", rng, None, "Leave it out: on threads each sample has a stream of its own already."),
     ):
         if value != honoured:
             raise UnsupportedOptionError(

@@ -11,7 +11,7 @@ from operator import getitem
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from ..pipeline.failures import describe
 
@@ -89,6 +89,8 @@ class BatchMaker:
 
     def collate(self, samples: Any) -> Any:
         """Samples as one batch."""
+        if self._streams is not None and self._iterator is None:
+            self._streams.at_collate()
         if self._collate_fn is default_collate:
             batch = getattr(samples, "collated", None)
             if batch is not None:
@@ -179,7 +181,12 @@ def _fetch_into(
 
 
 def takes_batches(dataset: Any) -> bool:
-    """Whether torch would fetch a whole batch by one call of ``__getitems__``."""
+    """Whether a whole batch comes by one call of ``__getitems__``, as torch's loader asks for it.
+
+    torch's Subset always has that method; around a dataset that does not, it only loops.
+    """
+    if type(dataset) is Subset:
+        return takes_batches(dataset.dataset)
     return bool(getattr(dataset, "__getitems__", None))
 
 

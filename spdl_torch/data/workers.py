@@ -225,6 +225,7 @@ class WorkerPool:
         # that happen now, before the trainer's setting is put back.
         torch.get_num_threads()
         dataset, streams = own_copy(spec.dataset), SampleRandom(spec.base_seed + number)
+        _offer_streams(dataset, streams)
         make_batches = partial(
             BatchMaker,
             dataset,
@@ -322,6 +323,14 @@ class WorkerPool:
 
     def _finalize(self, batch: Any) -> Any:
         return batch if self._spec.finalize is None else self._spec.finalize(batch)
+
+
+def _offer_streams(dataset: Any, streams: SampleRandom) -> None:
+    """A dataset that makes whole batches, and says so, draws for each sample from its stream."""
+    while dataset is not None:
+        if hasattr(type(dataset), "sample_context"):
+            dataset.sample_context = streams.sample_context
+        dataset = getattr(dataset, "dataset", None)  # torch's Subset and its kin pass lists on
 
 
 class _Broken:

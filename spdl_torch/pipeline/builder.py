@@ -70,7 +70,8 @@ class PipelineBuilder:
         output_order: ``"completion"`` passes items on as they are done, ``"input"`` in the order
             in which they came. The bounds on concurrency and waiting items hold in both.
         max_failures: see ``build``; for this stage alone.
-        buffer_size: items that may wait after this stage; None = twice the concurrency.
+        buffer_size: items that may wait after this stage; None = twice the concurrency of this
+            stage or of the next, whichever is larger, and at least 2.
         """
         call, kind = as_op(op)
         self._stages.append(
