@@ -1151,3 +1151,14 @@ print("exit code of the child", os.waitstatus_to_exitcode(status))
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "exit code of the child 0" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["state_dict", "load_state_dict"])
+def test_resuming_is_refused_without_looking_stateful(name):
+    """The error says what to do, and frameworks that look for the methods find none."""
+    loader = DataLoader(MapData(3))
+    assert not hasattr(loader, name)
+    with pytest.raises(AttributeError, match=r"not in this release.*StatefulDataLoader"):
+        getattr(loader, name)
+    with pytest.raises(AttributeError, match="no attribute 'batchsize'"):
+        loader.batchsize  # noqa: B018

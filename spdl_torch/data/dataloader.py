@@ -136,6 +136,16 @@ class DataLoader(TorchDataLoader[T_co]):
             raise RuntimeError(f"DataLoader.snapshot: there are no figures: {state}.")
         return self._read_stats()
 
+    def __getattr__(self, name: str) -> Any:
+        # Not methods that raise: Lightning and torchdata would take the loader for a stateful one
+        # and call them at every checkpoint.
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(
+                f"DataLoader.{name} is not in this release: an epoch cannot be resumed in its "
+                "middle. Save at the end of an epoch, or use torchdata's StatefulDataLoader."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle has loaded nothing yet."""
         return {**self.__dict__, "_read_stats": None}

@@ -1,4 +1,4 @@
-"""An image folder whose standard recipes run a whole batch in one call, without the GIL."""
+"""An image folder whose standard recipes run a batch in two calls that do not hold the GIL."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def load_pil_image(path: str | os.PathLike[str]) -> Image:
 class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
     """``torchvision.datasets.ImageFolder`` with faster images: same arguments, same samples.
 
-    The beginning of the transform runs in one call a batch, without the GIL, when it is
+    The beginning of the transform runs a whole batch at a time, without the GIL, when it is
     ``RandomResizedCrop`` or ``Resize`` + ``CenterCrop`` or ``Resize((h, w))``, each bilinear, then
     perhaps ``RandomHorizontalFlip`` (of ``torchvision.transforms`` or its ``v2``). What follows
     runs on the whole batch too as far as it is ``ToTensor``, ``PILToTensor``, ``ToImage``,

@@ -1,4 +1,4 @@
-"""Load images at one size: one, or a whole batch in one call that does not hold the GIL."""
+"""Load images at one size: one, or a whole batch in calls that do not hold the GIL."""
 
 from __future__ import annotations
 
