@@ -595,3 +595,33 @@ def test_clock_of_the_statistics_stops_at_the_end(clock, end):
     assert counters.elapsed_ns == 10
     assert counters.empty_ns == 0
     assert counters.num_got == counters.num_put == 1
+
+
+def test_burst_room_comes_with_quick_takers_only(clock):
+    """Twice the room each time when a full channel's items were taken quickly, else capacity."""
+    channel = Channel(2)
+    channel.allow_bursts(8)
+
+    def fill():
+        count = 0
+        while channel._has_room(None, True) or channel._may_burst():
+            channel.put(count)
+            count += 1
+        return len(channel)
+
+    def drain(seconds_each):
+        for _ in range(len(channel)):
+            clock.advance(int(seconds_each * 1e9))
+            channel.get()
+
+    assert fill() == 2  # nothing was taken yet, so there is no reason for more
+    sizes = []
+    for _ in range(4):
+        drain(1e-5)
+        sizes.append(fill())
+    assert sizes == [4, 8, 8, 8]
+    drain(1e-3)
+    assert fill() <= 8
+    drain(1e-3)
+    assert fill() == 2
+    assert channel.counters().peak_items == 8

@@ -156,6 +156,7 @@ def test_at_most_buffer_size_items_wait_when_nobody_takes(buffer_size, order):
         buffer_size=buffer_size,
         sink=sink,
     )
+    p._run._source_queue.allow_bursts(1)  # none: this queue's size was not given
     with p.auto_stop():
         before = p._run._source_queue.capacity + 1  # and the one in the source's hand
         # ... each worker and the sink's thread hold one; the queues are full.

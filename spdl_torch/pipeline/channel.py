@@ -1,7 +1,8 @@
 """A bounded queue between threads: the only place where the engine waits.
 
 Guarantees
-- At most ``capacity`` items wait in a channel, whichever order they arrive in.
+- At most ``capacity`` items wait in a channel, whichever order they arrive in; where
+  ``allow_bursts`` was called, more while they pass quickly.
 - What is put is got once, or counted in ``discarded`` when the channel is closed over it.
 - Every wait ends by notification: an item, room, ``finish()`` or ``close()``; none polls.
 
@@ -28,6 +29,8 @@ from .waits import AsyncWaiter, WaitClock, Waiter
 __all__ = ["Channel", "ChannelClosed", "EndOfChannel"]
 
 T = TypeVar("T")
+
+_QUICK_NS: Final = 100_000  # between two items, on average: quicker ones may come in bursts
 
 _SKIPPED: Final = object()  # takes the place, in the order, of an item that was dropped
 _NOTHING: Final = object()  # "would block": never an item, so that None can be one
@@ -56,10 +59,12 @@ class Channel(Generic[T]):
         if capacity < 1:
             raise ValueError(f"Channel: capacity must be >= 1, got {capacity}.")
         self.capacity = capacity
-        # A producer that found the channel full is woken when it has half emptied, not for every
-        # single place: it then brings several items at one waking. Small channels, which hold
-        # few and large items, are refilled at once.
-        self._low_water = capacity if capacity < 8 else capacity // 2
+        self._burst_capacity = capacity
+        self._room = capacity  # what is allowed at present: capacity, or up to burst_capacity
+        self._last_full = (
+            perf_counter_ns(),
+            0,
+        )  # when it was last found full, items till then
         self._lock = threading.RLock()
         self._items: deque[Any] = deque()
         self._early: dict[int, Any] = {}  # ordered use: came before their turn
@@ -89,7 +94,7 @@ class Channel(Generic[T]):
         Raises: ChannelClosed: the channel was closed or finished; the item was not taken.
         """
         with self._lock:  # the common case, without the generality of ordered puts
-            if len(self._items) < self.capacity and not (self._closed or self._finished):
+            if len(self._items) < self._room and not (self._closed or self._finished):
                 self._append(item)
                 if self._putters and not self._putter_woken:
                     self._wake_putter()
@@ -161,6 +166,14 @@ class Channel(Generic[T]):
             raise
 
     # -- owner -----------------------------------------------------------------------------
+
+    def allow_bursts(self, capacity: int) -> None:
+        """Let up to ``capacity`` items wait while more than 10,000 a second are taken.
+
+        Such items are small, and handing them over one by one would cost a thread switch each
+        (10 µs on a virtual machine with idle cores), many times what is done with them.
+        """
+        self._burst_capacity = max(capacity, self.capacity)
 
     def close(self) -> None:
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
@@ -246,7 +259,7 @@ class Channel(Generic[T]):
         self, seq: int | None, item: Any, advance: bool, waiter: Waiter | None = None
     ) -> bool:
         """Put if there is room, else enlist ``waiter``. The lock is held."""
-        if self._has_room(seq, advance):
+        if self._has_room(seq, advance) or (self._may_burst() and self._has_room(seq, advance)):
             if self._closed or self._finished:
                 raise ChannelClosed
             self._place(seq, item, advance)
@@ -264,11 +277,33 @@ class Channel(Generic[T]):
     def _has_room(self, seq: int | None, advance: bool) -> bool:
         waiting = len(self._items)
         if seq is None:
-            return waiting < self.capacity
+            return waiting < self._room
         # Numbers between the turn and `seq` that have not come yet have their room kept, so the
         # item whose turn it is never finds the channel full of later ones.
-        in_window = seq == self._turn or (advance and seq - self._turn + waiting < self.capacity)
-        return in_window and waiting + len(self._early) < self.capacity
+        if seq != self._turn and not (advance and seq - self._turn + waiting < self._room):
+            return False
+        return waiting + len(self._early) < self._burst_capacity
+
+    def _may_burst(self) -> bool:
+        """Called when the channel is full: allow twice as much if items are taken quickly, else
+        only ``capacity`` again. True if there is more room now."""
+        if self._burst_capacity == self.capacity:
+            return False
+        full_ns, num_got = self._last_full
+        taken = self._num_got - num_got
+        if taken < self.capacity:
+            return False  # too few to tell: the takers may be busy with their first items
+        now, before = perf_counter_ns(), self._room
+        self._last_full = now, self._num_got
+        quick = now - full_ns < _QUICK_NS * taken
+        self._room = min(2 * before, self._burst_capacity) if quick else self.capacity
+        return self._room > before
+
+    def _low_water(self) -> int:
+        """How empty a channel is to be before a producer that found it full is woken. It then
+        brings several items at one waking. Small channels, which hold few and large items, are
+        refilled at once."""
+        return self._room if self._room < 8 else self._room // 2
 
     def _place(self, seq: int | None, item: Any, advance: bool) -> None:
         if seq is None or seq == self._turn:
@@ -348,7 +383,7 @@ class Channel(Generic[T]):
                     self._wake_everyone()
             elif self._getters and not self._getter_woken:
                 self._wake_getter()
-            if self._putters and not self._putter_woken and len(items) <= self._low_water:
+            if self._putters and not self._putter_woken and len(items) <= self._low_water():
                 self._wake_putter()
             return number, item
         if self._finished:

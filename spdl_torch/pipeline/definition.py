@@ -134,6 +134,10 @@ class PipelineSpec:
         return [str(self.source), *map(str, self.stages), str(self.sink)]
 
 
+BURST_BUFFER_SIZE = 64
+"""Room where the user gave no ``buffer_size``, while items pass at more than 10,000 a second."""
+
+
 def default_buffer_size(concurrency: int) -> int:
     """Enough that every thread of the next and of this stage finds an item or room while another
     one is being woken: twice the threads, at least 2. Chosen by ``examples/benchmark_engine.py``.

@@ -17,7 +17,13 @@ from typing import Any
 from ..errors import PipelineFailure, PipelineStopped
 from .channel import Channel, ChannelClosed, EndOfChannel
 from .coroutines import AsyncStage
-from .definition import MaxFailures, PipelineSpec, SourceSpec, default_buffer_size
+from .definition import (
+    BURST_BUFFER_SIZE,
+    MaxFailures,
+    PipelineSpec,
+    SourceSpec,
+    default_buffer_size,
+)
 from .failures import FailureBudget
 from .hooks import HookFactory, StageInfo, StatsQueue, TaskStatsHook
 from .reporter import Reporter
@@ -108,6 +114,9 @@ class Run:
             )
         self._last_queue = queue
         self._sink_queue = make_queue(sink_info, spec.sink.buffer_size, **extra)
+        for queue, given in zip(self._queues(), _given_buffer_sizes(spec), strict=True):
+            if given is None:
+                queue.allow_bursts(BURST_BUFFER_SIZE)
         self._reporter = Reporter([*self._recorders(), *self._queues()], self._join_workers)
 
     # -- life --------------------------------------------------------------------------------
@@ -337,11 +346,17 @@ def _make_gate(spec: PipelineSpec, num_threads: int | None) -> Channel[None] | N
 def _buffer_sizes(spec: PipelineSpec) -> list[int]:
     """Capacity of the queue after the source and after each stage."""
     threads = [1, *(stage.concurrency for stage in spec.stages), 1]
-    given = [None, *(stage.buffer_size for stage in spec.stages)]
     return [
         size or default_buffer_size(max(before, after))
-        for size, before, after in zip(given, threads, threads[1:], strict=False)
+        for size, before, after in zip(
+            _given_buffer_sizes(spec), threads, threads[1:], strict=False
+        )
     ]
+
+
+def _given_buffer_sizes(spec: PipelineSpec) -> list[int | None]:
+    """What the user said of each queue, the sink's included."""
+    return [None, *(stage.buffer_size for stage in spec.stages), spec.sink.buffer_size]
 
 
 def _iterate(source: SourceSpec) -> Iterator[Any]:
