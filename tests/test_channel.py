@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_torch.pipeline import channel as channel_module
+from spdl_torch.pipeline import room as room_module
 from spdl_torch.pipeline import stats as stats_module
 from spdl_torch.pipeline import waits as waits_module
 from spdl_torch.pipeline.channel import Channel, ChannelClosed, EndOfChannel
@@ -526,7 +527,7 @@ def test_close_by_a_finalizer_on_a_thread_that_holds_the_lock():
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
-    clock.install(monkeypatch, channel_module, stats_module, waits_module)
+    clock.install(monkeypatch, channel_module, room_module, stats_module, waits_module)
     return clock
 
 
@@ -604,7 +605,7 @@ def test_burst_room_comes_with_quick_takers_only(clock):
 
     def fill():
         count = 0
-        while channel._has_room(None, True) or channel._may_burst():
+        while channel._has_room(None, True) or channel._room.may_burst(channel._num_got):
             channel.put(count)
             count += 1
         return len(channel)

@@ -23,14 +23,13 @@ from collections import deque
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final, Generic, TypeVar
 
+from .room import Room
 from .stats import QueueCounters
 from .waits import AsyncWaiter, WaitClock, Waiter
 
 __all__ = ["Channel", "ChannelClosed", "EndOfChannel"]
 
 T = TypeVar("T")
-
-_QUICK_NS: Final = 100_000  # between two items, on average: quicker ones may come in bursts
 
 _SKIPPED: Final = object()  # takes the place, in the order, of an item that was dropped
 _NOTHING: Final = object()  # "would block": never an item, so that None can be one
@@ -56,15 +55,7 @@ class Channel(Generic[T]):
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"Channel: capacity must be >= 1, got {capacity}.")
-        self.capacity = capacity
-        self._burst_capacity = capacity
-        self._room = capacity  # what is allowed at present: capacity, or up to burst_capacity
-        self._last_full = (
-            perf_counter_ns(),
-            0,
-        )  # when it was last found full, items till then
+        self._room = Room(capacity)
         self._lock = threading.RLock()
         self._items: deque[Any] = deque()
         self._early: dict[int, Any] = {}  # ordered use: came before their turn
@@ -94,7 +85,7 @@ class Channel(Generic[T]):
         Raises: ChannelClosed: the channel was closed or finished; the item was not taken.
         """
         with self._lock:  # the common case, without the generality of ordered puts
-            if len(self._items) < self._room and not (self._closed or self._finished):
+            if len(self._items) < self._room.now and not (self._closed or self._finished):
                 self._append(item)
                 if self._putters and not self._putter_woken:
                     self._wake_putter()
@@ -167,13 +158,14 @@ class Channel(Generic[T]):
 
     # -- owner -----------------------------------------------------------------------------
 
-    def allow_bursts(self, capacity: int) -> None:
-        """Let up to ``capacity`` items wait while more than 10,000 a second are taken.
+    @property
+    def capacity(self) -> int:
+        """How many items may wait, bursts aside."""
+        return self._room.capacity
 
-        Such items are small, and handing them over one by one would cost a thread switch each
-        (10 µs on a virtual machine with idle cores), many times what is done with them.
-        """
-        self._burst_capacity = max(capacity, self.capacity)
+    def allow_bursts(self, capacity: int) -> None:
+        """Let up to ``capacity`` items wait while more than 10,000 a second are taken."""
+        self._room.allow_bursts(capacity)
 
     def close(self) -> None:
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
@@ -259,7 +251,9 @@ class Channel(Generic[T]):
         self, seq: int | None, item: Any, advance: bool, waiter: Waiter | None = None
     ) -> bool:
         """Put if there is room, else enlist ``waiter``. The lock is held."""
-        if self._has_room(seq, advance) or (self._may_burst() and self._has_room(seq, advance)):
+        if self._has_room(seq, advance) or (
+            self._room.may_burst(self._num_got) and self._has_room(seq, advance)
+        ):
             if self._closed or self._finished:
                 raise ChannelClosed
             self._place(seq, item, advance)
@@ -277,33 +271,12 @@ class Channel(Generic[T]):
     def _has_room(self, seq: int | None, advance: bool) -> bool:
         waiting = len(self._items)
         if seq is None:
-            return waiting < self._room
+            return waiting < self._room.now
         # Numbers between the turn and `seq` that have not come yet have their room kept, so the
         # item whose turn it is never finds the channel full of later ones.
-        if seq != self._turn and not (advance and seq - self._turn + waiting < self._room):
+        if seq != self._turn and not (advance and seq - self._turn + waiting < self._room.now):
             return False
-        return waiting + len(self._early) < self._burst_capacity
-
-    def _may_burst(self) -> bool:
-        """Called when the channel is full: allow twice as much if items are taken quickly, else
-        only ``capacity`` again. True if there is more room now."""
-        if self._burst_capacity == self.capacity:
-            return False
-        full_ns, num_got = self._last_full
-        taken = self._num_got - num_got
-        if taken < self.capacity:
-            return False  # too few to tell: the takers may be busy with their first items
-        now, before = perf_counter_ns(), self._room
-        self._last_full = now, self._num_got
-        quick = now - full_ns < _QUICK_NS * taken
-        self._room = min(2 * before, self._burst_capacity) if quick else self.capacity
-        return self._room > before
-
-    def _low_water(self) -> int:
-        """How empty a channel is to be before a producer that found it full is woken. It then
-        brings several items at one waking. Small channels, which hold few and large items, are
-        refilled at once."""
-        return self._room if self._room < 8 else self._room // 2
+        return waiting + len(self._early) < self._room.most
 
     def _place(self, seq: int | None, item: Any, advance: bool) -> None:
         if seq is None or seq == self._turn:
@@ -383,7 +356,7 @@ class Channel(Generic[T]):
                     self._wake_everyone()
             elif self._getters and not self._getter_woken:
                 self._wake_getter()
-            if self._putters and not self._putter_woken and len(items) <= self._low_water():
+            if self._putters and not self._putter_woken and len(items) <= self._room.low_water:
                 self._wake_putter()
             return number, item
         if self._finished:
