@@ -20,7 +20,7 @@ import logging
 import time
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from _bench import (
     Goal,
@@ -38,6 +38,7 @@ from _bench import (
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
 METRICS = (
     Metric(key="three_stages_us", heading="3 stages x 4, µs/item", digits=1),
@@ -111,30 +112,26 @@ def start_stop_seconds(pipeline: Callable[..., object]) -> float:
     return time.perf_counter() - start
 
 
-@contextlib.contextmanager
-def ours(
-    source: range, *, stages: int, concurrency: int, ordered: bool, sink: int
-) -> Iterator[Iterator[int]]:
+def ours(source: range, **shape: Any) -> AbstractContextManager[Iterator[int]]:
     """The items of a running pipeline of ours."""
     from spdl_torch.pipeline import PipelineBuilder
 
-    builder = PipelineBuilder().add_source(source)
-    for _ in range(stages):
-        order = "input" if ordered else "completion"
-        builder.pipe(trivial, concurrency=concurrency, output_order=order)
-    pipeline = builder.add_sink(sink).build(num_threads=stages * concurrency)
-    with pipeline.auto_stop():
-        yield iter(pipeline)
+    return running(PipelineBuilder(), source, **shape)
 
 
-@contextlib.contextmanager
-def spdl(
-    source: range, *, stages: int, concurrency: int, ordered: bool, sink: int
-) -> Iterator[Iterator[int]]:
+def spdl(source: range, **shape: Any) -> AbstractContextManager[Iterator[int]]:
     """The same words, SPDL's import."""
     from spdl.pipeline import PipelineBuilder
 
-    builder = PipelineBuilder().add_source(source)
+    return running(PipelineBuilder(), source, **shape)
+
+
+@contextlib.contextmanager
+def running(
+    builder: Any, source: range, *, stages: int, concurrency: int, ordered: bool, sink: int
+) -> Iterator[Iterator[int]]:
+    """Either builder, for both have the same methods."""
+    builder.add_source(source)
     for _ in range(stages):
         order = "input" if ordered else "completion"
         builder.pipe(trivial, concurrency=concurrency, output_order=order)

@@ -878,8 +878,8 @@ def test_batches_are_whole_when_one_worker_fails_to_start(kind, batch_size):
     assert all(len(batch) == batch_size and all(batch) for batch in before)
 
 
-def test_dataset_that_cannot_be_copied_still_loads():
-    """A forked worker needs no copy protocol; a thread shares what it cannot copy."""
+def test_dataset_that_cannot_be_copied_still_loads(caplog):
+    """A forked worker needs no copy protocol; a thread shares what it cannot copy, and says so."""
 
     class Uncopyable(MapData):
         """Holds something that refuses to be copied."""
@@ -889,6 +889,7 @@ def test_dataset_that_cannot_be_copied_still_loads():
 
     loader = DataLoader(Uncopyable(8), num_workers=2)
     assert epoch_of(loader) == epoch_of(TorchLoader(data8))
+    assert "Uncopyable cannot be copied (TypeError: cannot copy this)" in caplog.text
 
 
 def test_error_of_dataset_iter_surfaces_at_the_first_batch():

@@ -8,6 +8,7 @@ name would miss them; its code is replaced instead, once, when the first worker 
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import sys
 import threading
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["acting_as_worker", "own_copy", "rebound"]
 
+_logger = logging.getLogger("spdl_torch.data")
 _install_lock = threading.Lock()
 _of_thread = threading.local()
 
@@ -72,8 +74,9 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
         return dataset  # a plain container: nothing that a worker would set, much to copy
     try:
         own = copy.copy(dataset)
-    except Exception:
-        return dataset  # not copyable: shared, as documented
+    except Exception as error:
+        _tell_shared(dataset, error)
+        return dataset
     memo[id(dataset)] = own
     for name, value in vars(own).items() if hasattr(own, "__dict__") else ():
         if name in _TRANSFORM_NAMES:
@@ -88,8 +91,20 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
 def _deep_copy_or_share(value: Any, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, memo)
-    except Exception:
+    except Exception as error:
+        _tell_shared(value, error)
         return value
+
+
+def _tell_shared(value: Any, error: Exception) -> None:
+    """Processes would each have had one of their own."""
+    _logger.warning(
+        "DataLoader: %s cannot be copied (%s: %s), so all worker threads share it. If it keeps "
+        "state, give it a __copy__ or __deepcopy__.",
+        type(value).__name__,
+        type(error).__name__,
+        error,
+    )
 
 
 def _make_info(number: int, num_workers: int, base_seed: int, dataset: Any) -> Any:

@@ -24,7 +24,6 @@ class WaitClock:
 
     def __init__(self) -> None:
         self._closed_ns = 0
-        self._num_closed = 0
         self._num_open = 0
         self._open_starts_ns = 0
         self._histogram = Histogram()
@@ -42,7 +41,6 @@ class WaitClock:
         self._num_open -= 1
         self._open_starts_ns -= started_ns
         self._closed_ns += waited
-        self._num_closed += 1
         self._histogram.add(waited)
 
     def read(self) -> tuple[int, int, tuple[int, ...]]:
