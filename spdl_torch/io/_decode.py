@@ -20,7 +20,7 @@ from spdl_torch.errors import DecodeError
 
 from . import _kernel
 from ._header import ImageHeader, missing_data, read_header
-from ._source import ImageSource, read_source, source_name
+from ._source import Source, read_source, source_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["decode_image", "decode_tensor", "header_size", "to_pil"]
 
 
-def decode_image(source: ImageSource, *, apply_exif_orientation: bool = False) -> Tensor:
+def decode_image(source: Source, *, apply_exif_orientation: bool = False) -> Tensor:
     """Decode one image to RGB; the content decides the format, not the name.
 
     JPEG and WebP by torchvision's codecs, without the GIL; PNG, GIF (first frame), BMP, TIFF, PPM,

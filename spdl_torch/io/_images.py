@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ._geometry import CropFunction
     from ._kernel import Plan
-    from ._source import ImageSource
+    from ._source import Source
 
 __all__ = ["image_loader", "load_image", "load_image_batch", "load_planned"]
 
@@ -38,7 +38,7 @@ def image_loader(path: str | os.PathLike[str]) -> Tensor:
 
 
 def load_image(
-    source: ImageSource, width: int, height: int, *, crop: CropFunction | None = None
+    source: Source, width: int, height: int, *, crop: CropFunction | None = None
 ) -> Tensor:
     """Decode one image and resize it (bilinear, antialiased, as Pillow does).
 
@@ -54,7 +54,7 @@ def load_image(
 
 
 def load_image_batch(
-    sources: Sequence[ImageSource],
+    sources: Sequence[Source],
     *,
     width: int,
     height: int,
@@ -95,7 +95,7 @@ def load_image_batch(
 
 
 def load_planned(
-    sources: Sequence[ImageSource],
+    sources: Sequence[Source],
     plan: Callable[[int, int, int], Plan],
     height: int,
     width: int,
@@ -122,7 +122,7 @@ def load_planned(
 
 
 def _load(
-    sources: Sequence[ImageSource],
+    sources: Sequence[Source],
     width: int,
     height: int,
     crop: CropFunction | None,

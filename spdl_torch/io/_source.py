@@ -1,4 +1,4 @@
-"""Sources of encoded images: what may be given, how it is named, how it becomes bytes."""
+"""Sources of encoded data: what may be given, how it is named, how it becomes bytes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from . import _kernel
+from ._remote import is_url, read_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ImageSource", "read_source", "read_sources", "source_name"]
+__all__ = ["Source", "read_source", "read_sources", "source_name"]
 
-ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Tensor | BinaryIO
-"""A path, the encoded bytes (as bytes or as a uint8 tensor of one dimension), or a binary file."""
+Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Tensor | BinaryIO
+"""A path, a URL that fsspec opens, the encoded bytes (as bytes or as a uint8 tensor of one
+dimension), or a binary file."""
 
 
-def source_name(source: ImageSource) -> str:
+def source_name(source: Source) -> str:
     """How an error names the source: its path, or ``<bytes>``."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
@@ -28,13 +30,13 @@ def source_name(source: ImageSource) -> str:
     return str(getattr(source, "name", "<file object>"))
 
 
-def read_sources(sources: Sequence[ImageSource]) -> list[Tensor]:
+def read_sources(sources: Sequence[Source]) -> list[Tensor]:
     """Read every source; all paths together in one call that does not hold the GIL.
 
     Returns: one uint8 tensor of one dimension per source, CPU.
     Raises: OSError: a path cannot be read; TypeError: not a source.
     """
-    paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike)]
+    paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike) and not is_url(s)]
     if len(paths) == len(sources) and paths:
         try:
             return _kernel.read_files(paths)
@@ -43,7 +45,7 @@ def read_sources(sources: Sequence[ImageSource]) -> list[Tensor]:
     return [read_source(source) for source in sources]
 
 
-def read_source(source: ImageSource) -> Tensor:
+def read_source(source: Source) -> Tensor:
     """Read one source; shape, dtype and errors as :func:`read_sources`."""
     if isinstance(source, Tensor):
         if source.dtype != torch.uint8 or source.dim() != 1:
@@ -54,8 +56,7 @@ def read_source(source: ImageSource) -> Tensor:
             )
         return source.detach().cpu().contiguous()
     if isinstance(source, str | os.PathLike):
-        with open(source, "rb") as file:
-            return _to_tensor(file.read())
+        return _to_tensor(_read_named(source))
     if isinstance(source, bytes | bytearray | memoryview):
         return _to_tensor(source)
     read = getattr(source, "read", None)
@@ -66,6 +67,13 @@ def read_source(source: ImageSource) -> Tensor:
             f"got {type(source).__name__}."
         )
     return _to_tensor(content)
+
+
+def _read_named(source: str | os.PathLike[str]) -> bytes:
+    if is_url(source):
+        return read_url(str(source))
+    with open(source, "rb") as file:
+        return file.read()
 
 
 def _to_tensor(content: bytes | bytearray | memoryview) -> Tensor:
