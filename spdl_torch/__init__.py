@@ -13,6 +13,7 @@ from .errors import DecodeError, PipelineFailure, PipelineStopped, UnsupportedOp
 
 if TYPE_CHECKING:
     from .data.dataloader import DataLoader
+    from .data.dataset import PipelineDataset
     from .data.folder import ImageFolder
 
 __version__ = "0.1.0.dev0"
@@ -21,13 +22,18 @@ __all__ = [
     "DataLoader",
     "DecodeError",
     "ImageFolder",
+    "PipelineDataset",
     "PipelineFailure",
     "PipelineStopped",
     "UnsupportedOptionError",
     "__version__",
 ]
 
-_HOMES = {"DataLoader": ".data.dataloader", "ImageFolder": ".data.folder"}
+_HOMES = {
+    "DataLoader": ".data.dataloader",
+    "ImageFolder": ".data.folder",
+    "PipelineDataset": ".data.dataset",
+}
 _PACKAGES = ("io", "pipeline")
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils.data as torch_data
 from _loader_helpers import DataLoader, assert_threads_end, no_thread_left  # noqa: F401
 from torch.utils.data import Dataset
+
+from spdl_torch import PipelineDataset
+from spdl_torch.pipeline import PipelineBuilder
 
 lightning = pytest.importorskip("lightning")
 
@@ -17,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The `srun` command is available"),
+    pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
     pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval"),
 ]
 
@@ -148,3 +153,31 @@ def test_overfit_batches_turns_shuffling_off():
     with pytest.warns(UserWarning, match="(?s)overfit.*shuffling"):
         trainer(overfit_batches=2).fit(module, loader, DataLoader(Points(2)))
     assert [batch for hook, _, batch in module.seen if hook == "train"] == [[0, 1], [2, 3]] * 2
+
+
+def streamed_points(length):
+    """The points through a pipeline, batched in it, as an iterable dataset."""
+    builder = PipelineBuilder().add_source(range(length))
+    builder.pipe(lambda n: torch.tensor([float(n)]), name="point", output_order="input")
+    return PipelineDataset(builder.aggregate(3).pipe(torch.stack).add_sink())
+
+
+@pytest.mark.usefixtures("no_thread_left")
+@pytest.mark.parametrize("wrap", [None, torch_data.DataLoader, DataLoader])
+def test_fit_sees_every_item_when_the_dataset_is_a_pipeline(wrap):
+    """By itself and in either loader, with len() known, and with the loop cut short."""
+    loaders = [streamed_points(14), streamed_points(5)]
+    if wrap is not None:
+        loaders = [wrap(loader, batch_size=None) for loader in loaders]
+    module = Recorder()
+    trainer().fit(module, *loaders)
+    points = {length: [float(n) for n in range(length)] for length in (5, 14)}
+    for epoch in (0, 1):
+        for what, length in (("train", 14), ("val", 5)):
+            seen = [points for w, e, points in module.seen if (w, e) == (what, epoch)]
+            if what == "val" and epoch == 0:
+                seen = seen[-2:]  # behind the sanity check's
+            assert [p for points in seen for p in points] == points[length]
+    cut = Recorder()
+    trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0).fit(cut, *loaders)
+    assert [seen[2] for seen in cut.seen] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]

@@ -168,6 +168,8 @@ WHAT_IS_PUBLIC = {
     "spdl_torch.pipeline": spdl_torch.pipeline.__all__,
     "spdl_torch.io": spdl_torch.io.__all__,
     "DataLoader": parameters(spdl_torch.DataLoader.__init__),
+    "PipelineDataset": parameters(spdl_torch.PipelineDataset.__init__),
+    "PipelineDataset's members": public_members(spdl_torch.PipelineDataset),
     "PipelineBuilder": public_members(BUILDER),
     "PipelineBuilder.pipe": parameters(BUILDER.pipe),
     "PipelineBuilder.build": parameters(BUILDER.build),

@@ -1,0 +1,207 @@
+"""A pipeline as a dataset: what trainers, loaders and Lightning can iterate over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.utils.data import IterableDataset
+
+from ..pipeline.definition import OpKind
+from ..pipeline.pipeline import Pipeline
+from .sharding import length_of_shard, rank_shard, take_shard, worker_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..pipeline.builder import PipelineBuilder
+    from ..pipeline.definition import MaxFailures, SourceSpec
+    from ..pipeline.hooks import HookFactory, StatsQueue
+    from ..pipeline.stats import PipelineStats
+
+__all__ = ["PipelineDataset"]
+
+_logger = logging.getLogger("spdl_torch.data")
+
+T_co = TypeVar("T_co", covariant=True)
+
+_STOP_SECONDS = 5.0  # how long the end of a loop waits for an op that still runs
+
+
+class PipelineDataset(IterableDataset[T_co]):
+    """An ``IterableDataset`` whose items come out of a pipeline that runs in this process.
+
+    Each pass over it runs the pipeline once, from its source's beginning. Use it by itself, in
+    Lightning, or in torch's or our DataLoader with ``batch_size=None, num_workers=0``: decoding
+    and batching happen in the pipeline's threads already.
+
+    Ends: ``break``, an exception in the loop and dropping the iterator stop every thread; a
+    running op is waited for, at most 5 s. Errors of the pipeline are raised in the loop, after the
+    good items: ``PipelineFailure``, an ExceptionGroup of the ops' own exceptions.
+
+    Ranks: each takes its own part of the source. A source with ``shard(index, count)`` makes the
+    parts itself; of others, rank ``r`` of ``n`` takes items ``r, r + n, ...``, so that one rank may
+    have one item more than another. Workers of a DataLoader divide their rank's part again.
+
+    Epochs: passes count 0, 1, 2, ... and tell the source by ``set_epoch``, if it has that.
+
+    Args:
+        builder: a complete definition. Its source must be iterable more than once.
+        length: items of one pass on this rank, for ``len()``; None = worked out from the source
+            where every stage passes one item on for one, or aggregates.
+        num_replicas, rank: in place of torch.distributed's world size and rank; ``1, 0`` = this
+            process takes everything.
+        num_threads, max_failures, report_stats_interval, queue_class, task_hook_factory: as for
+            ``PipelineBuilder.build``.
+    Raises: RuntimeError: the builder has no source or sink; ValueError: see the message.
+    """
+
+    def __init__(
+        self,
+        builder: PipelineBuilder,
+        *,
+        length: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        num_threads: int | None = None,
+        max_failures: MaxFailures | None = None,
+        report_stats_interval: float | None = None,
+        queue_class: Callable[..., StatsQueue] | None = None,
+        task_hook_factory: HookFactory | None = None,
+    ) -> None:
+        _check_arguments(length, num_replicas, rank)
+        self._spec = builder.get_config()
+        self._length = length
+        self._num_replicas = num_replicas
+        self._rank = rank
+        self._build_options: dict[str, Any] = {
+            "num_threads": num_threads,
+            "max_failures": max_failures,
+            "report_stats_interval": report_stats_interval,
+            "queue_class": queue_class,
+            "task_hook_factory": task_hook_factory,
+        }
+        self._next_epoch = 0
+        self._source_is_spent = False
+        self._pipeline: Pipeline | None = None
+        self._last_stats: PipelineStats | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """The number of the next pass, told to a source that has ``set_epoch`` (its shuffle
+        depends on it); later passes count on from there.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"set_epoch: epoch must be an int >= 0, got {epoch!r}.")
+        self._next_epoch = epoch
+
+    def __iter__(self) -> Iterator[T_co]:
+        # A generator: Lightning calls iter() just to look, and must not start threads by it.
+        spec = replace(self._spec, source=self._begin_pass())
+        pipeline = Pipeline(spec, **self._build_options)
+        self._pipeline = pipeline
+        try:
+            pipeline.start()
+            yield from pipeline
+        finally:
+            self._end_pass(pipeline)
+
+    def stats(self) -> PipelineStats:
+        """Figures of every stage in the pass that runs or, between passes, in the last one.
+
+        Raises: RuntimeError: nothing was loaded yet by this object. A DataLoader's workers have
+            copies of it, with figures of their own.
+        """
+        if self._pipeline is not None:
+            return self._pipeline.stats()
+        if self._last_stats is None:
+            raise RuntimeError("PipelineDataset.stats: nothing was loaded yet.")
+        return self._last_stats
+
+    def __len__(self) -> int:
+        """Items of one pass on this rank: ``length``, or what follows from the source; fewer come
+        where ops drop or fail items.
+
+        Raises: TypeError: it cannot be known.
+        """
+        if self._length is not None:
+            return self._length
+        try:
+            num_items = length_of_shard(
+                self._spec.source.iterable, rank_shard(self._num_replicas, self._rank)
+            )
+        except TypeError as error:
+            raise TypeError(f"PipelineDataset has no len(): {error}. Pass length=.") from None
+        for stage in self._spec.stages:
+            if stage.kind in (OpKind.GENERATOR, OpKind.ASYNC_GENERATOR):
+                raise TypeError(
+                    f"PipelineDataset has no len(): stage {stage.name!r} may pass on any number "
+                    "of items. Pass length=."
+                )
+            if stage.kind is OpKind.AGGREGATE:
+                missing = 0 if stage.drop_last else stage.batch_size - 1
+                num_items = (num_items + missing) // stage.batch_size
+        return num_items
+
+    def __getattr__(self, name: str) -> Any:
+        # Not methods that raise: whoever saves checkpoints would call them.
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(
+                f"PipelineDataset.{name} is not in this release: a pass cannot be resumed in its "
+                "middle. Save at the end of an epoch and call set_epoch() after loading."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy or a pickle has loaded nothing yet."""
+        return {**self.__dict__, "_pipeline": None, "_last_stats": None}
+
+    def __repr__(self) -> str:
+        return "\n".join(["PipelineDataset", *(f"  {part}" for part in self._spec.parts())])
+
+    def _begin_pass(self) -> SourceSpec:
+        """The source of the pass that begins: this rank's and worker's part, in its epoch."""
+        source = self._spec.source.iterable
+        if self._source_is_spent:
+            raise RuntimeError(
+                f"PipelineDataset: the source, a {type(source).__name__}, can be iterated only "
+                "once, and was. Pass an object whose __iter__ begins anew (a list, a sampler, a "
+                "class with a generator for __iter__) instead of an iterator."
+            )
+        self._source_is_spent = _runs_once(source)
+        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(epoch)
+        ranks = rank_shard(self._num_replicas, self._rank)
+        return replace(self._spec.source, iterable=take_shard(source, ranks, worker_shard()))
+
+    def _end_pass(self, pipeline: Pipeline) -> None:
+        try:
+            pipeline.stop(_STOP_SECONDS)
+        except TimeoutError as error:
+            _logger.warning("PipelineDataset: the loop has ended, but %s", error)
+        if self._pipeline is pipeline:
+            self._pipeline, self._last_stats = None, pipeline.stats()
+
+
+def _runs_once(source: Any) -> bool:
+    """Whether a source is its own iterator, as generators and files are."""
+    if isinstance(source, AsyncIterable):
+        return hasattr(source, "__anext__")
+    return hasattr(source, "__next__")
+
+
+def _check_arguments(length: object, num_replicas: int | None, rank: int | None) -> None:
+    if length is not None and (
+        isinstance(length, bool) or not isinstance(length, int) or length < 0
+    ):
+        raise ValueError(f"PipelineDataset: length must be an int >= 0 or None, got {length!r}.")
+    if (num_replicas is None) != (rank is None):
+        raise ValueError(
+            f"PipelineDataset: num_replicas and rank go together, got {num_replicas} and {rank}."
+        )
+    if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
+        raise ValueError(
+            f"PipelineDataset: rank must be within 0 and {num_replicas - 1}, got {rank}."
+        )

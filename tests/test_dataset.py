@@ -1,0 +1,371 @@
+"""PipelineDataset: the pipeline's items wherever a dataset goes, each rank and worker its part."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.multiprocessing
+import torch.utils.data as torch_data
+from _gates import Boom, GatedOp, join_spdl_threads, no_leak, spdl_threads
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler, IterableDataset
+
+import spdl_torch
+from spdl_torch import PipelineDataset, PipelineFailure
+from spdl_torch.pipeline import PipelineBuilder
+
+sizes = st.integers(0, 40)
+
+
+def double(item):
+    """An op that a spawned process can find."""
+    return 2 * item
+
+
+def dataset_of(source, *ops, batch=None, drop_last=False, **options):
+    """A dataset that runs ``ops`` in order and batches what they return."""
+    builder = PipelineBuilder().add_source(source)
+    for op in ops:
+        builder.pipe(op, concurrency=2, output_order="input")
+    if batch is not None:
+        builder.aggregate(batch, drop_last=drop_last)
+    return PipelineDataset(builder.add_sink(), **options)
+
+
+class Numbers:
+    """Knows how to divide itself: contiguous parts, told from strides by their order."""
+
+    def __init__(self, numbers):
+        self.numbers = list(numbers)
+        self.epochs = []
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __iter__(self):
+        return iter(self.numbers)
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def shard(self, index, count):
+        ends = [len(self.numbers) * i // count for i in range(count + 1)]
+        return Numbers(self.numbers[ends[index] : ends[index + 1]])
+
+
+class Later:
+    """An async iterable that begins anew each time."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    async def __aiter__(self):
+        for number in self.numbers:
+            yield number
+
+
+# -- passes ----------------------------------------------------------------------------------------
+
+
+def test_items_come_again_when_it_is_iterated_again():
+    """Every pass runs the pipeline from its beginning."""
+    dataset = dataset_of(range(10), double, batch=4)
+    expected = [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
+    with no_leak():
+        assert list(dataset) == expected
+        assert list(dataset) == expected
+
+
+def test_two_passes_at_once_do_not_meet():
+    """Each iterator has a pipeline of its own."""
+    dataset = dataset_of(range(50), double)
+    assert list(zip(dataset, dataset, strict=True)) == [(2 * n, 2 * n) for n in range(50)]
+
+
+def test_iter_starts_nothing():
+    """Lightning calls iter() to look; no thread and no epoch may come of that."""
+    source = Numbers(range(3))
+    iterator = iter(dataset_of(source))
+    assert not spdl_threads()
+    assert source.epochs == []
+    del iterator
+
+
+@pytest.mark.parametrize("end", ["break", "error", "drop", "close"])
+def test_threads_end_when_the_loop_ends_early(end):
+    """Whatever ends the loop ends the pipeline."""
+    dataset = dataset_of(itertools.count(), double) if end == "break" else dataset_of(Forever())
+    iterator = iter(dataset)
+    next(iterator)
+    assert spdl_threads()
+    if end == "error":
+        with pytest.raises(Boom, match="in the loop"):
+            _loop_that_fails(iterator)
+    elif end == "close":
+        iterator.close()
+    del iterator
+    gc.collect()
+    assert not spdl_threads()
+
+
+class Forever:
+    """Begins anew each time, never ends."""
+
+    def __iter__(self):
+        return itertools.count()
+
+
+def _loop_that_fails(iterator):
+    for _ in iterator:
+        raise Boom("in the loop")
+
+
+def test_loop_goes_on_when_an_op_outlasts_its_end(monkeypatch, caplog):
+    """An op that never returns is left after a while, and named."""
+    monkeypatch.setattr("spdl_torch.data.dataset._STOP_SECONDS", 0.01)
+    gate = GatedOp()
+    dataset = dataset_of([1, 2], lambda item: item if item == 1 else gate(item))
+    iterator = iter(dataset)
+    assert next(iterator) == 1
+    gate.wait_started(1)
+    iterator.close()
+    assert "PipelineDataset: the loop has ended, but stop: still running" in caplog.text
+    gate.open()
+    join_spdl_threads()
+
+
+def test_error_is_raised_after_the_good_items():
+    """The ops' own exceptions reach the loop, with the stage's name."""
+
+    def fail_late(item):
+        if item == 3:
+            raise Boom("three")
+        return item
+
+    seen, dataset = [], dataset_of(range(6), fail_late, max_failures=0)
+    with pytest.raises(PipelineFailure, match="fail_late") as caught:
+        seen.extend(dataset)
+    assert isinstance(caught.value.exceptions[0], Boom)
+    assert seen == [] or seen[0] == 0
+
+
+def test_source_that_is_an_iterator_is_refused_the_second_time():
+    """An empty second epoch would be silent loss of data."""
+    dataset = dataset_of(iter([1, 2]))
+    assert list(dataset) == [1, 2]
+    with pytest.raises(RuntimeError, match="list_iterator, can be iterated only once, and was"):
+        list(dataset)
+
+
+def test_async_source_is_run_again():
+    """Async iterables are sources like any other."""
+    dataset = dataset_of(Later(range(5)), double)
+    assert [list(dataset), list(dataset)] == [[0, 2, 4, 6, 8]] * 2
+
+
+# -- epochs and statistics -------------------------------------------------------------------------
+
+
+def test_epochs_are_counted_and_told_to_the_source():
+    """A pass is an epoch; ``set_epoch`` sets the next one."""
+    source = Numbers(range(3))
+    dataset = dataset_of(source)
+    list(dataset), list(dataset)
+    dataset.set_epoch(7)
+    list(dataset), list(dataset)
+    assert source.epochs == [0, 1, 7, 8]
+
+
+def test_sampler_shuffles_anew_each_epoch():
+    """torch's DistributedSampler is a source: its order changes, its part stays its own."""
+    sampler = DistributedSampler(range(20), num_replicas=2, rank=1, shuffle=True)
+    dataset = dataset_of(sampler, double, num_replicas=2, rank=1)
+    epochs = [list(dataset), list(dataset)]
+    for epoch, seen in enumerate(epochs):
+        sampler.set_epoch(epoch)
+        assert seen == [2 * index for index in sampler]
+    assert epochs[0] != epochs[1]
+    assert len(dataset) == 10
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, True, "1"])
+def test_set_epoch_fails_when_it_is_no_count(epoch):
+    """Said at once, not in the source's random generator."""
+    with pytest.raises(ValueError, match="set_epoch: epoch must be an int >= 0"):
+        dataset_of([1]).set_epoch(epoch)
+
+
+def test_stats_are_there_in_a_pass_and_after_it():
+    """Figures of the running pass, then of the last one."""
+    dataset = dataset_of(range(10), double)
+    with pytest.raises(RuntimeError, match="nothing was loaded yet"):
+        dataset.stats()
+    iterator = iter(dataset)
+    next(iterator)
+    assert dataset.stats().stages[0].name == "double"
+    list(iterator)
+    assert dataset.stats().stages[0].tasks.num_tasks == 10
+    assert dataset.stats() == dataset.stats()
+
+
+# -- length ----------------------------------------------------------------------------------------
+
+
+@given(sizes, st.integers(1, 5), st.booleans(), st.integers(1, 4), st.data())
+def test_len_is_what_comes(num_items, batch, drop_last, world, data):
+    """For any source length, batch size, drop_last and rank; sources that divide themselves too."""
+    rank = data.draw(st.integers(0, world - 1))
+    source = data.draw(st.sampled_from([list, Numbers]))(range(num_items))
+    dataset = dataset_of(
+        source, double, batch=batch, drop_last=drop_last, num_replicas=world, rank=rank
+    )
+    assert len(dataset) == len(list(dataset))
+
+
+def test_len_is_what_was_given():
+    """``length`` answers where nothing can be known."""
+    dataset = dataset_of(Later([1, 2]), length=2)
+    assert len(dataset) == 2
+
+
+def test_len_fails_when_it_cannot_be_known():
+    """As of any IterableDataset without a length, with the reason."""
+    with pytest.raises(TypeError, match="object of type 'Later' has no len"):
+        len(dataset_of(Later([])))
+
+    def twice(item):
+        yield item
+        yield item
+
+    with pytest.raises(TypeError, match="stage 'twice' may pass on any number"):
+        len(dataset_of([1, 2], twice))
+
+
+# -- ranks and workers -----------------------------------------------------------------------------
+
+
+@given(sizes, st.integers(1, 5), st.sampled_from([list, Numbers, Later]))
+def test_ranks_divide_the_source(num_items, world, make_source):
+    """No item twice, none left out, whatever the kind of source."""
+    parts = [
+        list(dataset_of(make_source(range(num_items)), num_replicas=world, rank=rank))
+        for rank in range(world)
+    ]
+    assert sorted(itertools.chain(*parts)) == list(range(num_items))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_rank_comes_from_torchruns_variables_when_no_group_is_there(monkeypatch):
+    """A script under torchrun may iterate before it sets the group up."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    dataset = dataset_of(range(10))
+    assert list(dataset) == [1, 4, 7]
+    assert len(dataset) == 3
+    assert list(dataset_of(range(4), num_replicas=1, rank=0)) == [0, 1, 2, 3]
+
+
+def _rank_main(rank, folder):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2
+    )
+    dataset = dataset_of(range(7), double)
+    torch.save([len(dataset), *dataset], f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_rank_comes_from_the_process_group(tmp_path):
+    """Two real ranks divide the source between them."""
+    torch.multiprocessing.spawn(_rank_main, (str(tmp_path),), nprocs=2)
+    assert torch.load(tmp_path / "0.pt") == [4, 0, 4, 8, 12]
+    assert torch.load(tmp_path / "1.pt") == [3, 2, 6, 10]
+
+
+@pytest.mark.parametrize("loader_class", [torch_data.DataLoader, spdl_torch.DataLoader])
+def test_loader_passes_its_items_on(loader_class):
+    """``batch_size=None``: what the pipeline makes is the batch, and len() is the dataset's."""
+    dataset = dataset_of(range(10), torch.tensor, batch=4)
+    loader = loader_class(dataset, batch_size=None, num_workers=0)
+    assert [torch.stack(batch).tolist() for batch in loader] == [
+        [*range(4)],
+        [*range(4, 8)],
+        [8, 9],
+    ]
+    assert len(loader) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("loader_class", [torch_data.DataLoader, spdl_torch.DataLoader])
+def test_workers_divide_the_source(loader_class):
+    """Processes or threads: each worker runs a pipeline over its own part, on any rank."""
+    dataset = dataset_of(range(11), double, num_replicas=2, rank=1)
+    loader = loader_class(dataset, batch_size=None, num_workers=2)
+    assert sorted(loader) == [2 * n for n in range(1, 11, 2)]
+
+
+# -- as an object ----------------------------------------------------------------------------------
+
+
+def test_it_is_an_iterable_dataset():
+    """torch's and Lightning's checks hold."""
+    assert isinstance(dataset_of([1]), IterableDataset)
+
+
+def test_pickle_runs_on_its_own():
+    """A spawned worker gets a dataset that has loaded nothing yet."""
+    dataset = dataset_of(range(4), double)
+    iterator = iter(dataset)
+    next(iterator)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert list(again) == [0, 2, 4, 6]
+    assert threading.active_count() > 1, "the first one goes on"
+    assert list(iterator) == [2, 4, 6]
+
+
+def test_repr_shows_every_stage():
+    """What runs can be read off the object."""
+    lines = repr(dataset_of(range(4), double, batch=2)).splitlines()
+    assert [line.split("(")[0].strip() for line in lines] == [
+        *("PipelineDataset", "src", "double", "aggregate", "sink")
+    ]
+
+
+@pytest.mark.parametrize("name", ["state_dict", "load_state_dict"])
+def test_resume_is_refused_without_looking_stateful(name):
+    """Lightning asks with hasattr and must not find it."""
+    dataset = dataset_of([1])
+    assert not hasattr(dataset, name)
+    with pytest.raises(AttributeError, match=f"PipelineDataset.{name} is not in this release"):
+        getattr(dataset, name)
+    with pytest.raises(AttributeError, match="'PipelineDataset' object has no attribute 'nam'"):
+        dataset.nam  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": -1}, "length must be an int >= 0 or None, got -1"),
+        ({"length": 2.0}, "length must be an int >= 0 or None, got 2.0"),
+        ({"rank": 0}, "num_replicas and rank go together, got None and 0"),
+        ({"num_replicas": 2}, "num_replicas and rank go together, got 2 and None"),
+        ({"num_replicas": 2, "rank": 2}, "rank must be within 0 and 1, got 2"),
+    ],
+)
+def test_argument_is_refused_when_it_makes_no_sense(options, message):
+    """At construction, not in the first pass."""
+    with pytest.raises(ValueError, match=message):
+        dataset_of([1], **options)
+
+
+def test_definition_is_refused_when_it_is_not_complete():
+    """The builder's own message."""
+    with pytest.raises(RuntimeError, match="no sink; call add_sink"):
+        PipelineDataset(PipelineBuilder().add_source([1]))
