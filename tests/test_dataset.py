@@ -271,6 +271,14 @@ def test_rank_comes_from_torchruns_variables_when_no_group_is_there(monkeypatch)
     assert list(dataset_of(range(4), num_replicas=1, rank=0)) == [0, 1, 2, 3]
 
 
+def test_pass_fails_when_the_rank_cannot_be_known(monkeypatch):
+    """A rank that took everything would train on its neighbours' items."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(RuntimeError, match="LOCAL_RANK=1, but there is neither a process group"):
+        list(dataset_of(range(4)))
+    assert list(dataset_of(range(4), num_replicas=2, rank=1)) == [1, 3]
+
+
 def _rank_main(rank, folder):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2

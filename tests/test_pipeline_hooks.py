@@ -1,5 +1,6 @@
 """Hooks, callbacks and the truth of the figures they get."""
 
+import asyncio
 import contextlib
 import functools
 import threading
@@ -567,3 +568,23 @@ def test_dropped_items_are_counted():
         with p.auto_stop():
             assert list(p) == [[5, 7, 9, 11, 13]]
     assert [stage.num_dropped for stage in p.stats().stages] == [2, 10, 0, 1, 0, 1, 3]
+
+
+def test_async_stage_hook_runs_when_a_loop_runs_already():
+    """A notebook's cells run inside an event loop, on the thread that starts the pipeline."""
+    seen = []
+
+    class Resource(TaskHook):
+        @contextlib.asynccontextmanager
+        async def stage_hook(self):
+            seen.append(asyncio.get_running_loop())
+            yield
+            seen.append(asyncio.get_running_loop())
+
+    async def cell():
+        pipeline = pipeline_of([1, 2], same, build={"task_hook_factory": lambda _: [Resource()]})
+        with pipeline.auto_stop():
+            return list(pipeline)
+
+    assert asyncio.run(cell()) == [1, 2]
+    assert seen[0] is seen[1]

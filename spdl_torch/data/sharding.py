@@ -32,16 +32,23 @@ def rank_shard(num_replicas: int | None, rank: int | None) -> Shard:
     """What was given, else what the process group says, else torchrun's variables, else all.
 
     Asked at the first iteration and not before: Lightning sets the process group up after the
-    datasets were made, and none of the variables.
+    datasets were made, and of the variables only ``LOCAL_RANK``.
+
+    Raises: RuntimeError: one of several ranks that cannot know which one.
     """
     if num_replicas is not None and rank is not None:
         return Shard(rank, num_replicas)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Shard(torch.distributed.get_rank(), torch.distributed.get_world_size())
-    try:
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return Shard(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    except (KeyError, ValueError):
-        return Shard()
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        raise RuntimeError(
+            f"PipelineDataset: this process is LOCAL_RANK={os.environ['LOCAL_RANK']}, but there is "
+            "neither a process group nor RANK and WORLD_SIZE to tell which part of the source is "
+            "its own. Iterate after init_process_group() or pass num_replicas and rank."
+        )
+    return Shard()
 
 
 def worker_shard() -> Shard:

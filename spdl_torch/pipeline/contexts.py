@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,7 +38,11 @@ class LazyRunner:
         """Run a coroutine to its end on this thread's loop."""
         if self._runner is None:
             self._runner = asyncio.Runner()
-        return self._runner.run(coroutine)
+        if not _is_in_a_loop():
+            return self._runner.run(coroutine)
+        # A thread can run one loop at a time, and a notebook's cells run inside of one.
+        with ThreadPoolExecutor(1, "spdl-hook") as elsewhere:
+            return elsewhere.submit(self._runner.run, coroutine).result()
 
 
 def blocking(context: AnyContext) -> AbstractContextManager[Any]:
@@ -72,6 +77,14 @@ class _Blocking(AbstractContextManager[Any]):
         finally:
             if self._own is not None:
                 self._own.__exit__()
+
+
+def _is_in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _enter(context: AbstractAsyncContextManager[Any]) -> Any:
