@@ -34,7 +34,7 @@ _HOMES = {
     "ImageFolder": ".data.folder",
     "PipelineDataset": ".data.dataset",
 }
-_PACKAGES = ("io", "pipeline")
+_PACKAGES = ("io", "observe", "pipeline")
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from PIL import Image
 
 import spdl_torch
 import spdl_torch.io
+import spdl_torch.observe
 import spdl_torch.pipeline
 from spdl_torch.__main__ import _parser
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
@@ -167,6 +168,11 @@ WHAT_IS_PUBLIC = {
     "spdl_torch": spdl_torch.__all__,
     "spdl_torch.pipeline": spdl_torch.pipeline.__all__,
     "spdl_torch.io": spdl_torch.io.__all__,
+    "spdl_torch.observe": spdl_torch.observe.__all__,
+    "SQLiteStatsWriter": [
+        *parameters(spdl_torch.observe.SQLiteStatsWriter.__init__),
+        *public_members(spdl_torch.observe.SQLiteStatsWriter),
+    ],
     "DataLoader": parameters(spdl_torch.DataLoader.__init__),
     "PipelineDataset": parameters(spdl_torch.PipelineDataset.__init__),
     "PipelineDataset's members": public_members(spdl_torch.PipelineDataset),
@@ -209,7 +215,9 @@ def module_name(module):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("package", [spdl_torch, spdl_torch.pipeline, spdl_torch.io])
+@pytest.mark.parametrize(
+    "package", [spdl_torch, spdl_torch.pipeline, spdl_torch.io, spdl_torch.observe]
+)
 def test_method_has_a_docstring_when_it_is_public(package):
     """What a user can call on our objects says what it does."""
     for name in package.__all__:

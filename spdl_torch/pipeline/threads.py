@@ -27,10 +27,14 @@ _hook_installed = False
 
 
 class ThreadGroup:
-    """The threads of one run. ``request_stop`` must wake them all and must not block."""
+    """The threads of one run. ``request_stop`` must wake them all and must not block.
 
-    def __init__(self, request_stop: Callable[[], None]) -> None:
+    ``stops_last``: at exit, after the other groups have ended, whose last words it receives.
+    """
+
+    def __init__(self, request_stop: Callable[[], None], *, stops_last: bool = False) -> None:
         self._request_stop = request_stop
+        self._stops_last = stops_last
         self._threads: list[threading.Thread] = []
         _install_exit_hook()
         _live.add(self)
@@ -78,9 +82,10 @@ def _install_exit_hook() -> None:
 
 
 def _stop_all() -> None:
-    groups = list(_live)
-    for group in groups:
-        group._request_stop()
     deadline = monotonic() + _EXIT_JOIN_SECONDS
-    for group in groups:
-        group.join(max(0.0, deadline - monotonic()))
+    for stops_last in (False, True):
+        groups = [group for group in _live if group._stops_last is stops_last]
+        for group in groups:
+            group._request_stop()
+        for group in groups:
+            group.join(max(0.0, deadline - monotonic()))

@@ -1,0 +1,129 @@
+"""Reads a statistics file: rows of a time span, by name."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from .entries import EventLogEntry
+from .schema import open_for_reading
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = [
+    "QueueStatsRow",
+    "TaskStatsRow",
+    "query_event_stats",
+    "query_queue_stats",
+    "query_task_stats",
+]
+
+
+class TaskStatsRow(TypedDict):
+    """Figures of a stage's tasks in one interval; times in seconds."""
+
+    timestamp: float
+    name: str
+    num_tasks: int
+    num_failures: int
+    ave_time: float
+    p90_time: float
+    p99_time: float
+    elapsed: float
+    ave_cpu_time: float
+    label: str
+    position: int | None
+    concurrency: int
+    run_id: int
+    rank: int
+    host: str
+
+
+class QueueStatsRow(TypedDict):
+    """Figures of a queue in one interval; times in seconds."""
+
+    timestamp: float
+    name: str
+    elapsed: float
+    num_items: int
+    ave_put_time: float
+    ave_get_time: float
+    p90_put_time: float
+    p99_put_time: float
+    p90_get_time: float
+    p99_get_time: float
+    occupancy_rate: float
+    label: str
+    position: int | None
+    concurrency: int
+    run_id: int
+    rank: int
+    host: str
+
+
+def query_task_stats(
+    db_path: str | os.PathLike[str],
+    name: str | None = None,
+    start_time: float | None = None,
+    end_time: float | None = None,
+    *,
+    run_id: int | None = None,
+) -> list[TaskStatsRow]:
+    """Rows of the view ``task_stats``, newest first.
+
+    name: of a stage as logged (``0:1:decode[10]``) or without its numbers (``decode``).
+    start_time, end_time: bounds of ``timestamp``, both inclusive; seconds since 1970.
+    run_id: of one run; None = all runs in the file.
+    Raises: FileNotFoundError; ValueError: not a statistics file, or of a newer release.
+    """
+    rows = _select(db_path, "task_stats", (name, start_time, end_time, run_id), "DESC")
+    return cast("list[TaskStatsRow]", rows)
+
+
+def query_queue_stats(
+    db_path: str | os.PathLike[str],
+    name: str | None = None,
+    start_time: float | None = None,
+    end_time: float | None = None,
+    *,
+    run_id: int | None = None,
+) -> list[QueueStatsRow]:
+    """Rows of the view ``queue_stats``, newest first; arguments as of :func:`query_task_stats`."""
+    rows = _select(db_path, "queue_stats", (name, start_time, end_time, run_id), "DESC")
+    return cast("list[QueueStatsRow]", rows)
+
+
+def query_event_stats(
+    db_path: str | os.PathLike[str],
+    event_name: str | None = None,
+    start_time: float | None = None,
+    end_time: float | None = None,
+    *,
+    run_id: int | None = None,
+) -> list[EventLogEntry]:
+    """Events, oldest first; arguments as of :func:`query_task_stats`."""
+    rows = _select(db_path, "event_stats", (event_name, start_time, end_time, run_id), "ASC")
+    return [
+        EventLogEntry(row["timestamp"], row["event_name"], json.loads(row["details"]))
+        for row in rows
+    ]
+
+
+def _select(
+    db_path: str | os.PathLike[str],
+    view: str,
+    filters: tuple[str | None, float | None, float | None, int | None],
+    order: str,
+) -> list[dict[str, Any]]:
+    named = "event_name = ?" if view == "event_stats" else "? IN (name, label)"
+    conditions = (named, "timestamp >= ?", "timestamp <= ?", "run_id = ?")
+    given = [(c, value) for c, value in zip(conditions, filters, strict=True) if value is not None]
+    where = " AND ".join(condition for condition, _ in given) or "TRUE"
+    with closing(open_for_reading(db_path)) as connection:
+        rows = connection.execute(
+            f"SELECT * FROM {view} WHERE {where} ORDER BY timestamp {order}, id {order}",
+            [value for _, value in given],
+        )
+        return [dict(row) for row in rows]

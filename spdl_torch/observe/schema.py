@@ -1,0 +1,191 @@
+"""The layout of the statistics file, and how it is opened.
+
+Tables hold what was measured, each row once; the views ``task_stats``, ``queue_stats`` and
+``event_stats`` begin with the columns that SPDL's example logger gives its tables, so that queries
+written for those run here.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["SCHEMA_VERSION", "open_for_reading", "open_for_writing"]
+
+SCHEMA_VERSION = 1
+"""``PRAGMA user_version`` of the files that this release writes."""
+
+_APPLICATION_ID = 0x5350444C  # "SPDL", so that `file` and we can tell our files from others
+
+_BUSY_SECONDS = 5.0  # how long one writer waits for another, or a reader without WAL
+
+# File systems on which WAL's shared memory does not work (https://sqlite.org/wal.html, section 1).
+_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "ceph", "fuse", "9p", "beegfs")
+
+_SCHEMA = """
+CREATE TABLE run (
+    run_id INTEGER PRIMARY KEY,
+    started REAL NOT NULL,       -- seconds since 1970
+    ended REAL,                  -- NULL: it runs still, or was killed
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    world_size INTEGER NOT NULL,
+    versions TEXT NOT NULL,      -- JSON: package -> version
+    config TEXT NOT NULL,        -- JSON: what the user gave
+    num_dropped INTEGER NOT NULL DEFAULT 0  -- entries that found no room in memory
+);
+CREATE TABLE stage (
+    stage_id INTEGER PRIMARY KEY,
+    run_id INTEGER NOT NULL REFERENCES run,
+    kind TEXT NOT NULL CHECK (kind IN ('task', 'queue')),
+    name TEXT NOT NULL,          -- as logged: 0:1:decode[10]
+    pipeline INTEGER,            -- the parts of that name, NULL where it has no such form
+    position INTEGER,
+    label TEXT NOT NULL,         -- decode: the same when the concurrency changes
+    concurrency INTEGER,
+    UNIQUE (run_id, kind, name)
+);
+CREATE TABLE task_window (
+    id INTEGER PRIMARY KEY,
+    stage_id INTEGER NOT NULL REFERENCES stage,
+    timestamp REAL NOT NULL,     -- end of the window
+    elapsed REAL NOT NULL,       -- its length, seconds
+    num_tasks INTEGER NOT NULL,  -- failures included
+    num_failures INTEGER NOT NULL,
+    ave_time REAL NOT NULL,      -- of the tasks that succeeded, seconds
+    p90_time REAL NOT NULL,
+    p99_time REAL NOT NULL,
+    ave_cpu_time REAL NOT NULL
+);
+CREATE TABLE queue_window (
+    id INTEGER PRIMARY KEY,
+    stage_id INTEGER NOT NULL REFERENCES stage,
+    timestamp REAL NOT NULL,
+    elapsed REAL NOT NULL,
+    num_items INTEGER NOT NULL,
+    ave_put_time REAL NOT NULL,
+    ave_get_time REAL NOT NULL,
+    p90_put_time REAL NOT NULL,
+    p99_put_time REAL NOT NULL,
+    p90_get_time REAL NOT NULL,
+    p99_get_time REAL NOT NULL,
+    occupancy_rate REAL NOT NULL -- share of the window in which something waited, 0 to 1
+);
+CREATE TABLE event (
+    id INTEGER PRIMARY KEY,
+    run_id INTEGER NOT NULL REFERENCES run,
+    timestamp REAL NOT NULL,
+    event_name TEXT NOT NULL,
+    details TEXT NOT NULL        -- JSON
+);
+CREATE INDEX task_window_time ON task_window (timestamp);
+CREATE INDEX queue_window_time ON queue_window (timestamp);
+CREATE INDEX event_time ON event (timestamp);
+
+CREATE VIEW task_stats AS
+    SELECT w.id, w.timestamp, s.name, w.num_tasks, w.num_failures, w.ave_time, w.p90_time,
+           w.p99_time, w.elapsed, w.ave_cpu_time, s.label, s.position, s.concurrency, r.run_id,
+           r.rank, r.host
+    FROM task_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
+CREATE VIEW queue_stats AS
+    SELECT w.id, w.timestamp, s.name, w.elapsed, w.num_items, w.ave_put_time, w.ave_get_time,
+           w.p90_put_time, w.p99_put_time, w.p90_get_time, w.p99_get_time, w.occupancy_rate,
+           s.label, s.position, s.concurrency, r.run_id, r.rank, r.host
+    FROM queue_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
+CREATE VIEW event_stats AS
+    SELECT e.id, e.timestamp, e.event_name, e.details, r.run_id, r.rank, r.host
+    FROM event e JOIN run r USING (run_id);
+"""
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """Open or make the file; write-ahead logging where the file system allows it, so that readers
+    and the writer do not wait for each other.
+
+    Raises: ValueError: the file is something else, or of a newer release; sqlite3.Error.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(
+        path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    try:
+        _check_is_ours(connection, path)  # before anything is changed in it
+        connection.execute("PRAGMA foreign_keys = ON")
+        if not _is_on_a_network(path):
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        # Another process may be making the same file: look and make in one transaction.
+        connection.execute("BEGIN IMMEDIATE")
+        if _check_is_ours(connection, path) == 0:
+            for statement in _statements(_SCHEMA):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_for_reading(path: str | os.PathLike[str]) -> sqlite3.Connection:
+    """Open an existing file, whether or not somebody writes to it.
+
+    Raises: FileNotFoundError; ValueError: the file is something else, or of a newer release.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"statistics file {path} does not exist.")
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)
+    connection.row_factory = sqlite3.Row
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        if _check_is_ours(connection, path) == 0:
+            raise ValueError(f"{path} is an empty SQLite file; nothing was logged to it.")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_is_ours(connection: sqlite3.Connection, path: Path) -> int:
+    """The file's schema version; 0 = a new file."""
+    try:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (num_objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path} is not a statistics file: {error}.") from error
+    if num_objects and application != _APPLICATION_ID:
+        raise ValueError(f"{path} is a SQLite file of another program; choose another name.")
+    if version > SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} has schema version {version}, this release of spdl_torch knows up to "
+            f"{SCHEMA_VERSION}. Upgrade spdl_torch to read it."
+        )
+    return int(version) if num_objects else 0
+
+
+def _statements(script: str) -> list[str]:
+    """One by one, because ``executescript`` would commit the transaction that they belong to."""
+    return [statement for statement in script.split(";\n") if statement.strip()]
+
+
+def _is_on_a_network(path: Path) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    path = path.resolve()
+    kind, longest = "", -1
+    with open("/proc/mounts", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            _, place, fs_type, *_ = line.split(" ")
+            folder = Path(place.replace("\\040", " "))
+            if len(folder.parts) > longest and path.is_relative_to(folder):
+                kind, longest = fs_type, len(folder.parts)
+    return kind.startswith(_NETWORK_FILE_SYSTEMS)

@@ -1,0 +1,156 @@
+"""The whole of a statistics file on one page: totals and averages of every stage and queue."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .query import query_queue_stats, query_task_stats
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = ["QueueSummary", "TaskSummary", "log_stats_summary", "summarize"]
+
+_logger = logging.getLogger("spdl_torch.observe")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSummary:
+    """A stage over all intervals."""
+
+    name: str
+    num_tasks: int
+    num_failures: int
+    ave_time: float
+    """Of the tasks that succeeded, seconds."""
+    success_rate: float
+    """0 to 1."""
+    num_entries: int
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            f"  Stage: {self.name}",
+            f"    Tasks:           {self.num_tasks:,}",
+            f"    Failures:        {self.num_failures:,}",
+            f"    Average time:    {_milliseconds(self.ave_time)}",
+            f"    Success rate:    {self.success_rate:.1%}",
+            f"    Log entries:     {self.num_entries:,}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueSummary:
+    """A queue over all intervals."""
+
+    name: str
+    num_items: int
+    qps: float
+    """Items a second."""
+    ave_put_time: float
+    """How long a put waited for room, seconds."""
+    ave_get_time: float
+    """How long a get waited for an item, seconds."""
+    occupancy_rate: float
+    """Share of the time in which an item waited, 0 to 1."""
+    num_entries: int
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            f"  Queue: {self.name}",
+            f"    Items:           {self.num_items:,}",
+            f"    QPS:             {self.qps:,.1f}",
+            f"    Average put:     {_milliseconds(self.ave_put_time)}",
+            f"    Average get:     {_milliseconds(self.ave_get_time)}",
+            f"    Occupancy:       {self.occupancy_rate:.1%}",
+            f"    Log entries:     {self.num_entries:,}",
+        ]
+
+
+def summarize(
+    db_path: str | os.PathLike[str], *, run_id: int | None = None
+) -> tuple[list[TaskSummary], list[QueueSummary]]:
+    """Every stage and every queue of a statistics file, in the order of the pipeline.
+
+    Times are averaged over what they are times of: of tasks over those that succeeded, of puts and
+    gets over the items; occupancy and QPS over the time.
+    Raises: FileNotFoundError; ValueError: not a statistics file.
+    """
+    tasks = _by_name(query_task_stats(db_path, run_id=run_id))
+    queues = _by_name(query_queue_stats(db_path, run_id=run_id))
+    return [_of_tasks(*item) for item in tasks], [_of_queue(*item) for item in queues]
+
+
+def log_stats_summary(
+    db_path: str | os.PathLike[str],
+    *,
+    run_id: int | None = None,
+    write: Callable[[str], object] | None = None,
+) -> None:
+    """Log the summary of a statistics file at INFO level, or give it to ``write``, as one text.
+
+    Raises: FileNotFoundError; ValueError: not a statistics file.
+    """
+    tasks, queues = summarize(db_path, run_id=run_id)
+    lines = [f"Pipeline performance: {db_path}", "", "Tasks"]
+    for part in tasks:
+        lines += [*part.lines(), ""]
+    lines.append("Queues")
+    for queue in queues:
+        lines += [*queue.lines(), ""]
+    (write or _logger.info)("\n".join(lines).rstrip())
+
+
+def _of_tasks(name: str, rows: Sequence[Mapping[str, Any]]) -> TaskSummary:
+    num_tasks, num_failures = _total(rows, "num_tasks"), _total(rows, "num_failures")
+    return TaskSummary(
+        name=name,
+        num_tasks=num_tasks,
+        num_failures=num_failures,
+        ave_time=_mean(rows, "ave_time", lambda row: row["num_tasks"] - row["num_failures"]),
+        success_rate=1 - num_failures / num_tasks if num_tasks else 0.0,
+        num_entries=len(rows),
+    )
+
+
+def _of_queue(name: str, rows: Sequence[Mapping[str, Any]]) -> QueueSummary:
+    num_items, elapsed = _total(rows, "num_items"), sum(row["elapsed"] for row in rows)
+    return QueueSummary(
+        name=name,
+        num_items=num_items,
+        qps=num_items / elapsed if elapsed else 0.0,
+        ave_put_time=_mean(rows, "ave_put_time", lambda row: row["num_items"]),
+        ave_get_time=_mean(rows, "ave_get_time", lambda row: row["num_items"]),
+        occupancy_rate=_mean(rows, "occupancy_rate", lambda row: row["elapsed"]),
+        num_entries=len(rows),
+    )
+
+
+def _by_name(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Rows of each name, in the order of the pipeline's stages."""
+    groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        position = row["position"]
+        groups[-1 if position is None else position, row["name"]].append(row)
+    return [(name, groups[position, name]) for position, name in sorted(groups)]
+
+
+def _total(rows: Iterable[Mapping[str, Any]], column: str) -> int:
+    return sum(int(row[column]) for row in rows)
+
+
+def _mean(
+    rows: Iterable[Mapping[str, Any]], column: str, weight: Callable[[Mapping[str, Any]], float]
+) -> float:
+    weighted = [(float(row[column]), weight(row)) for row in rows]
+    total = sum(w for _, w in weighted)
+    return sum(value * w for value, w in weighted) / total if total else 0.0
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.3f} ms"

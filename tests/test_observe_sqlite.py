@@ -1,0 +1,439 @@
+"""The statistics file: nothing lost at any end, readable by SQL, summed up truly."""
+
+from __future__ import annotations
+
+import gc
+import json
+import queue
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from contextlib import closing, contextmanager
+
+import pytest
+from _gates import PATIENCE_SECONDS, run_child, start_child, until
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdl_torch.observe import (
+    EventLogEntry,
+    QueueStatsLogEntry,
+    SQLiteStatsWriter,
+    TaskStatsLogEntry,
+    log_stats_summary,
+    query_event_stats,
+    query_queue_stats,
+    query_task_stats,
+    recorders,
+    recording_gc,
+    summarize,
+)
+from spdl_torch.observe import sqlite as sqlite_module
+from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
+
+HOUR = 3600.0
+"""A flush interval that no test lives to see."""
+
+# The columns of the tables of SPDL's example logger.
+SPDL_COLUMNS = {
+    "task_stats": "id, timestamp, name, num_tasks, num_failures, ave_time, p90_time, p99_time",
+    "queue_stats": "id, timestamp, name, elapsed, num_items, ave_put_time, ave_get_time, "
+    "p90_put_time, p99_put_time, p90_get_time, p99_get_time, occupancy_rate",
+    "event_stats": "id, timestamp, event_name",
+}
+
+
+def task_entry(timestamp=1.0, name="0:1:decode[2]", **figures):
+    """An entry of a stage."""
+    defaults = {"num_tasks": 10, "num_failures": 0, "ave_time": 0.1, "p90_time": 0.2}
+    more = {"p99_time": 0.3, "elapsed": 5.0, "ave_cpu_time": 0.05}
+    return TaskStatsLogEntry(timestamp, name, TaskPerfStats(**{**defaults, **more, **figures}))
+
+
+def queue_entry(timestamp=1.0, name="0:1:decode[2]_queue", **figures):
+    """An entry of a queue."""
+    names = ("ave_put_time", "ave_get_time", "p90_put_time", "p99_put_time")
+    defaults = dict.fromkeys((*names, "p90_get_time", "p99_get_time"), 0.01)
+    more = {"elapsed": 5.0, "num_items": 10, "occupancy_rate": 0.5}
+    return QueueStatsLogEntry(timestamp, name, QueuePerfStats(**{**defaults, **more, **figures}))
+
+
+def rows(path, query, *arguments):
+    """What a reader of the file sees."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query, arguments).fetchall()
+
+
+def write(path, *entries, **options):
+    """A run that logs the entries."""
+    with SQLiteStatsWriter(path, flush_interval=HOUR, **options) as writer:
+        for entry in entries:
+            writer.log(entry)
+
+
+def pipeline_into(log, count=100, interval=None):
+    """A pipeline that logs its figures."""
+    builder = PipelineBuilder().add_source(range(count)).pipe(str, name="decode", concurrency=2)
+    return builder.add_sink().build(**recorders(log, interval))
+
+
+# -- nothing is lost -------------------------------------------------------------------------------
+
+
+def test_shutdown_writes_what_is_left(tmp_path):
+    """However long the flush interval, and at once."""
+    write(tmp_path / "s.db", *(task_entry(float(n)) for n in range(5)), queue_entry())
+    assert [row["timestamp"] for row in query_task_stats(tmp_path / "s.db")] == [4, 3, 2, 1, 0]
+    assert len(query_queue_stats(tmp_path / "s.db")) == 1
+    assert rows(tmp_path / "s.db", "SELECT ended IS NOT NULL, num_dropped FROM run") == [(1, 0)]
+
+
+def test_shutdown_writes_what_was_logged_before_a_start(tmp_path):
+    """Also without a thread, and twice does no harm."""
+    writer = SQLiteStatsWriter(tmp_path / "s.db")
+    writer.log(task_entry())
+    writer.shutdown()
+    writer.shutdown()
+    assert len(query_task_stats(tmp_path / "s.db")) == 1
+    with pytest.raises(RuntimeError, match="started before"):
+        writer.start()
+
+
+@pytest.mark.parametrize("kind", [queue.Queue, queue.SimpleQueue])
+def test_entries_come_from_the_buffer_that_was_given(tmp_path, kind):
+    """SPDL's way: hooks put on a shared queue."""
+    buffer = kind()
+    with SQLiteStatsWriter(tmp_path / "s.db", buffer, flush_interval=HOUR):
+        buffer.put(task_entry())
+        buffer.put("not an entry")
+        buffer.put(queue_entry())
+    assert len(query_task_stats(tmp_path / "s.db") + query_queue_stats(tmp_path / "s.db")) == 2
+
+
+@pytest.mark.parametrize("interval", [None, 0.001])
+def test_every_item_of_a_pipeline_is_in_the_file(tmp_path, interval):
+    """The sums over all rows are what was processed; names of tasks and queues differ."""
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.005) as writer:
+        pipeline = pipeline_into(writer.log, interval=interval)
+        with pipeline.auto_stop():
+            assert len(list(pipeline)) == 100
+    tasks, queues = summarize(tmp_path / "s.db")
+    assert [(task.name, task.num_tasks) for task in tasks] == [("0:1:decode[2]", 100)]
+    assert [(q.name, q.num_items) for q in queues] == [
+        ("0:0:src_queue", 100),
+        ("0:1:decode[2]_queue", 100),
+        ("0:2:sink_queue", 100),
+    ]
+
+
+ENDS = {
+    "exit": ("", 0),
+    "exception": ("raise KeyError('the loop fails')", 1),
+    "ctrl-c": ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("first", ["writer", "pipeline"])
+def test_last_figures_are_in_the_file_when_the_process_just_ends(tmp_path, end, first):
+    """Nobody called shutdown() or stop(): the pipelines end first, then the writer."""
+    make = ["writer = SQLiteStatsWriter('s.db', flush_interval=3600); writer.start()", "start()"]
+    code = f"""
+        import os, itertools
+        from spdl_torch.observe import SQLiteStatsWriter, recorders
+        from spdl_torch.pipeline import PipelineBuilder
+
+        entries = []
+        log = lambda entry: writer.log(entry)
+
+        def start():
+            global pipeline
+            builder = PipelineBuilder().add_source(itertools.count()).pipe(str, name="decode")
+            pipeline = builder.add_sink().build(**recorders(log))
+            for _ in range(10):
+                pipeline.get_item()
+
+        os.chdir({str(tmp_path)!r})
+        {"; ".join(make if first == "writer" else make[::-1])}
+        {ENDS[end][0]}
+    """
+    child = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        timeout=PATIENCE_SECONDS * 3,
+    )
+    assert child.returncode == ENDS[end][1], child.stderr.decode()
+    (row,) = query_task_stats(tmp_path / "s.db")
+    assert row["num_tasks"] >= 10
+    assert len(query_queue_stats(tmp_path / "s.db")) == 3
+    assert rows(tmp_path / "s.db", "SELECT ended IS NOT NULL FROM run") == [(1,)]
+
+
+def test_file_opens_when_the_process_was_killed(tmp_path):
+    """It lacks only what was not flushed, and says that the run did not end."""
+    child = start_child(
+        f"""
+        import signal
+        from spdl_torch.observe import EventLogEntry, SQLiteStatsWriter, query_event_stats
+        writer = SQLiteStatsWriter({str(tmp_path / "s.db")!r}, flush_interval=0.01)
+        writer.start()
+        writer.log(EventLogEntry(1.0, "begun", {{"by": "me"}}))
+        while not query_event_stats({str(tmp_path / "s.db")!r}):
+            pass
+        print("written", flush=True)
+        signal.pause()
+        """
+    )
+    assert child.stdout.readline().strip() == "written"
+    child.kill()
+    child.communicate(timeout=PATIENCE_SECONDS)
+    assert query_event_stats(tmp_path / "s.db") == [EventLogEntry(1.0, "begun", {"by": "me"})]
+    assert rows(tmp_path / "s.db", "SELECT ended FROM run") == [(None,)]
+    write(tmp_path / "s.db", task_entry())
+    assert len(rows(tmp_path / "s.db", "SELECT * FROM run")) == 2
+
+
+@contextmanager
+def locked(path):
+    """Somebody else writes to the file."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+def test_entries_wait_in_memory_when_the_file_cannot_be_written(tmp_path, monkeypatch, caplog):
+    """Told once, and written when it can be."""
+    monkeypatch.setattr("spdl_torch.observe.schema._BUSY_SECONDS", 0.0)
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) as writer:
+        with locked(tmp_path / "s.db"):
+            writer.log(task_entry(1.0))
+            until(lambda: "cannot be written" in caplog.text)
+            writer.log(task_entry(2.0))
+            until(lambda: writer._own.empty())
+        until(lambda: len(query_task_stats(tmp_path / "s.db")) == 2)
+    assert caplog.text.count("cannot be written") == 1
+    assert writer.num_dropped == 0
+
+
+def test_dropped_entries_are_counted_when_memory_is_full(tmp_path, monkeypatch, caplog):
+    """In the attribute, in the log and in the file."""
+    monkeypatch.setattr(sqlite_module, "_MOST_PENDING", 10)
+    writer = SQLiteStatsWriter(tmp_path / "s.db")
+    for number in range(30):
+        writer.log(task_entry(float(number)))
+    assert writer.num_dropped == 20
+    writer.shutdown()
+    assert "20 entries were not written" in caplog.text
+    assert rows(tmp_path / "s.db", "SELECT num_dropped FROM run") == [(20,)]
+    assert len(query_task_stats(tmp_path / "s.db")) == 10
+
+
+# -- garbage collections ---------------------------------------------------------------------------
+
+
+def test_collections_are_logged_while_the_block_runs(tmp_path):
+    """Start and stop, with what Python tells of them; nothing afterwards."""
+    before = list(gc.callbacks)
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=HOUR) as writer:
+        with recording_gc(writer.log, generation=2):
+            gc.collect(0)
+            gc.collect()
+        assert gc.callbacks == before
+        gc.collect()
+    events = query_event_stats(tmp_path / "s.db")
+    assert [event.event_name for event in events] == ["gc_start", "gc_stop"]
+    assert events[1].details["generation"] == 2
+    assert query_event_stats(tmp_path / "s.db", "gc_stop", start_time=events[1].timestamp)
+
+
+def test_logging_goes_on_when_a_collection_happens_inside_of_it():
+    """A collection at every allocation: a lock held by the thread itself would be waited for."""
+    code, printed, errors = run_child(
+        """
+        import gc, tempfile, threading
+        from pathlib import Path
+        from spdl_torch.observe import EventLogEntry, SQLiteStatsWriter, recording_gc
+
+        with tempfile.TemporaryDirectory() as folder:
+            with SQLiteStatsWriter(Path(folder) / "s.db", flush_interval=0.001) as writer:
+                gc.set_threshold(1)
+                with recording_gc(writer.log):
+                    def work():
+                        for n in range(300):
+                            writer.log(EventLogEntry(float(n), "mine", {"n": [n]}))
+                    threads = [threading.Thread(target=work) for _ in range(3)]
+                    for thread in threads: thread.start()
+                    for thread in threads: thread.join()
+                gc.set_threshold(700)
+        print("done")
+        """
+    )
+    assert (code, printed) == (0, "done\n"), errors
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", SPDL_COLUMNS)
+def test_views_begin_with_spdls_columns(tmp_path, view):
+    """Queries written for its files run on ours."""
+    write(tmp_path / "s.db", task_entry(), queue_entry(), EventLogEntry(1.0, "gc_start"))
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        cursor = connection.execute(f"SELECT * FROM {view}")
+        names = [column[0] for column in cursor.description]
+        assert len(cursor.fetchall()) == 1
+    expected = SPDL_COLUMNS[view].split(", ")
+    assert names[: len(expected)] == expected
+
+
+def test_run_says_who_wrote_it(tmp_path, monkeypatch):
+    """Rank, versions and the user's configuration stand beside the figures."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    write(tmp_path / "s.db", task_entry(), config={"lr": 0.1, "data": tmp_path})
+    (row,) = rows(tmp_path / "s.db", "SELECT rank, world_size, versions, config FROM run")
+    assert row[:2] == (3, 8)
+    assert "torch" in json.loads(row[2])
+    assert json.loads(row[3]) == {"lr": 0.1, "data": str(tmp_path)}
+
+
+def test_runs_share_a_file(tmp_path):
+    """A stage of each run is its own; queries can tell them apart."""
+    write(tmp_path / "s.db", task_entry(1.0))
+    write(tmp_path / "s.db", task_entry(2.0), task_entry(3.0))
+    assert len(query_task_stats(tmp_path / "s.db")) == 3
+    assert [row["run_id"] for row in query_task_stats(tmp_path / "s.db", run_id=2)] == [2, 2]
+    assert rows(tmp_path / "s.db", "SELECT run_id, label, position, concurrency FROM stage") == [
+        (1, "decode", 1, 2),
+        (2, "decode", 1, 2),
+    ]
+
+
+def test_query_takes_names_and_times(tmp_path):
+    """Bounds are inclusive; a stage is known with and without its numbers."""
+    write(tmp_path / "s.db", *(task_entry(float(t)) for t in range(5)), task_entry(9.0, "other"))
+    for name in ("decode", "0:1:decode[2]"):
+        found = query_task_stats(tmp_path / "s.db", name, start_time=1, end_time=3)
+        assert [row["timestamp"] for row in found] == [3, 2, 1]
+    assert [row["position"] for row in query_task_stats(tmp_path / "s.db", "other")] == [None]
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_reader_sees_the_file_while_it_is_written(tmp_path, monkeypatch, network):
+    """With write-ahead logging, and without it where the file system does not allow it."""
+    monkeypatch.setattr("spdl_torch.observe.schema._is_on_a_network", lambda _: network)
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) as writer:
+        ((mode,),) = rows(tmp_path / "s.db", "PRAGMA journal_mode")
+        assert mode == ("delete" if network else "wal")
+        writer.log(task_entry())
+        until(lambda: query_task_stats(tmp_path / "s.db"))
+    assert [path.name for path in tmp_path.iterdir()] == ["s.db"]
+
+
+def test_writers_of_two_processes_share_a_file(tmp_path):
+    """Ranks on one machine may log to one file."""
+    writers = [SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) for _ in range(2)]
+    threads = [threading.Thread(target=_log_many, args=(writer,)) for writer in writers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(query_task_stats(tmp_path / "s.db")) == 400
+
+
+def _log_many(writer):
+    with writer:
+        for number in range(200):
+            writer.log(task_entry(float(number)))
+
+
+BAD_FILES = {
+    "text": ("hello " * 100, "is not a statistics file"),
+    "foreign": ("CREATE TABLE t (x)", "is a SQLite file of another program"),
+    "newer": ("PRAGMA user_version = 99", "schema version 99, this release .* up to 1"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_file_is_refused_when_it_is_not_ours(tmp_path, kind):
+    """For reading and for writing, before anything is changed."""
+    path, (content, message) = tmp_path / "s.db", BAD_FILES[kind]
+    if kind == "text":
+        path.write_text(content)
+    else:
+        if kind == "newer":
+            write(path, task_entry())
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(content)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        query_task_stats(path)
+    with pytest.raises(ValueError, match=message):
+        SQLiteStatsWriter(path)
+    assert kind == "newer" or path.read_bytes() == before
+
+
+def test_reading_fails_when_there_is_nothing(tmp_path):
+    """No empty file is left behind by a typing error."""
+    with pytest.raises(FileNotFoundError, match=r"statistics file .*s.db does not exist"):
+        log_stats_summary(tmp_path / "s.db")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "s.db").touch()
+    with pytest.raises(ValueError, match="nothing was logged to it"):
+        log_stats_summary(tmp_path / "s.db")
+    with pytest.raises(ValueError, match=r"flush_interval must be > 0 seconds, got 0"):
+        SQLiteStatsWriter(tmp_path / "t.db", flush_interval=0)
+
+
+# -- the summary -----------------------------------------------------------------------------------
+
+
+windows = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(0, 20), st.floats(0.001, 9.0), st.floats(0.1, 60.0)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(windows)
+def test_summary_weighs_each_figure_by_what_it_is_of(tmp_path_factory, parts):
+    """Times by the tasks that succeeded, waits by items, occupancy and QPS by time."""
+    path = tmp_path_factory.mktemp("db") / "s.db"
+    entries = []
+    for good, bad, seconds, elapsed in parts:
+        figures = {"num_tasks": good + bad, "num_failures": bad, "ave_time": seconds}
+        entries.append(task_entry(**figures))
+        share = seconds / 9
+        figures = {"num_items": good, "ave_put_time": seconds, "occupancy_rate": share}
+        entries.append(queue_entry(**figures, elapsed=elapsed))
+    write(path, *entries)
+    ((task,), (line,)) = summarize(path)
+    num_good = sum(good for good, *_ in parts)
+    num_bad = sum(bad for _, bad, *_ in parts)
+    spent = sum(good * seconds for good, _, seconds, _ in parts)
+    elapsed = sum(elapsed for *_, elapsed in parts)
+    assert (task.num_tasks, task.num_failures) == (num_good + num_bad, num_bad)
+    assert task.ave_time * num_good == pytest.approx(spent)
+    assert line.ave_put_time * num_good == pytest.approx(spent)
+    assert line.qps * elapsed == pytest.approx(num_good)
+    occupied = sum(seconds / 9 * elapsed for *_, seconds, elapsed in parts)
+    assert line.occupancy_rate * elapsed == pytest.approx(occupied)
+
+
+def test_summary_is_printed_in_the_order_of_the_pipeline(tmp_path, caplog):
+    """Every stage and queue with its figures and their units."""
+    stages = [task_entry(name="0:2:batch", num_failures=1), task_entry(), queue_entry()]
+    write(tmp_path / "s.db", *stages)
+    printed = []
+    log_stats_summary(tmp_path / "s.db", write=printed.append)
+    (text,) = printed
+    assert text.index("Stage: 0:1:decode[2]") < text.index("Stage: 0:2:batch")
+    for part in ("Average time:    100.000 ms", "Success rate:    90.0%", "QPS:             2.0"):
+        assert part in text
+    with caplog.at_level("INFO", logger="spdl_torch.observe"):
+        log_stats_summary(tmp_path / "s.db")
+    assert caplog.messages == [text]
