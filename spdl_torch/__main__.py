@@ -1,4 +1,4 @@
-"""The command line: ``python -m spdl_torch demo``."""
+"""The command line: ``python -m spdl_torch demo``, ``report`` and ``plot``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: this process's arguments); return its exit status."""
     try:
         arguments = _parser().parse_args(argv)
-        return _demo(arguments)
+        return int(arguments.run_command(arguments))
     except KeyboardInterrupt:
         return 130
 
@@ -39,11 +39,54 @@ def _demo(arguments: argparse.Namespace) -> int:
         return 2
 
 
+def _plot(arguments: argparse.Namespace) -> int:
+    import sqlite3
+
+    from .observe import plot_stats
+
+    try:
+        paths = plot_stats(
+            arguments.db_path,
+            arguments.output,
+            stages=arguments.stages,
+            start_time=arguments.start,
+            end_time=arguments.end,
+            run_id=arguments.run,
+            file_format=arguments.format,
+        )
+    except (OSError, ValueError, ModuleNotFoundError, sqlite3.Error) as error:
+        print(f"spdl-torch plot: {error}", file=sys.stderr)
+        return 2
+    print(*paths, sep="\n")
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    import sqlite3
+
+    from .observe import report_of_file
+
+    try:
+        report = report_of_file(arguments.db_path, run_id=arguments.run)
+    except (OSError, ValueError, sqlite3.Error) as error:
+        print(f"spdl-torch report: {error}", file=sys.stderr)
+        return 2
+    print(report.as_json() if arguments.format == "json" else report)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spdl-torch", description="Loading on threads for PyTorch training."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_demo(commands)
+    _add_report(commands)
+    _add_plot(commands)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser(
         "demo",
         help="train resnet18 with torch's DataLoader and with ours, and compare",
@@ -70,7 +113,58 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--rounds", type=_positive, metavar="N", default=2, help="runs of each loader (default: 2)"
     )
-    return parser
+    demo.set_defaults(run_command=_demo)
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    report = commands.add_parser(
+        "report",
+        help="say what held training back, from a statistics file",
+        description="Name what held training back in a run, why, and what to do, with the figures "
+        "of every stage.",
+    )
+    _add_file_and_run(report)
+    report.add_argument("--format", choices=["text", "json"], default="text", help="default: text")
+    report.set_defaults(run_command=_report)
+
+
+def _add_file_and_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "db_path", type=Path, metavar="FILE", help="statistics file that SQLiteStatsWriter wrote"
+    )
+    command.add_argument(
+        "--run", type=_positive, metavar="ID", help="of several in the file (default: the last)"
+    )
+
+
+def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    plot = commands.add_parser(
+        "plot",
+        help="draw what a statistics file holds: stages, queues, garbage collections",
+        description="Draw the stages and the queues of a run, with the bottleneck, into two "
+        "pictures, and print their paths. Times are seconds since 1970, dates "
+        "(2026-01-31 12:00), or after the run's start (+90, +1.5min, +2h).",
+    )
+    _add_file_and_run(plot)
+    plot.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder of the pictures (default: the current one)",
+    )
+    plot.add_argument(
+        "--stage",
+        dest="stages",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="only these stages and their queues: decode, or 0:1:decode[10] (default: all)",
+    )
+    plot.add_argument("--start", metavar="TIME", help="intervals that end then or later")
+    plot.add_argument("--end", metavar="TIME", help="intervals that end then or earlier")
+    plot.add_argument("--format", choices=["png", "svg", "pdf"], default="png", help="default: png")
+    plot.set_defaults(run_command=_plot)
 
 
 def _positive(text: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.multiprocessing
 import torch.utils.data as torch_data
-from _gates import Boom, GatedOp, join_spdl_threads, no_leak, spdl_threads
+from _gates import Boom, GatedOp, join_spdl_threads, no_leak, spdl_threads, until
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset
@@ -155,6 +155,24 @@ def test_error_is_raised_after_the_good_items():
     assert seen == [] or seen[0] == 0
 
 
+def test_failure_is_logged_when_the_loop_does_not_ask_for_more(caplog):
+    """Lightning takes ``len()`` items; what fails behind them must not go unnoticed."""
+
+    def fail_last(item):
+        if item == 3:
+            raise Boom("three")
+        return item
+
+    dataset = dataset_of(range(4), fail_last, max_failures=0, length=1)
+    iterator = iter(dataset)
+    next(iterator)
+    until(lambda: dataset._pass.pipeline.failure is not None)
+    iterator.close()
+    (record,) = (r for r in caplog.records if r.name == "spdl_torch.data")
+    assert record.getMessage() == "PipelineDataset: the pass had failed"
+    assert isinstance(record.exc_info[1], PipelineFailure)
+
+
 def test_source_that_is_an_iterator_is_refused_the_second_time():
     """An empty second epoch would be silent loss of data."""
     dataset = dataset_of(iter([1, 2]))
@@ -204,7 +222,7 @@ def test_set_epoch_fails_when_it_is_no_count(epoch):
 def test_stats_are_there_in_a_pass_and_after_it():
     """Figures of the running pass, then of the last one."""
     dataset = dataset_of(range(10), double)
-    with pytest.raises(RuntimeError, match="nothing was loaded yet"):
+    with pytest.raises(RuntimeError, match="there are no figures, nothing was loaded yet"):
         dataset.stats()
     iterator = iter(dataset)
     next(iterator)

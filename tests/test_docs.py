@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import spdl_torch
+import spdl_torch.data.sources
 import spdl_torch.io
 import spdl_torch.observe
 import spdl_torch.pipeline
@@ -168,6 +169,10 @@ WHAT_IS_PUBLIC = {
     "spdl_torch": spdl_torch.__all__,
     "spdl_torch.pipeline": spdl_torch.pipeline.__all__,
     "spdl_torch.io": spdl_torch.io.__all__,
+    "Reader": public_members(spdl_torch.io.Reader),
+    "spdl_torch.data.sources": spdl_torch.data.sources.__all__,
+    "FileList": parameters(spdl_torch.data.sources.FileList.__init__),
+    "TarShards": parameters(spdl_torch.data.sources.TarShards.__init__),
     "spdl_torch.observe": spdl_torch.observe.__all__,
     "SQLiteStatsWriter": [
         *parameters(spdl_torch.observe.SQLiteStatsWriter.__init__),
@@ -215,9 +220,10 @@ def module_name(module):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize(
-    "package", [spdl_torch, spdl_torch.pipeline, spdl_torch.io, spdl_torch.observe]
-)
+PACKAGES = [spdl_torch, spdl_torch.pipeline, spdl_torch.io, spdl_torch.observe]
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, spdl_torch.data.sources])
 def test_method_has_a_docstring_when_it_is_public(package):
     """What a user can call on our objects says what it does."""
     for name in package.__all__:

@@ -127,6 +127,7 @@ def test_engine_imports_nothing_of_torch(folder):
         ("import spdl_torch", HEAVY),
         ("import spdl_torch.pipeline", HEAVY),
         ("import spdl_torch.observe", HEAVY),
+        ("import spdl_torch.data.sources", HEAVY),
         ("import spdl_torch.__main__", HEAVY),
         ("import spdl_torch.io", ("lightning", "matplotlib", "av")),
         ("from spdl_torch import DataLoader, ImageFolder", ("lightning", "matplotlib", "av")),
@@ -161,9 +162,10 @@ def test_all_is_what_is_exported(module):
         assert hasattr(loaded, name), name
 
 
-@pytest.mark.parametrize(
-    "name", ["spdl_torch", "spdl_torch.io", "spdl_torch.observe", "spdl_torch.pipeline"]
-)
+PUBLIC_PACKAGES = ["", ".data.sources", ".io", ".observe", ".pipeline"]
+
+
+@pytest.mark.parametrize("name", [f"spdl_torch{package}" for package in PUBLIC_PACKAGES])
 def test_all_of_a_public_package_is_what_it_imports(name):
     """What a package re-exports, and nothing else, is in its __all__, which dir() shows."""
     package = importlib.import_module(name)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
+from ..errors import PipelineFailure
+from ..observe.probes import probe_counters, probes_between, start_probing, stop_probing
+from ..observe.report import Report, make_report
 from ..pipeline.definition import OpKind
 from ..pipeline.pipeline import Pipeline
 from .sharding import length_of_shard, rank_shard, take_shard, worker_shard
@@ -85,8 +88,8 @@ class PipelineDataset(IterableDataset[T_co]):
         }
         self._next_epoch = 0
         self._source_is_spent = False
-        self._pipeline: Pipeline | None = None
-        self._last_stats: PipelineStats | None = None
+        self._pass: _Pass | None = None
+        self._last_report: Report | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next pass, told to a source that has ``set_epoch`` (its shuffle
@@ -99,13 +102,15 @@ class PipelineDataset(IterableDataset[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         # A generator: Lightning calls iter() just to look, and must not start threads by it.
         spec = replace(self._spec, source=self._begin_pass())
-        pipeline = Pipeline(spec, **self._build_options)
-        self._pipeline = pipeline
+        current = self._pass = _Pass(Pipeline(spec, **self._build_options))
         try:
-            pipeline.start()
-            yield from pipeline
+            current.pipeline.start()
+            yield from current.pipeline
+        except PipelineFailure:
+            current.is_failure_raised = True
+            raise
         finally:
-            self._end_pass(pipeline)
+            self._end_pass(current)
 
     def stats(self) -> PipelineStats:
         """Figures of every stage in the pass that runs or, between passes, in the last one.
@@ -113,11 +118,17 @@ class PipelineDataset(IterableDataset[T_co]):
         Raises: RuntimeError: nothing was loaded yet by this object. A DataLoader's workers have
             copies of it, with figures of their own.
         """
-        if self._pipeline is not None:
-            return self._pipeline.stats()
-        if self._last_stats is None:
-            raise RuntimeError("PipelineDataset.stats: nothing was loaded yet.")
-        return self._last_stats
+        return self.report().stats
+
+    def report(self) -> Report:
+        """What holds training back in the pass that runs or, between passes, did in the last one:
+        ``print(dataset.report())``. Errors as of ``stats()``.
+        """
+        if self._pass is not None:
+            return self._pass.report()
+        if self._last_report is None:
+            raise RuntimeError("PipelineDataset: there are no figures, nothing was loaded yet.")
+        return self._last_report
 
     def __len__(self) -> int:
         """Items of one pass on this rank: ``length``, or what follows from the source; fewer come
@@ -155,7 +166,7 @@ class PipelineDataset(IterableDataset[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle has loaded nothing yet."""
-        return {**self.__dict__, "_pipeline": None, "_last_stats": None}
+        return {**self.__dict__, "_pass": None, "_last_report": None}
 
     def __repr__(self) -> str:
         return "\n".join(["PipelineDataset", *(f"  {part}" for part in self._spec.parts())])
@@ -176,13 +187,33 @@ class PipelineDataset(IterableDataset[T_co]):
         ranks = rank_shard(self._num_replicas, self._rank)
         return replace(self._spec.source, iterable=take_shard(source, ranks, worker_shard()))
 
-    def _end_pass(self, pipeline: Pipeline) -> None:
+    def _end_pass(self, ending: _Pass) -> None:
+        report = ending.report()
         try:
-            pipeline.stop(_STOP_SECONDS)
+            ending.pipeline.stop(_STOP_SECONDS)
         except TimeoutError as error:
             _logger.warning("PipelineDataset: the loop has ended, but %s", error)
-        if self._pipeline is pipeline:
-            self._pipeline, self._last_stats = None, pipeline.stats()
+        finally:
+            stop_probing()
+        # Whoever takes len() items and no more (Lightning does) would never hear of it.
+        if ending.pipeline.failure is not None and not ending.is_failure_raised:
+            _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)
+        if self._pass is ending:
+            self._pass, self._last_report = None, report
+
+
+class _Pass:
+    """A running pipeline, and what the probes had counted when it began."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.is_failure_raised = False
+        start_probing()
+        self._before = probe_counters()
+
+    def report(self) -> Report:
+        probes = probes_between(self._before, probe_counters())
+        return make_report(self.pipeline.stats(), probes)
 
 
 def _runs_once(source: Any) -> bool:

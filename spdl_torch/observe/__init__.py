@@ -1,4 +1,4 @@
-"""What a run measured, kept and read: a SQLite file, its queries and its summary."""
+"""What a run measured: kept in a SQLite file, read, summed up, and judged."""
 
 from spdl_torch.observe.entries import (
     EventLogEntry,
@@ -6,6 +6,7 @@ from spdl_torch.observe.entries import (
     QueueStatsLogEntry,
     TaskStatsLogEntry,
 )
+from spdl_torch.observe.plot import plot_queue_stats, plot_stats, plot_task_stats
 from spdl_torch.observe.query import (
     QueueStatsRow,
     TaskStatsRow,
@@ -19,26 +20,39 @@ from spdl_torch.observe.recorders import (
     recorders,
     recording_gc,
 )
+from spdl_torch.observe.report import Report, make_report
 from spdl_torch.observe.sqlite import SQLiteStatsWriter
+from spdl_torch.observe.stored import report_of_file
 from spdl_torch.observe.summary import QueueSummary, TaskSummary, log_stats_summary, summarize
+from spdl_torch.observe.verdict import Cause, Probes, Verdict, judge
 
 __all__ = [
+    "Cause",
     "EventLogEntry",
     "LogEntry",
+    "Probes",
     "QueueStatsLogEntry",
     "QueueStatsRecorder",
     "QueueStatsRow",
     "QueueSummary",
+    "Report",
     "SQLiteStatsWriter",
     "TaskStatsLogEntry",
     "TaskStatsRecorder",
     "TaskStatsRow",
     "TaskSummary",
+    "Verdict",
+    "judge",
     "log_stats_summary",
+    "make_report",
+    "plot_queue_stats",
+    "plot_stats",
+    "plot_task_stats",
     "query_event_stats",
     "query_queue_stats",
     "query_task_stats",
     "recorders",
     "recording_gc",
+    "report_of_file",
     "summarize",
 ]

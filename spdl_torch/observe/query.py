@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "QueueStatsRow",
     "TaskStatsRow",
+    "choose_run",
     "query_event_stats",
     "query_queue_stats",
     "query_task_stats",
@@ -33,6 +34,8 @@ class TaskStatsRow(TypedDict):
     p99_time: float
     elapsed: float
     ave_cpu_time: float
+    p50_time: float
+    busy_time: float
     label: str
     position: int | None
     concurrency: int
@@ -55,6 +58,8 @@ class QueueStatsRow(TypedDict):
     p90_get_time: float
     p99_get_time: float
     occupancy_rate: float
+    put_wait_time: float
+    get_wait_time: float
     label: str
     position: int | None
     concurrency: int
@@ -109,6 +114,26 @@ def query_event_stats(
         EventLogEntry(row["timestamp"], row["event_name"], json.loads(row["details"]))
         for row in rows
     ]
+
+
+def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
+    """The given run of a file, or the last one that has figures. Raises: ValueError: none has."""
+    query = (
+        "SELECT DISTINCT run_id FROM stage WHERE stage_id IN (SELECT stage_id FROM task_window) "
+        "OR stage_id IN (SELECT stage_id FROM queue_window) ORDER BY run_id"
+    )
+    with closing(open_for_reading(db_path)) as connection:
+        run_ids = [row["run_id"] for row in connection.execute(query)]
+    if not run_ids:
+        raise ValueError(f"{db_path}: no figures of a stage or a queue were logged to it.")
+    if run_id is None:
+        return int(run_ids[-1])
+    if run_id not in run_ids:
+        there = ", ".join(map(str, run_ids))
+        raise ValueError(
+            f"{db_path}: run_id must be of a run with figures ({there}), got {run_id}."
+        )
+    return run_id
 
 
 def _select(

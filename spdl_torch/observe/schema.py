@@ -61,7 +61,9 @@ CREATE TABLE task_window (
     ave_time REAL NOT NULL,      -- of the tasks that succeeded, seconds
     p90_time REAL NOT NULL,
     p99_time REAL NOT NULL,
-    ave_cpu_time REAL NOT NULL
+    ave_cpu_time REAL NOT NULL,
+    p50_time REAL NOT NULL,
+    busy_time REAL NOT NULL      -- of all threads together, failures included, seconds
 );
 CREATE TABLE queue_window (
     id INTEGER PRIMARY KEY,
@@ -75,7 +77,9 @@ CREATE TABLE queue_window (
     p99_put_time REAL NOT NULL,
     p90_get_time REAL NOT NULL,
     p99_get_time REAL NOT NULL,
-    occupancy_rate REAL NOT NULL -- share of the window in which something waited, 0 to 1
+    occupancy_rate REAL NOT NULL, -- share of the window in which something waited, 0 to 1
+    put_wait_time REAL NOT NULL, -- of all threads together, seconds
+    get_wait_time REAL NOT NULL
 );
 CREATE TABLE event (
     id INTEGER PRIMARY KEY,
@@ -90,13 +94,14 @@ CREATE INDEX event_time ON event (timestamp);
 
 CREATE VIEW task_stats AS
     SELECT w.id, w.timestamp, s.name, w.num_tasks, w.num_failures, w.ave_time, w.p90_time,
-           w.p99_time, w.elapsed, w.ave_cpu_time, s.label, s.position, s.concurrency, r.run_id,
-           r.rank, r.host
+           w.p99_time, w.elapsed, w.ave_cpu_time, w.p50_time, w.busy_time, s.label, s.position,
+           s.concurrency, r.run_id, r.rank, r.host
     FROM task_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
 CREATE VIEW queue_stats AS
     SELECT w.id, w.timestamp, s.name, w.elapsed, w.num_items, w.ave_put_time, w.ave_get_time,
            w.p90_put_time, w.p99_put_time, w.p90_get_time, w.p99_get_time, w.occupancy_rate,
-           s.label, s.position, s.concurrency, r.run_id, r.rank, r.host
+           w.put_wait_time, w.get_wait_time, s.label, s.position, s.concurrency, r.run_id,
+           r.rank, r.host
     FROM queue_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
 CREATE VIEW event_stats AS
     SELECT e.id, e.timestamp, e.event_name, e.details, r.run_id, r.rank, r.host

@@ -33,11 +33,12 @@ _PACKAGES = ("spdl-torch", "torch", "torchvision", "av", "numpy", "lightning")
 
 # In the order of the columns.
 _task_figures = attrgetter(
-    *("elapsed", "num_tasks", "num_failures", "ave_time", "p90_time", "p99_time", "ave_cpu_time")
+    *("elapsed", "num_tasks", "num_failures", "ave_time", "p90_time", "p99_time"),
+    *("ave_cpu_time", "p50_time", "busy_time"),
 )
 _queue_figures = attrgetter(
     *("elapsed", "num_items", "ave_put_time", "ave_get_time", "p90_put_time", "p99_put_time"),
-    *("p90_get_time", "p99_get_time", "occupancy_rate"),
+    *("p90_get_time", "p99_get_time", "occupancy_rate", "put_wait_time", "get_wait_time"),
 )
 
 _STAGE_NAME = re.compile(r"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:_queue)?")

@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["QueueSummary", "TaskSummary", "log_stats_summary", "summarize"]
+__all__ = [
+    "QueueSummary",
+    "TaskSummary",
+    "log_stats_summary",
+    "mean_of",
+    "rows_by_name",
+    "summarize",
+    "total_of",
+]
 
 _logger = logging.getLogger("spdl_torch.observe")
 
@@ -81,8 +89,8 @@ def summarize(
     gets over the items; occupancy and QPS over the time.
     Raises: FileNotFoundError; ValueError: not a statistics file.
     """
-    tasks = _by_name(query_task_stats(db_path, run_id=run_id))
-    queues = _by_name(query_queue_stats(db_path, run_id=run_id))
+    tasks = rows_by_name(query_task_stats(db_path, run_id=run_id))
+    queues = rows_by_name(query_queue_stats(db_path, run_id=run_id))
     return [_of_tasks(*item) for item in tasks], [_of_queue(*item) for item in queues]
 
 
@@ -107,31 +115,31 @@ def log_stats_summary(
 
 
 def _of_tasks(name: str, rows: Sequence[Mapping[str, Any]]) -> TaskSummary:
-    num_tasks, num_failures = _total(rows, "num_tasks"), _total(rows, "num_failures")
+    num_tasks, num_failures = total_of(rows, "num_tasks"), total_of(rows, "num_failures")
     return TaskSummary(
         name=name,
         num_tasks=num_tasks,
         num_failures=num_failures,
-        ave_time=_mean(rows, "ave_time", lambda row: row["num_tasks"] - row["num_failures"]),
+        ave_time=mean_of(rows, "ave_time", lambda row: row["num_tasks"] - row["num_failures"]),
         success_rate=1 - num_failures / num_tasks if num_tasks else 0.0,
         num_entries=len(rows),
     )
 
 
 def _of_queue(name: str, rows: Sequence[Mapping[str, Any]]) -> QueueSummary:
-    num_items, elapsed = _total(rows, "num_items"), sum(row["elapsed"] for row in rows)
+    num_items, elapsed = total_of(rows, "num_items"), sum(row["elapsed"] for row in rows)
     return QueueSummary(
         name=name,
         num_items=num_items,
         qps=num_items / elapsed if elapsed else 0.0,
-        ave_put_time=_mean(rows, "ave_put_time", lambda row: row["num_items"]),
-        ave_get_time=_mean(rows, "ave_get_time", lambda row: row["num_items"]),
-        occupancy_rate=_mean(rows, "occupancy_rate", lambda row: row["elapsed"]),
+        ave_put_time=mean_of(rows, "ave_put_time", lambda row: row["num_items"]),
+        ave_get_time=mean_of(rows, "ave_get_time", lambda row: row["num_items"]),
+        occupancy_rate=mean_of(rows, "occupancy_rate", lambda row: row["elapsed"]),
         num_entries=len(rows),
     )
 
 
-def _by_name(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+def rows_by_name(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
     """Rows of each name, in the order of the pipeline's stages."""
     groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -140,13 +148,15 @@ def _by_name(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[
     return [(name, groups[position, name]) for position, name in sorted(groups)]
 
 
-def _total(rows: Iterable[Mapping[str, Any]], column: str) -> int:
+def total_of(rows: Iterable[Mapping[str, Any]], column: str) -> int:
+    """The sum of a column."""
     return sum(int(row[column]) for row in rows)
 
 
-def _mean(
+def mean_of(
     rows: Iterable[Mapping[str, Any]], column: str, weight: Callable[[Mapping[str, Any]], float]
 ) -> float:
+    """The mean of a column, each row as heavy as ``weight`` says; 0.0 if nothing has weight."""
     weighted = [(float(row[column]), weight(row)) for row in rows]
     total = sum(w for _, w in weighted)
     return sum(value * w for value, w in weighted) / total if total else 0.0

@@ -13,6 +13,7 @@ from .run import Run, RunState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..errors import PipelineFailure
     from .hooks import HookFactory, StatsQueue
     from .stats import PipelineStats
 
@@ -108,6 +109,11 @@ class Pipeline:
             except EOFError:
                 return
             yield item
+
+    @property
+    def failure(self) -> PipelineFailure | None:
+        """What iteration raises, or will raise behind the good items; None if nothing failed."""
+        return self._run.failure
 
     def stats(self) -> PipelineStats:
         """Figures of every stage since the start, waits that are still open included."""

@@ -159,6 +159,11 @@ class Run:
             raise self._failure
         raise EOFError("get: the pipeline has delivered every item.")
 
+    @property
+    def failure(self) -> PipelineFailure | None:
+        """What ``get`` raises behind the good items; None as long as nothing failed."""
+        return self._failure
+
     def request_stop(self) -> None:
         """End every wait. Never blocks; may be called from any thread, also by a finalizer."""
         if os.getpid() != self._pid:

@@ -168,6 +168,9 @@ class TaskPerfStats:
     ave_cpu_time: float = 0.0
     """Mean CPU time of a call in its own thread, in seconds; far below ``ave_time`` means that
     the op waits: for I/O, for the GIL or for a core."""
+    p50_time: float = 0.0
+    busy_time: float = 0.0
+    """Seconds that the threads spent inside the op, added up, failures included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,10 @@ class QueuePerfStats:
     p99_put_time: float = 0.0
     p90_get_time: float = 0.0
     p99_get_time: float = 0.0
+    put_wait_time: float = 0.0
+    """Seconds that all puts waited for room, added up over the threads."""
+    get_wait_time: float = 0.0
+    """Seconds that all gets waited for an item, added up over the threads."""
 
     @property
     def qps(self) -> float:
@@ -207,6 +214,8 @@ def task_stats(lap: TaskCounters) -> TaskPerfStats:
         p99_time=percentile(lap.histogram, 0.99) / 1e9,
         elapsed=lap.elapsed_ns / 1e9,
         ave_cpu_time=_mean_seconds(lap.cpu_ns, lap.num_tasks),
+        p50_time=percentile(lap.histogram, 0.50) / 1e9,
+        busy_time=lap.busy_ns / 1e9,
     )
 
 
@@ -227,6 +236,8 @@ def queue_stats(lap: QueueCounters) -> QueuePerfStats:
         p99_put_time=percentile(put_histogram, 0.99, put_zeros) / 1e9,
         p90_get_time=percentile(get_histogram, 0.90, get_zeros) / 1e9,
         p99_get_time=percentile(get_histogram, 0.99, get_zeros) / 1e9,
+        put_wait_time=put_ns / 1e9,
+        get_wait_time=get_ns / 1e9,
     )
 
 

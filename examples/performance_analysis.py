@@ -1,0 +1,148 @@
+"""Decode a folder of videos, keep the statistics of every stage in a file, and sum them up.
+
+Shows: how a pipeline's figures get into SQLite while it runs (``recorders``), garbage collections
+among them (``recording_gc``), and how to read them. Every ``*.mp4`` below the folder, as in
+Kinetics-400's layout, is decoded whole, scaled to 128 x 128, by 10 threads.
+
+Prints: a line every few seconds (videos done, failed, a second), then for every stage its tasks,
+failures, average time and success rate, and for every queue its items, QPS, how long puts and gets
+waited and how often something was there. A first queue that is full and a last one that is empty
+mean that decoding is the bottleneck. ``performance_analysis_plot.py`` draws the same file.
+
+Ctrl-C ends the run with the figures so far. Videos that cannot be decoded are counted and logged;
+the run fails if more than ``--max-failures`` of them cannot.
+
+    python examples/performance_analysis.py --dataset-dir DIR [--db-path FILE]
+        [--log-interval SECONDS] [--concurrency N] [--max-failures SHARE] [--smoke]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from _k400 import write_videos
+
+import spdl_torch.io
+from spdl_torch import PipelineFailure
+from spdl_torch.observe import SQLiteStatsWriter, log_stats_summary, recorders, recording_gc
+from spdl_torch.pipeline import Pipeline, PipelineBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+SIZE = 128
+PROGRESS_SECONDS = 5.0
+
+
+def decode(path: Path) -> Tensor:
+    """All frames of a video: uint8, (N, 3, 128, 128)."""
+    packets = spdl_torch.io.demux_video(path)
+    filter_desc = spdl_torch.io.get_filter_desc(
+        packets, scale_width=SIZE, scale_height=SIZE, pix_fmt="rgb24"
+    )
+    frames = spdl_torch.io.decode_packets(packets, filter_desc=filter_desc)
+    return spdl_torch.io.to_torch(spdl_torch.io.convert_frames(frames)).permute(0, 3, 1, 2)
+
+
+def build_pipeline(
+    videos: Sequence[Path], writer: SQLiteStatsWriter, arguments: argparse.Namespace
+) -> Pipeline:
+    """One stage, whose figures and queues' figures go to the writer."""
+    return (
+        PipelineBuilder()
+        .add_source(videos)
+        .pipe(decode, concurrency=arguments.concurrency)
+        .add_sink()
+        .build(
+            max_failures=arguments.max_failures,
+            **recorders(writer.log, interval=arguments.log_interval),
+        )
+    )
+
+
+def run(videos: Sequence[Path], arguments: argparse.Namespace) -> int:
+    """Decode all videos; the exit status."""
+    config = {"concurrency": arguments.concurrency, "videos": len(videos)}
+    status = 0
+    with SQLiteStatsWriter(arguments.db_path, config=config) as writer:
+        pipeline = build_pipeline(videos, writer, arguments)
+        try:
+            with recording_gc(writer.log), pipeline.auto_stop():
+                show_progress(pipeline, len(videos))
+        except PipelineFailure as failure:
+            print(f"stopped: {failure}", file=sys.stderr)
+            status = 1
+        except KeyboardInterrupt:
+            print("interrupted; the figures so far:", file=sys.stderr)
+            status = 130
+    print()
+    log_stats_summary(arguments.db_path, write=print)
+    return status
+
+
+def show_progress(pipeline: Pipeline, num_videos: int) -> None:
+    """Take every video, and tell how it goes."""
+    begun = told = time.monotonic()
+    num_frames = num_done = 0
+    for num_done, frames in enumerate(pipeline, start=1):
+        num_frames += len(frames)
+        now = time.monotonic()
+        if now - told >= PROGRESS_SECONDS:
+            told = now
+            print(f"{num_done} of {num_videos} videos, {num_done / (now - begun):.1f} a second")
+    seconds = time.monotonic() - begun
+    print(
+        f"{num_done} of {num_videos} videos, {num_frames} frames in {seconds:.1f} s: "
+        f"{num_done / seconds:.1f} videos/s, {num_frames / seconds:,.0f} frames/s"
+    )
+
+
+def find_videos(folder: Path) -> list[Path]:
+    """Every mp4 below a folder. Raises: SystemExit: there is none."""
+    videos = sorted(folder.rglob("*.mp4"))
+    if not videos:
+        raise SystemExit(f"--dataset-dir: {folder} must hold *.mp4 files, found none.")
+    return videos
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--dataset-dir", type=Path, metavar="DIR", help="folder of *.mp4 files, at any depth")
+    add("--db-path", type=Path, default=Path("pipeline_stats.db"), metavar="FILE")
+    add("--log-interval", type=float, default=60.0, metavar="SECONDS", help="between two entries")
+    add("--concurrency", type=int, default=10, metavar="N", help="videos decoded at once")
+    add("--max-failures", type=float, default=0.1, metavar="SHARE", help="that may fail, 0 to 1")
+    add("--smoke", action="store_true", help="a few small videos made for the occasion")
+    arguments = parser.parse_args()
+    if arguments.dataset_dir is None and not arguments.smoke:
+        parser.error("--dataset-dir DIR is required (or --smoke)")
+    return arguments
+
+
+def main() -> int:
+    """Run the program; the exit status."""
+    arguments = parse_arguments()
+    with ExitStack() as stack:
+        if arguments.smoke:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            arguments.db_path, arguments.log_interval = folder / "pipeline_stats.db", 0.5
+            if arguments.dataset_dir is None:
+                arguments.dataset_dir = folder
+                write_videos(folder, num_classes=2, per_class=3)
+        return run(find_videos(arguments.dataset_dir), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Which panels there are, and what each shows of an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["QUEUE_PANELS", "TASK_PANELS", "Curve", "Panel"]
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line for each stage."""
+
+    kind: str
+    """``mean``, ``p90`` or ``p99``; how it is drawn."""
+    value: Callable[[Row], float]
+    """In the panel's unit; NaN where the interval has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """One pair of axes."""
+
+    quantity: str
+    unit: str
+    curves: tuple[Curve, ...]
+    is_count: bool = False
+    """Whole numbers."""
+    is_percentage: bool = False
+    """From 0 to 100, always."""
+    is_latency: bool = False
+    """On a logarithmic scale when it spans more than two decades."""
+
+    @property
+    def label(self) -> str:
+        """Of the y axis."""
+        return f"{self.quantity}\n({self.unit})"
+
+
+def _of(column: str) -> tuple[Curve, ...]:
+    return (Curve("mean", lambda row: float(row[column])),)
+
+
+def _times(column: str, count: Callable[[Row], int]) -> tuple[Curve, ...]:
+    """Mean, p90 and p99 in ms; there are none in an interval in which nothing happened."""
+
+    def curve(kind: str, prefix: str) -> Curve:
+        name = f"{prefix}_{column}"
+        return Curve(kind, lambda row: 1e3 * row[name] if count(row) else math.nan)
+
+    return curve("mean", "ave"), curve("p90", "p90"), curve("p99", "p99")
+
+
+def _num_successes(row: Row) -> int:
+    return int(row["num_tasks"] - row["num_failures"])
+
+
+def _num_items(row: Row) -> int:
+    return int(row["num_items"])
+
+
+def _qps(row: Row) -> float:
+    return float(row["num_items"] / row["elapsed"]) if row["elapsed"] else math.nan
+
+
+TASK_PANELS = (
+    Panel(quantity="tasks", unit="count per interval", curves=_of("num_tasks"), is_count=True),
+    Panel(
+        quantity="successes",
+        unit="count per interval",
+        curves=(Curve("mean", _num_successes),),
+        is_count=True,
+    ),
+    Panel(
+        quantity="failures", unit="count per interval", curves=_of("num_failures"), is_count=True
+    ),
+    Panel(quantity="task time", unit="ms", curves=_times("time", _num_successes), is_latency=True),
+)
+
+QUEUE_PANELS = (
+    Panel(quantity="throughput (QPS)", unit="items/s", curves=(Curve("mean", _qps),)),
+    Panel(
+        quantity="occupancy",
+        unit="% of the time",
+        curves=(Curve("mean", lambda row: 100.0 * row["occupancy_rate"]),),
+        is_percentage=True,
+    ),
+    Panel(
+        quantity="put: wait for room",
+        unit="ms",
+        curves=_times("put_time", _num_items),
+        is_latency=True,
+    ),
+    Panel(
+        quantity="get: wait for an item",
+        unit="ms",
+        curves=_times("get_time", _num_items),
+        is_latency=True,
+    ),
+    Panel(quantity="items", unit="count per interval", curves=_of("num_items"), is_count=True),
+)

@@ -1,0 +1,174 @@
+"""Measures what a stage's own clock cannot tell: waits for the GIL, a core, the collector.
+
+One thread a process, while any loader or pipeline dataset runs. Ten times a second it sleeps 10 ms
+and notes how late it goes on, less the time for which it had no core: what is left it waited for
+the GIL. Once a second it reads how long the loader's threads were ready to run without a core
+(Linux: ``/proc/self/task/*/schedstat``, the kernel's scheduler statistics).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from time import monotonic, perf_counter_ns
+
+from ..pipeline.stats import Histogram, percentile
+from .verdict import Probes
+
+__all__ = ["ProbeCounters", "probe_counters", "probes_between", "start_probing", "stop_probing"]
+
+_PERIOD_SECONDS = 0.1
+_SLEEP_SECONDS = 0.01
+_SCHEDSTAT_SECONDS = 1.0
+_MIN_SAMPLES = 5  # below this a median says nothing
+
+_THREADS_OF_OURS = "spdl-"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeCounters:
+    """A reading; what happened in a window is the difference of two."""
+
+    wall_ns: int
+    late: tuple[int, ...]
+    """How long the probe waited for the GIL: histogram of nanoseconds."""
+    run_delay_ns: int
+    """Of the loader's threads, added up: ready to run, and no core."""
+    thread_ns: int
+    """Wall time over which that was added up; 0 = the system does not tell."""
+    gc_ns: int
+
+
+class _Probe:
+    """The probing thread and its counters; one for the process."""
+
+    def __init__(self) -> None:
+        # Re-entrant: stop_probing() may come from a finalizer on a thread that holds it.
+        self._lock = threading.RLock()
+        self._num_users = 0
+        self._going_on = threading.Lock()
+        self._late = Histogram()
+        self._run_delay_ns = self._thread_ns = self._gc_ns = 0
+        self._gc_began_ns = 0
+        self._seen: dict[int, tuple[int, int]] = {}  # thread id: run delay, time of that reading
+
+    def start(self) -> None:
+        with self._lock:
+            self._num_users += 1
+            if self._num_users > 1:
+                return
+            self._going_on = threading.Lock()  # a bare lock: released by a finalizer, see Reporter
+            self._going_on.acquire()
+            self._seen.clear()
+            gc.callbacks.append(self._on_gc)
+            threading.Thread(
+                target=self._run, args=(self._going_on,), name="spdl-probe", daemon=True
+            ).start()
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._num_users == 0:
+                return  # in a forked child, which has none of the parent's users
+            self._num_users -= 1
+            if self._num_users == 0:
+                gc.callbacks.remove(self._on_gc)
+                self._going_on.release()
+
+    def read(self) -> ProbeCounters:
+        self._read_run_delays()
+        return ProbeCounters(
+            perf_counter_ns(),
+            self._late.counts(),
+            self._run_delay_ns,
+            self._thread_ns,
+            self._gc_ns,
+        )
+
+    def _run(self, going_on: threading.Lock) -> None:
+        due, own = monotonic() + _SCHEDSTAT_SECONDS, threading.get_native_id()
+        while not going_on.acquire(timeout=_PERIOD_SECONDS - _SLEEP_SECONDS):
+            delay_ns, began_ns = _run_delay_ns(own) or 0, perf_counter_ns()
+            if going_on.acquire(timeout=_SLEEP_SECONDS):
+                return
+            late_ns = perf_counter_ns() - began_ns - int(_SLEEP_SECONDS * 1e9)
+            self._late.add(max(0, late_ns - (_run_delay_ns(own) or 0) + delay_ns))
+            if monotonic() >= due:
+                due = monotonic() + _SCHEDSTAT_SECONDS
+                self._read_run_delays()
+
+    def _read_run_delays(self) -> None:
+        with self._lock:
+            now_ns = perf_counter_ns()
+            for thread in threading.enumerate():
+                number = thread.native_id
+                if number is None or not thread.name.startswith(_THREADS_OF_OURS):
+                    continue
+                delay_ns = _run_delay_ns(number)
+                if delay_ns is None:
+                    continue
+                before_ns, then_ns = self._seen.get(number, (delay_ns, now_ns))
+                self._seen[number] = (delay_ns, now_ns)
+                self._run_delay_ns += max(0, delay_ns - before_ns)
+                self._thread_ns += now_ns - then_ns
+
+    def _on_gc(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._gc_began_ns = perf_counter_ns()
+        elif self._gc_began_ns:
+            self._gc_ns += perf_counter_ns() - self._gc_began_ns
+            self._gc_began_ns = 0
+
+
+def _run_delay_ns(native_id: int) -> int | None:
+    try:
+        with open(f"/proc/self/task/{native_id}/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None  # it has ended, or this is not Linux
+
+
+_probe = _Probe()
+
+
+def start_probing() -> None:
+    """Probe until ``stop_probing`` was called as often as this."""
+    _probe.start()
+
+
+def stop_probing() -> None:
+    """Never blocks; may be called by a finalizer."""
+    _probe.stop()
+
+
+def probe_counters() -> ProbeCounters:
+    """What was measured so far."""
+    return _probe.read()
+
+
+def _forget_parent() -> None:
+    """A forked child has the parent's counts and callback, and not its thread."""
+    if _probe._on_gc in gc.callbacks:
+        gc.callbacks.remove(_probe._on_gc)
+    _probe.__init__()  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
+
+
+def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
+    """What the machine did in a window."""
+    late = tuple(b - a for a, b in zip(before.late, after.late, strict=True))
+    wall_ns, thread_ns = after.wall_ns - before.wall_ns, after.thread_ns - before.thread_ns
+    delay_ns = after.run_delay_ns - before.run_delay_ns
+    has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    return Probes(
+        gil_seconds=percentile(late, 0.5) / 1e9 if has_gil and sum(late) >= _MIN_SAMPLES else None,
+        run_delay_ratio=min(1.0, delay_ns / thread_ns) if thread_ns > 0 else None,
+        gc_ratio=(after.gc_ns - before.gc_ns) / wall_ns if wall_ns > 0 else None,
+        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        switch_interval=sys.getswitchinterval(),
+    )

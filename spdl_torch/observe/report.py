@@ -1,0 +1,124 @@
+"""A verdict with its evidence: what a person reads, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from .verdict import Probes, Verdict, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..pipeline.stats import PipelineStats, StageStats
+
+__all__ = ["Report", "make_report"]
+
+_HEADINGS = (
+    *("stage", "threads", "busy", "CPU/wall", "wait in", "wait out", "p50 ms", "p99 ms"),
+    *("items/s", "at most/s", "failed", ""),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What was found in one window. ``print(report)`` shows all of it."""
+
+    verdict: Verdict
+    stats: PipelineStats
+    probes: Probes
+
+    def __str__(self) -> str:
+        """The verdict, a line for each stage, the checks, and what to do."""
+        lines = [f"VERDICT  {self.verdict.finding}", f"window {self.stats.elapsed:.1f} s", ""]
+        lines += [*self._table(), "", f"checks   {self._checks()}"]
+        lines += [f"note     {remark}" for remark in self.verdict.remarks]
+        return "\n".join([*lines, f"ACTION   {self.verdict.action}{_gain(self.verdict.gain)}"])
+
+    def as_json(self) -> str:
+        """For programs: ``verdict``, ``stats`` and ``probes``; null = not measured."""
+        verdict = {**asdict(self.verdict), "cause": self.verdict.cause.value}
+        if not math.isfinite(self.verdict.gain):
+            verdict["gain"] = None
+        content = {"verdict": verdict, "stats": asdict(self.stats), "probes": asdict(self.probes)}
+        return json.dumps(content, allow_nan=False)
+
+    def _table(self) -> list[str]:
+        rows = [_HEADINGS, *(self._row(stage) for stage in self.stats.stages)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        last = len(widths) - 1
+        return [
+            "  ".join(
+                cell.ljust(width) if n in (0, last) else cell.rjust(width)
+                for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+
+    def _row(self, stage: StageStats) -> Sequence[str]:
+        tasks, seconds = stage.tasks, self.stats.elapsed
+        return (
+            stage.name,
+            str(stage.concurrency),
+            _percent(stage.busy_ratio),
+            _percent(stage.cpu_ratio),
+            _percent(stage.wait_in_ratio),
+            _percent(stage.wait_out_ratio),
+            f"{tasks.p50_time * 1e3:.1f}",
+            f"{tasks.p99_time * 1e3:.1f}",
+            _rate(tasks.num_tasks / seconds if seconds else 0.0),
+            _rate(stage.capacity),
+            str(tasks.num_failures),
+            self._note_on(stage),
+        )
+
+    def _note_on(self, stage: StageStats) -> str:
+        if stage.name == self.verdict.stage:
+            return f"BOTTLENECK ({self.verdict.cause.value})"
+        if stage.wait_out_ratio >= 0.5:
+            return "waits for room"
+        return "waits for items" if stage.wait_in_ratio >= 0.5 else ""
+
+    def _checks(self) -> str:
+        p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
+        failed = sum(stage.tasks.num_failures for stage in self.stats.stages)
+        return ", ".join(
+            [
+                f"GIL wait {_or_dash(p.gil_seconds, lambda v: f'{v * 1e3:.1f} ms')}",
+                f"no core for {_or_dash(p.run_delay_ratio, _percent)} of the threads' time",
+                f"garbage collection {_or_dash(p.gc_ratio, _percent)}",
+                f"{failed} failed, {dropped} dropped",
+                f"step over cached batches {_or_dash(p.step_slowdown, lambda v: f'{v:+.0%}')}",
+            ]
+        )
+
+
+def make_report(
+    stats: PipelineStats, probes: Probes | None = None, *, has_source: bool = True
+) -> Report:
+    """Judge a reading and keep what the judgement rests on."""
+    probes = probes or Probes()
+    return Report(verdict=judge(stats, probes, has_source=has_source), stats=stats, probes=probes)
+
+
+def _gain(gain: float) -> str:
+    """In words; nothing where there is none, or no bound."""
+    if gain == 0 or not math.isfinite(gain):
+        return ""
+    return (
+        f" At most {_percent(gain)} faster." if gain < 1 else f" At most {1 + gain:.1f}x as fast."
+    )
+
+
+def _or_dash(value: float | None, text: Any) -> str:
+    return "-" if value is None else str(text(value))
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f} %" if ratio < 0.1 else f"{100 * ratio:.0f} %"

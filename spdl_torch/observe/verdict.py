@@ -1,0 +1,242 @@
+"""What holds training back, why, and what to do: one pure function over a reading.
+
+Thresholds on the waiting time are those of TensorFlow's input-pipeline analysis (5 and 20 % of the
+step). Those that tell causes apart were measured: threads that ran pure Python, C code without the
+GIL, and sleeps, 1 to 4 of them on 2 cores (see the explanation page).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..pipeline.stats import PipelineStats, StageStats
+
+__all__ = ["Cause", "Probes", "Verdict", "judge"]
+
+_INPUT_BOUND = 0.05
+_HIGHLY_INPUT_BOUND = 0.20
+
+_BUSY = 0.5
+"""A stage whose threads work less than this does not hold the others back."""
+
+_GIL_SHARE = 0.2
+"""Of the interpreter's switch interval, from which waiting for the GIL is the rule (pure Python: 1
+to 4 intervals; C code without the GIL, or sleeps: 0.02)."""
+
+_RUN_DELAY = 0.10
+"""Share of the threads' time in which they could run and had no core (saturated: 0.2 to 0.7)."""
+
+_WAITING_OP = 0.2
+"""CPU over wall time below which an op waits for something else than a core."""
+
+_COMPUTING_OP = 0.8
+
+_STEP_SLOWDOWN = 0.10
+_FAILURES = 0.05
+
+
+class Cause(enum.Enum):
+    """Why training is as fast as it is."""
+
+    CONSUMER = "consumer"  # it does not wait for data
+    INTERFERENCE = "interference"  # it does not wait, but loading slows its steps
+    START = "start"  # no stage is short of time: the wait is that for the first batches
+    SOURCE = "source"  # the source hands items out too slowly
+    GIL = "gil"  # threads wait for the interpreter's lock
+    CPU = "cpu"  # threads wait for a core
+    IO = "io"  # the op waits: storage, network, another process
+    THREADS = "threads"  # the op computes, and there are cores for more of it
+    UNKNOWN = "unknown"  # busy, for no reason that the probes could tell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probes:
+    """What the machine did meanwhile; None = not measured."""
+
+    gil_seconds: float | None = None
+    """How long a thread that wakes up waits for the GIL; median."""
+    run_delay_ratio: float | None = None
+    """Share of the loader threads' time in which they had no core, 0 to 1."""
+    gc_ratio: float | None = None
+    """Share of the time in which garbage was collected, 0 to 1."""
+    step_slowdown: float | None = None
+    """Step time over that with cached batches, minus 1."""
+    num_cores: int | None = None
+    switch_interval: float = 0.005
+    """``sys.getswitchinterval()``, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """One finding with its consequence."""
+
+    cause: Cause
+    stage: str | None
+    """The bottleneck; None where it is no stage."""
+    wait_ratio: float
+    """Share of the time in which the consumer waited for data, 0 to 1."""
+    finding: str
+    action: str
+    gain: float
+    """How much faster training gets if the action removes the wait, at most: 0.45 = 45 %."""
+    remarks: tuple[str, ...] = ()
+    """What else a person should know: failures, dropped items, pauses."""
+
+
+def judge(
+    stats: PipelineStats, probes: Probes | None = None, *, has_source: bool = True
+) -> Verdict:
+    """Name what holds training back.
+
+    stats: of a window without the warm-up.
+    probes: without them the cause is told from CPU time alone, less surely.
+    has_source: whether the first stage waits for a source, as in a pipeline, or for the consumer
+        itself, as in a loader, whose sampler runs on the trainer's thread.
+    """
+    probes = probes or Probes(switch_interval=sys.getswitchinterval())
+    waiting = stats.consumer_wait_ratio
+    remarks = tuple(_remarks(stats, probes))
+    if waiting < _INPUT_BOUND:
+        return _not_input_bound(waiting, probes, remarks)
+    level = "HIGHLY" if waiting >= _HIGHLY_INPUT_BOUND else "moderately"
+    finding = f"Training waits for data {_percent(waiting)} of the time ({level} input-bound)"
+    stage, gain = _bottleneck(stats.stages), 1 / max(1 - waiting, 0.01) - 1
+    if stage is None or stage.busy_ratio < _BUSY:
+        cause, why, action = _no_busy_stage(stats.stages, has_source)
+        stage = None
+    else:
+        cause = _cause(stage, probes)
+        gain = min(gain, _headroom_without(stats.stages, stage))
+        why = f"stage {stage.name!r} is the bottleneck{_WHY[cause]}"
+        action = _action(stage, cause, gain, probes)
+    return Verdict(
+        cause=cause,
+        stage=stage.name if stage else None,
+        wait_ratio=waiting,
+        finding=f"{finding}: {why}.",
+        action=action,
+        gain=gain,
+        remarks=remarks,
+    )
+
+
+def _not_input_bound(waiting: float, probes: Probes, remarks: tuple[str, ...]) -> Verdict:
+    slowdown = probes.step_slowdown or 0.0
+    finding = f"Training is not input-bound: it waits for data {_percent(waiting)} of the time"
+    cause, action = Cause.CONSUMER, "Do nothing: a faster loader would not be noticed."
+    if slowdown >= _STEP_SLOWDOWN:
+        cause = Cause.INTERFERENCE
+        finding += f", but its steps take {_percent(slowdown)} longer than with cached batches"
+        action = "Use fewer threads, or ops that hold the GIL less (whole batches in one call)."
+    gain = slowdown if cause is Cause.INTERFERENCE else 0.0
+    return Verdict(
+        cause=cause,
+        stage=None,
+        wait_ratio=waiting,
+        finding=f"{finding}.",
+        action=action,
+        gain=gain,
+        remarks=remarks,
+    )
+
+
+def _bottleneck(stages: Sequence[StageStats]) -> StageStats | None:
+    """The stage with the least headroom: the one whose threads are busy for the most time. The
+    stages before it wait for room, those behind it for items.
+    """
+    return max(stages, key=lambda stage: stage.busy_ratio, default=None)
+
+
+def _no_busy_stage(stages: Sequence[StageStats], has_source: bool) -> tuple[Cause, str, str]:
+    if has_source and stages and stages[0].wait_in_ratio >= _BUSY:
+        return (
+            Cause.SOURCE,
+            "the source is the bottleneck; every stage waits for it",
+            "Make the source cheaper: let it yield paths or indices, and read in a stage.",
+        )
+    return (
+        Cause.START,
+        "no stage is short of threads; the wait is the start of the pass",
+        "Use longer epochs or persistent_workers=True.",
+    )
+
+
+_WHY = {
+    Cause.GIL: ", and its threads wait for the GIL",
+    Cause.CPU: ", and its threads wait for a core",
+    Cause.IO: ", and it waits for storage or a network",
+    Cause.THREADS: ", and it computes all the time",
+    Cause.UNKNOWN: "",
+}
+
+
+def _cause(stage: StageStats, probes: Probes) -> Cause:
+    gil_late = (probes.gil_seconds or 0.0) >= _GIL_SHARE * probes.switch_interval
+    run_delay = probes.run_delay_ratio or 0.0
+    if gil_late:
+        return Cause.GIL
+    if run_delay >= _RUN_DELAY:
+        return Cause.CPU
+    if stage.cpu_ratio < _WAITING_OP:
+        return Cause.IO
+    return Cause.THREADS if stage.cpu_ratio >= _COMPUTING_OP else Cause.UNKNOWN
+
+
+def _action(stage: StageStats, cause: Cause, gain: float, probes: Probes) -> str:
+    wanted = math.ceil(stage.concurrency * (1 + gain))
+    more = f"from {stage.concurrency} to about {wanted}"
+    match cause:
+        case Cause.GIL:
+            return (
+                "More threads will not help. Do its work in few calls that release the GIL, best "
+                "a batch at a time, or run it on a process pool (executor=)."
+            )
+        case Cause.CPU:
+            return "More threads will not help. Give it more cores, or less work for each item."
+        case Cause.IO:
+            return f"Raise its concurrency {more}: its threads use no core while they wait."
+        case Cause.THREADS if probes.num_cores is not None and wanted > probes.num_cores:
+            return (
+                f"Raise its concurrency {more}, or to the {probes.num_cores} cores that there "
+                "are; then give it less work for each item."
+            )
+        case _:
+            return f"Raise its concurrency {more}, as long as cores are idle."
+
+
+def _headroom_without(stages: Sequence[StageStats], fixed: StageStats) -> float:
+    """How much faster the other stages could go, in shares of the present rate."""
+    others = [stage.busy_ratio for stage in stages if stage is not fixed]
+    return 1 / max(*others, 0.01) - 1 if others else math.inf
+
+
+def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
+    remarks = []
+    for stage in stats.stages:
+        tasks = stage.tasks
+        if tasks.num_failures:
+            share = tasks.num_failures / tasks.num_tasks
+            grave = ", more than the 5 % that should concern you" if share > _FAILURES else ""
+            remarks.append(
+                f"{stage.name}: {tasks.num_failures} of {tasks.num_tasks} tasks failed and their "
+                f"items were dropped ({_percent(share)}{grave})."
+            )
+        if stage.num_dropped:
+            remarks.append(f"{stage.name}: the op dropped {stage.num_dropped} items (None).")
+    if (probes.gc_ratio or 0.0) >= 0.01:
+        remarks.append(
+            f"Garbage collection takes {_percent(probes.gc_ratio or 0.0)} of the time: call "
+            "gc.freeze() before training."
+        )
+    return remarks
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f} %" if ratio < 0.1 else f"{100 * ratio:.0f} %"

@@ -1,0 +1,572 @@
+"""Plots of a statistics file: what is in it is drawn, with units, and the bottleneck is named."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import zlib
+from datetime import datetime
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdl_torch.__main__ import main
+from spdl_torch.observe import (
+    EventLogEntry,
+    QueueStatsLogEntry,
+    SQLiteStatsWriter,
+    TaskStatsLogEntry,
+    plot_queue_stats,
+    plot_stats,
+    plot_task_stats,
+    recorders,
+    recording_gc,
+    report_of_file,
+)
+from spdl_torch.observe._plot_data import merge_spans, pair_collections
+from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
+
+pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+
+TIMES = ("put_time", "get_time")
+
+
+def task_entry(timestamp, name, **figures):
+    """An entry of a stage: 10 s, 10 tasks of 100 ms."""
+    defaults = {"num_tasks": 10, "num_failures": 0, "ave_time": 0.1, "p90_time": 0.2}
+    more = {"p99_time": 0.3, "elapsed": 10.0, "ave_cpu_time": 0.05}
+    return TaskStatsLogEntry(timestamp, name, TaskPerfStats(**{**defaults, **more, **figures}))
+
+
+def queue_entry(timestamp, name, **figures):
+    """An entry of a queue: 10 s, 100 items, each waited for 10 ms; half of the time occupied."""
+    waits = {f"{kind}_{time}": 0.01 for kind in ("ave", "p90", "p99") for time in TIMES}
+    defaults = {"elapsed": 10.0, "num_items": 100, "occupancy_rate": 0.5, **waits}
+    return QueueStatsLogEntry(timestamp, name, QueuePerfStats(**{**defaults, **figures}))
+
+
+def write(path, entries):
+    """A run that logs the entries."""
+    with SQLiteStatsWriter(path, flush_interval=3600) as writer:
+        for entry in entries:
+            writer.log(entry)
+    return path
+
+
+def of_pipeline(occupancies, num_intervals=3, start=1000.0, **figures):
+    """Entries of a pipeline of which the first queue is the source's; 10 s each. A stage works all
+    the time that its queue is empty.
+    """
+    entries = []
+    for end in (start + 10.0 * (n + 1) for n in range(num_intervals)):
+        for position, (label, occupancy) in enumerate(occupancies.items()):
+            name = f"0:{position}:{label}"
+            if label not in ("src", "sink"):
+                entries.append(task_entry(end, name, busy_time=10.0 * (1 - occupancy)))
+            entries.append(queue_entry(end, f"{name}_queue", occupancy_rate=occupancy, **figures))
+    return entries
+
+
+SLOW_DECODE = {"src": 1.0, "read": 0.95, "decode": 0.1, "sink": 0.05}
+
+
+@pytest.fixture
+def db_path(tmp_path):
+    """A run of three intervals with a slow stage whose consumer waits all the time."""
+    return write(tmp_path / "s.db", of_pipeline(SLOW_DECODE, get_wait_time=9.0))
+
+
+def slow(number):
+    """Computes for a few milliseconds, without the GIL."""
+    return zlib.crc32(bytes([number % 256]) * 8_000_000)
+
+
+@pytest.fixture(scope="module")
+def real_db_path(tmp_path_factory):
+    """What a pipeline really logged."""
+    path = tmp_path_factory.mktemp("real") / "s.db"
+    builder = PipelineBuilder().add_source(range(60)).pipe(abs, name="read").pipe(slow)
+    with SQLiteStatsWriter(path, flush_interval=3600) as writer, recording_gc(writer.log):
+        pipeline = builder.add_sink().build(**recorders(writer.log, interval=0.02))
+        with pipeline.auto_stop():
+            assert len(list(pipeline)) == 60
+    return path
+
+
+def panel(figure, quantity):
+    """The axes whose y label begins with the quantity."""
+    (axes,) = [axes for axes in figure.axes if axes.get_ylabel().startswith(quantity)]
+    return axes
+
+
+def lines(figure, quantity):
+    """The y values of the lines of a panel, by label."""
+    return {line.get_label(): list(line.get_ydata()) for line in panel(figure, quantity).lines}
+
+
+def legend_texts(figure):
+    """What the legend says."""
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def sentence(figure):
+    """What is said above the panels, as one line."""
+    return figure.axes[0].get_title(loc="left").replace("\n", " ")
+
+
+# -- the panels ------------------------------------------------------------------------------------
+
+
+def test_real_run_becomes_two_pictures(real_db_path, tmp_path):
+    """SPDL's names, in a folder that is made; the slow stage is blamed."""
+    paths = plot_stats(real_db_path, tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == [
+        "task_stats_combined.png",
+        "queue_stats_combined.png",
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    figure = plot_queue_stats(real_db_path)
+    assert "stage 'slow' is the bottleneck" in sentence(figure)
+    assert sum(sum(values) for values in lines(figure, "items").values()) == 60 * 4
+
+
+def test_units_are_on_every_axis(db_path):
+    """And the start, the run and the machine are in the title."""
+    tasks, queues = plot_task_stats(db_path), plot_queue_stats(db_path)
+    assert [axes.get_ylabel() for axes in tasks.axes] == [
+        "tasks\n(count per interval)",
+        "successes\n(count per interval)",
+        "failures\n(count per interval)",
+        "task time\n(ms)",
+    ]
+    assert [axes.get_ylabel() for axes in queues.axes] == [
+        "throughput (QPS)\n(items/s)",
+        "occupancy\n(% of the time)",
+        "put: wait for room\n(ms)",
+        "get: wait for an item\n(ms)",
+        "items\n(count per interval)",
+    ]
+    assert panel(queues, "occupancy").get_ylim() == (-4, 104)
+    for figure in (tasks, queues):
+        assert figure.axes[-1].get_xlabel().startswith("time since the run's start (s)")
+        started = datetime.fromtimestamp(1000).astimezone().isoformat(sep=" ")
+        assert "s.db  |  run 1 of 1  |  rank 0 of 1" in figure.get_suptitle()
+        assert figure.get_suptitle().endswith(f"started {started}")
+
+
+def test_every_stage_has_its_lines(db_path):
+    """One a panel; three where there are percentiles."""
+    tasks, queues = plot_task_stats(db_path), plot_queue_stats(db_path)
+    assert [len(axes.lines) for axes in tasks.axes] == [2, 2, 2, 6]
+    assert [len(axes.lines) for axes in queues.axes] == [4, 4, 12, 12, 4]
+    assert lines(tasks, "task time") == {
+        f"0:{position}:{label} {kind}": pytest.approx([value] * 3)
+        for position, label in ((1, "read"), (2, "decode"))
+        for kind, value in (("mean", 100), ("p90", 200), ("p99", 300))
+    }
+    assert lines(queues, "throughput")["0:0:src_queue mean"] == [10, 10, 10]
+    assert lines(queues, "occupancy")["0:2:decode_queue mean"] == pytest.approx([10] * 3)
+    assert list(panel(queues, "items").lines[0].get_xdata()) == [10, 20, 30]
+
+
+def test_successes_are_tasks_without_failures(tmp_path):
+    """And where all failed there is no time to draw, rather than 0 ms."""
+    entries = [
+        task_entry(10.0 * end, "0:1:decode", num_failures=failures, ave_time=0.1 * (failures < 10))
+        for end, failures in enumerate((0, 3, 10, 0), start=1)
+    ]
+    figure = plot_task_stats(write(tmp_path / "s.db", entries))
+    assert lines(figure, "failures") == {"0:1:decode mean": [0, 3, 10, 0]}
+    assert lines(figure, "successes") == {"0:1:decode mean": [10, 7, 0, 10]}
+    times = lines(figure, "task time")["0:1:decode mean"]
+    assert [math.isnan(value) for value in times] == [False, False, True, False]
+    # Nothing leads to the last point of the dashed line: only a marker shows it.
+    (p90,) = [n for n in panel(figure, "task time").lines if n.get_label().endswith("p90")]
+    assert p90.get_markevery() == [3]
+
+
+def test_single_interval_is_visible(tmp_path):
+    """A line as long as the interval, with a marker at its end."""
+    path = write(tmp_path / "s.db", of_pipeline({"src": 1, "decode": 1, "sink": 1}, 1))
+    for figure in (plot_task_stats(path), plot_queue_stats(path)):
+        for axes in figure.axes:
+            for line in axes.lines:
+                assert list(line.get_xdata()) == [0, 10]
+                assert line.get_marker()
+                assert line.get_markevery() == [1]
+
+
+def test_stage_and_its_queue_have_one_colour_whatever_is_left_out(db_path):
+    """Stages differ from each other in colour and in shape."""
+
+    def styles(figure):
+        first = figure.axes[0].lines
+        return {
+            line.get_label().partition(" ")[0].removesuffix("_queue"): (
+                line.get_color(),
+                line.get_marker(),
+            )
+            for line in first
+        }
+
+    tasks, queues = styles(plot_task_stats(db_path)), styles(plot_queue_stats(db_path))
+    assert len(set(queues.values())) == len(queues) == 4
+    assert tasks == {name: queues[name] for name in tasks}
+    assert styles(plot_task_stats(db_path, stages=["decode"])).items() <= tasks.items()
+
+
+def test_stage_is_one_line_when_its_concurrency_changes(tmp_path):
+    """The name as logged changes; the stage does not."""
+    entries = [task_entry(10.0, "0:1:decode[2]"), task_entry(20.0, "0:1:decode[4]")]
+    figure = plot_task_stats(write(tmp_path / "s.db", entries))
+    assert lines(figure, "tasks") == {"0:1:decode[4] mean": [10, 10]}
+
+
+SCALES = {
+    "alike": ([0.010, 0.020], "linear"),
+    "two decades": ([0.001, 0.1], "linear"),
+    "more": ([0.001, 0.11], "log"),
+    "more, and none": ([0.0, 0.001, 0.11], "symlog"),
+    "none": ([0.0, 0.0], "linear"),
+}
+
+
+@pytest.mark.parametrize("case", SCALES)
+def test_scale_is_logarithmic_when_times_span_more_than_two_decades(tmp_path, case):
+    """A wait of 0 stays visible on it."""
+    waits, scale = SCALES[case]
+    entries = [
+        queue_entry(10.0 * n, "0:0:src_queue", ave_put_time=w, p90_put_time=w, p99_put_time=w)
+        for n, w in enumerate(waits, start=1)
+    ]
+    figure = plot_queue_stats(write(tmp_path / "s.db", entries))
+    axes = panel(figure, "put")
+    assert axes.get_yscale() == scale
+    bottom, top = axes.get_ylim()
+    assert bottom < min(waits) * 1e3
+    assert top > max(waits) * 1e3
+    assert panel(figure, "get").get_yscale() == "linear"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "last"), [(300, "s", 300), (7200, "min", 120), (36000, "h", 10)]
+)
+def test_unit_of_time_fits_the_span(tmp_path, seconds, unit, last):
+    """Nobody has to read 36000 s."""
+    entries = [task_entry(1000.0 + t, "0:1:decode", elapsed=seconds / 2) for t in (0, seconds / 2)]
+    figure = plot_task_stats(write(tmp_path / "s.db", entries))
+    assert f"({unit})" in figure.axes[-1].get_xlabel()
+    assert figure.axes[0].lines[0].get_xdata()[-1] == last
+
+
+# -- garbage collections ---------------------------------------------------------------------------
+
+
+def collection(start, stop, generation):
+    """The events of one collection."""
+    details = {"generation": generation}
+    return [EventLogEntry(start, "gc_start", details), EventLogEntry(stop, "gc_stop", details)]
+
+
+def spans(axes, kind):
+    """The shapes of the collections of a kind, as (start, stop)."""
+    return [
+        (min(x for x, _ in path.vertices), max(x for x, _ in path.vertices))
+        for shapes in axes.collections
+        if shapes.get_gid() == f"gc-{kind}"
+        for path in shapes.get_paths()
+    ]
+
+
+def test_full_collections_are_spans_from_start_to_stop(tmp_path):
+    """On every panel, cut to what is shown; young ones too close to tell apart are one."""
+    events = [
+        *collection(1005.0, 1007.0, 2),
+        *collection(1029.0, 1033.0, 2),  # goes on after the last interval
+        *collection(2000.0, 2001.0, 2),  # long after it
+        *(event for n in range(50) for event in collection(1012 + n / 1e4, 1012 + n / 1e4, 0)),
+        *collection(1020.0, 1020.001, 1),
+    ]
+    path = write(tmp_path / "s.db", [*of_pipeline(SLOW_DECODE), *events])
+    for figure in (plot_task_stats(path), plot_queue_stats(path)):
+        for axes in figure.axes:
+            assert spans(axes, "full") == [(5, 7), (29, 30)]
+            assert [start for start, _ in spans(axes, "young")] == pytest.approx([12, 20])
+            (shapes,) = [c for c in axes.collections if c.get_gid() == "gc-full"]
+            assert shapes.get_hatch()
+        assert "full garbage\ncollections: 2,\n6 s in all" in legend_texts(figure)
+        assert any("young garbage\ncollections: 51" in text for text in legend_texts(figure))
+
+
+def test_collections_are_left_out_when_there_were_none(db_path):
+    """Of the panels and of the legend."""
+    figure = plot_task_stats(db_path)
+    assert not any(axes.collections for axes in figure.axes)
+    assert legend_texts(figure) == ["0:1:read", "0:2:decode\n(bottleneck)", "mean", "p90", "p99"]
+
+
+def event(timestamp, name, generation=None):
+    """An event with or without details."""
+    return EventLogEntry(timestamp, name, {} if generation is None else {"generation": generation})
+
+
+EVENTS = {
+    "nested generations": (
+        [*collection(1, 2, 0), *collection(3, 5, 2)],
+        [(1, 2, False), (3, 5, True)],
+    ),
+    "no generation told": ([event(1, "gc_start"), event(2, "gc_stop")], [(1, 2, True)]),
+    "stop without a start": ([event(1, "gc_stop", 2), *collection(2, 3, 2)], [(2, 3, True)]),
+    "start without a stop": ([event(1, "gc_start", 2), *collection(2, 3, 2)], [(2, 3, True)]),
+    "other events": ([event(1, "epoch"), event(2, "gc_start", 2)], []),
+}
+
+
+@pytest.mark.parametrize("case", EVENTS)
+def test_collection_is_a_start_and_its_stop(case):
+    """Halves are left out."""
+    events, expected = EVENTS[case]
+    assert [(c.start, c.stop, c.is_full) for c in pair_collections(events)] == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5)), max_size=30), st.integers(1, 10))
+def test_merged_spans_cover_the_same_and_are_apart(parts, gap):
+    """Nothing is lost, and two spans of the result have a gap between them."""
+    given_spans = sorted((start, start + length) for start, length in parts)
+    merged = merge_spans(given_spans, gap=gap)
+    assert merge_spans(merged, gap=gap) == merged
+    for start, stop in given_spans:
+        assert sum(a <= start and stop <= b for a, b in merged) == 1
+    assert all(b[0] - a[1] >= gap for a, b in pairwise(merged))
+    assert {edge for span in merged for edge in span} <= {e for s in given_spans for e in s}
+
+
+# -- what is drawn ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["decode", "0:2:decode", "0:2:decode_queue"])
+def test_stage_is_chosen_by_any_of_its_names(db_path, name):
+    """With its queue; the bottleneck is still looked for among all."""
+    tasks, queues = (
+        plot_task_stats(db_path, stages=[name]),
+        plot_queue_stats(db_path, stages=[name]),
+    )
+    assert list(lines(tasks, "tasks")) == ["0:2:decode mean"]
+    assert list(lines(queues, "items")) == ["0:2:decode_queue mean"]
+    assert sentence(tasks) == sentence(queues) == sentence(plot_task_stats(db_path)) != ""
+
+
+def test_picture_is_left_out_when_a_stage_has_no_figures_for_it(db_path, tmp_path):
+    """A source has a queue and no tasks."""
+    (path,) = plot_stats(db_path, tmp_path, stages=["src"], file_format="svg")
+    assert path.name == "queue_stats_combined.svg"
+    with pytest.raises(ValueError, match=r"s.db, run 1: the chosen stages have no figures of tas"):
+        plot_task_stats(db_path, stages=["src"])
+
+
+TIME_SPANS = {
+    "none": (None, None, [10, 20, 30]),
+    "seconds": (1020, 1020.0, [20]),
+    "text of seconds": ("1015", "1025", [20]),
+    "after the start": ("+15", "+0.45 min", [20]),
+    "hours after the start": ("+0h", "+1h", [10, 20, 30]),
+    "date": (datetime.fromtimestamp(1020).isoformat(sep=" "), None, [20, 30]),
+    "date with a zone": (None, "1970-01-01T00:16:50+00:00", [10]),
+}
+
+
+@pytest.mark.parametrize("case", TIME_SPANS)
+def test_time_span_is_given_in_any_form(db_path, case):
+    """Both bounds are inclusive, and the axis still counts from the run's start."""
+    start, end, expected = TIME_SPANS[case]
+    figure = plot_task_stats(db_path, start_time=start, end_time=end)
+    line = figure.axes[0].lines[0]
+    assert list(line.get_xdata())[-len(expected) :] == expected
+    assert len(line.get_markevery()) == len(expected)
+
+
+def test_last_run_with_figures_is_drawn_unless_told(tmp_path):
+    """Runs are not mixed."""
+    path = tmp_path / "s.db"
+    for number, label in enumerate(("first", "second")):
+        write(path, [task_entry(1000.0 + 100 * number, f"0:1:{label}")])
+    write(path, [EventLogEntry(1.0, "mine")])
+    assert list(lines(plot_task_stats(path), "tasks")) == ["0:1:second mean"]
+    assert "run 2 of 3" in plot_task_stats(path).get_suptitle()
+    assert list(lines(plot_task_stats(path, run_id=1), "tasks")) == ["0:1:first mean"]
+
+
+EMPTY = {
+    "no such stage": (
+        {"stages": ["decod"]},
+        "run 1: no stage 'decod'; it has src, read, decode, sink",
+    ),
+    "no such run": ({"run_id": 7}, r"run_id must be of a run with figures \(1\), got 7"),
+    "nothing then": (
+        {"start_time": "+1h"},
+        r"no interval of the chosen .* intervals end from \+10.000 s to \+30.000 s",
+    ),
+    "end before start": ({"start_time": 1030, "end_time": 1010}, "no interval of the chosen"),
+    "no time": ({"end_time": "noon"}, "end_time must be seconds since 1970, .* got 'noon'"),
+    "no format": ({"file_format": "gif"}, "file_format must be png, svg or pdf, got 'gif'"),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_nothing_to_draw_is_an_error_that_says_what_there_is(db_path, tmp_path, case):
+    """And no folder is made."""
+    options, message = EMPTY[case]
+    with pytest.raises(ValueError, match=message):
+        plot_stats(db_path, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_without_figures_is_an_error(tmp_path):
+    """Events alone are no plot."""
+    path = write(tmp_path / "s.db", [EventLogEntry(1.0, "mine")])
+    with pytest.raises(ValueError, match=r"s.db: no figures of a stage or a queue were logged"):
+        plot_task_stats(path)
+
+
+# -- the bottleneck --------------------------------------------------------------------------------
+
+
+def test_sentence_is_that_of_the_report(db_path, real_db_path):
+    """One voice: the pictures say what ``report_of_file`` says, and the legend points at it."""
+    for path, label in ((db_path, "decode"), (real_db_path, "slow")):
+        for figure in (plot_task_stats(path), plot_queue_stats(path)):
+            verdict = report_of_file(path).verdict
+            assert (sentence(figure), verdict.stage) == (verdict.finding, label)
+            assert sum(text.endswith("\n(bottleneck)") for text in legend_texts(figure)) == 1
+    assert "0:2:decode_queue\n(bottleneck)" in legend_texts(plot_queue_stats(db_path))
+
+
+@pytest.mark.parametrize(("wait", "marked"), [(9.0, ["0:0:src_queue\n(bottleneck)"]), (0.1, [])])
+def test_legend_points_at_the_source_or_at_nothing(tmp_path, wait, marked):
+    """Where no stage is to blame."""
+    entries = of_pipeline({"src": 0.1, "read": 0.9, "sink": 0.1}, get_wait_time=wait)
+    figure = plot_queue_stats(write(tmp_path / "s.db", entries))
+    assert [text for text in legend_texts(figure) if text.endswith("(bottleneck)")] == marked
+
+
+def test_bottleneck_is_of_the_time_that_is_shown(tmp_path):
+    """An interval that is not drawn has no say."""
+    entries = of_pipeline(SLOW_DECODE, num_intervals=1, get_wait_time=9.0)
+    entries += of_pipeline(SLOW_DECODE, num_intervals=1, start=2000.0)
+    path = write(tmp_path / "s.db", entries)
+    assert "'decode' is the bottleneck" in sentence(plot_queue_stats(path, end_time=1500))
+    assert "not input-bound" in sentence(plot_queue_stats(path, start_time=1500))
+
+
+def test_each_pipeline_of_a_run_has_its_sentence(tmp_path):
+    """Names whose order is not known have none."""
+    entries = [
+        *(queue_entry(10.0, f"{n}:0:src_queue", num_items=0) for n in (0, 1)),
+        queue_entry(10.0, "mine"),
+    ]
+    figure = plot_queue_stats(write(tmp_path / "s.db", entries))
+    assert sentence(figure).count("not input-bound") == 2
+    assert "Pipeline 1: Training" in sentence(figure)
+    path = write(tmp_path / "t.db", [queue_entry(10.0, "mine")])
+    assert sentence(plot_queue_stats(path)) == ""
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_nothing_lies_over_anything_when_names_are_long(tmp_path):
+    """Legend, sentence, titles and panels have places of their own, inside the picture."""
+    long = dict.fromkeys((f"aggregate(op=collate({n}), drop_last=False)" for n in range(8)), 0.1)
+    figure = plot_queue_stats(write(tmp_path / "s.db", of_pipeline({"src": 1.0, **long})))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    boxes = [legend.get_window_extent(), *(axes.get_window_extent() for axes in figure.axes)]
+    boxes += [figure.axes[0]._left_title.get_window_extent()]
+    boxes += [text.get_window_extent() for text in figure.texts]
+    for n, box in enumerate(boxes):
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[:n])
+
+
+@pytest.mark.parametrize("label", ["_private", "price $1 to $2", "<lambda>"])
+def test_name_is_shown_as_it_is(tmp_path, label):
+    """No formula, and nothing left out."""
+    figure = plot_task_stats(write(tmp_path / "s.db", [task_entry(10.0, label)]))
+    assert legend_texts(figure)[0].strip() == label
+    figure.draw_without_rendering()
+    assert not figure.legends[0].get_texts()[0].get_parse_math()
+
+
+def test_plotting_leaves_matplotlib_alone(real_db_path, tmp_path):
+    """No display, no pyplot, no setting changed; and importing does not load it."""
+    code = f"""
+import sys
+import spdl_torch.observe
+assert "matplotlib" not in sys.modules
+import matplotlib
+before = matplotlib.rcParams.copy()
+spdl_torch.observe.plot_stats({str(real_db_path)!r}, {str(tmp_path)!r})
+assert matplotlib.rcParams.copy() == before
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={"PATH": "", "MPLCONFIGDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_command_prints_the_paths_it_wrote(db_path, tmp_path, capsys, name, begin):
+    """Nothing else, so that they can be piped."""
+    arguments = ["plot", str(db_path), "-o", str(tmp_path / "out"), "--format", name]
+    arguments += ["--stage", "read", "decode", "--start", "+5", "--end", "+1h", "--run", "1"]
+    assert main(arguments) == 0
+    written = capsys.readouterr()
+    assert written.err == ""
+    assert written.out.splitlines() == [
+        str(tmp_path / "out" / f"{kind}_stats_combined.{name}") for kind in ("task", "queue")
+    ]
+    for line in written.out.splitlines():
+        with open(line, "rb") as picture:
+            assert picture.read(len(begin)) == begin
+
+
+def test_command_says_in_one_line_what_is_wrong(db_path, tmp_path, capsys):
+    """Status 2, no traceback, for files and options that cannot be used."""
+    foreign = tmp_path / "notes.txt"
+    foreign.write_text("hello " * 100)
+    for arguments, message in (
+        ([str(tmp_path / "no.db")], "no.db does not exist"),
+        ([str(foreign)], "notes.txt is not a statistics file"),
+        ([str(db_path), "-o", str(foreign)], "File exists"),
+        ([str(db_path), "--stage", "x"], "no stage 'x'"),
+    ):
+        assert main(["plot", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("spdl-torch plot: ")
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_command_names_the_extra_when_matplotlib_is_missing(db_path, monkeypatch, capsys):
+    """What to install, not a traceback."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["plot", str(db_path)]) == 2
+    assert 'not installed: pip install "spdl-torch[plot]"' in capsys.readouterr().err
+    with pytest.raises(ModuleNotFoundError, match="Plots need matplotlib"):
+        plot_task_stats(db_path)

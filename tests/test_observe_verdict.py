@@ -1,0 +1,333 @@
+"""The verdict: each rule on made-up readings, each cause on real threads, the report as read."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import threading
+import zlib
+
+import pytest
+
+from spdl_torch import PipelineDataset
+from spdl_torch.__main__ import main
+from spdl_torch.observe import (
+    Cause,
+    Probes,
+    SQLiteStatsWriter,
+    judge,
+    make_report,
+    recorders,
+    report_of_file,
+)
+from spdl_torch.observe import probes as probes_module
+from spdl_torch.observe.probes import probe_counters, probes_between, start_probing, stop_probing
+from spdl_torch.pipeline import (
+    PipelineBuilder,
+    PipelineStats,
+    QueuePerfStats,
+    StageStats,
+    TaskPerfStats,
+)
+
+QUIET = Probes(gil_seconds=1e-4, run_delay_ratio=0.01, num_cores=16)
+"""A machine on which nothing is short."""
+
+
+def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, **counts):
+    """A stage that is busy, computing and waiting for these shares of its time."""
+    tasks = {"num_tasks": 1000, "num_failures": 0, **counts}
+    dropped = tasks.pop("num_dropped", 0)
+    times = {"ave_time": 0.01, "p90_time": 0.02, "p99_time": 0.03, "ave_cpu_time": 0.01 * cpu}
+    return StageStats(
+        name=name,
+        concurrency=threads,
+        tasks=TaskPerfStats(**tasks, **times, elapsed=10.0, p50_time=0.009),
+        queue=QueuePerfStats(10.0, 1000, 0.0, 0.0, 0.5),
+        num_dropped=dropped,
+        busy_ratio=busy,
+        wait_in_ratio=wait_in,
+        wait_out_ratio=wait_out,
+    )
+
+
+def reading(wait, *stages):
+    """A window of 10 s."""
+    return PipelineStats(elapsed=10.0, consumer_wait_ratio=wait, stages=stages)
+
+
+READ = stage("read", busy=0.2, wait_out=0.8)
+BATCH = stage("batch", busy=0.05, wait_in=0.95, threads=1)
+
+RULES = {
+    "not input-bound": (
+        reading(0.04, READ, stage("decode", busy=0.9), BATCH),
+        QUIET,
+        (Cause.CONSUMER, None, "not input-bound: it waits for data 4.0 %", "Do nothing", 0.0),
+    ),
+    "not input-bound, but the steps are slower": (
+        reading(0.0, stage("decode", busy=0.9)),
+        Probes(step_slowdown=0.25),
+        (Cause.INTERFERENCE, None, "25 % longer than with cached batches", "fewer threads", 0.25),
+    ),
+    "moderately input-bound": (
+        reading(0.1, READ, stage("decode", busy=0.9), BATCH),
+        QUIET,
+        (Cause.THREADS, "decode", "moderately input-bound", "from 4 to about 5", 1 / 0.9 - 1),
+    ),
+    "the GIL": (
+        reading(0.5, READ, stage("decode", busy=0.98, cpu=0.3), BATCH),
+        Probes(gil_seconds=0.0061, run_delay_ratio=0.2),
+        (Cause.GIL, "decode", "HIGHLY input-bound", "More threads will not help", 1.0),
+    ),
+    "the GIL, with a longer switch interval": (
+        reading(0.5, READ, stage("decode", busy=0.98), BATCH),
+        Probes(gil_seconds=0.0061, switch_interval=0.05),
+        (Cause.THREADS, "decode", "computes all the time", "Raise its concurrency", 1.0),
+    ),
+    "no core": (
+        reading(0.5, READ, stage("decode", busy=0.98, cpu=0.5), BATCH),
+        Probes(gil_seconds=1e-4, run_delay_ratio=0.4),
+        (Cause.CPU, "decode", "wait for a core", "more cores, or less work", 1.0),
+    ),
+    "storage": (
+        reading(0.5, stage("read", busy=0.97, cpu=0.02), BATCH),
+        QUIET,
+        (Cause.IO, "read", "storage or a network", "from 4 to about 8", 1.0),
+    ),
+    "too few threads, and too few cores": (
+        reading(0.9, stage("decode", busy=0.97), BATCH),
+        Probes(num_cores=8),
+        (Cause.THREADS, "decode", "computes", "or to the 8 cores that there are", 9.0),
+    ),
+    "busy for no known reason": (
+        reading(0.5, stage("decode", busy=0.97, cpu=0.5), BATCH),
+        QUIET,
+        (Cause.UNKNOWN, "decode", "is the bottleneck.", "as long as cores are idle", 1.0),
+    ),
+    "the next stage limits the gain": (
+        reading(0.75, stage("read", busy=0.8), stage("decode", busy=0.95), BATCH),
+        QUIET,
+        (Cause.THREADS, "decode", "'decode' is the bottleneck", "Raise", 1 / 0.8 - 1),
+    ),
+    "the source": (
+        reading(0.6, stage("read", busy=0.1, wait_in=0.9), BATCH),
+        QUIET,
+        (Cause.SOURCE, None, "the source is the bottleneck", "Make the source cheaper", 1.5),
+    ),
+    "the start": (
+        reading(0.2, stage("read", busy=0.3, wait_out=0.6), BATCH),
+        QUIET,
+        (Cause.START, None, "the wait is the start of the pass", "persistent_workers", 0.25),
+    ),
+    "no stages": (
+        reading(0.2),
+        QUIET,
+        (Cause.START, None, "the start of the pass", "longer epochs", 0.25),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule(rule):
+    """Cause, stage, words, advice and gain."""
+    stats, probes, (cause, name, finding, action, gain) = RULES[rule]
+    verdict = judge(stats, probes)
+    assert (verdict.cause, verdict.stage) == (cause, name)
+    assert finding in verdict.finding
+    assert action in verdict.action
+    assert verdict.gain == pytest.approx(gain)
+
+
+def test_loader_without_busy_stage_is_starting():
+    """A loader's first stage waits for the trainer to ask, not for a source."""
+    stats = reading(0.3, stage("fetch", busy=0.1, wait_in=0.9))
+    assert judge(stats, QUIET).cause is Cause.SOURCE
+    assert judge(stats, QUIET, has_source=False).cause is Cause.START
+
+
+REMARKS = {
+    "failures": (
+        stage("decode", num_failures=10),
+        QUIET,
+        "decode: 10 of 1000 tasks failed and their items were dropped (1.0 %)",
+    ),
+    "many failures": (stage("decode", num_failures=60), QUIET, "more than the 5 %"),
+    "dropped": (stage("filter", num_dropped=7), QUIET, "filter: the op dropped 7 items"),
+    "collections": (stage("decode"), Probes(gc_ratio=0.03), "collection takes 3.0 % of the time"),
+}
+
+
+@pytest.mark.parametrize("kind", REMARKS)
+def test_remark_is_made_whatever_the_verdict(kind):
+    """What was lost is always told."""
+    part, probes, text = REMARKS[kind]
+    for wait in (0.0, 0.5):
+        assert any(text in remark for remark in judge(reading(wait, part), probes).remarks)
+    assert judge(reading(0.5, stage("decode")), QUIET).remarks == ()
+
+
+# -- on real threads -------------------------------------------------------------------------------
+
+
+def in_python(_):
+    """Holds the GIL for some milliseconds."""
+    return sum(range(300_000))
+
+
+_BLOB = os.urandom(300_000)
+
+
+def in_c(_):
+    """Computes without the GIL for some milliseconds."""
+    return len(zlib.compress(_BLOB, 1))
+
+
+def waiting(_):
+    """Waits, as for a network."""
+    return not threading.Event().wait(0.01)
+
+
+class Slowly:
+    """A source that takes its time."""
+
+    def __iter__(self):
+        return filter(waiting, itertools.count())
+
+
+class Numbers:
+    """A source that does not."""
+
+    def __iter__(self):
+        return itertools.count()
+
+
+NUM_CORES = os.cpu_count() or 1
+
+CAUSES = {
+    Cause.GIL: (Numbers(), in_python, 2, None),
+    Cause.CPU: (Numbers(), in_c, 3 * NUM_CORES, None),
+    Cause.IO: (Numbers(), waiting, 2, None),
+    Cause.CONSUMER: (Numbers(), str, 1, in_c),
+    Cause.SOURCE: (Slowly(), str, 2, None),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_cause_is_found_on_real_threads(cause):
+    """Two seconds of each kind of trouble."""
+    source, op, concurrency, consume = CAUSES[cause]
+    builder = PipelineBuilder().add_source(source).pipe(op, name="op", concurrency=concurrency)
+    dataset = PipelineDataset(builder.add_sink())
+    for number, item in enumerate(dataset):
+        if consume is not None:
+            consume(item)
+        if number % 10 == 0 and dataset.stats().elapsed >= 2.0:
+            report = dataset.report()
+            break
+    assert report.verdict.cause is cause, str(report)
+    assert report.verdict.stage == (None if cause in (Cause.CONSUMER, Cause.SOURCE) else "op")
+    assert dataset.report().verdict.cause is cause, "the last report stays"
+
+
+def test_collections_are_timed_while_somebody_probes():
+    """Their share of the window; nothing is left in gc.callbacks."""
+    before_callbacks = list(gc.callbacks)
+    start_probing()
+    start_probing()
+    before = probe_counters()
+    gc.collect()
+    assert probes_between(before, probe_counters()).gc_ratio > 0
+    stop_probing()
+    assert gc.callbacks != before_callbacks
+    stop_probing()
+    assert gc.callbacks == before_callbacks
+    stop_probing()
+    assert probes_module._probe._num_users == 0
+
+
+def test_probe_does_not_follow_into_a_fork():
+    """A child has no probing thread and starts its own."""
+    start_probing()
+    reading_end, writing_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        alone = probes_module._probe._num_users == 0
+        start_probing()
+        alive = any(thread.name == "spdl-probe" for thread in threading.enumerate())
+        os.write(writing_end, b"ok" if alone and alive else b"no")
+        os._exit(0)
+    assert os.read(reading_end, 2) == b"ok"
+    os.waitpid(child, 0)
+    os.close(reading_end)
+    os.close(writing_end)
+    stop_probing()
+
+
+# -- as text and as JSON ---------------------------------------------------------------------------
+
+
+def test_report_reads_as_one_page():
+    """The verdict first, then the evidence, then one action."""
+    stats = reading(0.5, READ, stage("decode", busy=0.98, num_failures=14), BATCH)
+    text = str(make_report(stats, Probes(gil_seconds=0.0061, run_delay_ratio=0.03, gc_ratio=0.0)))
+    lines = text.splitlines()
+    assert lines[0].startswith("VERDICT  Training waits for data 50 % of the time")
+    headings = "stage threads busy CPU/wall wait in wait out p50 ms p99 ms items/s at most/s failed"
+    assert " ".join(lines[3].split()) == headings
+    rows = {line.split()[0]: line for line in lines[4:7]}
+    assert rows["read"].endswith("waits for room")
+    assert rows["batch"].endswith("waits for items")
+    assert rows["decode"].split()[-3:] == ["14", "BOTTLENECK", "(gil)"]
+    assert "GIL wait 6.1 ms, no core for 3.0 % of the threads' time" in text
+    assert lines[-1].startswith("ACTION   More threads will not help.")
+    assert lines[-1].endswith("At most 2.0x as fast.")
+
+
+def test_report_is_strict_json():
+    """What was not measured is null; infinite gains are, too."""
+    report = make_report(reading(0.5, stage("decode", busy=0.98)))
+    content = json.loads(report.as_json(), parse_constant=pytest.fail)
+    assert content["verdict"]["cause"] == "threads"
+    assert content["probes"]["gil_seconds"] is None
+    assert content["stats"]["stages"][0]["name"] == "decode"
+    assert json.loads(make_report(reading(0.0)).as_json())["verdict"]["gain"] == 0
+
+
+# -- from a file -----------------------------------------------------------------------------------
+
+
+def test_report_of_a_file_is_that_of_the_run(tmp_path):
+    """The same bottleneck, cause and figures, long after the run; of the last run by default."""
+    for source, op in ((range(5), str), (range(150), waiting)):
+        with SQLiteStatsWriter(tmp_path / "s.db") as writer:
+            builder = PipelineBuilder().add_source(source).pipe(op, name="op", concurrency=2)
+            builder.aggregate(4).add_sink()
+            dataset = PipelineDataset(builder, **recorders(writer.log, interval=0.1))
+            list(dataset)
+    live, stored = dataset.report(), report_of_file(tmp_path / "s.db")
+    assert live.verdict.cause is stored.verdict.cause is Cause.IO
+    assert stored.verdict.stage == "op"
+    assert stored.verdict.wait_ratio == pytest.approx(live.verdict.wait_ratio, abs=0.1)
+    for one, other in zip(live.stats.stages, stored.stats.stages, strict=True):
+        assert one.tasks.num_tasks == other.tasks.num_tasks
+        assert one.busy_ratio == pytest.approx(other.busy_ratio, abs=0.1)
+        assert one.wait_in_ratio == pytest.approx(other.wait_in_ratio, abs=0.1)
+    assert report_of_file(tmp_path / "s.db", run_id=1).stats.stages[0].tasks.num_tasks == 5
+    with pytest.raises(ValueError, match=r"run_id must be of a run with figures \(1, 2\), got 3"):
+        report_of_file(tmp_path / "s.db", run_id=3)
+
+
+def test_command_prints_the_report(tmp_path, capsys):
+    """As text and as JSON; what cannot be read is one line and status 2."""
+    with SQLiteStatsWriter(tmp_path / "s.db") as writer:
+        builder = PipelineBuilder().add_source(range(20)).pipe(waiting, name="op").add_sink()
+        list(PipelineDataset(builder, **recorders(writer.log)))
+    assert main(["report", str(tmp_path / "s.db")]) == 0
+    assert capsys.readouterr().out == f"{report_of_file(tmp_path / 's.db')}\n"
+    assert main(["report", str(tmp_path / "s.db"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["stage"] == "op"
+    assert main(["report", str(tmp_path / "none.db")]) == 2
+    assert capsys.readouterr().err.startswith("spdl-torch report: statistics file")
