@@ -187,8 +187,8 @@ def test_device_is_accepted_when_it_is_the_cpu(device):
     [
         ("isolation", "process"),
         ("num_workers", "auto"),
-        ("device", "cuda"),
-        ("device", torch.device("cuda", 1)),
+        ("device", "mps"),
+        ("device", torch.device("xpu", 1)),
         ("on_error", "skip"),
         ("seed", 5),
         ("rng", "sample"),

@@ -90,6 +90,7 @@ def test_two_passes_at_once_do_not_meet():
 
 def test_iter_starts_nothing():
     """Lightning calls iter() to look; no thread and no epoch may come of that."""
+    join_spdl_threads()  # of the tests before
     source = Numbers(range(3))
     iterator = iter(dataset_of(source))
     assert not spdl_threads()

@@ -9,7 +9,8 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
-BENCHMARKS = [path for path in PROGRAMS if path.name.startswith("benchmark_")]
+PLOTS = [path for path in PROGRAMS if path.stem.endswith("_plot")]
+BENCHMARKS = [p for p in PROGRAMS if p.name.startswith("benchmark_") and p not in PLOTS]
 
 
 def run(program, *arguments):

@@ -145,7 +145,16 @@ def test_loader_without_busy_stage_is_starting():
     """A loader's first stage waits for the trainer to ask, not for a source."""
     stats = reading(0.3, stage("fetch", busy=0.1, wait_in=0.9))
     assert judge(stats, QUIET).cause is Cause.SOURCE
-    assert judge(stats, QUIET, has_source=False).cause is Cause.START
+    assert judge(stats, QUIET, pooled=["fetch", "collate"]).cause is Cause.START
+
+
+def test_stages_of_a_pool_are_busy_together():
+    """Half of the time each: the workers have none left."""
+    stats = reading(0.5, stage("fetch", busy=0.49), stage("collate", busy=0.48))
+    assert judge(stats, QUIET).stage is None
+    verdict = judge(stats, QUIET, pooled=["fetch", "collate"])
+    assert (verdict.cause, verdict.stage) == (Cause.THREADS, "fetch")
+    assert verdict.action.startswith("Raise num_workers from 4 to about 8")
 
 
 REMARKS = {

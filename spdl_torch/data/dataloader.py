@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
 from ..errors import UnsupportedOptionError
+from ._device import check_device
 from .iterator import InlineIterator, ThreadIterator
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+    from ..observe.report import Report
     from ..pipeline.stats import PipelineStats
 
 __all__ = ["DataLoader"]
@@ -40,7 +42,9 @@ class DataLoader(TorchDataLoader[T_co]):
     5 s.
 
     Extra arguments, keyword-only:
-        device: where batches shall arrive. In this release None or the CPU.
+        device: a CUDA device on which batches arrive, ready for the stream that is current where
+            they are taken; ``"cuda"`` is the device that is current at ``iter()``. None or the
+            CPU: they stay in host memory.
         isolation: ``"thread"``; this release refuses ``"process"``.
         seed, rng: of random streams; this release refuses both. On threads torch's random
             functions draw from a stream of each sample's own, seeded from ``generator`` (or
@@ -72,7 +76,7 @@ class DataLoader(TorchDataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         isolation: Literal["thread", "process"] = "thread",
         seed: int | None = None,
         rng: Literal["sample", "worker"] | None = None,
@@ -88,7 +92,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.rng = rng
         self.on_error = on_error
         self.stats = stats
-        self._read_stats: Callable[[], PipelineStats] | None = None
+        self._read_report: Callable[[], Report] | None = None
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -118,23 +122,32 @@ class DataLoader(TorchDataLoader[T_co]):
     def _get_iterator(self) -> _BaseDataLoaderIter:
         iterator: InlineIterator | ThreadIterator
         if self.num_workers == 0:
-            iterator = InlineIterator(self, stats=self.stats)
+            iterator = InlineIterator(self, self.device, stats=self.stats)
         else:
             self.check_worker_number_rationality()
-            iterator = ThreadIterator(self, stats=self.stats)
-        self._read_stats = iterator.stats_reader()
+            iterator = ThreadIterator(self, self.device, stats=self.stats)
+        self._read_report = iterator.reporter()
         return iterator
 
     def snapshot(self) -> PipelineStats:
         """Figures of the epoch that is running or, between epochs, of the last one: the stages
-        ``fetch`` and ``collate``, and the share of the time in which the trainer waited.
+        ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time in
+        which the trainer waited.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        if not self.stats or self._read_stats is None:
+        return self.report().stats
+
+    def report(self) -> Report:
+        """What holds training back in the epoch that is running or, between epochs, did in the
+        last one: ``print(loader.report())`` shows a verdict, its evidence and what to do.
+
+        Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
+        """
+        if not self.stats or self._read_report is None:
             state = "stats=False was given" if not self.stats else "nothing was loaded yet"
-            raise RuntimeError(f"DataLoader.snapshot: there are no figures: {state}.")
-        return self._read_stats()
+            raise RuntimeError(f"DataLoader: there are no figures: {state}.")
+        return self._read_report()
 
     def __getattr__(self, name: str) -> Any:
         # Not methods that raise: Lightning and torchdata would take the loader for a stateful one
@@ -148,7 +161,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle has loaded nothing yet."""
-        return {**self.__dict__, "_read_stats": None}
+        return {**self.__dict__, "_read_report": None}
 
     def check_worker_number_rationality(self) -> None:
         """Warn, where torch does, of more workers than usable cores."""
@@ -165,7 +178,7 @@ class DataLoader(TorchDataLoader[T_co]):
 def _check_options(
     dataset: object,
     num_workers: object,
-    device: torch.device | str | None,
+    device: torch.device | str | int | None,
     isolation: object,
     seed: object,
     rng: object,
@@ -182,11 +195,7 @@ def _check_options(
             'DataLoader: num_workers="auto" is not in this release. Pass a number of threads; the '
             "number of cores is a good start."
         )
-    if device is not None and torch.device(device).type != "cpu":
-        raise UnsupportedOptionError(
-            f"DataLoader: device={str(device)!r} is not in this release; only None and 'cpu' are. "
-            "Pass pin_memory=True and move each batch with .to(device, non_blocking=True)."
-        )
+    check_device(device)
     for name, value, honoured, instead in (
         ("isolation", isolation, "thread", "torch's own DataLoader runs workers as processes."),
         (

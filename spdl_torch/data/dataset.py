@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.utils.data import IterableDataset
 
 from ..errors import PipelineFailure
+from ..io._transfer import Transfer
 from ..observe.probes import probe_counters, probes_between, start_probing, stop_probing
 from ..observe.report import Report, make_report
-from ..pipeline.definition import OpKind
+from ..pipeline.definition import OpKind, StageSpec
 from ..pipeline.pipeline import Pipeline
+from ._device import AHEAD, check_device
 from .sharding import length_of_shard, rank_shard, take_shard, worker_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import torch
 
     from ..pipeline.builder import PipelineBuilder
     from ..pipeline.definition import MaxFailures, SourceSpec
@@ -54,6 +58,9 @@ class PipelineDataset(IterableDataset[T_co]):
         builder: a complete definition. Its source must be iterable more than once.
         length: items of one pass on this rank, for ``len()``; None = worked out from the source
             where every stage passes one item on for one, or aggregates.
+        device: a CUDA device to which items are sent, by one thread with a stream of its own, ready
+            for the stream that is current where they are taken; ``"cuda"`` is the device that is
+            current when a pass begins. None or the CPU: items stay where the stages made them.
         num_replicas, rank: in place of torch.distributed's world size and rank; ``1, 0`` = this
             process takes everything.
         num_threads, max_failures, report_stats_interval, queue_class, task_hook_factory: as for
@@ -66,6 +73,7 @@ class PipelineDataset(IterableDataset[T_co]):
         builder: PipelineBuilder,
         *,
         length: int | None = None,
+        device: torch.device | str | int | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         num_threads: int | None = None,
@@ -75,8 +83,10 @@ class PipelineDataset(IterableDataset[T_co]):
         task_hook_factory: HookFactory | None = None,
     ) -> None:
         _check_arguments(length, num_replicas, rank)
+        check_device(device, "PipelineDataset")
         self._spec = builder.get_config()
         self._length = length
+        self._device = device
         self._num_replicas = num_replicas
         self._rank = rank
         self._build_options: dict[str, Any] = {
@@ -102,10 +112,14 @@ class PipelineDataset(IterableDataset[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         # A generator: Lightning calls iter() just to look, and must not start threads by it.
         spec = replace(self._spec, source=self._begin_pass())
+        place = check_device(self._device)
+        if place is not None:
+            spec = replace(spec, stages=(*spec.stages, _transfer_stage(place)))
         current = self._pass = _Pass(Pipeline(spec, **self._build_options))
         try:
             current.pipeline.start()
-            yield from current.pipeline
+            for item in current.pipeline:
+                yield item if place is None else item.receive()
         except PipelineFailure:
             current.is_failure_raised = True
             raise
@@ -200,6 +214,18 @@ class PipelineDataset(IterableDataset[T_co]):
             _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)
         if self._pass is ending:
             self._pass, self._last_report = None, report
+
+
+def _transfer_stage(device: torch.device) -> StageSpec:
+    """The last stage: begins to copy each item; the thread that iterates receives it."""
+    return StageSpec(
+        name="transfer",
+        op=Transfer(device).stage,
+        kind=OpKind.FUNCTION,
+        output_order="input",
+        max_failures=0,  # an item that did not fit on the device is no bad item
+        buffer_size=AHEAD,
+    )
 
 
 class _Pass:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..pipeline.hooks import TaskCell
     from .random import SampleRandom
 
-__all__ = ["BatchMaker", "EndOfIterable", "add_thread_note", "takes_batches"]
+__all__ = ["BatchMaker", "EndOfIterable", "add_thread_note", "takes_batches", "timed"]
 
 
 class EndOfIterable(Exception):
@@ -83,7 +83,7 @@ class BatchMaker:
     def sample(self, index: Any) -> Any:
         """One sample of a map-style dataset."""
         try:
-            return _timed(self._fetch_cell, getitem, self._dataset, index)
+            return timed(self._fetch_cell, getitem, self._dataset, index)
         except BaseException as error:
             raise _noted(error, index) from _cause(error)
 
@@ -96,7 +96,7 @@ class BatchMaker:
             if batch is not None:
                 return batch  # the dataset wrote its samples into one batch already
         try:
-            return _timed(self._collate_cell, self._collate_fn, samples)
+            return timed(self._collate_cell, self._collate_fn, samples)
         except BaseException as error:
             raised = _not_stop_iteration(error, "collate_fn")
             add_thread_note(raised, "in collate_fn", f"given {describe(samples)}")
@@ -106,7 +106,7 @@ class BatchMaker:
         indices = index if isinstance(index, list | tuple) else list(index)
         samples: list[Any] = []
         try:
-            _timed(
+            timed(
                 self._fetch_cell,
                 _fetch_into,
                 samples,
@@ -121,7 +121,7 @@ class BatchMaker:
 
     def _in_one_call(self, index: Any) -> Any:
         try:
-            return _timed(self._fetch_cell, self._dataset.__getitems__, index)
+            return timed(self._fetch_cell, self._dataset.__getitems__, index)
         except BaseException as error:
             raised = _not_stop_iteration(error, "__getitems__")
             add_thread_note(raised, f"in {self._dataset_name}.__getitems__", _indices(index))
@@ -143,7 +143,7 @@ class BatchMaker:
         if self._ended:
             raise EndOfIterable
         try:
-            item = _timed(self._fetch_cell, next, self._iterator, _END)
+            item = timed(self._fetch_cell, next, self._iterator, _END)
         except BaseException as error:
             add_thread_note(error, f"in the iterator of {self._dataset_name}")
             raise
@@ -156,7 +156,7 @@ class BatchMaker:
 _END = object()
 
 
-def _timed(cell: TaskCell | None, call: Callable[..., Any], *args: Any, tasks: int = 1) -> Any:
+def timed(cell: TaskCell | None, call: Callable[..., Any], *args: Any, tasks: int = 1) -> Any:
     """``call(*args)``, its wall and CPU time on this thread counted in ``cell``."""
     if cell is None:
         return call(*args)

@@ -16,8 +16,10 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory as _torch_pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ..observe.report import make_report
 from ..pipeline.hooks import StageInfo, TaskStatsHook
 from ..pipeline.stats import PipelineStats, QueueCounters, StageStats, queue_stats, task_stats
+from ._device import open_device_stage
 from .fetch import BatchMaker, EndOfIterable
 from .jobs import Exhausted, Failed
 from .workers import LoadSpec, WorkerPool
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from ..observe.report import Report
+
+    Device = torch.device | str | int | None
 
 __all__ = ["InlineIterator", "ThreadIterator"]
 
@@ -34,7 +39,7 @@ __all__ = ["InlineIterator", "ThreadIterator"]
 class InlineIterator(_BaseDataLoaderIter):
     """``num_workers=0``: batches are made on the trainer's thread when they are asked for."""
 
-    def __init__(self, loader: DataLoader[Any], *, stats: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], device: Device, *, stats: bool) -> None:
         super().__init__(loader)
         if self._timeout > 0:
             raise AssertionError(
@@ -44,6 +49,7 @@ class InlineIterator(_BaseDataLoaderIter):
         self._stages = [
             TaskStatsHook(StageInfo(0, n, s)) for n, s in ((1, "fetch"), (2, "collate"))
         ]
+        self._device_stage = open_device_stage(device, stats=stats)
         self._maker = BatchMaker(
             self._dataset,
             self._collate_fn,
@@ -53,6 +59,8 @@ class InlineIterator(_BaseDataLoaderIter):
             fetch_cell=self._stages[0].new_cell() if stats else None,
             collate_cell=self._stages[1].new_cell() if stats else None,
         )
+        if self._device_stage is not None:
+            self._stages.append(self._device_stage.hook)
 
     def _next_data(self) -> Any:
         index = next(self._sampler_iter)
@@ -60,11 +68,14 @@ class InlineIterator(_BaseDataLoaderIter):
             batch = self._maker.make(self._num_yielded, index)
         except EndOfIterable:
             raise StopIteration from None
-        return _pinned(batch, self._pin_memory_device) if self._pin_memory else batch
+        if self._pin_memory:
+            batch = _pinned(batch, self._pin_memory_device)
+        stage = self._device_stage
+        return batch if stage is None else stage.move(batch, self._num_yielded)
 
-    def stats_reader(self) -> Callable[[], PipelineStats]:
+    def reporter(self) -> Callable[[], Report]:
         """Reads the figures, also after the end, without keeping this iterator alive."""
-        return partial(_inline_stats, self._stages)
+        return partial(_inline_report, self._stages)
 
 
 class ThreadIterator(_BaseDataLoaderIter):
@@ -74,7 +85,7 @@ class ThreadIterator(_BaseDataLoaderIter):
     ``prefetch_factor * num_workers`` batches at ``iter()``, then for one at each ``next()``.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, stats: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], device: Device, *, stats: bool) -> None:
         super().__init__(loader)
         assert loader.prefetch_factor is not None, "set by torch for num_workers > 0"
         self._max_outstanding = loader.prefetch_factor * loader.num_workers
@@ -83,7 +94,9 @@ class ThreadIterator(_BaseDataLoaderIter):
                 f"DataLoader: prefetch_factor must be >= 1, got {loader.prefetch_factor}."
             )
         self._iterable = isinstance(self._dataset, IterableDataset)
-        self._pool = WorkerPool(self._load_spec(loader, stats))
+        self._pool = WorkerPool(
+            self._load_spec(loader, stats), open_device_stage(device, stats=stats)
+        )
         # The pool knows nothing of this object: dropping it (Lightning's way to end a loader)
         # stops the threads.
         self._finalizer = weakref.finalize(self, self._pool.request_stop)
@@ -168,12 +181,12 @@ class ThreadIterator(_BaseDataLoaderIter):
         except TimeoutError:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
 
-    def stats_reader(self) -> Callable[[], PipelineStats]:
+    def reporter(self) -> Callable[[], Report]:
         """Reads this epoch's figures, also after its end, without keeping this iterator alive."""
-        return self._pool.stats
+        return self._pool.report
 
 
-def _inline_stats(stages: list[TaskStatsHook]) -> PipelineStats:
+def _inline_report(stages: list[TaskStatsHook]) -> Report:
     """Figures of the stages; the trainer waits for all of their time."""
     readings = [stage.counters() for stage in stages]
     elapsed_ns = max(1, readings[0].elapsed_ns)
@@ -191,11 +204,12 @@ def _inline_stats(stages: list[TaskStatsHook]) -> PipelineStats:
         for hook, tasks in zip(stages, readings, strict=True)
     )
     waited_ns = sum(tasks.busy_ns for tasks in readings)
-    return PipelineStats(
+    stats = PipelineStats(
         elapsed=elapsed_ns / 1e9,
         consumer_wait_ratio=min(1.0, waited_ns / elapsed_ns),
         stages=tuple(rows),
     )
+    return make_report(stats, pooled=("fetch", "collate"))
 
 
 def _pinned(batch: Any, device: str | None) -> Any:

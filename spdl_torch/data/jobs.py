@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..observe.probes import ProbeCounters
     from ..pipeline.channel import Channel
     from ..pipeline.stats import TaskCounters
 
@@ -71,10 +72,15 @@ class Epoch:
     jobs: tuple[Channel[Job], ...]
     """One for all workers, or one each where every worker has an iterable of its own."""
     results: Channel[Result]
+    """What the workers made."""
+    outlet: Channel[Result]
+    """What the trainer takes: the results, or behind them what was sent to its device."""
     in_order: bool
     seed: int
     fetch_before: TaskCounters
     collate_before: TaskCounters
+    transfer_before: TaskCounters
+    probes_before: ProbeCounters
 
     def jobs_of(self, worker: int) -> Channel[Job]:
         return self.jobs[worker % len(self.jobs)]
@@ -90,3 +96,4 @@ class Epoch:
         for jobs in self.jobs:
             jobs.close()
         self.results.close()
+        self.outlet.close()

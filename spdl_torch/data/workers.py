@@ -21,10 +21,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import PipelineStopped
+from ..observe.probes import probe_counters, probes_between, start_probing, stop_probing
+from ..observe.report import Report, make_report
 from ..pipeline.channel import Channel, ChannelClosed
 from ..pipeline.hooks import StageInfo, TaskStatsHook
-from ..pipeline.stats import PipelineStats, StageStats, queue_stats, task_stats
+from ..pipeline.stats import (
+    PipelineStats,
+    QueuePerfStats,
+    StageStats,
+    TaskCounters,
+    queue_stats,
+    task_stats,
+)
 from ..pipeline.threads import ThreadGroup
+from ._device import AHEAD
 from .fetch import BatchMaker, EndOfIterable, add_thread_note, takes_batches
 from .jobs import Epoch, Exhausted, Failed, Job, Loaded, Result
 from .random import SampleRandom, process_generators_kept
@@ -32,6 +42,8 @@ from .worker_info import acting_as_worker, own_copy, rebound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ._device import DeviceStage
 
 __all__ = ["LoadSpec", "WorkerPool"]
 
@@ -79,8 +91,9 @@ class WorkerPool:
     waits for that, for a bounded time.
     """
 
-    def __init__(self, spec: LoadSpec) -> None:
+    def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
         self._spec = spec
+        self._device_stage = device_stage
         self._pid = os.getpid()
         self._threads = ThreadGroup(self.request_stop)
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
@@ -88,8 +101,17 @@ class WorkerPool:
         self._num_epochs = 0
         self._init_errors: dict[int, BaseException] = {}
         self._sample_ns = 0.0  # of the last batch; the workers write, the trainer's thread reads
-        self._epochs = tuple(Channel[Epoch](_MAX_EPOCHS_WAITING) for _ in range(spec.num_workers))
-        self._last_stats = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
+        # One for each worker and, last, one for the owner of the way to the device.
+        self._epochs = tuple(
+            Channel[Epoch](_MAX_EPOCHS_WAITING)
+            for _ in range(spec.num_workers + (device_stage is not None))
+        )
+        self._last_report = make_report(
+            PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
+        )
+        self._is_probing = spec.stats
+        if spec.stats:
+            start_probing()
         self._epoch: Epoch | None = self._begin_epoch()
         self._start_threads()
 
@@ -104,10 +126,12 @@ class WorkerPool:
 
     def get(self, timeout: float | None) -> Result:
         """The next result, in order if the spec says so. Raises: TimeoutError."""
-        result = self._running().results.get(timeout)
+        result = self._running().outlet.get(timeout)
         # Another thread may have made the batch that torch would give to this worker first.
         error = self._init_errors.pop(result.number, None)
-        return result if error is None else Failed(result.number, error)
+        if error is not None:
+            return Failed(result.number, error)
+        return result if self._device_stage is None else self._device_stage.hand_over(result)
 
     def restart(self) -> None:
         """Begin another epoch on the same threads; what is outstanding is dropped."""
@@ -118,9 +142,12 @@ class WorkerPool:
         """End every wait and with it the threads. Never blocks; safe in a finalizer."""
         if not self.in_this_process:
             return  # a forked child has no threads to stop, and perhaps locks that nobody holds
-        epoch, self._last_stats = self._epoch, self.stats()
+        epoch, self._last_report = self._epoch, self.report()
         if epoch is not None:
             epoch.close()
+        is_probing, self._is_probing = self._is_probing, False
+        if is_probing:
+            stop_probing()
         self._epoch = None  # batches that nobody will take are freed, whoever keeps the pool
         for channel in self._epochs:
             channel.close()
@@ -144,33 +171,55 @@ class WorkerPool:
         """False in a forked child: the threads stayed in the parent."""
         return os.getpid() == self._pid
 
-    def stats(self) -> PipelineStats:
-        """Figures of the fetch and collate stages and of the trainer's wait, in this epoch."""
+    def report(self) -> Report:
+        """What holds training back in this epoch or, when the threads have ended, did in the
+        last one.
+        """
         epoch = self._epoch
         if epoch is None:
-            return self._last_stats
+            return self._last_report
+        probes = probes_between(epoch.probes_before, probe_counters())
+        return make_report(self._stats(epoch), probes, pooled=("fetch", "collate"))
+
+    def _stats(self, epoch: Epoch) -> PipelineStats:
+        results, outlet = epoch.results.counters(), epoch.outlet.counters()
+        ready = queue_stats(results)
+        jobs_wait_ns = sum(channel.counters().get_wait[0] for channel in epoch.jobs)
         fetch = self._fetch_stats.counters().since(epoch.fetch_before)
         collate = self._collate_stats.counters().since(epoch.collate_before)
-        results = epoch.results.counters()
-        wait_in_ns = sum(channel.counters().get_wait[0] for channel in epoch.jobs)
-        thread_ns = max(1, fetch.elapsed_ns * self._spec.num_workers)
-        stages = (
-            StageStats(
-                name=name,
-                concurrency=self._spec.num_workers,
-                tasks=task_stats(tasks),
-                queue=queue_stats(results),
-                num_dropped=0,
-                busy_ratio=min(1.0, tasks.busy_ns / thread_ns),
-                wait_in_ratio=min(1.0, wait_in_ns / thread_ns),
-                wait_out_ratio=0.0,
-            )
-            for name, tasks in (("fetch", fetch), ("collate", collate))
-        )
+        stages = [
+            self._stage_stats("fetch", fetch, ready, jobs_wait_ns),
+            self._stage_stats("collate", collate, ready, jobs_wait_ns),
+        ]
+        if self._device_stage is not None:
+            lap = self._device_stage.hook.counters().since(epoch.transfer_before)
+            waits_ns = results.get_wait[0], outlet.put_wait[0]
+            stages.append(self._stage_stats("transfer", lap, queue_stats(outlet), *waits_ns))
         return PipelineStats(
             elapsed=fetch.elapsed_ns / 1e9,
-            consumer_wait_ratio=min(1.0, results.get_wait[0] / max(1, results.elapsed_ns)),
+            consumer_wait_ratio=min(1.0, outlet.get_wait[0] / max(1, outlet.elapsed_ns)),
             stages=tuple(stages),
+        )
+
+    def _stage_stats(
+        self,
+        name: str,
+        lap: TaskCounters,
+        queue: QueuePerfStats,
+        wait_in_ns: int,
+        wait_out_ns: int = 0,
+    ) -> StageStats:
+        num_threads = 1 if name == "transfer" else self._spec.num_workers
+        thread_ns = max(1, lap.elapsed_ns * num_threads)
+        return StageStats(
+            name=name,
+            concurrency=num_threads,
+            tasks=task_stats(lap),
+            queue=queue,
+            num_dropped=0,
+            busy_ratio=min(1.0, lap.busy_ns / thread_ns),
+            wait_in_ratio=min(1.0, wait_in_ns / thread_ns),
+            wait_out_ratio=min(1.0, wait_out_ns / thread_ns),
         )
 
     def _hands_for(self, index: Any) -> int:
@@ -184,18 +233,23 @@ class WorkerPool:
     def _begin_epoch(self) -> Epoch:
         spec = self._spec
         self._num_epochs += 1
+        results = Channel[Result](spec.max_outstanding)
+        stage = self._device_stage
         epoch = Epoch(
             # A job stands in its queue once for every worker that is to help with it.
             tuple(
                 Channel[Job](spec.max_outstanding * spec.num_workers)
                 for _ in range(spec.num_workers if spec.iterable else 1)
             ),
-            Channel[Result](spec.max_outstanding),
+            results,
+            results if stage is None else Channel[Result](AHEAD),
             spec.in_order,
             # torch draws a base seed only once for a persistent loader; its epochs must differ.
             spec.base_seed + self._num_epochs,
             self._fetch_stats.counters(),
             self._collate_stats.counters(),
+            TaskCounters() if stage is None else stage.hook.counters(),
+            probe_counters(),
         )
         for channel in self._epochs:
             channel.put(epoch)
@@ -211,19 +265,26 @@ class WorkerPool:
                 for number in range(self._spec.num_workers):
                     target = partial(self._run_worker, number, ready)
                     self._threads.spawn(f"loader-{number}", target)
-                for _ in range(self._spec.num_workers):
+                if self._device_stage is not None:
+                    target = partial(self._run_transfer, self._device_stage, ready)
+                    self._threads.spawn("transfer", target)
+                for _ in self._epochs:
                     ready.acquire()
         finally:
             torch.set_num_threads(intra_op)
+
+    # -- the owner of the way to the device ----------------------------------------------------
+
+    def _run_transfer(self, stage: DeviceStage, ready: threading.Semaphore) -> None:
+        _use_one_intra_op_thread()
+        ready.release()
+        stage.run(self._epochs[-1])
 
     # -- the worker threads --------------------------------------------------------------------
 
     def _run_worker(self, number: int, ready: threading.Semaphore) -> None:
         spec = self._spec
-        torch.set_num_threads(1)
-        # torch applies its process-wide setting to a thread at the thread's first look at it: let
-        # that happen now, before the trainer's setting is put back.
-        torch.get_num_threads()
+        _use_one_intra_op_thread()
         dataset, streams = own_copy(spec.dataset), SampleRandom(spec.base_seed + number)
         _offer_streams(dataset, streams)
         make_batches = partial(
@@ -323,6 +384,13 @@ class WorkerPool:
 
     def _finalize(self, batch: Any) -> Any:
         return batch if self._spec.finalize is None else self._spec.finalize(batch)
+
+
+def _use_one_intra_op_thread() -> None:
+    torch.set_num_threads(1)
+    # torch applies its process-wide setting to a thread at the thread's first look at it: let
+    # that happen now, before the trainer's setting is put back.
+    torch.get_num_threads()
 
 
 def _offer_streams(dataset: Any, streams: SampleRandom) -> None:

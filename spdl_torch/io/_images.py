@@ -12,6 +12,7 @@ from . import _kernel
 from ._decode import decode_image, decode_tensor, header_size
 from ._geometry import Crop
 from ._source import read_sources, source_name
+from ._transfer import check_device_config, to_device
 
 if TYPE_CHECKING:
     import os
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ._geometry import CropFunction
     from ._kernel import Plan
     from ._source import Source
+    from ._transfer import CUDAConfig
 
 __all__ = ["image_loader", "load_image", "load_image_batch", "load_planned"]
 
@@ -60,7 +62,7 @@ def load_image_batch(
     height: int,
     crop: CropFunction | None = None,
     pix_fmt: Literal["rgb24"] = "rgb24",
-    device_config: None = None,
+    device_config: CUDAConfig | None = None,
     strict: bool = True,
 ) -> Tensor:
     """Decode and resize a batch of images (bilinear, antialiased, as Pillow does).
@@ -72,13 +74,16 @@ def load_image_batch(
         width, height: of the result, in pixels.
         crop: called with each picture's height and width in turn, before anything is decoded;
             returns the box to resize. None takes the whole picture.
+        device_config: of :func:`cuda_config`: where the batch goes, as by
+            :func:`transfer_tensor`. None: it stays on the CPU.
         strict: False leaves images out that cannot be decoded.
 
-    Returns: uint8, shape (N, height, width, 3), CPU, contiguous.
+    Returns: uint8, shape (N, height, width, 3), contiguous.
     Raises:
         DecodeError: an image cannot be decoded; with ``strict=False``, none of them can.
         OSError: a path cannot be read.
-        UnsupportedOptionError: ``pix_fmt`` or ``device_config`` ask for what is not there.
+        RuntimeError: ``device_config`` names a device that is not there.
+        UnsupportedOptionError: ``pix_fmt`` or ``device_config`` ask for what cannot be done.
     """
     if pix_fmt != "rgb24":
         raise UnsupportedOptionError(
@@ -86,12 +91,9 @@ def load_image_batch(
             f"Convert the batch after loading."
         )
     if device_config is not None:
-        raise UnsupportedOptionError(
-            "load_image_batch: device_config must be None, the CUDA path is not in this release. "
-            "Pass None and move the batch with batch.to(device)."
-        )
-    batch = _load(sources, width, height, crop, strict=strict)
-    return batch.permute(0, 2, 3, 1)
+        check_device_config(device_config, "load_image_batch")
+    batch = _load(sources, width, height, crop, strict=strict).permute(0, 2, 3, 1)
+    return batch if device_config is None else to_device(batch, device_config)
 
 
 def load_planned(

@@ -26,6 +26,7 @@ _SCHEDSTAT_SECONDS = 1.0
 _MIN_SAMPLES = 5  # below this a median says nothing
 
 _THREADS_OF_OURS = "spdl-"
+_OWN_NAME = "spdl-probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class _Probe:
             self._seen.clear()
             gc.callbacks.append(self._on_gc)
             threading.Thread(
-                target=self._run, args=(self._going_on,), name="spdl-probe", daemon=True
+                target=self._run, args=(self._going_on,), name=_OWN_NAME, daemon=True
             ).start()
 
     def stop(self) -> None:
@@ -103,8 +104,8 @@ class _Probe:
         with self._lock:
             now_ns = perf_counter_ns()
             for thread in threading.enumerate():
-                number = thread.native_id
-                if number is None or not thread.name.startswith(_THREADS_OF_OURS):
+                number, name = thread.native_id, thread.name
+                if number is None or not name.startswith(_THREADS_OF_OURS) or name == _OWN_NAME:
                     continue
                 delay_ns = _run_delay_ns(number)
                 if delay_ns is None:

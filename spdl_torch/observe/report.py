@@ -29,6 +29,8 @@ class Report:
     verdict: Verdict
     stats: PipelineStats
     probes: Probes
+    pooled: tuple[str, ...] = ()
+    """Stages that share the threads of a loader's workers; see :func:`judge`."""
 
     def __str__(self) -> str:
         """The verdict, a line for each stage, the checks, and what to do."""
@@ -79,7 +81,9 @@ class Report:
             return f"BOTTLENECK ({self.verdict.cause.value})"
         if stage.wait_out_ratio >= 0.5:
             return "waits for room"
-        return "waits for items" if stage.wait_in_ratio >= 0.5 else ""
+        if stage.wait_in_ratio < 0.5:
+            return ""
+        return "waits for the trainer" if stage.name in self.pooled else "waits for items"
 
     def _checks(self) -> str:
         p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
@@ -96,11 +100,12 @@ class Report:
 
 
 def make_report(
-    stats: PipelineStats, probes: Probes | None = None, *, has_source: bool = True
+    stats: PipelineStats, probes: Probes | None = None, *, pooled: Sequence[str] = ()
 ) -> Report:
-    """Judge a reading and keep what the judgement rests on."""
+    """Judge a reading and keep what the judgement rests on; arguments as of :func:`judge`."""
     probes = probes or Probes()
-    return Report(verdict=judge(stats, probes, has_source=has_source), stats=stats, probes=probes)
+    verdict = judge(stats, probes, pooled=pooled)
+    return Report(verdict=verdict, stats=stats, probes=probes, pooled=tuple(pooled))
 
 
 def _gain(gain: float) -> str:

@@ -91,14 +91,14 @@ class Verdict:
 
 
 def judge(
-    stats: PipelineStats, probes: Probes | None = None, *, has_source: bool = True
+    stats: PipelineStats, probes: Probes | None = None, *, pooled: Sequence[str] = ()
 ) -> Verdict:
     """Name what holds training back.
 
     stats: of a window without the warm-up.
     probes: without them the cause is told from CPU time alone, less surely.
-    has_source: whether the first stage waits for a source, as in a pipeline, or for the consumer
-        itself, as in a loader, whose sampler runs on the trainer's thread.
+    pooled: stages that run on the same threads, those of a loader's workers, which wait for the
+        trainer to ask, not for a source; () = every stage has its own, as in a pipeline.
     """
     probes = probes or Probes(switch_interval=sys.getswitchinterval())
     waiting = stats.consumer_wait_ratio
@@ -108,14 +108,15 @@ def judge(
     level = "HIGHLY" if waiting >= _HIGHLY_INPUT_BOUND else "moderately"
     finding = f"Training waits for data {_percent(waiting)} of the time ({level} input-bound)"
     stage, gain = _bottleneck(stats.stages), 1 / max(1 - waiting, 0.01) - 1
-    if stage is None or stage.busy_ratio < _BUSY:
-        cause, why, action = _no_busy_stage(stats.stages, has_source)
+    if stage is None or _busy(stage, stats.stages, pooled) < _BUSY:
+        cause, why, action = _no_busy_stage(stats.stages, pooled)
         stage = None
     else:
         cause = _cause(stage, probes)
-        gain = min(gain, _headroom_without(stats.stages, stage))
+        gain = min(gain, _headroom_without(stats.stages, stage, pooled))
         why = f"stage {stage.name!r} is the bottleneck{_WHY[cause]}"
-        action = _action(stage, cause, gain, probes)
+        knob = "num_workers" if stage.name in pooled else "its concurrency"
+        action = _action(stage, cause, gain, probes, knob)
     return Verdict(
         cause=cause,
         stage=stage.name if stage else None,
@@ -154,8 +155,15 @@ def _bottleneck(stages: Sequence[StageStats]) -> StageStats | None:
     return max(stages, key=lambda stage: stage.busy_ratio, default=None)
 
 
-def _no_busy_stage(stages: Sequence[StageStats], has_source: bool) -> tuple[Cause, str, str]:
-    if has_source and stages and stages[0].wait_in_ratio >= _BUSY:
+def _busy(stage: StageStats, stages: Sequence[StageStats], pooled: Sequence[str]) -> float:
+    """Share of the time that the stage's threads work, be it for another stage of their pool."""
+    if stage.name not in pooled:
+        return stage.busy_ratio
+    return sum(one.busy_ratio for one in stages if one.name in pooled)
+
+
+def _no_busy_stage(stages: Sequence[StageStats], pooled: Sequence[str]) -> tuple[Cause, str, str]:
+    if not pooled and stages and stages[0].wait_in_ratio >= _BUSY:
         return (
             Cause.SOURCE,
             "the source is the bottleneck; every stage waits for it",
@@ -189,7 +197,7 @@ def _cause(stage: StageStats, probes: Probes) -> Cause:
     return Cause.THREADS if stage.cpu_ratio >= _COMPUTING_OP else Cause.UNKNOWN
 
 
-def _action(stage: StageStats, cause: Cause, gain: float, probes: Probes) -> str:
+def _action(stage: StageStats, cause: Cause, gain: float, probes: Probes, knob: str) -> str:
     wanted = math.ceil(stage.concurrency * (1 + gain))
     more = f"from {stage.concurrency} to about {wanted}"
     match cause:
@@ -201,19 +209,22 @@ def _action(stage: StageStats, cause: Cause, gain: float, probes: Probes) -> str
         case Cause.CPU:
             return "More threads will not help. Give it more cores, or less work for each item."
         case Cause.IO:
-            return f"Raise its concurrency {more}: its threads use no core while they wait."
+            return f"Raise {knob} {more}: its threads use no core while they wait."
         case Cause.THREADS if probes.num_cores is not None and wanted > probes.num_cores:
             return (
-                f"Raise its concurrency {more}, or to the {probes.num_cores} cores that there "
+                f"Raise {knob} {more}, or to the {probes.num_cores} cores that there "
                 "are; then give it less work for each item."
             )
         case _:
-            return f"Raise its concurrency {more}, as long as cores are idle."
+            return f"Raise {knob} {more}, as long as cores are idle."
 
 
-def _headroom_without(stages: Sequence[StageStats], fixed: StageStats) -> float:
+def _headroom_without(
+    stages: Sequence[StageStats], fixed: StageStats, pooled: Sequence[str]
+) -> float:
     """How much faster the other stages could go, in shares of the present rate."""
-    others = [stage.busy_ratio for stage in stages if stage is not fixed]
+    changed = pooled if fixed.name in pooled else (fixed.name,)
+    others = [stage.busy_ratio for stage in stages if stage.name not in changed]
     return 1 / max(*others, 0.01) - 1 if others else math.inf
 
 

@@ -1,0 +1,251 @@
+"""Formats of arrays and pools of workers: loads a second and CPU time, with confidence intervals.
+
+Every combination of
+
+- format: ``torch`` (torch.save), ``npy``, ``npz`` (stored) and ``npz-compressed``;
+- loader: numpy and ours (``spdl_torch.io.load_npy`` and ``load_npz``); torch.load for ``torch``;
+- pool: threads or processes;
+- number of workers.
+
+One load is a smooth picture, uint8 (3, 640, 480), and its labels, uint8 (640, 480), from bytes
+that every worker has in memory. A task is a batch of 16 loads, and its arrays go to the caller, as
+in a data loader: by reference from threads, copied between processes from processes. The clock
+starts when every worker has done a first task. The CPU time is that of all processes over the
+pool's whole life.
+
+Prints a row for each combination; ``--csv`` writes them with the mean over the repeats and its
+95 % confidence interval, for benchmark_numpy_plot.py to draw.
+
+    python examples/benchmark_numpy.py [--workers N [N ...] | --all-workers] [--iterations N]
+        [--rounds N] [--csv FILE] [--json FILE] [--smoke]
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import csv
+import io
+import itertools
+import multiprocessing
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from _arrays import encode, sample
+from _bench import Metric, Report, argument_parser, interleaved, machine, run_program
+
+from spdl_torch.demo.machine import usable_cores
+from spdl_torch.io import load_npy, load_npz
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+BATCH = 16
+"""Loads a task."""
+ALL_WORKERS = (1, 2, 4, 8, 16, 32)
+CASES = (
+    *(("torch", "torch"), ("npy", "numpy"), ("npy", "ours"), ("npz", "numpy"), ("npz", "ours")),
+    *(("npz-compressed", "numpy"), ("npz-compressed", "ours")),
+)
+POOLS = ("threads", "processes")
+METRICS = (
+    Metric(key="loads_per_second", heading="loads/s"),
+    Metric(key="cpu_ms_per_load", heading="CPU ms/load", digits=3),
+)
+COLUMNS = (
+    *("pool", "format", "loader", "num_workers", "metric"),
+    *("mean", "interval_low", "interval_high", "num_repeats"),
+)
+
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160),
+    *(2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056),
+    *(2.052, 2.048, 2.045, 2.042),
+)
+"""Student's t, two-sided 95 %, for 1 to 30 degrees of freedom: NIST/SEMATECH e-Handbook of
+Statistical Methods, 1.3.6.7.2."""
+NORMAL_QUANTILE = 1.960
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of all benchmarks and some more."""
+    options = argument_parser(__doc__, rounds=5, data=False)
+    options.add_argument(
+        "--workers",
+        type=int,
+        nargs="+",
+        metavar="N",
+        default=[n for n in ALL_WORKERS if n <= 2 * usable_cores()],
+        help="default: powers of two up to twice the cores and to 32",
+    )
+    options.add_argument(
+        "--all-workers",
+        action="store_const",
+        const=list(ALL_WORKERS),
+        dest="workers",
+        help="1, 2, 4, 8, 16 and 32, whatever the machine has",
+    )
+    options.add_argument(
+        "--iterations",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="loads of a combination a round (default: %(default)s), more if they take no 0.3 s",
+    )
+    options.add_argument("--csv", type=Path, metavar="FILE", help="for the plot")
+    return options
+
+
+def main(options: argparse.Namespace) -> Report:
+    """Measure all combinations, a repeat of each a round."""
+    workers = sorted(set(options.workers))
+    amounts = {"num_loads": options.iterations, "seconds": 0.3}
+    if options.smoke:
+        workers, amounts = [2], {"num_loads": 2 * BATCH, "seconds": 0.0}
+    combinations = {
+        f"{saved_as}, {library}, {count} {pool}": (pool, saved_as, library, count)
+        for pool, (saved_as, library), count in itertools.product(POOLS, CASES, workers)
+    }
+    report = Report(
+        title="Loads of uint8 (3, 640, 480) and (640, 480) from bytes in memory",
+        metrics=METRICS,
+        settings=machine(numpy=np.__version__, rounds=options.rounds),
+    )
+    interleaved(
+        report,
+        list(combinations),
+        options.rounds,
+        lambda row: measure(*combinations[row], **amounts),
+    )
+    if options.csv:
+        write_csv(options.csv, report, combinations)
+        report.remarks.append(f"Wrote {options.csv}.")
+    return report
+
+
+def measure(
+    pool: str, saved_as: str, library: str, num_workers: int, *, num_loads: int, seconds: float
+) -> dict[str, float]:
+    """One repeat of one combination, in a pool of its own."""
+    files = encode(saved_as, sample())
+    cpu = tree_cpu_seconds()
+    with make_pool(pool, num_workers, (saved_as, library, files)) as executor:
+        # Twice as many tasks as there are workers: each of them had one, or as good as.
+        num_first = run_tasks(executor, num_workers, 2 * num_workers)
+        start = time.perf_counter()
+        num_rest = run_tasks(executor, num_workers, -(-num_loads // BATCH), start + seconds)
+        elapsed = time.perf_counter() - start
+    cpu = tree_cpu_seconds() - cpu
+    return {
+        "loads_per_second": num_rest * BATCH / elapsed,
+        "cpu_ms_per_load": cpu / ((num_first + num_rest) * BATCH) * 1e3,
+    }
+
+
+def tree_cpu_seconds() -> float:
+    """Of this process and of those that it has joined (these to a hundredth of a second)."""
+    children = os.times()[2:4]
+    return time.process_time() + sum(children)
+
+
+def make_pool(
+    pool: str, num_workers: int, case: tuple[str, str, list[bytes]]
+) -> concurrent.futures.Executor:
+    """Workers that have the files and know how to load them."""
+    if pool == "threads":
+        return concurrent.futures.ThreadPoolExecutor(num_workers, "load", prepare, case)
+    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    return concurrent.futures.ProcessPoolExecutor(num_workers, context, prepare, case)
+
+
+def run_tasks(
+    executor: concurrent.futures.Executor, num_workers: int, num_tasks: int, end: float = 0.0
+) -> int:
+    """Batches, a few ahead of the caller, who drops each one that it gets.
+
+    Returns: how many, which is more than ``num_tasks`` if they were done before ``end``.
+    """
+    pending: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
+    num_done = 0
+    while num_done < num_tasks or time.perf_counter() < end:
+        while len(pending) < 2 * num_workers:
+            pending.append(executor.submit(load_batch))
+        check(pending.popleft().result())
+        num_done += 1
+    for future in pending:
+        check(future.result())
+    return num_done + len(pending)
+
+
+def check(batch: list[Any]) -> None:
+    """Every array arrived."""
+    shapes = {tuple(array.shape) for arrays in batch for array in arrays}
+    assert shapes == {(3, 640, 480), (640, 480)}, shapes
+
+
+_load: Callable[[], Any]
+"""What the tasks of this process call; one combination is measured at a time."""
+
+
+def prepare(saved_as: str, library: str, files: list[bytes]) -> None:
+    """The first thing that every worker does."""
+    global _load
+    torch.set_num_threads(1)
+    _load = loader(saved_as, library, files)
+
+
+def load_batch() -> list[Any]:
+    """A task."""
+    return [_load() for _ in range(BATCH)]
+
+
+def loader(saved_as: str, library: str, files: list[bytes]) -> Callable[[], Any]:
+    """A function that loads a picture and its labels."""
+    if library == "torch":
+        return lambda: tuple(torch.load(io.BytesIO(files[0]), weights_only=True).values())
+    if saved_as == "npy":
+        if library == "ours":
+            return lambda: [load_npy(content) for content in files]
+        return lambda: [np.load(io.BytesIO(content)) for content in files]
+
+    def load() -> tuple[Any, Any]:
+        content = files[0]
+        archive = load_npz(content) if library == "ours" else np.load(io.BytesIO(content))
+        return archive["image"], archive["label"]
+
+    return load
+
+
+def write_csv(
+    path: Path, report: Report, combinations: dict[str, tuple[str, str, str, int]]
+) -> None:
+    """A line for each combination and metric."""
+    with open(path, "w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(COLUMNS)
+        for row, combination in combinations.items():
+            for metric in METRICS:
+                values = report.rows[row][metric.key]
+                mean = statistics.mean(values)
+                half = half_interval(values)
+                numbers = [f"{x:.6g}" for x in (mean, mean - half, mean + half)]
+                lines.writerow([*combination, metric.key, *numbers, len(values)])
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half the width of the mean's 95 % confidence interval; NaN for a single value."""
+    if len(values) < 2:
+        return float("nan")
+    freedom = len(values) - 1
+    quantile = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else NORMAL_QUANTILE
+    return quantile * statistics.stdev(values) / len(values) ** 0.5
+
+
+if __name__ == "__main__":
+    run_program(main, parser())

@@ -1,0 +1,21 @@
+"""Where items come from: files, lists of files, tar shards, any iterable; shuffled and shared out.
+
+A source is handed to ``PipelineBuilder.add_source`` or to ``PipelineDataset``.
+"""
+
+from spdl_torch.data.sources._any import as_source
+from spdl_torch.data.sources._base import DataSource
+from spdl_torch.data.sources._files import FileList, Files
+from spdl_torch.data.sources._list import ListSource
+from spdl_torch.data.sources._samples import read_samples
+from spdl_torch.data.sources._tar import TarShards
+
+__all__ = [
+    "DataSource",
+    "FileList",
+    "Files",
+    "ListSource",
+    "TarShards",
+    "as_source",
+    "read_samples",
+]

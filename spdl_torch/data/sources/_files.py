@@ -1,0 +1,136 @@
+"""Names of files: found by patterns, or listed in a file."""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import TYPE_CHECKING, Any
+
+from spdl_torch.io._read import Reader
+from spdl_torch.io._remote import glob_url, is_url
+
+from ._list import ListSource
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+__all__ = ["FileList", "Files", "find_files", "nothing_found"]
+
+
+class Files(ListSource[str]):
+    """Paths or URLs of the files that match, each once, sorted by name.
+
+    patterns: one or more of: a path, a folder, or a glob with ``*``, ``?``, ``[abc]`` and ``**``
+        (any number of folders); a URL with the same, where fsspec can list it. Names that begin
+        with a dot match only where the pattern has the dot too.
+    suffixes: keep names with one of these ends, in any case, such as ``{".jpg", ".jpeg"}``.
+    recursive: of a folder, the files in the folders below it as well.
+    storage_options: what fsspec's file system takes, for URLs.
+
+    The names are found once, here. Raises: FileNotFoundError: a pattern has no file.
+    """
+
+    def __init__(
+        self,
+        patterns: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        suffixes: Collection[str] | None = None,
+        recursive: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(patterns, str | os.PathLike):
+            patterns = [patterns]
+        if isinstance(suffixes, str):
+            raise TypeError(f"Files: suffixes must be a collection of them, got {suffixes!r}.")
+        ends = None if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
+        found: set[str] = set()
+        for pattern in patterns:
+            names = find_files(os.fspath(pattern), recursive, storage_options)
+            if ends is not None:
+                names = [name for name in names if name.lower().endswith(ends)]
+            if not names:
+                raise nothing_found("Files", os.fspath(pattern), ends)
+            found.update(names)
+        super().__init__(sorted(found))
+
+
+class FileList(ListSource[str]):
+    """The paths or URLs that a text file lists, one a line, in its order.
+
+    path: of the list, which may be a URL. UTF-8; white space around a line and empty lines are
+        left out. Everything else counts as a path, lines that begin with ``#`` too, unless
+        ``comment="#"``.
+    prefix: a folder or URL put in front of every path that is not absolute and no URL.
+    split: ``(k, n)`` keeps the lines whose number, from 0, has ``number % n == k``; empty lines
+        and comments have a number as well.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        prefix: str | os.PathLike[str] = "",
+        split: tuple[int, int] | None = None,
+        comment: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        k, n = (0, 1) if split is None else split
+        if not 0 <= k < n:
+            raise ValueError(f"FileList: split must be (k, n) with 0 <= k < n, got {split}.")
+        content: bytes = Reader(storage_options=storage_options)(path)
+        # Names that are no UTF-8 reach open() as they are; "sig" is for lists from Windows.
+        lines = content.decode("utf-8-sig", "surrogateescape").split("\n")[k::n]
+        names = [name for line in lines if (name := line.strip())]
+        if comment is not None:
+            names = [name for name in names if not name.startswith(comment)]
+        front = os.fspath(prefix)
+        if front:
+            front += "" if front.endswith(("/", os.sep)) else "/"
+            names = [
+                name if os.path.isabs(name) or is_url(name) else front + name for name in names
+            ]
+        super().__init__(names)
+
+
+def find_files(
+    pattern: str, recursive: bool, storage_options: Mapping[str, Any] | None
+) -> list[str]:
+    """Files that a path, a folder, a glob or a URL names; none when there are none."""
+    if is_url(pattern):
+        names = glob_url(pattern, storage_options)
+        if not names and not glob.has_magic(pattern):
+            below = "/**" if recursive else "/*"
+            names = glob_url(pattern.rstrip("/") + below, storage_options)
+        return names
+    if os.path.isdir(pattern):
+        return list(_files_in(pattern, recursive))
+    if os.path.exists(pattern):  # also where the name itself has brackets
+        return [pattern]
+    return [name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name)]
+
+
+def _files_in(folder: str, recursive: bool) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if not entry.is_dir():
+                yield entry.path
+            elif recursive:
+                yield from _files_in(entry.path, recursive)
+
+
+def nothing_found(who: str, pattern: str, ends: tuple[str, ...] | None = None) -> FileNotFoundError:
+    """The error for a pattern without files, with the nearest folder that is there."""
+    ending = f" with an ending of {', '.join(ends)}" if ends is not None else ""
+    hint = ""
+    if not is_url(pattern):
+        hint = f" The current folder is {os.getcwd()!r}."
+        folder = pattern
+        while folder and not os.path.isdir(folder):
+            folder = os.path.dirname(folder.rstrip("/"))
+        if folder:
+            hint = f" {folder!r} is there, with {len(os.listdir(folder))} entries."
+            if os.path.isdir(pattern):
+                hint += " recursive=True looks into the folders below."
+    return FileNotFoundError(f"{who}: no file{ending} matches {pattern!r}.{hint}")

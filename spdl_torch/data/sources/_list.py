@@ -1,0 +1,143 @@
+"""Sources whose items have a number: any position is reached at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from spdl_torch.errors import UnsupportedOptionError
+
+from ._base import DataSource, check_start, seed_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+__all__ = ["ListSource"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_CHUNK = 4096  # positions that become Python ints at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shuffle:
+    seed: int
+
+
+class ListSource(DataSource[T_co], Sequence[T_co]):
+    """A list, a range, or whatever else has ``len()`` and ``[number]``, map-style datasets too.
+
+    ``source[position]`` is the item at that position of this epoch's order, and ``iterate(start)``
+    begins there, both without touching those before. Items are taken when they are handed out.
+
+    Shuffled, an epoch's order is a permutation of all items; it takes 8 bytes an item, once.
+    ``shuffle`` before ``shard``: the parts have other items every epoch. After: each part keeps
+    its items and changes their order.
+    """
+
+    def __init__(self, items: Sequence[T_co]) -> None:
+        self._items = items
+        self._steps: tuple[_Shard | _Shuffle, ...] = ()  # what was asked for, in order
+        self._order: tuple[int, range | Tensor] | None = None  # with the epoch it belongs to
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_order": None}
+
+    def __repr__(self) -> str:
+        steps = "".join(
+            f", shuffle({step.seed})"
+            if isinstance(step, _Shuffle)
+            else f", shard({step.index}, {step.count})"
+            for step in self._steps
+        )
+        return f"<{type(self).__name__} of {len(self)} items{steps}>"
+
+    def __len__(self) -> int:
+        length = len(self._items)
+        for step in self._steps:
+            if isinstance(step, _Shard):
+                length = len(range(step.index, length, step.count))
+        return length
+
+    @overload
+    def __getitem__(self, position: int) -> T_co: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[T_co]: ...
+    def __getitem__(self, position: int | slice) -> Any:
+        """The item at a position of this epoch's order, or a list of them for a slice."""
+        order = self._positions()
+        if isinstance(position, slice):
+            return [self._items[int(number)] for number in order[position]]
+        if not -len(order) <= position < len(order):
+            raise IndexError(
+                f"{type(self).__name__}: position must be below {len(order)}, got {position}."
+            )
+        return self._items[int(order[position])]
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self.iterate()
+
+    def shard(self, index: int, count: int) -> ListSource[T_co]:
+        """Every ``count``-th item of this epoch's order, from ``index`` on.
+
+        Lengths differ by one at most. Raises: ValueError: not ``0 <= index < count``.
+        """
+        self._check_shard(index, count)
+        return self._with(_steps=(*self._steps, _Shard(index, count)), _order=None)
+
+    def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> ListSource[T_co]:
+        """All items in an order drawn anew for every ``(seed, epoch)``.
+
+        Raises: UnsupportedOptionError: a ``buffer_size``; nothing has to wait in a buffer here.
+        """
+        if buffer_size is not None:
+            raise UnsupportedOptionError(
+                f"{type(self).__name__}.shuffle: buffer_size must be None, got {buffer_size}. "
+                "Everything is shuffled with everything; a buffer is for streams such as TarShards."
+            )
+        return self._with(_steps=(*self._steps, _Shuffle(int(seed))), _order=None)
+
+    def iterate(self, start: int = 0) -> Iterator[T_co]:
+        """What iteration gives from position ``start`` on; nothing before it is touched."""
+        check_start(self, start)
+        return _walk(self._items, self._positions(), start)
+
+    def _positions(self) -> range | Tensor:
+        """Where in the list this epoch's items are, in order."""
+        if self._order is None or self._order[0] != self._epoch:
+            order: range | Tensor = range(len(self._items))
+            for step in self._steps:
+                if isinstance(step, _Shuffle):
+                    order = _permuted(order, seed_of("shuffle", step.seed, self._epoch))
+                else:
+                    order = order[step.index :: step.count]
+            if not isinstance(order, range):
+                order = order.clone()  # a part must not keep the whole permutation
+            self._order = self._epoch, order
+        return self._order[1]
+
+
+def _walk(items: Sequence[T_co], order: range | Tensor, start: int) -> Iterator[T_co]:
+    for first in range(start, len(order), _CHUNK):
+        chunk = order[first : first + _CHUNK]
+        for number in chunk if isinstance(chunk, range) else chunk.tolist():
+            yield items[number]
+
+
+def _permuted(order: range | Tensor, seed: int) -> Tensor:
+    import torch  # a list that is not shuffled needs none of it
+
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    permutation = torch.randperm(len(order), generator=generator, device="cpu")
+    if isinstance(order, range):
+        return permutation.mul_(order.step).add_(order.start)
+    return order[permutation]

@@ -1,0 +1,105 @@
+"""Sources that can only be read from the front."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ._base import DataSource, check_start, random_of
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["DEFAULT_BUFFER_SIZE", "Mix", "SizedStream", "Stream", "StreamSource"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+DEFAULT_BUFFER_SIZE = 1000
+_FIRST = 100  # items that wait before the first is handed out
+
+
+class Mix:
+    """How a stream is shuffled: its seed, and how many items wait to be drawn."""
+
+    def __init__(self, seed: int, buffer_size: int | None, where: str) -> None:
+        self.seed = int(seed)
+        self.buffer_size = DEFAULT_BUFFER_SIZE if buffer_size is None else buffer_size
+        if self.buffer_size < 1:
+            raise ValueError(f"{where}: buffer_size must be >= 1 or None, got {buffer_size}.")
+
+    def drawn(self, items: Iterator[T], *place: int) -> Iterator[T]:
+        """The items, each drawn from those that wait.
+
+        The buffer grows to its size while items are handed out, so that the first comes soon.
+        """
+        return _drawn(items, self.buffer_size, random_of("buffer", self.seed, *place))
+
+
+class StreamSource(DataSource[T_co]):
+    """What streams have in common: one place among the parts, one way to be shuffled."""
+
+    _index, _count = 0, 1
+    _mix: Mix | None = None
+
+    def shard(self, index: int, count: int) -> StreamSource[T_co]:
+        """Part ``index`` of ``count``; see :meth:`DataSource.shard`."""
+        self._check_shard(index, count)
+        # Every count-th of every _count-th: one stride, whatever the number of divisions.
+        return self._with(_index=self._index + index * self._count, _count=self._count * count)
+
+    def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> StreamSource[T_co]:
+        """Items drawn at random from a buffer of ``buffer_size`` (None = 1000) that wait.
+
+        A part draws from its own items alone. Raises: ValueError: ``buffer_size`` < 1.
+        """
+        mix = Mix(seed, buffer_size, f"{type(self).__name__}.shuffle")
+        return self._with(_mix=mix)
+
+
+class Stream(StreamSource[T_co], Generic[T_co]):
+    """Any iterable, or a function that returns one. Parts are every ``count``-th item."""
+
+    def __init__(self, items: Iterable[T_co] | Callable[[], Iterable[T_co]]) -> None:
+        self._items = items
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._items!r}, shard({self._index}, {self._count})>"
+
+    def iterate(self, start: int = 0) -> Iterator[T_co]:
+        """What iteration gives from its ``start``-th item on; those before are read and dropped."""
+        check_start(self, start)
+        items: Any = self._items
+        set_epoch = getattr(items, "set_epoch", None)  # samplers have it
+        if callable(set_epoch):
+            set_epoch(self._epoch)
+        opened = iter(items() if callable(items) and not hasattr(items, "__iter__") else items)
+        if self._mix is None:
+            return islice(opened, self._index + start * self._count, None, self._count)
+        part = islice(opened, self._index, None, self._count)
+        return islice(self._mix.drawn(part, self._epoch, self._index, self._count), start, None)
+
+
+class SizedStream(Stream[T_co]):
+    """A stream of known length, such as a sampler."""
+
+    def __len__(self) -> int:
+        length: int = len(self._items)  # type: ignore[arg-type]
+        return len(range(self._index, length, self._count))
+
+
+def _drawn(items: Iterator[T], buffer_size: int, draw: random.Random) -> Iterator[T]:
+    waiting: list[T] = []
+    first = min(buffer_size, _FIRST)
+    for number, item in enumerate(items):
+        if len(waiting) < first or (len(waiting) < buffer_size and number % 2):
+            waiting.append(item)
+            continue
+        slot = draw.randrange(len(waiting))
+        waiting[slot], item = item, waiting[slot]
+        yield item
+    draw.shuffle(waiting)
+    waiting.reverse()
+    while waiting:
+        yield waiting.pop()

@@ -1,0 +1,117 @@
+"""Sources of arrays as memory to look into: the given memory itself wherever there is some."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+import torch
+
+from ._remote import is_url, read_url
+from ._source import source_name
+
+if TYPE_CHECKING:
+    from io import FileIO
+
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    from ._source import Source
+
+__all__ = ["Memory", "memory_name", "open_memory"]
+
+
+class Memory(Protocol):
+    """``bytes``, or a uint8 array of one dimension: slices are cheap, ``bytes()`` copies them.
+
+    An array's buffer is not known to the type checker before Python 3.12, hence the casts.
+    """
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: slice, /) -> Memory: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+def open_memory(source: Source | Buffer) -> Memory:
+    """The bytes of a source, not copied if it has the buffer protocol or is a CPU tensor.
+
+    The returned memory keeps the source alive; while it lives, a bytearray cannot be resized and
+    an mmap cannot be closed.
+
+    Returns: the source itself if it is ``bytes``, else uint8 of one dimension; read-only exactly
+        if the source is. A path is read in one call into memory of our own, which is writable.
+    Raises: OSError: a path cannot be read; TypeError: not a source.
+    """
+    if isinstance(source, bytes):
+        return source
+    if isinstance(source, torch.Tensor):
+        return _from_tensor(source)
+    if isinstance(source, str | os.PathLike):
+        return read_url(os.fspath(source)) if is_url(source) else _read_file(source)
+    read = getattr(source, "read", None)
+    if callable(read) and not _has_buffer(source):  # an mmap has both
+        source = read()
+        if isinstance(source, bytes):
+            return source
+    try:
+        view = memoryview(cast("Buffer", source))
+    except TypeError:
+        raise TypeError(
+            f"an array source must be a path, an object with the buffer protocol (bytes, "
+            f"memoryview, mmap), a uint8 tensor or a file opened with 'rb', "
+            f"got {type(source).__name__}."
+        ) from None
+    if not view.c_contiguous:
+        raise TypeError("an array source must be contiguous memory, got a buffer with strides.")
+    return _from_buffer(view)
+
+
+def memory_name(source: Source | Buffer) -> str:
+    """How an error names the source: its path, or ``<bytes>`` for memory of any kind."""
+    is_named = isinstance(source, str | os.PathLike) or not _has_buffer(source)
+    return source_name(cast("Source", source)) if is_named else "<bytes>"
+
+
+def _from_tensor(source: torch.Tensor) -> Memory:
+    if source.dtype != torch.uint8 or source.dim() != 1:
+        raise TypeError(
+            f"an encoded array as a tensor must be uint8 with one dimension, "
+            f"got {source.dtype} of shape {tuple(source.shape)}."
+        )
+    return cast("Memory", source.detach().cpu().contiguous().numpy())
+
+
+def _from_buffer(view: memoryview) -> Memory:
+    # numpy refuses to look into empty memory. frombuffer, unlike ndarray(buffer=...), holds the
+    # export, without which a bytearray could be resized under the arrays.
+    return cast("Memory", np.frombuffer(view, dtype=np.uint8)) if view.nbytes else b""
+
+
+def _has_buffer(source: object) -> bool:
+    try:
+        memoryview(cast("Buffer", source)).release()
+    except TypeError:
+        return False
+    return True
+
+
+def _read_file(path: str | os.PathLike[str]) -> Memory:
+    # Not mapped, although that would be a quarter faster for files in the cache: every mapping
+    # holds a file descriptor as long as an array lives, and a file that becomes shorter would end
+    # the process. Who wants a mapping passes one.
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:  # empty, or a pipe, or a file of /proc, which do not tell
+            return file.read()
+        memory = np.empty(size, dtype=np.uint8)
+        num_read = _fill(file, memory)
+    return cast("Memory", memory[:num_read])
+
+
+def _fill(file: FileIO, memory: NDArray[np.uint8]) -> int:
+    """Bytes read; fewer than there is room for if the file became shorter."""
+    num_read = 0
+    while count := file.readinto(memory[num_read:].data):
+        num_read += count
+    return num_read

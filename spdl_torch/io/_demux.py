@@ -1,0 +1,195 @@
+"""Read the packets of a video that are needed for some of its frames."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+from av.error import FFmpegError
+
+from spdl_torch.errors import DecodeError
+
+from ._packets import VideoPackets, displayed, to_ticks
+from ._source import source_name
+from ._video_codec import VideoCodec
+from ._video_open import open_video
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from av.container import InputContainer
+    from av.packet import Packet
+    from av.video.stream import VideoStream
+
+    from ._source import Source
+
+__all__ = ["demux_video", "read_spans"]
+
+_GENERATE_PTS = 1
+"""FFmpeg's AVFMT_FLAG_GENPTS."""
+
+_FIRST_STEP_SECONDS = 0.5
+"""How far to go back at first where there is no keyframe; they are mostly 0.5 to 10 s apart."""
+
+
+def demux_video(
+    src: Source, *, timestamp: tuple[SupportsFloat, SupportsFloat] | None = None
+) -> VideoPackets:
+    """Read the encoded packets of a video, without decoding.
+
+    Args:
+        src: a path, a URL that fsspec opens, the file's bytes (bytes or uint8 tensor of one
+            dimension) or a binary file.
+        timestamp: start and end in seconds. Only what is needed to decode the frames of
+            ``start <= time < end`` is read, from the keyframe before on. None reads everything.
+
+    Returns: packets for :func:`decode_packets`, which gives exactly those frames.
+    Raises:
+        DecodeError: not a video, damaged, or no frame in the window.
+        OSError: a path cannot be read.
+    """
+    name = source_name(src)
+    window = None if timestamp is None else _window(timestamp)
+    with open_video(src) as (container, stream):
+        spans = [(-math.inf, math.inf)] if window is None else [window]
+        packets = read_spans(container, stream, spans, name, window)
+    if not packets.times:
+        raise DecodeError(f"{name}: no frame {_where(window)}.")
+    return packets
+
+
+def read_spans(
+    container: InputContainer,
+    stream: VideoStream,
+    spans: Sequence[tuple[float, float]],
+    name: str,
+    window: tuple[float, float] | None = None,
+) -> VideoPackets:
+    """The packets that are needed for what is displayed in some spans of time.
+
+    Args:
+        spans: starts and ends in seconds, ascending and apart. The frames on display at a start
+            and at an end are included.
+        window: what the packets say that they are for.
+
+    Raises: DecodeError: there is no packet at all.
+    """
+    # FFmpeg would make times up where the container has none; those are wrong where two B-frames
+    # follow each other.
+    container.flags &= ~_GENERATE_PTS
+    codec = VideoCodec.of(stream)
+    reader = _Reader(container, stream, codec)
+    for start, end in spans:
+        reader.read(start, end)
+    if not reader.packets:
+        raise DecodeError(f"{name}: no frame in it.")
+    return VideoPackets(name, codec, reader.packets, window, stream.codec_context)
+
+
+class _Reader:
+    """Collects packets, each once."""
+
+    def __init__(self, container: InputContainer, stream: VideoStream, codec: VideoCodec) -> None:
+        self.packets: list[Packet[Any]] = []
+        self._container = container
+        self._stream = stream
+        self._codec = codec
+        self._time_base = Fraction(*codec.time_base)
+        self._seen: set[tuple[int | None, int]] = set()
+        self._incoming = _packets(container, stream)
+        first = next(self._incoming, None)
+        if first is None:
+            self._can_seek = False
+        elif first.dts is None and first.pts is None:  # a raw stream
+            self._can_seek = False
+            self._incoming = _counted(first, self._incoming, stream)
+        else:
+            self._can_seek = first.pts is not None or codec.counts_after_seek
+            self._incoming = itertools.chain([first], self._incoming)
+            self._opening = displayed(first) or 0
+            self._lowest = min(self._opening, first.dts or 0)
+
+    def read(self, start: float, end: float) -> None:
+        """Add what is needed from one second to another."""
+        if self._can_seek and not math.isinf(start):
+            self._seek(math.floor(start / float(self._time_base) + 1e-6))
+        stop = to_ticks(end, self._time_base)
+        for packet in _until(self._incoming, stop, 1 + self._codec.reorder_depth):
+            # Where the keyframe is far back, the span before has a part of the way.
+            identity = displayed(packet), packet.size
+            if identity not in self._seen:
+                self._seen.add(identity)
+                self.packets.append(packet)
+
+    def _seek(self, start: int) -> None:
+        """Go on from a keyframe that is displayed at ``start`` or before, in ticks."""
+        if start <= self._opening and not self.packets:
+            return
+        step = max(1, round(_FIRST_STEP_SECONDS / self._time_base))
+        target = start
+        while target > self._lowest:
+            if not self._land(target):
+                return
+            reach = _until(self._incoming, start, 0)
+            key = next((packet for packet in reach if packet.is_keyframe), None)
+            time = None if key is None else displayed(key)
+            if key is not None and time is not None and time <= start - self._unsure_ticks(key):
+                self._incoming = itertools.chain([key], self._incoming)
+                return
+            # Containers seek by dts, and some to any packet: the keyframe is displayed too late,
+            # or there is none before ``start``. Look further back, in steps that grow.
+            target, step = target - step, 2 * step
+        self._land(self._lowest)
+
+    def _land(self, target: int) -> bool:
+        try:
+            self._container.seek(target, stream=self._stream)
+        except (FFmpegError, OSError):  # a source that cannot seek: read on from where it is
+            self._can_seek = False
+            return False
+        self._incoming = _packets(self._container, self._stream)
+        return True
+
+    def _unsure_ticks(self, key: Packet[Any]) -> Fraction:
+        if key.pts is not None:
+            return Fraction(0)
+        rate = self._stream.average_rate or Fraction(25)
+        return self._codec.num_unsure / (rate * self._time_base)
+
+
+def _until(packets: Iterator[Packet[Any]], stop: float, num_more: int) -> Iterator[Packet[Any]]:
+    """Those for all that is displayed until ``stop``, in ticks."""
+    for packet in packets:
+        yield packet
+        # Packets come in the order of dts, and no frame is displayed before its dts.
+        if packet.dts is not None and packet.dts > stop:
+            if packet.pts is None:  # counted: the decoder needs more to give the same number
+                yield from itertools.islice(packets, num_more)
+            return
+
+
+def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[Any]]:
+    return (packet for packet in container.demux(stream) if packet.size)
+
+
+def _counted(
+    first: Packet[Any], others: Iterator[Packet[Any]], stream: VideoStream
+) -> Iterator[Packet[Any]]:
+    rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+    for number, packet in enumerate(itertools.chain([first], others)):
+        packet.pts = None  # of some packets it would be known, but all are counted
+        packet.dts = round(number / rate / (stream.time_base or rate))
+        yield packet
+
+
+def _window(timestamp: tuple[SupportsFloat, SupportsFloat]) -> tuple[float, float]:
+    start, end = (float(second) for second in timestamp)
+    if not start < end:
+        raise ValueError(f"timestamp must be (start, end) with start < end, got {timestamp}.")
+    return start, end
+
+
+def _where(window: tuple[float, float] | None) -> str:
+    return "in it" if window is None else "in [{:g}, {:g}) s".format(*window)

@@ -1,0 +1,302 @@
+"""Decoded frames of a video, and the arrays that are made of them."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import closing
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spdl_torch.errors import DecodeError, UnsupportedOptionError
+
+from ._filters import filter_frames
+from ._video_decode import decode_wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from av.video.frame import VideoFrame
+
+    from ._packets import VideoPackets
+
+__all__ = [
+    "RGB24",
+    "ImageFrames",
+    "VideoFrames",
+    "convert_frames",
+    "decode_packets",
+    "rgb_view",
+    "sample_decode_video",
+    "to_torch",
+]
+
+RGB24 = "format=pix_fmts=rgb24"
+"""The filter that is used where none is given."""
+
+_CHANNELS = {
+    **dict.fromkeys(("rgb24", "bgr24"), 3),
+    **dict.fromkeys(("rgba", "bgra", "argb", "abgr"), 4),
+    "gray": 1,
+}
+"""Packed formats of 8 bits."""
+
+_PLANES = {
+    **dict.fromkeys(("yuv444p", "yuvj444p"), "444"),
+    **dict.fromkeys(("yuv420p", "yuvj420p", "nv12", "nv21"), "420"),
+    **dict.fromkeys(("yuv422p", "yuvj422p"), "422"),
+}
+"""Planar formats of 8 bits."""
+
+
+class VideoFrames:
+    """Decoded frames, in the order of display."""
+
+    def __init__(self, source: str, frames: list[VideoFrame]) -> None:
+        self.source = source
+        """How errors name the file."""
+        self.frames = frames
+        """PyAV's; at least one."""
+
+    @property
+    def num_frames(self) -> int:
+        """At least 1."""
+        return len(self.frames)
+
+    @property
+    def width(self) -> int:
+        """Pixels, after filtering."""
+        return self.frames[0].width
+
+    @property
+    def height(self) -> int:
+        """Pixels, after filtering."""
+        return self.frames[0].height
+
+    @property
+    def pix_fmt(self) -> str:
+        """FFmpeg's name of the pixel format."""
+        return self.frames[0].format.name
+
+    @property
+    def num_planes(self) -> int:
+        """Of the pixel format."""
+        return len(self.frames[0].planes)
+
+    @property
+    def time_base(self) -> Fraction:
+        """Seconds of one tick."""
+        return self.frames[0].time_base or Fraction(1)
+
+    def get_pts(self) -> list[int]:
+        """When each frame is displayed, in ticks."""
+        return [frame.pts for frame in self.frames if frame.pts is not None]
+
+    def get_timestamps(self) -> list[float]:
+        """When each frame is displayed, in seconds."""
+        return [float(pts * self.time_base) for pts in self.get_pts()]
+
+    def clone(self) -> VideoFrames:
+        """Another list of the same frames."""
+        return type(self)(self.source, list(self.frames))
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __repr__(self) -> str:
+        times = self.get_timestamps()
+        when = f", {times[0]:.3f} to {times[-1]:.3f} s" if times else ""
+        return (
+            f"<{type(self).__name__} of {self.source!r}: {len(self)} frames{when}, "
+            f"{self.pix_fmt} {self.width}x{self.height}>"
+        )
+
+
+class ImageFrames(VideoFrames):
+    """One decoded frame."""
+
+    @property
+    def pts(self) -> int | None:
+        """When it is displayed, in ticks."""
+        return self.frames[0].pts
+
+
+def decode_packets(
+    packets: VideoPackets,
+    filter_desc: str | None = RGB24,
+    *,
+    num_frames: int = -1,
+    num_threads: int = 1,
+) -> VideoFrames:
+    """Decode the frames of the packets' window.
+
+    A frame that the container turns or mirrors is put upright before it is filtered.
+
+    Args:
+        packets: from :func:`demux_video`; they can be decoded again.
+        filter_desc: FFmpeg's description of a chain of filters, as :func:`get_filter_desc` makes
+            it; "format=pix_fmts=rgb24" if left out. None filters nothing.
+        num_frames: stop after so many frames have come out; -1 takes all.
+        num_threads: of FFmpeg's decoder and filters.
+
+    Returns: frames in the order of display, at least one.
+    Raises:
+        DecodeError: damaged data, or no frame comes out.
+        ValueError: FFmpeg refuses the filters.
+    """
+    frames = _decode(packets, packets.times, filter_desc, num_frames, num_threads)
+    if not frames:
+        raise DecodeError(f"{packets.source}: no frame came out of {packets!r}.")
+    return VideoFrames(packets.source, frames)
+
+
+def sample_decode_video(
+    packets: VideoPackets, indices: Sequence[int], *, filter_desc: str | None = RGB24
+) -> list[ImageFrames]:
+    """Decode some frames, from the keyframes that they need.
+
+    Args:
+        packets: from :func:`demux_video`.
+        indices: places in the order of display, ascending, each once.
+        filter_desc: as in :func:`decode_packets`; has to give one frame for each that it gets.
+
+    Returns: one for each index.
+    Raises:
+        DecodeError: damaged data.
+        IndexError: an index outside ``range(len(packets))``.
+        ValueError: no indices, or not ascending.
+    """
+    if not len(indices):
+        raise ValueError("indices must not be empty.")
+    if any(not a < b for a, b in itertools.pairwise(indices)):
+        raise ValueError(f"indices must be ascending, each once, got {list(indices)}.")
+    if indices[0] < 0 or indices[-1] >= len(packets):
+        raise IndexError(f"indices must be in [0, {len(packets)}), got {list(indices)}.")
+    wanted = [packets.times[index] for index in indices]
+    frames = _decode(packets, wanted, filter_desc, -1, 1)
+    if len(frames) != len(wanted):
+        raise DecodeError(
+            f"{packets.source}: {len(frames)} frames came out for {len(wanted)} indices; it is "
+            f"damaged, or filter_desc {filter_desc!r} changes the number of frames."
+        )
+    return [ImageFrames(packets.source, [frame]) for frame in frames]
+
+
+def _decode(
+    packets: VideoPackets,
+    wanted: Sequence[int],
+    filter_desc: str | None,
+    num_frames: int,
+    num_threads: int,
+) -> list[VideoFrame]:
+    with closing(decode_wanted(packets, wanted, num_threads)) as decoded:
+        filtered = filter_frames(decoded, filter_desc, packets, num_threads)
+        return list(itertools.islice(filtered, num_frames if num_frames >= 0 else None))
+
+
+def convert_frames(
+    frames: VideoFrames | Sequence[VideoFrames],
+) -> Tensor:
+    """Copy decoded frames into one tensor.
+
+    Returns: uint8, CPU, contiguous; N is the number of frames.
+
+        | pixel format | shape |
+        |---|---|
+        | rgb24, bgr24 | (N, H, W, 3) |
+        | rgba, bgra, argb, abgr | (N, H, W, 4) |
+        | gray | (N, H, W, 1) |
+        | yuv444p | (N, 3, H, W) |
+        | yuv420p, nv12 | (N, 1, H * 3/2, W): the planes, one after the other |
+        | yuv422p | (N, 1, H * 2, W): likewise |
+
+        A list of :class:`VideoFrames` gives one dimension more, in front; a list of
+        :class:`ImageFrames` gives N of them.
+    Raises:
+        DecodeError: the frames differ in size or format.
+        UnsupportedOptionError: another format, or a size that its planes do not fill.
+    """
+    if isinstance(frames, VideoFrames):
+        return _stack(frames.frames, frames.source)[0 if isinstance(frames, ImageFrames) else ...]
+    if not frames:
+        raise ValueError("frames must hold at least one, got none.")
+    if all(isinstance(each, ImageFrames) for each in frames):
+        return _stack([each.frames[0] for each in frames], frames[0].source)
+    return torch.stack([convert_frames(each) for each in frames])
+
+
+def to_torch(buffer: Any) -> Tensor:
+    """A tensor of what holds an array, without a copy where that can be.
+
+    Args:
+        buffer: a tensor, a NumPy array, or what offers DLPack or the array interface.
+
+    Returns: a tensor on the same memory; a copy, if that is read-only or runs backwards, which no
+        tensor can be.
+    """
+    if isinstance(buffer, Tensor):
+        return buffer
+    if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack__"):
+        return torch.utils.dlpack.from_dlpack(buffer)
+    array = np.asarray(buffer)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def _stack(frames: Sequence[VideoFrame], source: str) -> Tensor:
+    first = frames[0]
+    height, width, pix_fmt = first.height, first.width, first.format.name
+    batch = torch.empty(
+        (len(frames), *_shape(pix_fmt, height, width)), dtype=torch.uint8, device="cpu"
+    )
+    for frame, row in zip(frames, batch, strict=True):
+        if (frame.height, frame.width, frame.format.name) != (height, width, pix_fmt):
+            raise DecodeError(
+                f"{source}: the frames change from {pix_fmt} {width}x{height} to "
+                f"{frame.format.name} {frame.width}x{frame.height}. Scale them to one size."
+            )
+        _copy_frame(frame, row)
+    return batch
+
+
+def _shape(pix_fmt: str, height: int, width: int) -> tuple[int, ...]:
+    if pix_fmt in _CHANNELS:
+        return height, width, _CHANNELS[pix_fmt]
+    layout = _PLANES.get(pix_fmt)
+    if layout == "444":
+        return 3, height, width
+    if layout is not None and width % 2 == 0 and (height % 2 == 0 or layout == "422"):
+        return 1, height * 2 if layout == "422" else height * 3 // 2, width
+    known = ", ".join((*_CHANNELS, *_PLANES))
+    raise UnsupportedOptionError(
+        f"frames of {pix_fmt} and {width}x{height} do not fill an array. Use one of {known} "
+        f"(yuv420p, nv12 with even sizes, yuv422p with even widths)."
+    )
+
+
+def _copy_frame(frame: VideoFrame, out: Tensor) -> None:
+    """Copy the planes, one after the other, without the padding at the end of their lines."""
+    flat = out.view(-1)
+    done = 0
+    for number, plane in enumerate(frame.planes):
+        lines = torch.frombuffer(plane, dtype=torch.uint8).view(-1, plane.line_size)
+        num_bytes = plane.width * _CHANNELS.get(frame.format.name, 1)
+        if number and frame.format.name in ("nv12", "nv21"):
+            num_bytes *= 2  # both colours
+        end = done + lines.shape[0] * num_bytes
+        flat[done:end].view(-1, num_bytes).copy_(lines[:, :num_bytes])
+        done = end
+
+
+def rgb_view(frame: VideoFrame) -> Tensor:
+    """The memory of an rgb24 frame: uint8, shape (H, W, 3), CPU, with gaps between the rows.
+
+    It goes with the frame.
+    """
+    plane = frame.planes[0]
+    flat = torch.frombuffer(plane, dtype=torch.uint8)
+    return flat.as_strided((frame.height, frame.width, 3), (plane.line_size, 3, 1))

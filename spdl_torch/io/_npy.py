@@ -1,0 +1,180 @@
+"""Arrays in numpy's npy format: views into the given memory."""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from spdl_torch.errors import DecodeError
+
+from ._buffer import memory_name, open_memory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    from ._buffer import Memory
+    from ._source import Source
+
+__all__ = ["MalformedError", "load_npy", "view_npy"]
+
+_MAGIC = b"\x93NUMPY"
+_USUAL_HEADER = 128
+"""Bytes, with what stands before the text."""
+_USUAL_VERSION_AND_LENGTH = b"\1\0\x76\0"
+_LARGEST_HEADER = 10_000
+"""Characters; numpy's own limit, because Python's parser is not made for hostile text."""
+_KEYS = {"descr", "fortran_order", "shape"}
+
+
+def load_npy(source: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
+    """Load the array that ``numpy.save`` wrote, without copying it.
+
+    Args:
+        source: a path, a URL that fsspec opens, a binary file, or memory: ``bytes``, a uint8
+            tensor of one dimension, an mmap, anything with the buffer protocol.
+        copy: True returns an array of its own, aligned and writable.
+
+    Returns: dtype, shape and order as saved. A view into the source's memory, which it keeps
+        alive: read-only if that is (``bytes`` is), and changing if that does. A path is read in
+        one call into memory of the array's own, so that array is writable. Bytes behind the
+        array are ignored, as numpy does.
+    Raises:
+        DecodeError: not an npy file, truncated, or of dtype object, which needs a pickle.
+        OSError: a path cannot be read.
+        TypeError: not a source.
+    """
+    memory = source if type(source) is bytes else open_memory(source)
+    try:
+        array = view_npy(memory, 0, len(memory))[0]
+    except MalformedError as error:
+        raise DecodeError(f"{memory_name(source)}: {error}") from error.__cause__
+    return array.copy(order="K") if copy else array
+
+
+def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
+    """The array whose npy file begins at ``start`` and has its end at ``stop`` or before.
+
+    Returns: the view and where its data ends.
+    Raises: MalformedError: there is none; the message does not name the source.
+    """
+    # Almost all headers take 128 bytes; whatever they say is parsed once and then remembered.
+    end = start + _USUAL_HEADER
+    header = bytes(memory[start:end])
+    if end > stop or header[6:10] != _USUAL_VERSION_AND_LENGTH:
+        end = _end_of_header(memory, start, stop)
+        header = bytes(memory[start:end])
+    dtype, shape, order, num_bytes = _parse(header)
+    data_end = end + num_bytes
+    if data_end > stop:
+        raise MalformedError(
+            f"truncated: {dtype} of shape {_short(shape)} takes {num_bytes} bytes, "
+            f"got {stop - end}."
+        )
+    try:
+        # The type checker does not know that Memory is one of two that numpy takes.
+        return np.ndarray(shape, dtype, memory, end, None, order), data_end  # type: ignore[arg-type]
+    except (ValueError, TypeError, OverflowError) as error:
+        raise MalformedError(f"no array has shape {_short(shape)}: {error}") from error
+
+
+class MalformedError(ValueError):
+    """Bytes that are no array; who catches it knows the source's name."""
+
+
+class _Layout(NamedTuple):
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    num_bytes: int
+
+
+def _end_of_header(memory: Memory, start: int, stop: int) -> int:
+    """Where the header ends, for any version."""
+    first = bytes(memory[start : min(stop, start + 12)])
+    _check_magic(first)
+    size = 2 if first[6] == 1 else 4
+    length = int.from_bytes(first[8 : 8 + size], "little")
+    end = start + 8 + size + length
+    if len(first) < 8 + size or end > stop:
+        raise MalformedError(f"truncated: {stop - start} bytes, the header alone needs more.")
+    if length > _LARGEST_HEADER:
+        raise MalformedError(f"the header is {length} bytes long, more than {_LARGEST_HEADER}.")
+    return end
+
+
+def _check_magic(first: bytes) -> None:
+    if not first:
+        raise MalformedError("empty.")
+    if not first.startswith(_MAGIC[: len(first)]):
+        raise MalformedError(f"not an npy file, {_what_begins(first)}.")
+    if len(first) < 8:
+        raise MalformedError(f"truncated: {len(first)} bytes, the header alone needs more.")
+    if first[6] not in (1, 2, 3) or first[7] != 0:
+        raise MalformedError(f"npy version {first[6]}.{first[7]} is not known, only 1.0 to 3.0.")
+
+
+def _what_begins(first: bytes) -> str:
+    if first.startswith(b"PK"):
+        return "but a zip archive: use load_npz"
+    if first[:1] == b"\x80":
+        return "but a pickle, which is refused: loading it can run any code"
+    return f"it begins with {first[:8]!r}"
+
+
+@lru_cache(maxsize=256)
+def _parse(header: bytes) -> _Layout:
+    """What a header of any version, magic included, says of the data behind it."""
+    _check_magic(header)
+    version = header[6]
+    text = header[10 if version == 1 else 12 :]
+    try:
+        values = ast.literal_eval(text.decode("utf-8" if version == 3 else "latin-1").lstrip())
+    except Exception as error:  # literal_eval documents five classes for text like this
+        raise MalformedError(f"the header is not a literal: {error}") from error
+    if not isinstance(values, dict) or values.keys() != _KEYS:
+        raise MalformedError(
+            f"the header must be a dict with the keys {sorted(_KEYS)}, got {_short(values)}."
+        )
+    dtype, shape = _dtype_of(values["descr"]), _shape_of(values["shape"])
+    if not isinstance(fortran := values["fortran_order"], bool):
+        raise MalformedError(f"fortran_order must be True or False, got {_short(fortran)}.")
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes > sys.maxsize:  # also because Python does not print numbers without end
+        raise MalformedError(f"{dtype} of shape {_short(shape)} takes more bytes than there are.")
+    return _Layout(dtype, shape, "F" if fortran else "C", num_bytes)
+
+
+def _dtype_of(descr: Any) -> np.dtype[Any]:
+    try:
+        dtype = np.lib.format.descr_to_dtype(descr)
+    except Exception as error:  # of many classes: numpy trusts what it unpacks here
+        raise MalformedError(f"{_short(descr)} is not a dtype: {error}") from error
+    if dtype.hasobject:
+        raise MalformedError(
+            "dtype object is stored as a pickle, which is refused: loading it can run any code. "
+            "Save numbers or strings of fixed length instead."
+        )
+    if dtype.subdtype is not None or dtype.itemsize == 0:
+        raise MalformedError(f"an array cannot have the dtype {dtype} by itself.")
+    return dtype
+
+
+def _shape_of(shape: Any) -> tuple[int, ...]:
+    # type() rather than isinstance: True is no size.
+    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise MalformedError(f"shape must be a tuple of sizes >= 0, got {_short(shape)}.")
+    return shape
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an int with too many digits
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,218 @@
+"""Encoded packets of a video and the times at which their frames are displayed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from bisect import bisect_left
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from av.error import FFmpegError
+from av.packet import Packet
+
+from ._rotation import upright_filters
+
+if TYPE_CHECKING:
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
+
+    from ._video_codec import VideoCodec
+
+__all__ = ["VideoPackets", "displayed", "to_ticks"]
+
+
+class _State(NamedTuple):
+    source: str
+    codec: VideoCodec
+    timestamp: tuple[float, float] | None
+    upright: list[tuple[str, str]] | None
+    times: list[int]
+    packets: list[tuple[bytes, int | None, int | None, int | None, bool]]
+
+
+class VideoPackets:
+    """The encoded packets of a video, or of a window of it, in decoding order.
+
+    May be decoded many times, by one thread after the other, and pickled.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        codec: VideoCodec,
+        packets: list[Packet[Any]],
+        timestamp: tuple[float, float] | None = None,
+        context: VideoCodecContext | None = None,
+    ) -> None:
+        self.source = source
+        """How errors name the file."""
+        self.codec = codec
+        self.packets = packets
+        """PyAV's, from a keyframe on."""
+        self.timestamp = timestamp
+        """The window in seconds, or None."""
+        self.is_timed = packets[0].pts is not None
+        """False where the container does not say when frames are displayed (AVI, raw streams):
+        they are counted."""
+        self.display = _display_times(packets, self.is_timed)
+        """For every packet, when its frame is displayed, in ticks."""
+        self.times = self._times_in_window()
+        """When the frames of the window are displayed, ascending, in ticks."""
+        self.upright: list[tuple[str, str]] | None = None
+        """The filters that put frames upright; None where the frames know themselves."""
+        self._context = context
+        self._lock = threading.Lock()
+
+    @property
+    def num_packets(self) -> int:
+        """Of all that were read; those before the window are needed to decode it."""
+        return len(self.packets)
+
+    @property
+    def width(self) -> int:
+        """Pixels, as coded: before a rotation."""
+        return self.codec.width
+
+    @property
+    def height(self) -> int:
+        """Pixels, as coded: before a rotation."""
+        return self.codec.height
+
+    @property
+    def pix_fmt(self) -> str | None:
+        """FFmpeg's name of the coded pixel format."""
+        return self.codec.pix_fmt
+
+    @property
+    def frame_rate(self) -> tuple[int, int]:
+        """Frames a second, on average, as numerator and denominator."""
+        return self.codec.frame_rate
+
+    @property
+    def time_base(self) -> Fraction:
+        """Seconds of one tick."""
+        return Fraction(*self.codec.time_base)
+
+    @property
+    def timestamps(self) -> list[float]:
+        """When each frame of the window is displayed, in seconds, ascending."""
+        return self.get_timestamps()
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first frame of the window to the end of its last."""
+        if self.timestamp is not None:
+            start, end = self.timestamp
+            return end - start
+        last = max(self.packets, key=lambda packet: packet.pts or 0).duration or 0
+        return float((self.times[-1] - self.times[0] + last) * self.time_base)
+
+    def get_timestamps(self) -> list[float]:
+        """When each frame of the window is displayed, in seconds, ascending."""
+        return [float(time * self.time_base) for time in self.times]
+
+    def clone(self) -> VideoPackets:
+        """The same packets with a decoder of their own."""
+        with self._lock:
+            self._learn_upright()
+        twin = VideoPackets(self.source, self.codec, self.packets, self.timestamp)
+        twin.upright = self.upright
+        return twin
+
+    def take_context(self, num_threads: int) -> VideoCodecContext:
+        """A decoder; waits until nobody else has one. Give it back."""
+        self._lock.acquire()
+        context = self._context
+        if context is None or (context.is_open and context.thread_count != num_threads):
+            self._learn_upright()
+            context = self.codec.new_context()
+        if not context.is_open:
+            context.thread_count = num_threads
+            # Decoding several frames at once delays them, which counting would get wrong.
+            context.thread_type = "AUTO" if self.is_timed else "SLICE"
+        return context
+
+    def give_back(self, context: VideoCodecContext) -> None:
+        """Let others decode."""
+        context.flush_buffers()
+        if self._context is None:
+            self._context = context
+        self._lock.release()
+
+    def _learn_upright(self) -> None:
+        """Other decoders than the demuxer's do not know how the container turns the frames."""
+        if self.upright is not None or self._context is None:
+            return
+        frames: list[VideoFrame] = []
+        with contextlib.suppress(FFmpegError):
+            frames += self._context.decode(self.packets[0])
+            frames += self._context.decode(None)
+        self._context.flush_buffers()
+        self.upright = upright_filters(frames[0]) if frames else []
+
+    def __len__(self) -> int:
+        """Frames of the window."""
+        return len(self.times)
+
+    def __repr__(self) -> str:
+        window = "" if self.timestamp is None else " in [{:g}, {:g}) s".format(*self.timestamp)
+        return (
+            f"<VideoPackets of {self.source!r}: {len(self)} frames{window}, "
+            f"{self.num_packets} packets, {self.codec!r}>"
+        )
+
+    def __getstate__(self) -> _State:
+        packets = [(bytes(p), p.pts, p.dts, p.duration, p.is_keyframe) for p in self.packets]
+        with self._lock:
+            self._learn_upright()
+        return _State(self.source, self.codec, self.timestamp, self.upright, self.times, packets)
+
+    def __setstate__(self, state: _State) -> None:
+        source, codec, timestamp, upright, times, contents = state
+        packets = []
+        for content, pts, dts, duration, is_keyframe in contents:
+            packet: Packet[Any] = Packet(content)
+            packet.pts, packet.dts, packet.time_base = pts, dts, Fraction(*codec.time_base)
+            packet.duration = duration
+            packet.is_keyframe = is_keyframe
+            packets.append(packet)
+        self.__init__(source, codec, packets, timestamp)  # type: ignore[misc]
+        self.upright = upright
+        self.times = times  # made without the packets that are to be discarded
+
+    def _times_in_window(self) -> list[int]:
+        shown = sorted(
+            {
+                time
+                for packet, time in zip(self.packets, self.display, strict=True)
+                if time >= self.display[0] and not packet.is_discard
+            }
+        )
+        if self.timestamp is None:
+            return shown
+        start, end = (to_ticks(second, self.time_base) for second in self.timestamp)
+        return shown[bisect_left(shown, start) : bisect_left(shown, end)]
+
+
+def displayed(packet: Packet[Any]) -> int | None:
+    """When its frame is displayed, in ticks; where only counting tells, about when."""
+    return packet.dts if packet.pts is None else packet.pts
+
+
+def _display_times(packets: list[Packet[Any]], is_timed: bool) -> list[int]:
+    if not is_timed:
+        return sorted(packet.dts or 0 for packet in packets)
+    times: list[int] = []
+    for packet in packets:
+        # Without a time it belongs to the frame before: the second field of a picture.
+        times.append(times[-1] if packet.pts is None else packet.pts)
+    return times
+
+
+def to_ticks(seconds: float, time_base: Fraction) -> float:
+    """The first tick at or after that time; times that were made from ticks give the same tick."""
+    if math.isinf(seconds):
+        return seconds
+    return math.ceil(seconds / float(time_base) - 1e-6)

@@ -1,0 +1,132 @@
+"""Which errors of reading pass by themselves, and how long to wait before the next attempt."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+import sys
+import threading
+import time
+from typing import Any
+
+__all__ = ["RetryPolicy", "is_transient"]
+
+_logger = logging.getLogger("spdl_torch.io")
+
+_WARNING_INTERVAL_SECONDS = 60.0
+
+_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_LASTING_ERRNOS = frozenset(
+    {errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV, errno.ENXIO, errno.EROFS}
+)
+
+# "Try later" in HTTP: request timeout, too early, too many requests.
+_TRANSIENT_STATUSES = frozenset({408, 425, 429})
+
+# Lost connections that are no OSError. Looked up only where the module is loaded already.
+_CONNECTION_ERRORS = (
+    ("aiohttp", ("ClientConnectionError", "ClientPayloadError")),
+    ("botocore.exceptions", ("ConnectionError", "HTTPClientError")),
+)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether another attempt may succeed: timeouts, lost connections, a server that is busy.
+
+    Not: a missing file, a missing permission, a wrong name, and whatever is no error of reading.
+    """
+    if isinstance(error, _LASTING):
+        return False
+    status = _status_of(error)
+    if status is not None:
+        return status >= 500 or status in _TRANSIENT_STATUSES
+    if isinstance(error, OSError):
+        return error.errno not in _LASTING_ERRNOS
+    for module, names in _CONNECTION_ERRORS:
+        loaded: Any = sys.modules.get(module)
+        if loaded and isinstance(error, tuple(getattr(loaded, name) for name in names)):
+            return not isinstance(error, ValueError)  # aiohttp's word for a malformed URL
+    return False
+
+
+def _status_of(error: BaseException) -> int | None:
+    """What an HTTP server answered, as aiohttp, gcsfs and requests keep it."""
+    answer = getattr(error, "response", None)
+    for holder, name in ((error, "status"), (error, "code"), (answer, "status_code")):
+        status = getattr(holder, name, None)
+        if isinstance(status, int):
+            return status
+    return None
+
+
+class RetryPolicy:
+    """How often and how long; counts what it granted. Used by any number of threads at once."""
+
+    def __init__(self, retries: int, backoff_seconds: float, max_backoff_seconds: float) -> None:
+        if retries < 0:
+            raise ValueError(f"retries must be >= 0, got {retries}. 0 means a single attempt.")
+        if backoff_seconds < 0 or max_backoff_seconds < 0:
+            raise ValueError(
+                "backoff_seconds and max_backoff_seconds must be >= 0, "
+                f"got {backoff_seconds} and {max_backoff_seconds}."
+            )
+        self.retries = retries
+        self.backoff_seconds = backoff_seconds
+        self.max_backoff_seconds = max_backoff_seconds
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._num_retries = 0
+        self._warned: float | None = None
+        # Of its own: neither the user's random numbers nor the waits depend on the other.
+        self._random = random.Random()
+
+    def __getstate__(self) -> tuple[int, float, float]:
+        return self.retries, self.backoff_seconds, self.max_backoff_seconds
+
+    def __setstate__(self, state: tuple[int, float, float]) -> None:
+        self.retries, self.backoff_seconds, self.max_backoff_seconds = state
+        self._start()
+
+    @property
+    def num_retries(self) -> int:
+        """Attempts granted beyond the first ones, in this process."""
+        return self._num_retries
+
+    def wait_after(self, error: Exception, name: str, num_failed: int) -> float | None:
+        """Seconds to wait before the next attempt, or None: the error is final.
+
+        num_failed: attempts so far; all of them failed. A final error that came after retries
+        gets a note with their number.
+        """
+        if not is_transient(error) or num_failed > self.retries:
+            if num_failed > 1:
+                error.add_note(f"reading {name!r} failed after {num_failed} attempts")
+            return None
+        longest = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (num_failed - 1))
+        # Between half and all of it, so that readers that failed together do not return together.
+        seconds = longest * self._random.uniform(0.5, 1.0)
+        self._count(error, name, num_failed, seconds)
+        return seconds
+
+    def _count(self, error: Exception, name: str, num_failed: int, seconds: float) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._num_retries += 1
+            total = self._num_retries
+            loud = self._warned is None or now - self._warned >= _WARNING_INTERVAL_SECONDS
+            if loud:
+                self._warned = now
+        _logger.log(
+            logging.WARNING if loud else logging.DEBUG,
+            "reading %r failed (attempt %d of %d, next in %.2f s; %d retries so far): %s: %s",
+            name,
+            num_failed,
+            self.retries + 1,
+            seconds,
+            total,
+            type(error).__name__,
+            error,
+        )

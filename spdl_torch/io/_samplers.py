@@ -1,0 +1,122 @@
+"""Which moments of a video make a clip: functions of what is known before decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "ClipSampler",
+    "VideoInfo",
+    "random_clip",
+    "strided_frames",
+    "uniform_frames",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoInfo:
+    """What a container says about its video before anything is decoded."""
+
+    source: str
+    """The path, or ``<bytes>``."""
+    codec: str
+    """FFmpeg's name of the codec, such as ``h264``."""
+    start_seconds: float
+    """When the first frame is displayed; mostly 0."""
+    duration_seconds: float
+    frame_rate: float
+    """Frames a second, on average."""
+    num_frames: int
+    """As the container counts them, or estimated from duration and frame rate."""
+    width: int
+    """Pixels as coded: before a rotation that the container asks for."""
+    height: int
+
+
+ClipSampler: TypeAlias = Callable[[VideoInfo], Sequence[float] | Tensor]
+"""Returns the moments that are wanted, in seconds; see :func:`load_clip`."""
+
+
+def uniform_frames(num_frames: int, window: tuple[float, float] | None = None) -> ClipSampler:
+    """A sampler: the middles of ``num_frames`` equal parts of the window.
+
+    window (0, 8), 4 frames -> 1, 3, 5, 7 s
+
+    Args:
+        num_frames: at least 1.
+        window: start and end in seconds; None takes the whole video.
+    """
+    _check_count("uniform_frames", num_frames)
+    if window is not None and not window[0] < window[1]:
+        raise ValueError(f"uniform_frames: window must be (start, end), got {window}.")
+    return partial(_uniform, num_frames=num_frames, window=window)
+
+
+def random_clip(num_frames: int, seconds: float) -> ClipSampler:
+    """A sampler: the middles of ``num_frames`` equal parts of a stretch of that many seconds.
+
+    Where it begins is drawn with torch's global random functions; a video that is shorter is taken
+    whole.
+    """
+    _check_count("random_clip", num_frames)
+    if not seconds > 0:
+        raise ValueError(f"random_clip: seconds must be > 0, got {seconds}.")
+    return partial(_random, num_frames=num_frames, seconds=float(seconds))
+
+
+def strided_frames(num_frames: int, stride: int, start: int | Literal["random"] = 0) -> ClipSampler:
+    """A sampler: every ``stride``-th frame, counted at the average frame rate.
+
+    start 10, stride 4, 3 frames -> frames 10, 14, 18
+
+    Where the video ends too soon, its last frame is repeated.
+
+    Args:
+        num_frames: at least 1.
+        stride: in frames, at least 1.
+        start: number of the first frame, or "random": drawn with torch's global random functions
+            so that the clip fits, 0 if it cannot.
+    """
+    _check_count("strided_frames", num_frames)
+    if stride < 1:
+        raise ValueError(f"strided_frames: stride must be >= 1, got {stride}.")
+    if start != "random" and start < 0:
+        raise ValueError(f"strided_frames: start must be >= 0 or 'random', got {start}.")
+    return partial(_strided, num_frames=num_frames, stride=stride, start=start)
+
+
+def _check_count(name: str, num_frames: int) -> None:
+    if num_frames < 1:
+        raise ValueError(f"{name}: num_frames must be >= 1, got {num_frames}.")
+
+
+def _uniform(
+    info: VideoInfo, *, num_frames: int, window: tuple[float, float] | None
+) -> list[float]:
+    start, end = window or (info.start_seconds, info.start_seconds + info.duration_seconds)
+    return [start + (k + 0.5) * (end - start) / num_frames for k in range(num_frames)]
+
+
+def _random(info: VideoInfo, *, num_frames: int, seconds: float) -> list[float]:
+    room = max(0.0, info.duration_seconds - seconds)
+    start = info.start_seconds + room * torch.rand((), dtype=torch.float64, device="cpu").item()
+    end = start + min(seconds, info.duration_seconds)
+    return _uniform(info, num_frames=num_frames, window=(start, end))
+
+
+def _strided(
+    info: VideoInfo, *, num_frames: int, stride: int, start: int | Literal["random"]
+) -> list[float]:
+    last = max(0, info.num_frames - 1)
+    if start == "random":
+        room = max(0, last - (num_frames - 1) * stride)
+        start = int(torch.randint(room + 1, (), device="cpu"))
+    numbers = [min(start + k * stride, last) for k in range(num_frames)]
+    # In the middle of a frame's time, where rounding cannot reach the next.
+    return [info.start_seconds + (number + 0.5) / info.frame_rate for number in numbers]

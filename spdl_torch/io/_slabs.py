@@ -1,0 +1,159 @@
+"""Pinned memory that is used over and over, and how a batch is packed into it.
+
+Page-locked memory is what a GPU copies from by itself, but locking pages takes longer than the
+copy. So a few *slabs* are locked once. Each batch is packed into one of them, with as few copies
+to the device as possible: one for each tensor that is large, one for all that are small.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+__all__ = [
+    "ALIGNMENT",
+    "SMALL_BYTES",
+    "Event",
+    "Layout",
+    "Place",
+    "Slab",
+    "SlabRing",
+    "dense_strides",
+    "plan",
+    "typed",
+]
+
+ALIGNMENT = 512
+"""Bytes; what the CUDA allocator gives to every tensor, so kernels find what they are used to."""
+
+SMALL_BYTES = 64 * 1024
+"""Tensors below travel and live together. Such a copy takes 3 µs at 20 GB/s, less than it takes
+to start one; and a label that is kept by the user keeps no image alive."""
+
+
+class Event(Protocol):
+    """A point in the work of a stream."""
+
+    def synchronize(self) -> Any:
+        """Wait, without the GIL, until the work before it is done."""
+        ...
+
+
+class Place(NamedTuple):
+    """Where one tensor lies."""
+
+    tensor: Tensor
+    block: int
+    """Which of the layout's blocks it is in."""
+    offset: int
+    """In bytes, from the start of the slab."""
+    strides: tuple[int, ...]
+    """Of the copy: the tensor's own if it has no holes."""
+
+
+class Layout(NamedTuple):
+    """How a batch is packed."""
+
+    places: list[Place]
+    blocks: list[tuple[int, int]]
+    """Offset and size, in bytes, of what is copied at once."""
+    num_bytes: int
+
+
+def plan(tensors: Sequence[Tensor]) -> Layout:
+    """Lay tensors out one behind the other, the small ones together at the end."""
+    large = [tensor for tensor in tensors if tensor.nbytes >= SMALL_BYTES]
+    small = [tensor for tensor in tensors if tensor.nbytes < SMALL_BYTES]
+    places: list[Place] = []
+    blocks: list[tuple[int, int]] = []
+    end = 0
+    for tensor in large:
+        places.append(Place(tensor, len(blocks), end, dense_strides(tensor)))
+        blocks.append((end, tensor.nbytes))
+        end += _aligned(tensor.nbytes)
+    start = end
+    for tensor in small:
+        places.append(Place(tensor, len(blocks), end, dense_strides(tensor)))
+        end += _aligned(tensor.nbytes)
+    if end > start:
+        blocks.append((start, end - start))
+    return Layout(places, blocks, end)
+
+
+def _aligned(num_bytes: int) -> int:
+    return max(1, math.ceil(num_bytes / ALIGNMENT)) * ALIGNMENT
+
+
+def dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides that ``tensor.to(device)`` gives: its own, or without the holes."""
+    if tensor.is_contiguous():
+        return tensor.stride()
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def typed(block: Tensor, place: Place, offset: int) -> Tensor:
+    """The bytes of ``block`` from ``offset`` on, as a tensor like the one that lies there.
+
+    Not a view in autograd's sense: a batch may be changed in place by what needs gradients.
+    """
+    tensor = place.tensor
+    empty = torch.empty(0, dtype=tensor.dtype, device=block.device)
+    start = block.storage_offset() + offset
+    return empty.set_(
+        block.untyped_storage(), start // tensor.itemsize, tensor.shape, place.strides
+    )
+
+
+class Slab:
+    """Pinned memory for one batch, and the event behind which it is free again."""
+
+    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
+        self._allocate = allocate
+        self._memory: Tensor | None = None
+        self._busy_until: Event | None = None
+        self._sources: Sequence[Tensor] = ()
+
+    def wait(self) -> None:
+        """Until the copies of the batch before are done."""
+        event = self._busy_until
+        if event is not None:
+            event.synchronize()
+        self._busy_until, self._sources = None, ()
+
+    def room(self, num_bytes: int) -> Tensor:
+        """At least that many bytes: uint8, one dimension. Grows to the largest batch."""
+        if self._memory is None or self._memory.numel() < num_bytes:
+            self._memory = None  # first free, then take
+            # torch's allocator of pinned memory takes powers of two anyway.
+            size = 1 << (max(num_bytes, SMALL_BYTES) - 1).bit_length()
+            self._memory = self._allocate(size)
+        return self._memory
+
+    def busy_until(self, event: Event, sources: Sequence[Tensor]) -> None:
+        """Copies from here and from ``sources`` are under way; they are done at ``event``."""
+        self._busy_until, self._sources = event, sources
+
+
+class SlabRing:
+    """Slabs in turn: one is packed while the one before is being copied."""
+
+    def __init__(self, allocate: Callable[[int], Tensor], num_slabs: int) -> None:
+        if num_slabs < 1:
+            raise ValueError(f"Transfer: num_slabs must be >= 1, got {num_slabs}.")
+        self._slabs = [Slab(allocate) for _ in range(num_slabs)]
+        self._next = 0
+
+    def take(self) -> Slab:
+        """The slab that was used longest ago; waits until its copies are done."""
+        slab = self._slabs[self._next]
+        slab.wait()
+        # Only now: a wait that raised leaves the turn where it is.
+        self._next = (self._next + 1) % len(self._slabs)
+        return slab

@@ -1,0 +1,303 @@
+"""Tar archives read from front to back: few calls a member, and nothing trusted."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from spdl_torch.errors import DecodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DEFAULT_MAX_BYTES", "TarReader", "iter_tarfile"]
+
+DEFAULT_MAX_BYTES = 1 << 30
+"""The largest member: far above any sample, far below what takes a machine down."""
+
+_BLOCK = 512
+_END = bytes(_BLOCK)
+_MAX_NAME_BYTES = 1 << 20
+_MAX_TAIL_BYTES = 1 << 20  # read after the end of a compressed archive, for its checksum
+
+
+def iter_tarfile(
+    src: bytes | bytearray | memoryview | BinaryIO, *, max_member_bytes: int = DEFAULT_MAX_BYTES
+) -> Iterator[tuple[str, bytes]]:
+    """The files of a tar archive, in its order: ``(name, content)``.
+
+    src: the archive, or a binary file, of which only ``read`` is needed; compressed by gzip,
+        bzip2 or xz as well. Links, folders and devices are skipped; nothing is ever written.
+    max_member_bytes: a larger file in the archive is an error, so that a damaged or hostile one
+        cannot fill the memory.
+    Raises: DecodeError: not a tar archive, damaged, or cut short; the message has the last good
+        name.
+    """
+    if isinstance(src, bytes | bytearray | memoryview):
+        src, name = cast("BinaryIO", io.BytesIO(src)), "<bytes>"
+    else:
+        name = str(getattr(src, "name", "<file object>"))
+    reader = TarReader(src, name, max_member_bytes=max_member_bytes)
+    while (member := reader.advance()) is not None:
+        yield member[0], reader.content()
+
+
+class TarReader:
+    """Walks over the files of one archive; the caller reads a content or leaves it.
+
+    advance() -> (name, size); content() -> bytes, at most once; advance() ... None at the end.
+    """
+
+    def __init__(
+        self, file: BinaryIO, name: str, *, max_member_bytes: int = DEFAULT_MAX_BYTES
+    ) -> None:
+        self._name = name
+        self._max_bytes = max_member_bytes
+        self._file, self._raw, self._seekable = _decompressed(file)
+        self._offset = 0
+        self._size = 0  # of the content that was not read yet
+        self._padding = 0
+        self._member = ""
+        self._last_good: str | None = None
+        self._defaults: dict[str, str] = {}  # of the whole archive (pax global headers)
+
+    def advance(self) -> tuple[str, int] | None:
+        """Go to the next file of the archive; None at the archive's end."""
+        extra: dict[str, str] = {}
+        while True:
+            self._skip()
+            header = self._take(_BLOCK, "a header")
+            kind = header[156]
+            if kind == 0 and header == _END:
+                self._finish()
+                return None
+            self._check_sum(header)
+            size = self._number(header[124:136])
+            if kind == 0x30 and not extra and not self._defaults:  # "0": a file, nothing unusual
+                return self._enter(_name_in(header), size)
+            if kind in b"LKxXg":  # not members themselves: they describe the next one
+                self._describe(kind, size, extra)
+                continue
+            described = {**self._defaults, **extra}
+            name = described.get("path") or _name_in(header)
+            if "size" in described:
+                size = self._decimal(described["size"])
+            extra = {}
+            if kind == 0x53 or any(key.startswith("GNU.sparse") for key in described):
+                raise self._error(f"{name!r} is a sparse file, which is not supported")
+            if kind in b"0\x007" and not (kind == 0 and name.endswith("/")):
+                return self._enter(name, size)
+            # Folders, links and devices have no content, whatever size they claim. Unknown kinds
+            # are read past as files, as POSIX asks.
+            if kind not in b"\x00123456":
+                self._enter(name, size)
+
+    def content(self) -> bytes:
+        """Of the file that advance() named."""
+        size, self._size = self._size, 0
+        content = self._take(size, repr(self._member)) if size else b""
+        self._skip_padding()
+        self._last_good = self._member
+        return content
+
+    def _enter(self, name: str, size: int) -> tuple[str, int]:
+        if not 0 <= size <= self._max_bytes:
+            raise self._error(f"{name!r} claims {size} bytes; the limit is {self._max_bytes}")
+        self._member, self._size = name, size
+        self._padding = -size % _BLOCK
+        return name, size
+
+    def _describe(self, kind: int, size: int, extra: dict[str, str]) -> None:
+        if not 0 <= size <= _MAX_NAME_BYTES:
+            raise self._error(f"a name claims {size} bytes; the limit is {_MAX_NAME_BYTES}")
+        block = self._take(size, "a long name")
+        self._padding = -size % _BLOCK
+        self._skip_padding()
+        if kind == 0x4C:  # "L": the next member's name; "K" is that of a link's target
+            extra["path"] = _text(block.partition(b"\0")[0])
+        elif kind == 0x67:
+            self._defaults |= self._records(block)
+        elif kind in b"xX":
+            extra |= self._records(block)
+
+    def _records(self, block: bytes) -> dict[str, str]:
+        """``b"19 path=long/name...\\n"`` and so on."""
+        records, start = {}, 0
+        while start < len(block) and block[start] != 0:
+            digits, _, _ = block[start : start + 20].partition(b" ")
+            length = int(digits) if digits.isdigit() else 0
+            record = block[start : start + length]
+            key, equals, value = record[len(digits) + 1 : -1].partition(b"=")
+            if not equals or len(record) != length or record[-1:] != b"\n":
+                raise self._error("a damaged extended header")
+            records[_text(key)] = _text(value)
+            start += length
+        return records
+
+    def _skip(self) -> None:
+        if self._size == 0:
+            self._skip_padding()
+            return
+        size, self._size = self._size, 0
+        if self._seekable:
+            # All but the last byte, which has to be read to know that it is there.
+            self._file.seek(size - 1, io.SEEK_CUR)
+            self._offset += size - 1
+            size = 1
+        while size > 0:
+            size -= len(self._take(min(size, 1 << 20), repr(self._member)))
+        self._skip_padding()
+        self._last_good = self._member
+
+    def _skip_padding(self) -> None:
+        if self._padding:
+            padding, self._padding = self._padding, 0
+            self._take(padding, "padding")
+
+    def _take(self, size: int, what: str) -> bytes:
+        content = self._read(size)
+        if len(content) < size:
+            parts = [content]
+            missing = size - len(content)
+            while missing and (part := self._read(missing)):  # files may give less than asked
+                parts.append(part)
+                missing -= len(part)
+            content = b"".join(parts)
+            if missing:
+                if self._offset == 0 and not content:
+                    raise self._error("the file is empty")
+                raise self._error(f"cut short: {what} needs {size} bytes, {len(content)} are left")
+        self._offset += size
+        return content
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except Exception as error:
+            if self._raw is None or error is self._raw.error:
+                raise  # the file's own: a lost connection is no damaged archive
+            # Every decompressor has errors of its own kind.
+            raise self._error(f"cannot be decompressed: {error}") from error
+
+    def _finish(self) -> None:
+        if self._raw is not None:  # its checksum comes last
+            left = _MAX_TAIL_BYTES
+            while left > 0 and (tail := self._read(1 << 16)):
+                left -= len(tail)
+
+    def _check_sum(self, header: bytes) -> None:
+        field = header[148:156]
+        expected = self._number(field) - 8 * 0x20 + sum(field)
+        # The low half of Adler-32 is the sum of the bytes plus one, modulo 65521: as good a check,
+        # and twenty times as quick as sum().
+        if zlib.adler32(header) & 0xFFFF == (expected + 1) % 65521:
+            return
+        signed = sum(byte - 256 * (byte > 127) for byte in header)
+        field_signed = sum(byte - 256 * (byte > 127) for byte in field)
+        if signed - field_signed + 8 * 0x20 != self._number(field):  # some old programs did so
+            raise self._bad_header()
+
+    def _number(self, field: bytes) -> int:
+        try:
+            return int(field.rstrip(b"\0 ") or b"0", 8)
+        except ValueError:
+            pass
+        if field[0] in (0x80, 0xFF):  # too large for octal digits: base 256, two's complement
+            value = int.from_bytes(field[1:], "big")
+            return value - (1 << 8 * (len(field) - 1) if field[0] == 0xFF else 0)
+        try:
+            return int(field.partition(b"\0")[0].strip() or b"0", 8)
+        except ValueError:
+            raise self._bad_header() from None
+
+    def _decimal(self, digits: str) -> int:
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            raise self._error(f"a damaged size, {digits[:20]!r}")
+        return int(digits)
+
+    def _bad_header(self) -> DecodeError:
+        return self._error("not a tar archive" if self._offset == _BLOCK else "a damaged header")
+
+    def _error(self, what: str) -> DecodeError:
+        good = f"after {self._last_good!r}" if self._last_good else "before any file was read"
+        return DecodeError(f"{self._name}: {what} (at byte {self._offset} of the tar, {good}).")
+
+
+class _Encoded(io.RawIOBase):
+    """A compressed file from its beginning, and the error that reading it gave, if any."""
+
+    def __init__(self, head: bytes, file: BinaryIO) -> None:
+        self._head, self._file = head, file
+        self.error: BaseException | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        size = len(buffer)
+        content, self._head = self._head[:size], self._head[size:]
+        if not content:
+            try:
+                content = self._file.read(size)
+            except BaseException as error:
+                self.error = error
+                raise
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def _decompressed(file: BinaryIO) -> tuple[BinaryIO, _Encoded | None, bool]:
+    """What to read the tar from, what it decompresses if it does, and whether it can seek.
+
+    Told by content, never by name.
+    """
+    head = file.read(6)
+    raw = _Encoded(head, file)
+    opened: object
+    if head.startswith(b"\x1f\x8b"):
+        opened = _gunzip(io.BufferedReader(raw, 1 << 17))
+    elif head.startswith(b"BZh"):
+        opened = bz2.BZ2File(io.BufferedReader(raw))
+    elif head.startswith(b"\xfd7zXZ\0"):
+        opened = lzma.LZMAFile(io.BufferedReader(raw))  # noqa: SIM115 - closed with what it reads
+    elif _sought_back(file, len(head)):
+        return file, None, True
+    else:
+        return cast("BinaryIO", io.BufferedReader(raw, 1 << 17)), None, False
+    return cast("BinaryIO", opened), raw, False
+
+
+def _sought_back(file: BinaryIO, size: int) -> bool:
+    """Whether the file went back; not every file that says it can seek does."""
+    try:
+        if file.seekable():
+            file.seek(-size, io.SEEK_CUR)
+            return True
+    except (AttributeError, OSError, ValueError):  # io.UnsupportedOperation is both of the last
+        pass
+    return False
+
+
+def _gunzip(file: io.BufferedReader) -> object:
+    try:
+        from isal import igzip  # inflates two to three times as fast
+    except ImportError:
+        return gzip.GzipFile(fileobj=file)
+    fast: Any = igzip.GzipFile
+    return cast("object", fast(fileobj=file))
+
+
+def _name_in(header: bytes) -> str:
+    name = header[:100].partition(b"\0")[0]
+    # GNU's own format ("ustar  ") has other fields where POSIX has the front of a long name.
+    if header[257:263] == b"ustar\0" and header[345]:
+        name = header[345:500].partition(b"\0")[0] + b"/" + name
+    return _text(name)
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")

@@ -1,0 +1,45 @@
+"""Load a whole video, or a window of it, in one call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, SupportsFloat
+
+from ._demux import demux_video
+from ._frames import RGB24, convert_frames, decode_packets
+from ._transfer import check_device_config, to_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ._source import Source
+    from ._transfer import CUDAConfig
+
+__all__ = ["load_video"]
+
+
+def load_video(
+    src: Source,
+    timestamp: tuple[SupportsFloat, SupportsFloat] | None = None,
+    *,
+    filter_desc: str | None = RGB24,
+    device_config: CUDAConfig | None = None,
+    num_threads: int = 1,
+) -> Tensor:
+    """Load the frames of a video.
+
+    Args:
+        src, timestamp: as in :func:`demux_video`.
+        filter_desc, num_threads: as in :func:`decode_packets`.
+
+        device_config: from :func:`cuda_config`: the tensor comes on that device.
+
+    Returns: as :func:`convert_frames`: uint8 (N, H, W, 3) unless ``filter_desc`` says otherwise.
+    Raises: as those three, and as :func:`transfer_tensor`.
+    """
+    if device_config is not None:
+        check_device_config(device_config, "load_video")
+    frames = decode_packets(
+        demux_video(src, timestamp=timestamp), filter_desc, num_threads=num_threads
+    )
+    batch = convert_frames(frames)
+    return batch if device_config is None else to_device(batch, device_config)

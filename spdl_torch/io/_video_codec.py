@@ -1,0 +1,102 @@
+"""What a container says about its video, and decoders made from that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import av
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.stream import VideoStream
+
+__all__ = ["VideoCodec"]
+
+_MOST_B_FRAMES = 16
+"""In a row; FFmpeg's encoders make no more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoCodec:
+    """What the container says about its video stream."""
+
+    name: str
+    """FFmpeg's name of the codec, such as ``h264``."""
+    width: int
+    """Pixels as coded: before a rotation that the container asks for."""
+    height: int
+    pix_fmt: str | None
+    """FFmpeg's name of the pixel format; None where only decoding tells."""
+    frame_rate: tuple[int, int]
+    """Frames a second, on average, as numerator and denominator; (0, 1) where nothing is known."""
+    time_base: tuple[int, int]
+    """Seconds of one tick of a timestamp, as numerator and denominator."""
+    sample_aspect_ratio: tuple[int, int]
+    """Of a pixel, width over height; (0, 1) where nothing is known."""
+    reorder_depth: int
+    """Frames that the decoder holds back to put them in order."""
+    bits_per_coded_sample: int
+    codec_tag: str
+    extradata: bytes | None
+
+    @classmethod
+    def of(cls, stream: VideoStream) -> Self:
+        """The facts of an open stream."""
+        context: Any = stream.codec_context
+        return cls(
+            name=context.name,
+            width=context.width,
+            height=context.height,
+            pix_fmt=context.pix_fmt,
+            frame_rate=_pair(stream.average_rate or stream.guessed_rate),
+            time_base=_pair(stream.time_base),
+            sample_aspect_ratio=_pair(stream.sample_aspect_ratio),
+            reorder_depth=context.reorder_depth,
+            bits_per_coded_sample=context.bits_per_coded_sample,
+            codec_tag=context.codec_tag,
+            extradata=context.extradata,
+        )
+
+    @property
+    def counts_after_seek(self) -> bool:
+        """Whether the frames after any keyframe can be numbered by counting packets."""
+        return self.reorder_depth == 0 or self.has_delay_of_one
+
+    @property
+    def has_delay_of_one(self) -> bool:
+        """Whether each frame comes out of the decoder with the packet after its place in the order
+        of display, as everywhere in MPEG up to 4 part 2 where there are B-frames."""
+        return self.reorder_depth == 1 and self.name in ("mpeg1video", "mpeg2video", "mpeg4")
+
+    @property
+    def num_unsure(self) -> int:
+        """Frames after a keyframe that may be displayed before it, where only counting tells."""
+        return _MOST_B_FRAMES if self.has_delay_of_one else 0
+
+    def __repr__(self) -> str:
+        rate = "{}/{}".format(*self.frame_rate)
+        return f"<{self.name} {self.pix_fmt} {self.width}x{self.height} at {rate} frames/s>"
+
+    def new_context(self) -> VideoCodecContext:
+        """A decoder of such a stream, not opened yet."""
+        context: Any = av.CodecContext.create(self.name, "r")
+        context.width, context.height = self.width, self.height
+        if self.pix_fmt is not None:
+            context.pix_fmt = self.pix_fmt
+        if self.extradata:
+            context.extradata = self.extradata
+        if len(self.codec_tag) == 4 and self.codec_tag.isprintable():
+            context.codec_tag = self.codec_tag
+        # Without the first, H.264 frames would come out of order until the decoder has learned.
+        context.options = {
+            "has_b_frames": str(self.reorder_depth),
+            "bits_per_coded_sample": str(self.bits_per_coded_sample),
+        }
+        return context  # type: ignore[no-any-return]
+
+
+def _pair(value: Fraction | None) -> tuple[int, int]:
+    return (value.numerator, value.denominator) if value else (0, 1)

@@ -1,0 +1,101 @@
+"""Open what holds a video, and say whose fault it is when that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+import av
+from av.error import FFmpegError
+from av.stream import Discard
+from av.video.stream import VideoStream
+from torch import Tensor
+
+from spdl_torch.errors import DecodeError
+
+from ._remote import is_url, open_url
+from ._source import read_source, source_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from av.container import InputContainer
+
+    from ._source import Source
+
+__all__ = ["decode_errors", "open_video"]
+
+_FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})
+
+_BUFFER_BYTES = 1 << 18
+"""Read from a Python file at once; each read takes the GIL."""
+
+
+@contextlib.contextmanager
+def decode_errors(name: str) -> Iterator[None]:
+    """Turn FFmpeg's complaints about the data into a DecodeError that names the source."""
+    try:
+        yield
+    except FFmpegError as error:
+        if error.errno in _FILE_ERRORS and isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, name) from error
+        raise DecodeError(f"{name}: {error.strerror or error}.") from error
+
+
+@contextlib.contextmanager
+def open_video(source: Source) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The container and its best video stream; other streams are not read.
+
+    Raises:
+        DecodeError: not a container that FFmpeg knows, or one without a video that it can decode.
+        OSError: a path that cannot be read.
+    """
+    name = source_name(source)
+    with contextlib.ExitStack() as stack, decode_errors(name):
+        container = stack.enter_context(_open(source, stack))
+        stream = container.streams.best("video")
+        if not isinstance(stream, VideoStream):
+            kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+            raise DecodeError(f"{name}: no video stream in it, only: {kinds}.")
+        if stream.codec_context is None:
+            raise DecodeError(f"{name}: FFmpeg has no decoder for its video stream.")
+        for other in container.streams:
+            if other.index != stream.index:
+                other.discard = Discard.all
+        yield container, stream
+
+
+def _open(source: Source, stack: contextlib.ExitStack) -> InputContainer:
+    if isinstance(source, str | os.PathLike) and not is_url(source):
+        # "file:", for FFmpeg takes a name such as "12:30.mp4" for a protocol. Playlists are
+        # refused what is no file.
+        options = {"protocol_whitelist": "file"}
+        return _av_open(f"file:{os.fspath(source)}", options)
+    file: Any
+    if isinstance(source, str):
+        file = stack.enter_context(open_url(source))
+    elif isinstance(source, bytes | bytearray | memoryview):
+        file = io.BytesIO(source)
+    elif isinstance(source, Tensor):
+        file = io.BytesIO(read_source(source).numpy().tobytes())
+    elif callable(getattr(source, "read", None)):
+        file = source
+    else:
+        raise TypeError(
+            f"a video source must be a path, a URL, bytes, a uint8 tensor or a file opened with "
+            f"'rb', got {type(source).__name__}."
+        )
+    # Bytes may come from anywhere: whatever they say, nothing else is opened on their behalf.
+    options = {"protocol_whitelist": "none"}
+    return _av_open(file, options)
+
+
+def _av_open(file: Any, options: dict[str, str]) -> InputContainer:
+    # A title in another encoding than UTF-8 is no reason to refuse the pictures.
+    container: InputContainer = av.open(
+        file, container_options=options, metadata_errors="replace", buffer_size=_BUFFER_BYTES
+    )
+    return container

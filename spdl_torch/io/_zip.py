@@ -1,0 +1,240 @@
+"""The directory of a zip archive in memory, read strictly: what is ambiguous is refused.
+
+The layout, from the end: the end record (maybe with its zip64 form before it), before that the
+directory with an entry for each member, before that the members, each behind a header of its own.
+An entry and its header must agree, and no two members may share bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from struct import Struct
+from struct import error as StructError
+from typing import TYPE_CHECKING, NamedTuple
+
+from ._npy import MalformedError
+
+if TYPE_CHECKING:
+    from ._buffer import Memory
+
+__all__ = ["DEFLATED", "STORED", "Member", "find_data", "read_directory"]
+
+STORED, DEFLATED = 0, 8
+
+# Only the fields that are looked at; their names stand where they are unpacked.
+_END = Struct("<4s4H2LH")
+_END64_LOCATOR = Struct("<4sLQL")
+_END64 = Struct("<4s12x2L4Q")
+_ENTRY = Struct("<4s4x2H4x3L4H6xL")
+_HEADER = Struct("<4s2x2H4x3L2H")
+_FIELD = Struct("<2H")
+_WIDE = [Struct(f"<{count}Q") for count in range(4)]
+_END_MAGIC, _ENTRY_MAGIC, _HEADER_MAGIC = b"PK\5\6", b"PK\1\2", b"PK\3\4"
+_END64_LOCATOR_MAGIC, _END64_MAGIC = b"PK\6\7", b"PK\6\6"
+_IN_ZIP64 = 0xFFFFFFFF
+"""Stands for a number that does not fit and is in the zip64 field."""
+_ZIP64 = 1
+_IN_ZIP64_COUNT = 0xFFFF
+_LONGEST_COMMENT = 0xFFFF
+_ON_SEVERAL_DISKS = "a part of an archive on several disks."
+
+_ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13
+_SIZES_FOLLOW = 1 << 3
+"""The header was written before the sizes were known; they stand behind the data too."""
+_UTF8 = 1 << 11
+
+_PATH_TRICK = re.compile(r"[/\\]|[A-Za-z]:[/\\]|(.*[/\\])?\.\.([/\\]|$)", re.DOTALL)
+"""The beginning of a name that is absolute or leads out of its folder, on any system."""
+
+
+class Member(NamedTuple):
+    """An entry of the directory."""
+
+    name: str
+    """Without ``.npy``."""
+    raw_name: bytes
+    offset: int
+    """Where the member's header begins."""
+    flags: int
+    method: int
+    crc: int
+    num_stored: int
+    """Bytes of the data as it lies in the archive."""
+    num_bytes: int
+    """Bytes of the data when inflated."""
+
+
+def read_directory(memory: Memory) -> tuple[dict[str, Member], dict[int, int]]:
+    """What an archive holds.
+
+    Returns: the members by name, in the directory's order; and, for the offset of each, where
+        the next one's header (or the directory) begins.
+    Raises: MalformedError: not a zip archive, damaged, ambiguous, encrypted, or with names that
+        are the same or lead out of a folder.
+    """
+    start, stop, count = _locate_directory(memory)
+    try:
+        members, offsets = _read_entries(bytes(memory[start:stop]), count)
+    except StructError:
+        raise MalformedError("the directory is truncated.") from None
+    offsets.sort()
+    if offsets and offsets[-1] >= start:
+        raise MalformedError("a member begins behind the last one.")
+    limits = dict(zip(offsets, [*offsets[1:], start], strict=False))
+    if len(limits) < count:
+        raise MalformedError("two members begin at the same place.")
+    return members, limits
+
+
+def find_data(memory: Memory, member: Member, limit: int) -> tuple[int, int]:
+    """Where the data of a member begins and ends, after its header was checked.
+
+    Raises: MalformedError: the header differs from the directory, or the data reaches ``limit``,
+        where something else begins.
+    """
+    names = member.offset + _HEADER.size
+    if names > limit:
+        raise MalformedError("its header overlaps with what follows it.")
+    header = _HEADER.unpack_from(memory, member.offset)
+    magic, flags, method, crc, num_stored, num_bytes, length, num_extra = header
+    extra = names + length
+    start = extra + num_extra
+    stop = start + member.num_stored
+    if magic != _HEADER_MAGIC or bytes(memory[names:extra]) != member.raw_name:
+        raise MalformedError("its header is missing or has another name.")
+    if flags != member.flags or method != member.method:
+        raise MalformedError("its header and the directory disagree on how it is stored.")
+    if stop > limit:
+        raise MalformedError("its data overlaps with what follows it.")
+    sizes: tuple[int, ...] = num_bytes, num_stored
+    if _IN_ZIP64 in sizes:  # numpy always writes them so
+        sizes = _wide(memory, extra, start, sizes)
+    if sizes != (member.num_bytes, member.num_stored) or crc != member.crc:
+        is_unknown = flags & _SIZES_FOLLOW and not (crc or any(sizes))
+        if not is_unknown:
+            raise MalformedError("its header and the directory disagree on sizes or checksum.")
+    return start, stop
+
+
+def _locate_directory(memory: Memory) -> tuple[int, int, int]:
+    """Where the directory begins and ends, and how many entries it has."""
+    end = _locate_end(memory)
+    _, disk, first_disk, count_here, count, num_bytes, start, _ = _END.unpack_from(memory, end)
+    if count == _IN_ZIP64_COUNT or start + num_bytes != end:
+        end64 = end - _END64_LOCATOR.size
+        if end64 >= 0 and bytes(memory[end64 : end64 + 4]) == _END64_LOCATOR_MAGIC:
+            end, disk, first_disk, count_here, count, num_bytes, start = _read_end64(memory, end64)
+    if disk or first_disk or count_here != count:
+        raise MalformedError(_ON_SEVERAL_DISKS)
+    if start + num_bytes != end:
+        raise MalformedError(
+            f"the directory should take bytes {start} to {start + num_bytes}, but its end is at "
+            f"{end}: truncated, or with other bytes put before or between."
+        )
+    return start, end, count
+
+
+def _locate_end(memory: Memory) -> int:
+    last = len(memory) - _END.size
+    if last < 0:
+        raise MalformedError(f"not a zip archive, only {len(memory)} bytes.")
+    tail = bytes(memory[last:])
+    if tail.startswith(_END_MAGIC) and tail.endswith(b"\0\0"):
+        return last  # there is no comment, as almost always
+    tail_start = max(0, last - _LONGEST_COMMENT)
+    tail = bytes(memory[tail_start:])
+    at = tail.rfind(_END_MAGIC)
+    while at >= 0:
+        comment = at + _END.size
+        if comment + int.from_bytes(tail[comment - 2 : comment], "little") == len(tail):
+            return tail_start + at
+        at = tail.rfind(_END_MAGIC, 0, at)
+    first = bytes(memory[:8])
+    if first.startswith(b"\x93NUMPY"):
+        raise MalformedError("not a zip archive, but a single array: use load_npy.")
+    if first.startswith(_HEADER_MAGIC):
+        raise MalformedError("truncated, or followed by other bytes: no zip directory at its end.")
+    raise MalformedError(f"not a zip archive: it begins with {first!r}.")
+
+
+def _read_end64(memory: Memory, locator: int) -> tuple[int, int, int, int, int, int, int]:
+    _, end_disk, end, num_disks = _END64_LOCATOR.unpack_from(memory, locator)
+    if end_disk or num_disks > 1:
+        raise MalformedError(_ON_SEVERAL_DISKS)
+    if end + _END64.size != locator:
+        raise MalformedError("the zip64 end record is not where it should be.")
+    record = _END64.unpack_from(memory, end)
+    magic, disk, first_disk, count_here, count, num_bytes, start = record
+    if magic != _END64_MAGIC:
+        raise MalformedError("the zip64 end record is missing.")
+    return end, disk, first_disk, count_here, count, num_bytes, start
+
+
+def _read_entries(entries: bytes, count: int) -> tuple[dict[str, Member], list[int]]:
+    """The members by name, and their offsets."""
+    if count * _ENTRY.size > len(entries):
+        raise MalformedError(f"{count} members do not fit into {len(entries)} bytes of directory.")
+    members: dict[str, Member] = {}
+    offsets: list[int] = []
+    new_tuple = tuple.__new__  # Member() would take half as long again as all the rest
+    at = 0
+    for _ in range(count):
+        entry = _ENTRY.unpack_from(entries, at)
+        magic, flags, method, crc, num_stored, num_bytes, length, extra, note, disk, offset = entry
+        begin = at + _ENTRY.size
+        end = begin + length
+        at = end + extra + note
+        if magic != _ENTRY_MAGIC or at > len(entries):
+            raise MalformedError("the directory is damaged.")
+        raw_name = entries[begin:end]
+        name = _name_of(raw_name, flags & _UTF8)
+        if flags & _ENCRYPTED:
+            raise MalformedError(f"member {name!r} is encrypted.")
+        if disk:
+            raise MalformedError(_ON_SEVERAL_DISKS)
+        numbers = num_bytes, num_stored, offset
+        if _IN_ZIP64 in numbers:
+            num_bytes, num_stored, offset = _wide(entries, end, at - note, numbers)
+        if name in members:
+            raise MalformedError(f"two members are named {name!r}.")
+        fields = name, raw_name, offset, flags, method, crc, num_stored, num_bytes
+        members[name] = new_tuple(Member, fields)
+        offsets.append(offset)
+    if at != len(entries):
+        raise MalformedError(f"{len(entries) - at} bytes follow the directory's last entry.")
+    return members, offsets
+
+
+@lru_cache(maxsize=1024)
+def _name_of(raw_name: bytes, is_utf8: int) -> str:
+    """The name as text, without numpy's suffix."""
+    try:
+        name = raw_name.decode("utf-8" if is_utf8 else "cp437")
+    except UnicodeDecodeError as error:
+        raise MalformedError(f"the name {raw_name!r} is not UTF-8.") from error
+    if _PATH_TRICK.match(name) or "\0" in name:
+        raise MalformedError(
+            f"the name {name!r} is absolute, leads out of its folder or holds a null character."
+        )
+    return name.removesuffix(".npy")
+
+
+def _wide(memory: Memory, at: int, stop: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers (size, stored size, offset) with those that did not fit taken from zip64."""
+    while at + _FIELD.size <= stop:
+        kind, num_bytes = _FIELD.unpack_from(memory, at)
+        at += _FIELD.size
+        if kind == _ZIP64:
+            break
+        at += num_bytes
+    else:
+        return numbers
+    wanted = numbers.count(_IN_ZIP64)
+    if num_bytes < 8 * wanted or at + num_bytes > stop:
+        raise MalformedError("a zip64 field is too short.")
+    wide = _WIDE[wanted].unpack_from(memory, at)
+    if wanted == len(numbers):
+        return wide
+    rest = iter(wide)
+    return tuple([next(rest) if number == _IN_ZIP64 else number for number in numbers])

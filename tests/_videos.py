@@ -1,0 +1,94 @@
+"""Small videos made for the tests, and what PyAV alone makes of a video."""
+
+import io
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import av
+import numpy as np
+import torch
+
+REAL = sorted((Path(__file__).resolve().parents[2] / "shared/data/videos").glob("*.*"))
+
+
+class Kind(NamedTuple):
+    """How a video is made."""
+
+    container: str
+    codec: str
+    options: dict = MappingProxyType({})
+    pix_fmt: str = "yuv420p"
+    size: tuple = (64, 48)
+    rate: int = 25
+    num_frames: int = 40
+    step: object = None  # of the frames' times, in frames; None for constant
+    rotation: tuple = ()
+    muxer: dict = MappingProxyType({})
+
+
+KINDS = {
+    "b-frames": Kind("mp4", "libx264", {"bf": "3", "g": "12", "x264-params": "b-pyramid=normal"}),
+    "open gop": Kind("mp4", "libx264", {"g": "10", "bf": "2", "x264-params": "open-gop=1"}),
+    "no b-frames": Kind("mp4", "libx264", {"bf": "0", "g": "8"}),
+    "variable rate": Kind(
+        "matroska", "libx264", {"bf": "2", "g": "10"}, step=lambda k: k * k // 7 + k
+    ),
+    "odd size": Kind("mp4", "libx264", {"g": "9"}, "yuv444p", (61, 47)),
+    "rotated": Kind("mp4", "libx264", {"g": "9"}, rotation=(90,)),
+    "mirrored": Kind("mp4", "libx264", {"g": "9"}, rotation=(180, True)),
+    "mpeg4 in avi": Kind("avi", "mpeg4", {"bf": "2", "g": "12"}),
+    "mpeg2 in ts": Kind("mpegts", "mpeg2video", {"bf": "2", "g": "12"}),
+    "h264 in ts": Kind("mpegts", "libx264", {"bf": "2", "g": "12"}),
+    "vp9 in webm": Kind("webm", "libvpx-vp9", {"g": "12", "deadline": "realtime"}),
+    "hevc": Kind("mp4", "libx265", {"x265-params": "log-level=none:keyint=12"}),
+    "raw h264": Kind("h264", "libx264", {"bf": "2", "g": "12"}),
+    "fragmented": Kind("mp4", "libx264", {"g": "12"}, muxer={"movflags": "frag_keyframe"}),
+    "mjpeg": Kind("avi", "mjpeg", pix_fmt="yuvj420p"),
+    "long": Kind("mp4", "libx264", {"g": "50"}, rate=5, num_frames=200),
+}
+
+
+def write_video(kind):
+    """The bytes of a moving picture, every frame of which differs from the others."""
+    file = io.BytesIO()
+    width, height = kind.size
+    with av.open(file, "w", kind.container, options=dict(kind.muxer)) as container:
+        stream = container.add_stream(kind.codec, rate=kind.rate, options=dict(kind.options))
+        stream.width, stream.height, stream.pix_fmt = width, height, kind.pix_fmt
+        stream.codec_context.thread_count = 1
+        if kind.rotation:
+            stream.set_display_rotation(*kind.rotation)
+        rng = np.random.default_rng(0)
+        canvas = np.kron(rng.integers(0, 256, (30, 60, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+        for number in range(kind.num_frames):
+            left = 5 * number % 300
+            view = np.ascontiguousarray(canvas[number % 100 :, left:][:height, :width])
+            frame = av.VideoFrame.from_ndarray(view).reformat(format=kind.pix_fmt)
+            frame.pts = number if kind.step is None else kind.step(number)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+class Plain(NamedTuple):
+    """What PyAV's plain decode gives."""
+
+    frames: torch.Tensor  # (N, H, W, 3), as stored: not turned
+    times: list  # seconds; counted where the container has none
+
+
+def decode_plainly(source):
+    """Every frame of a path or bytes."""
+    file = io.BytesIO(source) if isinstance(source, bytes) else str(source)
+    with av.open(file) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        frames = list(container.decode(stream))
+        has_times = not {"avi", "h264"} & set(container.format.name.split(","))
+        times = [
+            float(frame.pts * frame.time_base if has_times else number / stream.average_rate)
+            for number, frame in enumerate(frames)
+        ]
+        arrays = [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in frames]
+    return Plain(torch.stack(arrays), times)

@@ -1,0 +1,372 @@
+"""``device=`` of the loader, on a device that is no GPU: order, errors, ends, statistics."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from _gates import Boom, until
+from _lazy_device import PATIENCE_SECONDS, LazyBackend, backends
+from _loader_helpers import (
+    BulkData,
+    GatedData,
+    MapData,
+    RecordingSampler,
+    StreamData,
+    as_list,
+    assert_threads_end,
+    epoch_of,
+    frozen,
+    loader_threads,
+    no_thread_left,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spdl_torch import DataLoader, PipelineDataset, PipelineFailure, UnsupportedOptionError
+from spdl_torch.pipeline import PipelineBuilder
+
+__all__ = ["backends", "no_thread_left"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+workers = pytest.mark.parametrize("num_workers", [0, 1, 3])
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_epoch_equals_the_one_without_a_device(backends, data):
+    """Same batches, same order, same errors at the same places, for every kind of dataset."""
+    dataset_class = data.draw(st.sampled_from([MapData, BulkData, StreamData]))
+    bad = dict.fromkeys(data.draw(st.sets(st.integers(0, 12), max_size=2)), ValueError)
+    dataset = dataset_class(data.draw(st.integers(0, 13)), bad)
+    options = {
+        "batch_size": data.draw(st.sampled_from([None, 1, 4])),
+        "num_workers": data.draw(st.integers(0, 3)),
+    }
+    if options["num_workers"]:
+        options["prefetch_factor"] = data.draw(st.integers(1, 3))
+    assert epoch_of(DataLoader(dataset, device="cuda", **options)) == epoch_of(
+        DataLoader(dataset, **options)
+    )
+
+
+@workers
+def test_batches_are_handed_over_on_the_trainers_thread(backends, num_workers):
+    """There the current stream is the model's; staging happens elsewhere if there are threads."""
+    loader = DataLoader(MapData(12), batch_size=4, num_workers=num_workers, device="cuda:1")
+    assert [frozen(batch) for batch in loader] == epoch_of(DataLoader(MapData(12), batch_size=4))
+    (backend,) = backends
+    assert backend.place == torch.device("cuda", 1)
+    assert [thread for thread, _ in backend.handed_over] == [threading.current_thread()] * 3
+
+
+def test_one_thread_owns_the_way_to_the_device(backends):
+    """However many workers: one copy stream, one owner."""
+    batches = iter(DataLoader(MapData(40), num_workers=3, device="cuda"))
+    next(batches)
+    names = sorted(thread.name for thread in loader_threads())
+    workers = [f"spdl-loader-{number}" for number in range(3)]
+    assert names == [*workers, "spdl-probe", "spdl-transfer"]
+    assert len(backends) == 1
+
+
+def test_batches_on_the_device_are_few_when_the_trainer_is_slow(backends):
+    """Two are ahead of the trainer, whatever prefetch_factor allows in host memory."""
+    loader = DataLoader(range(40), num_workers=2, prefetch_factor=8, device="cuda")
+    batches = iter(loader)
+    (backend,) = backends
+    next(batches)
+    until(lambda: backend.num_done + len(backend.pending) == 3)
+    until(lambda: loader.snapshot().stages[0].tasks.num_tasks >= 16)
+    assert backend.num_done + len(backend.pending) == 3
+    next(batches)
+    until(lambda: backend.num_done + len(backend.pending) == 4)
+
+
+def test_sampler_is_pulled_as_without_a_device(backends):
+    """On the trainer's thread: for the prefetched batches at iter(), then one at each next()."""
+    sampler = RecordingSampler(list(range(20)))
+    batches = iter(DataLoader(MapData(20), sampler=sampler, num_workers=2, device="cuda"))
+    assert sampler.pulled == 4
+    next(batches)
+    assert sampler.pulled == 5
+    assert sampler.threads == {threading.get_ident()}
+
+
+class UnpicklableTo:
+    """Cannot be moved to any device."""
+
+    def to(self, device):
+        raise KeyError(f"cannot go to {device}")
+
+
+@workers
+def test_error_of_the_transfer_reaches_the_loop_as_itself(backends, monkeypatch, num_workers):
+    """With a note on where; the loop can go on behind it."""
+    loader = DataLoader(range(4), num_workers=num_workers, device="cuda")
+    monkeypatch.setattr(LazyBackend, "out_of_memory", True)
+    batches = iter(loader)
+    with pytest.raises(torch.OutOfMemoryError, match="is full") as raised:
+        next(batches)
+    where = " (spdl-transfer)" if num_workers else ""
+    assert raised.value.__notes__ == [f"in the transfer to cpu{where}, batch 0"]
+    monkeypatch.setattr(LazyBackend, "out_of_memory", False)
+    rest = []
+    while True:
+        try:
+            rest.append(int(next(batches)))
+        except torch.OutOfMemoryError:
+            continue  # those that were staged before there was memory again
+        except StopIteration:
+            break
+    assert rest == list(range(4))[4 - len(rest) :]
+
+
+@workers
+def test_error_of_a_hand_over_reaches_the_loop_as_itself(backends, num_workers):
+    """What the user's own ``to`` raises."""
+    data = [torch.ones(1), UnpicklableTo(), torch.zeros(1)]
+    loader = DataLoader(data, batch_size=None, num_workers=num_workers, device="cuda")
+    batches = iter(loader)
+    assert next(batches).tolist() == [1]
+    with pytest.raises(KeyError, match="cannot go to cpu") as raised:
+        next(batches)
+    assert raised.value.__notes__ == ["in the transfer to cpu, batch 1"]
+    assert next(batches).tolist() == [0]
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 5])
+@workers
+def test_threads_end_when_the_loop_breaks(backends, num_workers, num_batches):
+    """The owner's, too, in whatever it was."""
+    batches = iter(DataLoader(range(100), num_workers=num_workers, device="cuda"))
+    for _ in range(num_batches):
+        next(batches)
+    del batches
+    assert_threads_end()
+
+
+def test_threads_end_when_a_slab_is_waited_for(backends):
+    """The owner that waits for the GPU ends when that wait is over; nobody waits for it."""
+    batches = iter(DataLoader(range(100), num_workers=2, device="cuda"))
+    (backend,) = backends
+    next(batches)
+    backend.gate.clear()
+    # Slabs are two: the fourth batch waits for the copy of the second one.
+    next(batches)
+    assert backend.waiting.wait(PATIENCE_SECONDS)
+    threads = loader_threads()
+    del batches
+    gc.collect()
+    assert_threads_end([thread for thread in threads if "loader" in thread.name])
+    assert [thread.name for thread in loader_threads()] == ["spdl-transfer"]
+    backend.gate.set()
+    assert_threads_end(threads)
+
+
+def test_threads_end_when_the_epoch_is_over(backends):
+    """All of them."""
+    for _ in DataLoader(range(9), num_workers=2, device="cuda"):
+        pass
+    assert loader_threads() == []
+
+
+def test_timeout_raises_while_a_sample_blocks(backends):
+    """The trainer's wait is at the device's end of the chain."""
+    data = GatedData(4, held=0)
+    batches = iter(DataLoader(data, num_workers=1, timeout=0.05, device="cuda"))
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds"):
+        next(batches)
+    data.gate.set()
+    received = []
+    while not received:
+        try:
+            received.append(next(batches).item())
+        except RuntimeError:
+            continue
+    assert received == [0]
+
+
+def test_persistent_workers_keep_the_slabs(backends):
+    """Epoch after epoch on one stream and the same pinned memory, also after a broken one."""
+    loader = DataLoader(
+        MapData(12), batch_size=2, num_workers=2, persistent_workers=True, device="cuda"
+    )
+    expected = epoch_of(DataLoader(MapData(12), batch_size=2))
+    assert epoch_of(loader) == expected
+    threads = loader_threads()
+    for _ in loader:
+        break
+    assert epoch_of(loader) == expected
+    assert loader_threads() == threads
+    (backend,) = backends
+    assert len(backend.slab_sizes) == 2
+    del loader
+    assert_threads_end(threads)
+
+
+def test_batches_may_come_out_of_order(backends):
+    """in_order=False passes through the owner as it is."""
+    loader = DataLoader(range(30), num_workers=3, in_order=False, device="cuda")
+    assert sorted(batch.item() for batch in loader) == list(range(30))
+
+
+def test_samples_without_tensors_pass(backends):
+    """A batch need hold nothing that can be moved."""
+    loader = DataLoader(range(5), 2, num_workers=1, device="cuda", collate_fn=as_list)
+    assert list(loader) == [[0, 1], [2, 3], [4]]
+
+
+@workers
+def test_snapshot_has_the_transfer_as_a_stage(backends, num_workers):
+    """Third, one thread, a task for each batch; the queue is the one that the trainer takes
+    from."""
+    loader = DataLoader(MapData(12), batch_size=4, num_workers=num_workers, device="cuda")
+    list(loader)
+    fetch, collate, transfer = loader.snapshot().stages
+    assert [fetch.name, collate.name, transfer.name] == ["fetch", "collate", "transfer"]
+    assert (transfer.concurrency, transfer.tasks.num_tasks) == (1, 3)
+    assert transfer.tasks.num_failures == 0
+    assert 0 <= transfer.busy_ratio <= 1
+    if num_workers:
+        assert transfer.queue.num_items == 3
+    list(loader)
+    assert loader.snapshot().stages[2].tasks.num_tasks == 3
+
+
+@workers
+def test_nothing_is_counted_when_stats_are_off(backends, num_workers):
+    """The loader works the same."""
+    loader = DataLoader(range(3), num_workers=num_workers, stats=False, device="cuda")
+    assert [batch.item() for batch in loader] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="stats=False"):
+        loader.snapshot()
+
+
+@workers
+def test_delivered_batch_is_not_kept(backends, num_workers):
+    """Device memory is scarce: a batch that the loop dropped is gone."""
+    batches = iter(DataLoader(range(6), num_workers=num_workers, device="cuda"))
+    batch = next(batches)
+    gone = weakref.ref(batch.untyped_storage())
+    alive = weakref.ref(batch)
+    del batch
+    gc.collect()
+    assert alive() is None
+    assert gone() is None
+
+
+class FailsFirst(GatedData):
+    """Sample 0 raises, sample 1 waits for the gate."""
+
+    def __getitem__(self, index):
+        if index == 0:
+            raise Boom(index)
+        return super().__getitem__(index)
+
+
+def test_delivered_error_is_not_kept(backends):
+    """It refers to the loop's frames; an owner that kept it would keep the iterator."""
+    data = FailsFirst(4, held=1)
+    batches = iter(DataLoader(data, num_workers=1, device="cuda"))
+    with pytest.raises(Boom, match="0") as raised:
+        next(batches)
+    gone = weakref.ref(raised.value)
+    assert data.entered.wait(PATIENCE_SECONDS)
+    del raised
+    gc.collect()
+    assert gone() is None
+    data.gate.set()
+    assert [batch.item() for batch in batches] == [1, 2, 3]
+
+
+def test_intra_op_threads_are_the_trainers_own_setting(backends):
+    """The owner packs with one thread and leaves the trainer's number alone."""
+    before = torch.get_num_threads()
+    list(DataLoader(range(3), num_workers=1, device="cuda"))
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu:1", "meta"])
+def test_device_is_refused_when_it_is_no_cuda_device(device):
+    """At construction; the message says what to do."""
+    with pytest.raises(UnsupportedOptionError, match=rf"device='{device}' is not in this release"):
+        DataLoader([1], device=device)
+
+
+@pytest.mark.parametrize("device", ["cuda", 0, torch.device("cuda", 1)])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@workers
+def test_cuda_is_asked_for_at_iter(device, num_workers):
+    """A loader may be built before the device is chosen, and where there is none; the error
+    comes with the first epoch and leaves no thread."""
+    loader = DataLoader([1], num_workers=num_workers, device=device)
+    assert loader.device == device
+    with pytest.raises(RuntimeError, match="needs CUDA, and torch finds none here"):
+        iter(loader)
+    assert loader_threads() == []
+
+
+@workers
+def test_device_is_the_current_one_when_it_has_no_index(backends, monkeypatch, num_workers):
+    """Of the thread that calls iter(), then: Lightning and torchrun choose it in between."""
+    from spdl_torch.io import _cuda
+
+    loader = DataLoader(range(2), num_workers=num_workers, device="cuda")
+    asked = []
+
+    def resolve(device):
+        asked.append((device.index, threading.current_thread()))
+        return torch.device("cuda", 2)
+
+    monkeypatch.setattr(_cuda, "resolve", resolve)
+    list(loader)
+    assert asked == [(None, threading.current_thread())]
+    assert backends[0].place == torch.device("cuda", 2)
+
+
+# -- PipelineDataset -------------------------------------------------------------------------------
+
+
+def dataset_to(device, op=torch.tensor, **options):
+    """Numbers, as tensors."""
+    builder = PipelineBuilder().add_source(range(9)).pipe(op, output_order="input")
+    return PipelineDataset(builder.add_sink(), device=device, **options)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", 1, torch.device("cuda", 0)])
+def test_pipeline_dataset_hands_items_over(backends, device):
+    """In order and whole, on every pass; the stage is there to be seen."""
+    dataset = dataset_to(device)
+    for _ in range(2):
+        assert [item.item() for item in dataset] == list(range(9))
+    assert len(dataset) == 9
+    assert [stage.name for stage in dataset.stats().stages] == ["tensor", "transfer"]
+    assert_threads_end()
+
+
+def test_pipeline_dataset_fails_when_the_device_is_full(backends, monkeypatch):
+    """Not one item is dropped for that."""
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(LazyBackend, "empty", full)
+    with pytest.raises(PipelineFailure, match="transfer") as caught:
+        list(dataset_to("cuda"))
+    assert isinstance(caught.value.exceptions[0], torch.OutOfMemoryError)
+
+
+def test_pipeline_dataset_stays_in_host_memory_on_the_cpu():
+    """No stage is added, no CUDA needed; other devices are refused at once."""
+    dataset = dataset_to("cpu")
+    assert [item.item() for item in dataset] == list(range(9))
+    assert [stage.name for stage in dataset.stats().stages] == ["tensor"]
+    with pytest.raises(UnsupportedOptionError, match="PipelineDataset: device='mps' is not in"):
+        dataset_to("mps")

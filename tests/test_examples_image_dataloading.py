@@ -1,0 +1,237 @@
+"""examples/image_dataloading.py: every image once, true figures, and a clean end in every case."""
+
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROGRAM = EXAMPLES / "image_dataloading.py"
+NUM_IMAGES = 23
+SECONDS = 45
+"""Within which a program that was told to stop must have ended."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A folder of small JPEGs, some of them deeper, and one file that is none."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "deep").mkdir()
+    for number in range(NUM_IMAGES):
+        place = folder / "deep" if number % 3 else folder
+        image = Image.new("RGB", (40 + number, 30), (10 * number, 90, 90))
+        image.save(place / f"{number:02d}.jpg")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endless(images, tmp_path_factory):
+    """A list that takes minutes, of paths relative to the folder."""
+    flist = tmp_path_factory.mktemp("list") / "endless.txt"
+    paths = [str(path.relative_to(images)) for path in sorted(images.rglob("*.jpg"))]
+    flist.write_text("".join(f"{path}\n" for path in paths) * 5_000)
+    return flist
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """The program as a module."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("image_dataloading")
+
+
+def start(*arguments):
+    """The running program, alone in its process group."""
+    command = [sys.executable, str(PROGRAM), "--device", "cpu", "--num-threads", "1", *arguments]
+    return subprocess.Popen(
+        [*map(str, command), "--width", "16", "--height", "16"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(*arguments, code=0):
+    """What the program printed to stdout, and to stderr."""
+    process = start(*arguments)
+    printed, complaints = process.communicate(timeout=SECONDS)
+    assert process.returncode == code, complaints
+    return printed, complaints
+
+
+def frames_and_batches(printed, who="all, whole run"):
+    """The two numbers of a line."""
+    found = re.search(rf"^{re.escape(who)}: ([\d,]+) frames, ([\d,]+) batches", printed, re.M)
+    assert found, printed
+    return tuple(int(number.replace(",", "")) for number in found.groups())
+
+
+def wait_until_it_loads(process):
+    """Read lines until one tells of images."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if re.match(r"so far: [1-9]", line):
+            return "".join(lines)
+    raise AssertionError("".join(lines) + process.stderr.read())
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_every_image_is_loaded_once_when_workers_share_the_list(
+    program, images, num_workers, tmp_path
+):
+    """Together the workers take each line of the list exactly once, in batches of their own."""
+    flist = tmp_path / "list.txt"
+    paths = program.images_below(images)
+    flist.write_text("\n".join(paths))
+    seen = []
+    for number in range(num_workers):
+        options = program.parse(["--input-flist", str(flist), "--device", "cpu"])
+        options.num_workers, options.batch_size = num_workers, 4
+        job = program.jobs_of(options, str(flist))[number]
+        load_batch = program.batch_loader(job)
+
+        def load(group, load_batch=load_batch):
+            seen.extend(group)
+            return load_batch(group)
+
+        _parent, wire = multiprocessing.Pipe()
+        tally = program.Tally(started=1.0)
+        program.consume(job, load, tally, importlib.import_module("_crew").Boss(wire))
+        share = len(range(number, NUM_IMAGES, num_workers))
+        assert (tally.frames, tally.batches) == (share, -(-share // 4))
+        assert 1.0 < tally.first <= tally.last
+    assert sorted(seen) == paths
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_figures_add_up_when_all_is_loaded(images, num_workers, tmp_path):
+    """The total is the sum of the workers' lines; each worker writes its trace."""
+    trace = ["--trace", tmp_path / "trace.json"] if num_workers == 1 else []
+    options = ["--data", images, "--num-workers", num_workers, "--batch-size", 4, *trace]
+    printed, complaints = run(*options)
+    each = [frames_and_batches(printed, f"worker {number} (cpu)") for number in range(num_workers)]
+    assert sum(frames for frames, _ in each) == NUM_IMAGES
+    assert frames_and_batches(printed) == tuple(map(sum, zip(*each, strict=True)))
+    assert complaints == ""
+    if trace:
+        events = json.loads((tmp_path / "trace-0.json").read_text())["traceEvents"]
+        assert "load_image_batch" in {event["name"] for event in events}
+
+
+def test_figures_are_of_common_time_when_workers_overlap(program):
+    """FPS is a sum of frames over one span of time, whole and from the first batch on."""
+    fast = program.Tally(frames=60, batches=6, started=10, first=11, last=14, first_frames=10)
+    slow = program.Tally(frames=40, batches=4, started=10.5, first=13, last=20, first_frames=10)
+    assert str(program.whole_run([fast, slow])) == "10.0 FPS, 1.00 BPS"
+    assert str(program.steady([fast, slow])) == "10.0 FPS, 1.00 BPS"
+    assert str(program.steady([fast])) == "16.7 FPS, 1.67 BPS"
+    assert str(program.whole_run([])) == "too little to measure"
+
+
+def test_list_is_cut_when_batches_are_limited(program):
+    """``--max-batches`` is divided among the workers, ``--worker-max-batches`` bounds each."""
+    options = program.parse(["--data", "x", "--max-batches", "5"])
+    assert [program.most_batches(options, number, 2) for number in range(2)] == [3, 2]
+    options.worker_max_batches = 2
+    assert [program.most_batches(options, number, 2) for number in range(2)] == [2, 2]
+    options.max_batches = options.worker_max_batches = None
+    assert program.most_batches(options, 0, 1) is None
+
+
+def test_numbers_are_printed_when_sigterm_comes(endless, images):
+    """Exit code 143, the figures so far, and less than everything."""
+    options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]
+    process = start(*options)
+    before = wait_until_it_loads(process)
+    process.send_signal(signal.SIGTERM)
+    printed, complaints = process.communicate(timeout=SECONDS)
+    assert (process.returncode, complaints) == (128 + signal.SIGTERM, "")
+    assert "stopped by SIGTERM" in printed
+    loaded = frames_and_batches(printed)[0]
+    assert frames_and_batches(before.splitlines()[-1], "so far")[0] <= loaded < NUM_IMAGES * 5_000
+
+
+def test_nothing_is_left_when_ctrl_c_comes(endless, images):
+    """Ctrl-C reaches the whole process group; the workers do not die of it, they finish."""
+    process = start("--input-flist", endless, "--prefix", images, "--interval", "0.2")
+    wait_until_it_loads(process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    printed, complaints = process.communicate(timeout=SECONDS)
+    assert (process.returncode, complaints) == (128 + signal.SIGINT, "")
+    assert frames_and_batches(printed)[0] > 0
+    assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
+
+
+def test_program_fails_when_a_worker_dies(endless, images):
+    """The other worker is stopped, the message says which and how, the figures are printed."""
+    options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]
+    process = start(*options, "--num-workers", 2)
+    printed = wait_until_it_loads(process)
+    os.kill(int(re.search(r"worker 1 \(cpu\): process (\d+)", printed)[1]), signal.SIGKILL)
+    printed, complaints = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert complaints.startswith("worker 1 (cpu): the process was killed by SIGKILL.")
+    assert frames_and_batches(printed)[0] > 0
+
+
+def test_workers_end_when_the_parent_dies(endless, images):
+    """Nobody is left to load for."""
+    process = start("--input-flist", endless, "--prefix", images, "--interval", "0.2")
+    wait_until_it_loads(process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=SECONDS)
+    assert workers
+    assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
+
+
+def test_missing_file_is_named_when_it_is_on_the_list(images, tmp_path):
+    """It ends the program, or is left out, counted and named with ``--on-error skip``."""
+    flist = tmp_path / "list.txt"
+    good = sorted(str(path.relative_to(images)) for path in images.rglob("*.jpg"))
+    flist.write_text("\n".join([*good, "gone.jpg", "notes.txt"]))
+    options = ["--input-flist", flist, "--prefix", images, "--batch-size", 5]
+    _, complaints = run(*options, code=1)
+    last_word = complaints.splitlines()[-1]
+    assert re.match(r"worker 0 \(cpu\): (FileNotFoundError|DecodeError): .*(gone|notes)", last_word)
+    printed, _ = run(*options, "--on-error", "skip")
+    assert frames_and_batches(printed)[0] == NUM_IMAGES
+    assert "skipped: 2 files" in printed
+    assert "gone.jpg" in printed
+    assert "notes.txt" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nowhere"], "no images there"),
+        (["--input-flist", "nowhere.txt"], "no such file"),
+    ],
+)
+def test_error_is_clear_when_there_is_no_data(program, arguments, message, tmp_path, monkeypatch):
+    """Before any process is started."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=message):
+        program.main([*arguments, "--device", "cpu"])
+
+
+def test_option_is_refused_when_it_is_no_count(program, capsys):
+    """Zero workers load nothing."""
+    with pytest.raises(SystemExit, match="2"):
+        program.parse(["--smoke", "--num-workers", "0"])
+    assert "must be >= 1, got 0" in capsys.readouterr().err

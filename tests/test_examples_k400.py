@@ -1,0 +1,384 @@
+"""examples/k400_video_classification.py: the right videos, the right frames, any loader."""
+
+import csv
+import importlib
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdl_torch.data.sources import ListSource
+from spdl_torch.errors import DecodeError, PipelineFailure
+
+av = pytest.importorskip("av")
+pytest.importorskip("lightning")
+
+ROOT = Path(__file__).parents[1]
+REAL_VIDEOS = ROOT.parent / "shared" / "data" / "videos"
+REAL_NAMES = ("k400_arm_wrestling.mp4", "structuralize.mp4", "test_a.mp4", "test_b.avi")
+HEADER = "label,youtube_id,time_start,time_end,split\n"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec"),
+    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def examples_can_be_imported():
+    """As if the program had been started."""
+    level = logging.getLogger("lightning.pytorch").level
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples"))
+        yield
+    logging.getLogger("lightning.pytorch").setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def k400(examples_can_be_imported):
+    """Which videos there are."""
+    return importlib.import_module("_k400")
+
+
+@pytest.fixture(scope="module")
+def program(examples_can_be_imported):
+    """The program as a module."""
+    return importlib.import_module("k400_video_classification")
+
+
+@pytest.fixture(scope="module")
+def clips(examples_can_be_imported):
+    """What is cut out of them."""
+    return importlib.import_module("_k400_clips")
+
+
+@pytest.fixture(scope="module")
+def videos(k400, tmp_path_factory):
+    """Four videos: real ones where they are at hand."""
+    paths = [REAL_VIDEOS / name for name in REAL_NAMES]
+    if all(path.exists() for path in paths):
+        return paths
+    folder = tmp_path_factory.mktemp("videos")
+    k400.write_videos(folder, num_classes=2, per_class=2)
+    return sorted(folder.rglob("*.mp4"))
+
+
+@pytest.fixture
+def root(videos, tmp_path):
+    """Class folders of both splits; every video is in both."""
+    for split in ("train", "val"):
+        for number, path in enumerate(videos):
+            place = tmp_path / "k400" / split / ("arm wrestling", "yoga")[number // 2]
+            place.mkdir(parents=True, exist_ok=True)
+            (place / path.name).symlink_to(path)
+    return tmp_path / "k400"
+
+
+def touch(root, *paths):
+    """Empty files."""
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
+
+
+def predictions(path):
+    """By path: what the csv says."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return {row["path"]: row for row in csv.DictReader(file)}
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1)
+lines_of_a_list = st.lists(
+    st.tuples(
+        st.lists(words, min_size=1, max_size=3).map(" ".join),
+        words,
+        st.integers(0, 999_000),
+        st.integers(1, 999),
+        st.sampled_from(["train", "val", "validate", "test", ""]),
+    )
+)
+
+
+@given(lines=lines_of_a_list, data=st.data())
+def test_list_is_read_as_it_was_written_when_columns_move(k400, lines, data, tmp_path_factory):
+    """Any labels, order of columns, further columns, line ends, and a byte order mark."""
+    names = ["label", "youtube_id", "time_start", "time_end", "split", "is_cc"]
+    columns = data.draw(st.permutations(names))
+    path = tmp_path_factory.mktemp("lists") / "list.csv"
+    encoding = data.draw(st.sampled_from(["utf-8", "utf-8-sig"]))
+    with path.open("w", encoding=encoding, newline="") as file:
+        end = data.draw(st.sampled_from(["\n", "\r\n"]))
+        writer = csv.DictWriter(file, columns, lineterminator=end)
+        writer.writeheader()
+        for label, name, start, seconds, split in lines:
+            row = (label, name, start, start + seconds, split, 0)
+            writer.writerow(dict(zip(names, row, strict=True)))
+    splits = {"validate": "val", "": None}
+    expected = [
+        k400.Annotation(label, name, start, start + seconds, splits.get(split, split))
+        for label, name, start, seconds, split in lines
+    ]
+    assert k400.read_annotations(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no column label, youtube_id, time_start, time_end; it has none"),
+        ("youtube_id,time_start,time_end\nx,0,10\n", "no column label; it has youtube_id"),
+        (HEADER + "yoga,x,0,10,train\nyoga,,0,10,train\n", r"list\.csv:3: .* must not be empty"),
+        (HEADER + ",x,0,10,train\n", r"list\.csv:2: label and youtube_id must not be empty"),
+        (HEADER + "yoga,x,zero,10,train\n", r"list\.csv:2: .* got 'zero' and '10'"),
+        (HEADER + "yoga,x,10,10,train\n", "0 <= start < end, got '10' and '10'"),
+        (HEADER + "yoga,x,0,nan,train\n", "got '0' and 'nan'"),
+        (HEADER + "yoga,x,0\n", "got '0' and ''"),
+    ],
+)
+def test_list_is_refused_when_a_line_says_nothing(k400, text, message, tmp_path):
+    """The error has the file, the line and what stands there."""
+    path = tmp_path / "list.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        k400.read_annotations(path)
+
+
+def test_list_finds_files_when_they_are_named_in_any_known_way(k400, tmp_path):
+    """Cut or whole, flat or in class folders, replaced or missing."""
+    touch(
+        tmp_path,
+        "train/arm wrestling/cut_000003_000013.mp4",
+        "train/broken_000000_000010.mp4",
+        "replacement/broken_000000_000010.mp4",
+        "whole.mkv",
+        "train/yoga/both_000001_000011.mp4",
+        "val/yoga/both_000001_000011.mp4",
+        "val/yoga/both_000001_000011.txt",
+    )
+    train = tmp_path / "train.csv"
+    train.write_text(
+        HEADER
+        + "arm wrestling,cut,3,13,train\nyoga,broken,0,10,train\nyoga,whole,7,17,train\n"
+        + "yoga,both,1,11,train\nyoga,gone,0,10,train\n"
+    )
+    val = tmp_path / "val.csv"
+    val.write_text(HEADER + "yoga,both,1,11,validate\nzumba,absent,0,10,validate\n")
+    listings = k400.list_videos(tmp_path, [train, val])
+    found = [
+        (Path(video.path).relative_to(tmp_path).as_posix(), video.label, video.window)
+        for video in listings["train"].videos
+    ]
+    assert found == [
+        ("train/arm wrestling/cut_000003_000013.mp4", 0, None),
+        ("replacement/broken_000000_000010.mp4", 1, None),
+        ("whole.mkv", 1, (7.0, 17.0)),
+        ("train/yoga/both_000001_000011.mp4", 1, None),
+    ]
+    assert listings["train"].missing == ["gone_000000_000010"]
+    assert str(listings["train"]) == (
+        "4 videos of 3 classes, replacements: 1, missing: 1 (gone_000000_000010)"
+    )
+    assert [Path(video.path).parent.parent.name for video in listings["val"].videos] == ["val"]
+    assert listings["val"].classes == ["arm wrestling", "yoga", "zumba"]
+    assert listings["val"].missing == ["absent_000000_000010"]
+
+
+def test_folders_are_classes_when_there_is_no_list(k400, tmp_path):
+    """A class has one label in both splits, also where one of them lacks it."""
+    touch(tmp_path, "train/a/1.mp4", "train/c/2.MP4", "train/c/notes.txt", "validation/b/3.avi")
+    listings = k400.list_videos(tmp_path)
+    assert listings["train"].classes == listings["val"].classes == ["a", "b", "c"]
+    assert [video.label for video in listings["train"].videos] == [0, 2]
+    assert [video.label for video in listings["val"].videos] == [1]
+
+
+@pytest.mark.parametrize(
+    ("num_videos", "num_kept"), [(1, 0), (2, 1), (3, 1), (7, 1), (8, 2), (13, 3)]
+)
+def test_one_in_five_is_kept_when_there_is_one_folder(k400, num_videos, num_kept, tmp_path):
+    """The two splits have no video in common and together are everything."""
+    touch(tmp_path, "b/x.mp4", "b/y.mp4", *(f"a/{number:02d}.mp4" for number in range(num_videos)))
+    listings = k400.list_videos(tmp_path)
+    paths = {s: {v.path for v in listings[s].videos if v.label == 0} for s in ("train", "val")}
+    assert len(paths["val"]) == num_kept
+    assert not paths["train"] & paths["val"]
+    assert len(paths["train"] | paths["val"]) == num_videos
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "no such folder"),
+        (["train/a/1.mp4"], "no videos for 'val'"),
+        (["a/notes.txt"], "no videos for 'train': 0 videos of 1 classes"),
+    ],
+)
+def test_error_is_clear_when_a_split_has_no_videos(k400, files, message, tmp_path):
+    """It says what was looked for."""
+    touch(tmp_path, *(f"root/{file}" for file in files))
+    with pytest.raises(FileNotFoundError, match=message):
+        k400.list_videos(tmp_path / "root")
+
+
+@given(
+    num_frames=st.integers(1, 40),
+    num_clips=st.integers(1, 5),
+    clip_frames=st.integers(1, 12),
+    stride=st.one_of(st.none(), st.integers(1, 6)),
+    seconds=st.floats(0.05, 4),
+    first=st.floats(0, 100),
+    seed=st.one_of(st.none(), st.integers(0, 2**32)),
+)
+def test_clip_is_inside_the_video_for_any_length(
+    clips, num_frames, num_clips, clip_frames, stride, seconds, first, seed
+):
+    """Frames ascend and exist; a stride is kept to the last frame; even clips reach both ends."""
+    stamps = [first + number / 25 for number in range(num_frames)]
+    shape = clips.ClipShape(
+        num_frames=clip_frames, stride=stride, seconds=seconds, resize=(8, 8), crop=8
+    )
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    indices = clips.clip_indices(stamps, shape, num_clips, generator)
+    assert [len(clip) for clip in indices] == [clip_frames] * num_clips
+    last = num_frames - 1
+    for clip in indices:
+        assert clip == sorted(clip)
+        assert 0 <= clip[0] <= clip[-1] <= last
+        if stride is not None:
+            assert clip == [min(clip[0] + k * stride, last) for k in range(clip_frames)]
+        if stride is not None and num_frames > (clip_frames - 1) * stride:
+            assert clip[-1] - clip[0] == (clip_frames - 1) * stride
+    if seed is None and num_clips > 1:
+        assert indices[0][0] == 0
+        spans_video = (clip_frames - 1) * (stride or 25 * seconds / clip_frames) <= last
+        assert indices[-1][-1] == last or not spans_video
+
+
+def test_clips_are_the_frames_of_the_video_when_nothing_is_scaled(clips, k400, tmp_path):
+    """Equal to PyAV's plain decode, cropped in the middle."""
+    k400.write_videos(tmp_path, num_classes=1, per_class=1)
+    video = k400.Video(str(tmp_path / "class_0" / "000.mp4"), 3)
+    shape = clips.ClipShape(num_frames=3, stride=4, seconds=1, resize=(48, 64), crop=48)
+    reader = clips.ClipReader([video], shape, num_clips=2, skip_bad=False)
+    sample = reader.decode(reader.demux(clips.Request(0, None)))
+    with av.open(video.path) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    expected = [[frames[k][:, 8:56] for k in clip] for clip in ([0, 4, 8], [15, 19, 23])]
+    assert (sample.label, sample.index) == (3, 0)
+    assert torch.equal(
+        sample.clips, torch.stack([torch.stack([*map(torch.tensor, clip)]) for clip in expected])
+    )
+
+
+def test_random_clip_is_the_same_when_the_seed_is(clips, k400, videos):
+    """What is drawn depends on the request alone, and a window is kept to."""
+    shape = clips.ClipShape(num_frames=4, stride=None, seconds=0.5, resize=(36, 48), crop=32)
+    listed = [k400.Video(str(videos[0]), 0), k400.Video(str(videos[0]), 0, (1.0, 1.6))]
+    reader = clips.ClipReader(listed, shape, num_clips=1, skip_bad=False)
+
+    def load(index, seed):
+        return reader.decode(reader.demux(clips.Request(index, seed))).clips
+
+    assert load(0, 1).shape == (1, 4, 32, 32, 3)
+    assert torch.equal(load(0, 1), load(0, 1))
+    assert not torch.equal(load(0, 1), load(0, 2))
+    stamps = reader.demux(clips.Request(1, 0)).packets.timestamps
+    assert 1.0 <= stamps[0] < stamps[-1] < 1.6
+
+
+def test_ranks_share_an_epoch_when_the_source_is_cut(clips):
+    """Parts are disjoint, change from epoch to epoch, and so do the seeds."""
+
+    def epoch(number):
+        source = clips.Requests(ListSource(range(10)).shuffle(3), 3)
+        source.set_epoch(number)
+        return list(source), [list(source.shard(rank, 2)) for rank in range(2)]
+
+    whole, parts = epoch(0)
+    assert sorted(request.index for request in whole) == list(range(10))
+    assert sorted(parts[0] + parts[1]) == sorted(whole)
+    assert epoch(0)[0] == whole
+    assert {request.seed for request in whole}.isdisjoint(r.seed for r in epoch(1)[0])
+
+
+@pytest.mark.slow
+def test_model_fits_its_recipe_when_classes_are_few(program):
+    """Every model takes clips of the size and length that go with it."""
+    for name in (*program.MODELS, program.TINY):
+        shape, mean, std = program.clip_shape(program.parse(["--data", "x", "--model", name]))
+        with torch.device("meta"):
+            model = program.make_model(name, 7, None)
+            module = program.Classifier(model, mean, std, lr=0.1, epochs=1)
+            clips = torch.zeros(
+                (1, 2, shape.num_frames, shape.crop, shape.crop, 3), dtype=torch.uint8
+            )
+            assert module(clips).shape == (2, 7), name
+
+
+@pytest.mark.slow
+def test_predictions_are_the_same_when_another_loader_is_used(program, root, tmp_path, capsys):
+    """Train, validate, and validate the checkpoint again with each loader: equal to the digit."""
+    common = ["--smoke", "--data", str(root)]
+    trained = tmp_path / "trained.csv"
+    logs = tmp_path / "logs"
+    program.main([*common, "--log-dir", str(logs), "--predictions", str(trained)])
+    printed = capsys.readouterr().out
+    for number in range(2):
+        for split in ("training", "validation"):
+            line = rf"^epoch {number} {split}: 4 videos, loss \d.*top-1 .*top-5 .*, 0 skipped$"
+            assert re.search(line, printed, re.M), printed
+    (metrics,) = logs.rglob("metrics.csv")
+    assert {"train/loss", "train/top1", "val/top1", "val/top5"} <= set(
+        metrics.read_text().splitlines()[0].split(",")
+    )
+    assert len(predictions(trained)) == 4
+    for loader, num_workers in (("threads", 2), ("pipeline", 2), ("torch", 0)):
+        again = tmp_path / f"{loader}.csv"
+        checkpoint = ["--checkpoint", str(logs / "checkpoints" / "last.ckpt")]
+        options = ["--loader", loader, "--num-workers", str(num_workers), *checkpoint]
+        program.main([*common, "--evaluate", *options, "--predictions", str(again)])
+        assert predictions(again) == predictions(trained), loader
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["threads", "pipeline"])
+def test_bad_video_is_counted_when_it_is_to_be_skipped(program, root, loader, capsys, caplog):
+    """Otherwise it ends the run; both name it."""
+    for split in ("train", "val"):
+        (root / split / "yoga" / "bad.mp4").write_bytes(b"this is no video")
+    common = ["--smoke", "--data", str(root), "--loader", loader]
+    message = r"bad\.mp4|stage 'demux': 1 of . tasks failed"
+    with pytest.raises((DecodeError, PipelineFailure), match=message) as caught:
+        program.main(common)
+    errors = getattr(caught.value, "exceptions", [caught.value])
+    assert all("bad.mp4" in str(error) for error in errors)
+    caplog.clear()
+    program.main([*common, "--on-error", "skip"])
+    printed = capsys.readouterr().out
+    assert re.search("^epoch 1 validation: 4 videos, .*, 1 skipped$", printed, re.M), printed
+    assert any("bad.mp4" in message for message in caplog.messages)
+
+
+def test_batch_is_empty_when_all_of_it_was_skipped(clips):
+    """The module has nothing to learn from it, and goes on."""
+    batch = clips.collate([clips.Skipped(0), clips.Skipped(1)])
+    assert (len(batch["labels"]), batch["indices"], batch["num_skipped"]) == (0, [], 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--data ROOT is needed"),
+        (["--data", "x", "--clips", "0"], "must be >= 1, got 0"),
+        (["--data", "x", "--model", "resnet50"], "invalid choice"),
+    ],
+)
+def test_options_are_refused_when_they_make_no_run(program, arguments, message, capsys):
+    """As argparse does, with exit code 2."""
+    with pytest.raises(SystemExit, match="2"):
+        program.parse(arguments)
+    assert message in capsys.readouterr().err

@@ -1,0 +1,278 @@
+"""Arrays and archives of them: what numpy wrote is read, without a copy where that can be."""
+
+import io
+import mmap
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from spdl_torch.io import NpzFile, _inflate, load_npy, load_npz
+
+PIXELS = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5)
+SMOOTH = (np.add.outer(np.arange(200), np.arange(300)) // 3).astype(np.int32)
+
+
+def saved(save, *arrays, **named):
+    """What one of numpy's functions writes."""
+    buffer = io.BytesIO()
+    save(buffer, *arrays, **named)
+    return buffer.getvalue()
+
+
+NPY = saved(np.save, PIXELS)
+STORED = saved(np.savez, pixels=PIXELS, smooth=SMOOTH)
+DEFLATED = saved(np.savez_compressed, pixels=PIXELS, smooth=SMOOTH)
+
+
+@pytest.fixture(params=["deflate", "zlib"])
+def _codec(request, monkeypatch):
+    """Each of the two ways to inflate."""
+    if request.param == "zlib":
+        monkeypatch.setattr(_inflate, "deflate", None)
+    elif _inflate.deflate is None:
+        pytest.skip("deflate is not installed: pip install 'spdl-torch[npz]'")
+
+
+# numpy warns when a name of a field makes it choose one.
+newer_versions = pytest.mark.filterwarnings("ignore:Stored array in format")
+both_codecs = pytest.mark.usefixtures("_codec")
+
+
+def scalar_dtypes():
+    """Dtypes without fields, of either byte order."""
+    kinds = (
+        *(hnp.integer_dtypes, hnp.unsigned_integer_dtypes, hnp.floating_dtypes),
+        *(hnp.complex_number_dtypes, hnp.datetime64_dtypes, hnp.timedelta64_dtypes),
+        hnp.unicode_string_dtypes,
+    )
+    ordered = [kind(endianness=order) for kind in kinds for order in "<>"]
+    return st.one_of(
+        *ordered, hnp.boolean_dtypes(), hnp.byte_string_dtypes(), st.just(np.dtype("V3"))
+    )
+
+
+def arrays():
+    """Every dtype that the format has without a pickle, 0 to 4 dimensions, both orders."""
+    dtypes = scalar_dtypes() | hnp.array_dtypes(scalar_dtypes(), max_size=3, allow_subarrays=True)
+    shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+    return st.builds(filled, dtypes, shapes, st.sampled_from("CF"), st.integers(0, 9))
+
+
+def filled(dtype, shape, order, seed):
+    """An array of random bytes."""
+    array = np.empty(shape, dtype, order)
+    if array.nbytes:
+        content = np.random.default_rng(seed).bytes(array.nbytes)
+        array = np.ndarray(shape, dtype, content, order=order)
+    return array
+
+
+def assert_same(array, expected):
+    """The same in all that numpy keeps."""
+    assert array.dtype == expected.dtype
+    assert array.shape == expected.shape
+    assert array.flags.f_contiguous == expected.flags.f_contiguous
+    assert array.tobytes() == expected.tobytes()
+
+
+@newer_versions
+@given(arrays())
+def test_load_npy_equals_numpy(array):
+    """Any dtype, shape and order comes back as numpy.load gives it."""
+    content = saved(np.save, array)
+    expected = np.load(io.BytesIO(content), allow_pickle=False)
+    assert_same(load_npy(content), expected)
+    assert_same(load_npy(memoryview(bytearray(content))), expected)
+    assert_same(load_npy(content, copy=True), expected)
+
+
+@newer_versions
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_load_npy_when_the_header_is_of_another_version(version):
+    """All three versions of the format are read, names that need UTF-8 too."""
+    name = "größe" if version == (3, 0) else "size"
+    array = np.zeros(4, [(name, "<f4"), ("n", ">i2")])
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, version)
+    assert_same(load_npy(buffer.getvalue()), array)
+
+
+def test_load_npy_when_the_header_is_short():
+    """A header that other programs wrote without numpy's padding is read, and read right twice."""
+    text = b"{'shape':(2,),'descr':'<i2','fortran_order':False}"
+    for values in ([1, 2], [3, 4]):
+        data = np.array(values, "<i2").tobytes()
+        content = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + data
+        assert load_npy(content).tolist() == values
+
+
+@newer_versions
+@both_codecs
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # one codec for all inputs
+@given(st.dictionaries(st.from_regex(r"\w[\w./ ]{0,8}", fullmatch=True), arrays(), max_size=4))
+def test_load_npz_equals_numpy(named):
+    """Archives, stored and deflated, hold what numpy.load finds in them, under the same names."""
+    named = {name: array for name, array in named.items() if ".." not in name and name != "file"}
+    for save in (np.savez, np.savez_compressed):
+        content = saved(save, **named)
+        archive, expected = load_npz(content, verify=True), np.load(io.BytesIO(content))
+        assert archive.files == expected.files
+        for name in expected.files:
+            assert_same(archive[name], expected[name])
+
+
+def test_load_npz_is_a_mapping():
+    """Names work with and without suffix, in the archive's order, and ``with`` as numpy's does."""
+    with load_npz(STORED) as archive:
+        assert isinstance(archive, NpzFile)
+        assert list(archive) == archive.files == list(archive.keys()) == ["pixels", "smooth"]
+        assert len(archive) == 2
+        assert "pixels" in archive
+        assert "pixels.npy" in archive
+        assert "other" not in archive
+        assert 3 not in archive
+        assert np.array_equal(archive["pixels.npy"], archive["pixels"])
+        assert {name: array.shape for name, array in archive.items()} == {
+            "pixels": PIXELS.shape,
+            "smooth": SMOOTH.shape,
+        }
+        assert repr(archive) == "NpzFile '<bytes>' with pixels, smooth"
+        with pytest.raises(
+            KeyError, match=r"'other' is not in <bytes>, only \['pixels', 'smooth'\]"
+        ):
+            archive["other"]
+
+
+def test_load_npz_when_it_is_empty():
+    """An archive of nothing is an empty mapping."""
+    assert dict(load_npz(saved(np.savez))) == {}
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 3])
+def test_load_when_data_is_unaligned(num_bytes):
+    """Memory that begins at an odd address is read right; a copy is aligned."""
+    array = np.arange(6, dtype=">f8").reshape(2, 3)
+    for save, load in ((np.save, load_npy), (np.savez, lambda m, **o: load_npz(m, **o)["arr_0"])):
+        memory = memoryview(b"x" * num_bytes + saved(save, array))[num_bytes:]
+        assert_same(load(memory), array)
+        assert load(memory, copy=True).flags.aligned
+
+
+@pytest.mark.parametrize("load", [load_npy, lambda m, **o: load_npz(m, **o)["arr_0"]])
+def test_load_is_a_view_when_it_can_be(load):
+    """Arrays share the source's memory and whether it may be written; copies do neither."""
+    content = saved(np.save if load is load_npy else np.savez, PIXELS)
+    writable = bytearray(content)
+    view, copy = load(writable), load(writable, copy=True)
+    assert view.flags.writeable
+    assert copy.flags.writeable
+    view[0, 0, 0] = 77
+    assert writable != content
+    assert load(writable)[0, 0, 0] == 77
+    assert copy[0, 0, 0] == PIXELS[0, 0, 0]
+
+    read_only = load(content)
+    assert not read_only.flags.writeable
+    assert np.shares_memory(read_only, np.frombuffer(content, np.uint8))
+    assert load(content, copy=True).flags.writeable
+
+
+@pytest.mark.parametrize("load", [load_npy, lambda m: load_npz(m)["pixels"]])
+def test_view_keeps_the_memory_alive(load):
+    """A view outlives its source, and the source can be neither resized nor closed under it."""
+    content = NPY if load is load_npy else STORED
+    growing = bytearray(content)
+    view = load(growing)
+    with pytest.raises(BufferError, match="cannot be re-sized"):
+        growing.extend(bytes(100_000))
+    del growing
+    assert np.array_equal(view, PIXELS)
+
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    view = load(mapped)
+    assert not view.flags.writeable
+    with pytest.raises(BufferError, match="cannot close exported pointers"):
+        mapped.close()
+    del mapped
+    assert np.array_equal(view, PIXELS)
+
+
+def test_view_follows_torch_memory():
+    """A uint8 tensor is a source, and its array is a view of it."""
+    tensor = torch.frombuffer(bytearray(NPY), dtype=torch.uint8)
+    array = load_npy(tensor)
+    tensor[-1] = 99
+    assert array[-1, -1, -1] == 99
+
+
+@both_codecs
+def test_deflated_arrays_are_writable():
+    """What was inflated belongs to its array, so torch takes it without a warning."""
+    archive = load_npz(DEFLATED)
+    array = archive["smooth"]
+    torch.from_numpy(array).zero_()
+    assert not array.any()
+    assert np.array_equal(archive["smooth"], SMOOTH)
+
+
+def test_load_from_files_and_urls(tmp_path):
+    """Paths, open files and URLs do as well as memory; arrays of a path are writable."""
+    for name, content, load in (
+        ("a.npy", NPY, load_npy),
+        ("a.npz", STORED, lambda source: load_npz(source)["pixels"]),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with open(path, "rb") as file:
+            from_file = load(file)
+        for array in (load(path), load(str(path)), load(path.as_uri()), from_file):
+            assert np.array_equal(array, PIXELS)
+        assert load(path).flags.writeable
+        assert np.array_equal(load(io.BytesIO(content)), PIXELS)
+
+
+def test_load_npy_when_several_follow_in_one_file():
+    """Behind the array there may be more, as numpy allows; the rest of the memory has it."""
+    content = NPY + saved(np.save, SMOOTH)
+    assert np.array_equal(load_npy(content), PIXELS)
+    assert np.array_equal(load_npy(memoryview(content)[len(NPY) :]), SMOOTH)
+
+
+def test_load_npy_from_a_pipe():
+    """A file that does not tell its size is read to its end."""
+    program = "import sys; from spdl_torch.io import load_npy; print(load_npy('/dev/stdin').sum())"
+    done = subprocess.run([sys.executable, "-c", program], input=NPY, capture_output=True)
+    assert (done.returncode, done.stdout.strip()) == (0, str(PIXELS.sum()).encode()), done.stderr
+
+
+@both_codecs
+def test_npz_file_when_threads_share_it():
+    """One archive may be used by several threads at once."""
+    archive = load_npz(DEFLATED)
+    with ThreadPoolExecutor(4) as executor:
+        for array in executor.map(archive.__getitem__, ["smooth"] * 50):
+            assert np.array_equal(array, SMOOTH)
+
+
+def test_spdl_reads_the_same():
+    """A script that loads arrays with SPDL loads the same ones after changing its import."""
+    peer = pytest.importorskip("spdl.io")
+    assert_same(load_npy(NPY, copy=False), peer.load_npy(NPY, copy=False))
+    for content in (STORED, DEFLATED):
+        ours = load_npz(content, max_uncompressed_bytes=1 << 20)
+        theirs = peer.load_npz(content, max_uncompressed_bytes=1 << 20)
+        assert ours.files == theirs.files == list(theirs)
+        for name in theirs:
+            assert_same(ours[name], theirs[name])
+            assert ours[name].flags.writeable == theirs[name].flags.writeable

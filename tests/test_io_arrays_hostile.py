@@ -1,0 +1,499 @@
+"""Arrays that are damaged or meant to do harm: refused, or read as numpy reads them."""
+
+import contextlib
+import io
+import struct
+import tracemalloc
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import _inflate, load_npy, load_npz
+
+SMOOTH = (np.add.outer(np.arange(20), np.arange(30)) // 3).astype("<i4")
+
+
+def saved(save, *arrays, **named):
+    """What one of numpy's functions writes."""
+    buffer = io.BytesIO()
+    save(buffer, *arrays, **named)
+    return buffer.getvalue()
+
+
+NPY = saved(np.save, SMOOTH)
+
+
+@pytest.fixture(params=["deflate", "zlib"])
+def _codec(request, monkeypatch):
+    """Each of the two ways to inflate."""
+    if request.param == "zlib":
+        monkeypatch.setattr(_inflate, "deflate", None)
+    elif _inflate.deflate is None:
+        pytest.skip("deflate is not installed: pip install 'spdl-torch[npz]'")
+
+
+both_codecs = pytest.mark.usefixtures("_codec")
+
+
+def npy(text, data=b"", version=1):
+    """An npy file with that header."""
+    encoded = text.encode()
+    length = len(encoded).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + length + encoded + data
+
+
+def header(descr="'<i4'", fortran_order="False", shape="(2,)"):
+    return f"{{'descr': {descr}, 'fortran_order': {fortran_order}, 'shape': {shape}, }}\n"
+
+
+HUGE = "9" * 4000
+BAD_NPY = {
+    "empty": (b"", "empty"),
+    "cut in the magic": (NPY[:4], "truncated: 4 bytes"),
+    "cut in the version": (NPY[:7], "truncated: 7 bytes"),
+    "cut in the header": (NPY[:60], "truncated: 60 bytes"),
+    "cut in the data": (NPY[:-1], r"int32 of shape \(20, 30\) takes 2400 bytes, got 2399"),
+    "text": (b"hello, world", r"not an npy file, it begins with b'hello, w'"),
+    "pickle": (b"\x80\x04\x95rest", "a pickle, which is refused"),
+    "archive": (saved(np.savez, SMOOTH), "a zip archive: use load_npz"),
+    "version 4": (npy(header(), bytes(8), version=4), r"version 4\.0 is not known"),
+    "long header": (npy(header() + " " * 10_000, bytes(8)), "header is .* long, more than 10000"),
+    "endless header": (npy("", version=2)[:8] + b"\xff" * 30, "the header alone needs more"),
+    "no dict": (npy("[1, 2]"), "must be a dict with the keys"),
+    "a call": (npy("__import__('os').getcwd()"), "not a literal"),
+    "nested": (npy("(" * 9000), "not a literal"),
+    "deep": (npy("-" * 9000 + "1"), "not a literal"),
+    "not latin-1 in version 3": (npy("\xff", version=3)[:12] + b"\xff\xff", "not a literal"),
+    "key missing": (npy("{'descr': '<i4', 'shape': (2,)}"), "must be a dict with the keys"),
+    "key too many": (npy(header()[:-2] + "'x': 1}"), "must be a dict with the keys"),
+    "unhashable": (npy("{[]: 1}"), "not a literal"),
+    "objects": (saved(np.save, np.array([{}, None])), "dtype object is stored as a pickle"),
+    "object field": (
+        saved(np.save, np.zeros(2, [("a", "O"), ("b", "i4")])),
+        "dtype object is stored as a pickle",
+    ),
+    "no dtype": (npy(header(descr="'nonsense'")), "'nonsense' is not a dtype"),
+    "dtype of no bytes": (npy(header(descr="'|V0'", shape="(9,)")), "cannot have the dtype"),
+    "dtype too large": (npy(header(descr=f"'|S{HUGE}'")), "is not a dtype"),
+    "subarray": (npy(header(descr="('<i4', (2,))"), bytes(16)), "cannot have the dtype"),
+    "fields named twice": (npy(header(descr="[('a', '<i4'), ('a', '<i4')]")), "is not a dtype"),
+    "order": (npy(header(fortran_order="1"), bytes(8)), "fortran_order must be True or False"),
+    "shape of a list": (npy(header(shape="[2]"), bytes(8)), "shape must be a tuple of sizes"),
+    "shape of a bool": (npy(header(shape="(True,)"), bytes(8)), "shape must be a tuple of sizes"),
+    "shape of a float": (npy(header(shape="(2.0,)"), bytes(8)), "shape must be a tuple of sizes"),
+    "negative": (npy(header(shape="(-1,)"), bytes(8)), "shape must be a tuple of sizes"),
+    "two negative": (npy(header(shape="(-1, -2)"), bytes(8)), "shape must be a tuple of sizes"),
+    "large": (npy(header(shape="(1 << 40,)")), "not a literal"),
+    "larger than the data": (npy(header(shape="(1099511627776,)"), bytes(8)), "got 8"),
+    "product wraps to 0": (npy(header(shape=f"({2**32}, {2**32})")), "more bytes than there are"),
+    "product wraps to 8": (npy(header(shape=f"({2**61 + 1}, 8)")), "more bytes than there are"),
+    "digits": (npy(header(shape=f"({HUGE}, {HUGE})")), "more bytes than there are"),
+    "huge beside 0": (npy(header(shape=f"(0, {2**62}, {2**62})")), "no array has shape"),
+    "dimensions": (npy(header(shape=f"({'1,' * 100})"), bytes(8)), "no array has shape"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_NPY)
+def test_load_npy_refuses(what, tmp_path):
+    """Whatever is wrong is a DecodeError that names the source and says what; twice, if asked."""
+    content, message = BAD_NPY[what]
+    for _ in range(2):
+        with pytest.raises(DecodeError, match=rf"^<bytes>: .*{message}"):
+            load_npy(content)
+    for memory in (bytearray(content), torch.tensor(list(content), dtype=torch.uint8)):
+        with pytest.raises(DecodeError, match=rf"^<bytes>: .*{message}"):
+            load_npy(memory)
+    path = tmp_path / "bad.npy"
+    path.write_bytes(content)
+    with pytest.raises(DecodeError, match=rf"bad\.npy: .*{message}"):
+        load_npy(path)
+
+
+def test_load_npy_names_what_is_no_source(tmp_path):
+    """A missing file stays an OSError; what cannot be a source at all is a TypeError."""
+    with pytest.raises(FileNotFoundError, match="missing"):
+        load_npy(tmp_path / "missing.npy")
+    for source, message in (
+        (3, "an array source must be a path, .* got int"),
+        (io.StringIO("text"), "an array source must be a path, .* got str"),
+        (memoryview(NPY)[::2], "must be contiguous"),
+        (np.zeros((4, 4), "u1")[:, 1], "must be contiguous"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            load_npy(source)
+
+
+def deflated(content):
+    compressor = zlib.compressobj(wbits=-15)
+    return compressor.compress(content) + compressor.flush()
+
+
+def archive(*members, before=b"", comment=b"", after=b"", **end):
+    """A zip archive, honest but for the fields that are given.
+
+    Of a member: ``name, content, method, data, flags, crc, num_stored, num_bytes, offset, disk``;
+    ``header`` has those of them that its header gets instead.
+    """
+    body, directory = before, b""
+    for member in members:
+        fields = {"name": b"a.npy", "content": NPY, "method": 0, "flags": 0, "disk": 0, **member}
+        content = fields["content"]
+        data = fields.get("data", deflated(content) if fields["method"] == 8 else content)
+        honest = {
+            "crc": zlib.crc32(content),
+            "num_stored": len(data),
+            "num_bytes": len(content),
+            "offset": len(body),
+            "extra": b"",
+        }
+        entry = {**honest, **fields}
+        first = {**entry, **fields.get("header", {})}
+        body += b"PK\3\4" + packed("<5H", 20, first, "flags", "method") + bytes(0)
+        body += packed("<3L", None, first, "crc", "num_stored", "num_bytes")
+        body += struct.pack("<2H", len(first["name"]), len(first["extra"]))
+        body += first["name"] + first["extra"] + data
+        directory += b"PK\1\2" + bytes(2) + packed("<5H", 20, entry, "flags", "method")
+        directory += packed("<3L", None, entry, "crc", "num_stored", "num_bytes")
+        directory += struct.pack(
+            "<5H2L",
+            *(len(entry["name"]), len(entry["extra"]), 0, entry["disk"], 0),
+            *(0, entry["offset"]),
+        )
+        directory += entry["name"] + entry["extra"]
+    fields = {"count": len(members), "size": len(directory), "start": len(body), "disk": 0, **end}
+    count_here = fields.get("count_here", fields["count"])
+    tail = struct.pack(
+        "<4H2LH",
+        *(fields["disk"], fields["disk"], count_here, fields["count"]),
+        *(fields["size"], fields["start"], len(comment)),
+    )
+    return body + directory + fields.get("end64", b"") + b"PK\5\6" + tail + comment + after
+
+
+def packed(form, version, fields, *names):
+    """Numbers for a record: the version before them and two of time and date behind, if any."""
+    values = [fields[name] for name in names]
+    return struct.pack(form, *([version, *values, 0, 0] if version else values))
+
+
+ZIP64 = struct.pack("<2H2Q", 1, 16, len(NPY), len(NPY))
+SIZES_IN_ZIP64 = {"num_stored": 2**32 - 1, "num_bytes": 2**32 - 1, "extra": ZIP64}
+
+
+HONEST = {
+    "stored": archive({}),
+    "deflated": archive({"method": 8}),
+    "comment": archive({}, comment=b"a comment"),
+    "zip64 in the header": archive({"header": SIZES_IN_ZIP64}),
+    "zip64 in both": archive(SIZES_IN_ZIP64),
+    "another field before zip64": archive(
+        {"header": {**SIZES_IN_ZIP64, "extra": struct.pack("<2HL", 7, 4, 0) + ZIP64}}
+    ),
+    "sizes behind": archive(
+        {"flags": 8, "header": {"crc": 0, "num_stored": 0, "num_bytes": 0}},
+    ),
+    "UTF-8": archive({"name": "ä.npy".encode(), "flags": 1 << 11}),
+    "code page 437": archive({"name": b"\x84.npy"}),
+    "folders": archive({"name": b"a/b../..c..npy"}),
+    "without suffix": archive({"name": b"a"}),
+    "colon": archive({"name": b"w:0.npy"}),
+}
+
+
+@both_codecs
+@pytest.mark.parametrize("form", HONEST)
+def test_load_npz_takes_every_honest_form(form):
+    """Comments, zip64 fields, sizes behind the data and folders in names are read as numpy does."""
+    expected, loaded = np.load(io.BytesIO(HONEST[form])), load_npz(HONEST[form], verify=True)
+    assert loaded.files == expected.files
+    assert np.array_equal(loaded[expected.files[0]], SMOOTH)
+
+
+def test_load_npz_when_the_comment_looks_like_an_end():
+    """The end record is the one whose comment reaches to the end."""
+    content = archive({}, comment=b"PK\5\6" + bytes(18) + b"and more, so that was no end")
+    assert np.array_equal(load_npz(content)["a"], SMOOTH)
+
+
+def test_load_npz_when_it_was_streamed():
+    """An archive that was written without seeking has its sizes behind the data."""
+
+    class Stream(io.RawIOBase):
+        def __init__(self):
+            self.content = b""
+
+        def writable(self):
+            return True
+
+        def write(self, chunk):
+            self.content += bytes(chunk)
+            return len(chunk)
+
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        stream = Stream()
+        with zipfile.ZipFile(stream, "w", method) as file, file.open("a.npy", "w") as member:
+            member.write(NPY)
+        assert np.array_equal(load_npz(stream.content, verify=True)["a"], SMOOTH)
+
+
+def test_load_npz_when_it_has_more_members_than_a_zip_counts():
+    """65,536 members need the zip64 end record."""
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as file:
+        for number in range(65_536):
+            file.writestr(f"{number}.npy", b"")
+        file.writestr("last.npy", NPY)
+    loaded = load_npz(buffer.getvalue())
+    assert len(loaded) == 65_537
+    assert np.array_equal(loaded["last"], SMOOTH)
+
+
+GOOD = archive({})
+END64 = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, 0, 0)
+LOCATOR = struct.pack("<4sLQL", b"PK\6\7", 0, 0, 1)
+BAD_NPZ = {
+    "empty": (b"", "not a zip archive, only 0 bytes"),
+    "a single array": (NPY, "a single array: use load_npy"),
+    "text": (b"x" * 40, "not a zip archive: it begins with b'xxxxxxxx'"),
+    "truncated": (GOOD[:-1], "truncated, or followed by other bytes"),
+    "half": (GOOD[: len(GOOD) // 2], "truncated, or followed by other bytes"),
+    "bytes behind": (archive({}, after=b"x"), "truncated, or followed by other bytes"),
+    "bytes before": (b"x" + GOOD, "with other bytes put before or between"),
+    "bytes taken": (GOOD[1:], "with other bytes put before or between"),
+    "comment too short": (archive({}, comment=b"abc")[:-1], "truncated, or followed"),
+    "too few members": (archive({}, {"name": b"b.npy"}, count=1), "follow the directory's last"),
+    "too many members": (archive({}, count=2), "directory is truncated|do not fit"),
+    "count is absurd": (archive({}, count=60_000), "60000 members do not fit"),
+    "disk": (archive({}, disk=1), "several disks"),
+    "disk of a member": (archive({"disk": 1}), "several disks"),
+    "counts differ": (archive({}, count_here=2), "several disks"),
+    "directory elsewhere": (archive({}, start=7), "put before or between"),
+    "directory damaged": (GOOD.replace(b"PK\1\2", b"PK\1\3"), "directory is damaged"),
+    "encrypted": (archive({"flags": 1}), "member 'a' is encrypted"),
+    "strongly encrypted": (archive({"flags": 1 << 6}), "member 'a' is encrypted"),
+    "same name": (archive({}, {}), "two members are named 'a'"),
+    "same array": (archive({}, {"name": b"a"}), "two members are named 'a'"),
+    "same place": (archive({}, {"name": b"b.npy", "offset": 0}), "begin at the same place"),
+    "offset": (archive({"offset": 10**6}), "a member begins behind the last one"),
+    "bad UTF-8": (archive({"name": b"\xff.npy", "flags": 1 << 11}), "is not UTF-8"),
+    "zip64 field missing": (archive({"offset": 2**32 - 1}), "a member begins behind"),
+    "zip64 field short": (
+        archive({"offset": 2**32 - 1, "extra": struct.pack("<2HL", 1, 4, 0)}),
+        "zip64 field is too short",
+    ),
+    "zip64 record missing": (archive({}, count=0xFFFF, end64=LOCATOR), "not where it should be"),
+    "zip64 record damaged": (
+        archive({}, start=2**32 - 1, end64=b"x" * 56 + LOCATOR),
+        "not where it should be|put before or between",
+    ),
+    "zip64 record lies": (
+        b"x" * 56 + LOCATOR + archive(count=0xFFFF),
+        "zip64 end record is missing",
+    ),
+    "zip64 record on a disk": (
+        END64 + struct.pack("<4sLQL", b"PK\6\7", 1, 0, 2) + archive(count=0xFFFF),
+        "several disks",
+    ),
+    **{
+        f"name {name}": (archive({"name": name}), "is absolute, leads out of its folder or holds")
+        for name in (
+            *(b"/etc/passwd", b"../a.npy", b"a/../../b.npy", b"..", b"a/..", rb"..\a.npy"),
+            *(rb"\\server\a.npy", rb"C:\a.npy", b"c:/a.npy", b"a\0.npy", b"a\n/../b"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("what", BAD_NPZ)
+def test_load_npz_refuses(what, tmp_path):
+    """A directory that is damaged, ambiguous or a trap is refused before anything is loaded."""
+    content, message = BAD_NPZ[what]
+    with pytest.raises(DecodeError, match=rf"^<bytes>: .*({message})"):
+        load_npz(content)
+    path = tmp_path / "bad.npz"
+    path.write_bytes(content)
+    with pytest.raises(DecodeError, match=rf"bad\.npz: .*({message})"):
+        load_npz(path)
+
+
+SECOND = 30 + len(b"good.npy") + len(NPY)
+"""Where the second member begins, below."""
+BOMB = deflated(bytes(1 << 20))
+SIZES_DIFFER = "disagree on sizes or checksum"
+BAD_MEMBER = {
+    "no array": ({"content": b"hello, world"}, "not an npy file"),
+    "empty": ({"content": b""}, "empty"),
+    "pickle": ({"content": b"\x80\x04\x95rest"}, "a pickle, which is refused"),
+    "objects": ({"content": saved(np.save, np.array([{}]))}, "dtype object is stored as a pickle"),
+    "bytes behind": ({"content": NPY + b"x"}, "1 bytes follow its array"),
+    "bytes behind, deflated": ({"content": NPY + b"x", "method": 8}, "1 bytes follow its array"),
+    "too short": ({"content": NPY[:-1]}, "truncated"),
+    "too short, deflated": ({"content": NPY[:-1], "method": 8}, "truncated"),
+    "bzip2": ({"method": 12}, "compressed by method 12; only stored"),
+    "two sizes": ({"num_bytes": 10}, "stored, but has two sizes"),
+    "other name": ({"header": {"name": b"b.npy"}}, "missing or has another name"),
+    "other method": ({"header": {"method": 8}}, "disagree on how it is stored"),
+    "other flags": ({"header": {"flags": 8}}, "disagree on how it is stored"),
+    "other checksum": ({"header": {"crc": 1}}, SIZES_DIFFER),
+    "other size": ({"header": {"num_bytes": 1}}, SIZES_DIFFER),
+    "other stored size": ({"header": {"num_stored": 1}}, SIZES_DIFFER),
+    "no sizes": ({"header": {"crc": 0, "num_stored": 0, "num_bytes": 0}}, SIZES_DIFFER),
+    "other zip64": (
+        {"header": {**SIZES_IN_ZIP64, "extra": struct.pack("<2H2Q", 1, 16, 1, 1)}},
+        SIZES_DIFFER,
+    ),
+    "beyond the end": ({"num_stored": 10**6, "num_bytes": 10**6}, "overlaps with what follows"),
+    "in the directory": ({"num_stored": len(NPY) + 1, "num_bytes": len(NPY) + 1}, "overlaps"),
+    "no header": ({"offset": SECOND + 1}, "missing or has another name"),
+    "header outside": (
+        {"data": b"", "num_stored": 0, "offset": SECOND + 20},
+        "header overlaps with",
+    ),
+    "damaged": ({"method": 8, "data": deflated(NPY)[::-1]}, "damaged|inflates"),
+    "checksum": ({"method": 8, "crc": 1}, "its checksum is wrong"),
+    "more than said": ({"method": 8, "data": BOMB, "num_bytes": 1000}, "more than the 1000 bytes"),
+    "less than said": ({"method": 8, "num_bytes": 10_000}, "inflates to 2528 bytes|truncated"),
+    "far less than said": ({"method": 8, "num_bytes": 2**29}, "cannot inflate to 536870912"),
+    "cut": ({"method": 8, "data": deflated(NPY)[:-9]}, "damaged|truncated"),
+}
+
+
+@both_codecs
+@pytest.mark.parametrize("what", BAD_MEMBER)
+def test_npz_file_refuses_a_member(what):
+    """A member that is damaged, lies about itself or overlaps is refused; others are not."""
+    fields, message = BAD_MEMBER[what]
+    loaded = load_npz(archive({"name": b"good.npy"}, fields))
+    with pytest.raises(DecodeError, match=rf"^<bytes>: member 'a': .*({message})"):
+        loaded["a"]
+    assert np.array_equal(loaded["good"], SMOOTH)
+
+
+def test_npz_file_refuses_members_that_overlap():
+    """A member whose data holds another member is refused: so are bombs of shared data made."""
+    inner = archive({"name": b"b.npy"})[: 30 + 5 + len(NPY)]
+    outer = archive(
+        {"content": NPY + inner},
+        {"name": b"b.npy", "offset": 30 + 5 + len(NPY)},
+    )
+    loaded = load_npz(outer)
+    with pytest.raises(DecodeError, match="member 'a': its data overlaps with what follows it"):
+        loaded["a"]
+
+
+def test_npz_file_verifies_stored_data_when_asked():
+    """A changed byte in stored data is noticed with verify=True, and is data otherwise."""
+    content = bytearray(archive({}))
+    content[30 + 5 + 128] ^= 1
+    assert load_npz(content)["a"][0, 0] == 1
+    with pytest.raises(DecodeError, match="member 'a': its checksum is wrong"):
+        load_npz(content, verify=True)["a"]
+
+
+def test_load_npz_bounds_what_is_inflated():
+    """The declared sizes of all deflated members together are bounded; stored ones cost nothing."""
+    named = {"a": SMOOTH, "b": SMOOTH}
+    content = saved(np.savez_compressed, **named)
+    total = 2 * len(NPY)
+    assert len(load_npz(content, max_uncompressed_bytes=total)) == 2
+    with pytest.raises(
+        DecodeError, match=f"take {total} bytes, .*max_uncompressed_bytes={total - 1}"
+    ):
+        load_npz(content, max_uncompressed_bytes=total - 1)
+    assert len(load_npz(saved(np.savez, **named), max_uncompressed_bytes=0)) == 2
+    with pytest.raises(ValueError, match="max_uncompressed_bytes must be >= 0, got -1"):
+        load_npz(content, max_uncompressed_bytes=-1)
+
+
+@both_codecs
+def test_zip_bomb_takes_no_memory():
+    """Neither a declared size nor what is really there makes us take more than was allowed."""
+    bombs = [
+        {"method": 8, "data": BOMB, "num_bytes": 5000},
+        {"method": 8, "num_bytes": 10**9},
+        {"content": npy(header(shape=f"({10**12},)"))},
+    ]
+    for bomb in bombs:
+        content = archive(bomb)
+        with (
+            pytest.raises(DecodeError, match=r"more than|cannot inflate|truncated"),
+            little_memory(),
+        ):
+            load_npz(content)["a"]
+
+
+@contextlib.contextmanager
+def little_memory():
+    """What runs in it takes less than a megabyte, however it ends."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1_000_000, peak
+
+
+STRUCTURED = np.array([(1, 2.0, b"x")] * 4, [("a", "<i2"), ("b", ">f4"), ("c", "S3")])
+SEEDS = [
+    NPY,
+    saved(np.save, np.asfortranarray(STRUCTURED.reshape(2, 2))),
+    saved(np.savez, a=SMOOTH, b=STRUCTURED),
+    saved(np.savez_compressed, a=SMOOTH, b=STRUCTURED),
+    archive({"header": SIZES_IN_ZIP64}, {"name": b"b.npy", "method": 8}, comment=b"comment"),
+]
+
+
+@st.composite
+def mutated(draw):
+    """What numpy wrote, with a few bytes changed, put in, taken out or repeated."""
+    content = bytearray(draw(st.sampled_from(SEEDS)))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(content) - 1, 0)))
+        if draw(st.booleans()):  # where the structure is: near the ends and in the header
+            at = draw(st.sampled_from([at % 140, max(len(content) - 1 - at % 160, 0)]))
+        at = min(at, max(len(content) - 1, 0))
+        length = draw(st.sampled_from([1, 1, 1, 2, 4, 8]))
+        new = draw(st.binary(min_size=length, max_size=length))
+        kind = draw(st.sampled_from(["change", "change", "change", "insert", "delete", "cut"]))
+        stop = {"change": at + length, "insert": at, "delete": at + length}.get(kind, len(content))
+        content[at:stop] = b"" if kind in ("delete", "cut") else new
+    return bytes(content)
+
+
+def load_all(content):
+    """Every array, by name."""
+    if content.startswith(b"\x93"):
+        return {"": load_npy(content)}
+    return dict(load_npz(content, verify=True))
+
+
+def numpy_load_all(content):
+    loaded = np.load(io.BytesIO(content), allow_pickle=False)
+    return {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+
+
+@both_codecs
+@pytest.mark.filterwarnings("ignore")  # numpy's and Python's own words on strange headers
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(mutated())
+def test_damaged_file_is_refused_or_read_as_numpy_does(content):
+    """No other exception, no memory beyond the file's, and never an array that numpy denies."""
+    try:
+        with little_memory():
+            found = load_all(content)
+    except DecodeError:
+        return
+    with contextlib.suppress(NotImplementedError):  # a version of zip that numpy wants newer
+        expected = numpy_load_all(content)
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+            assert found[name].tobytes() == array.tobytes()

@@ -1,0 +1,460 @@
+"""Reading paths and URLs: file systems, retries, timeouts, many reads in flight, stopping."""
+
+import asyncio
+import errno
+import http.server
+import io
+import logging
+import pickle
+import tarfile
+import threading
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.registry import known_implementations
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdl_torch.data.sources import Files, TarShards, as_source
+from spdl_torch.io import Reader
+from spdl_torch.io._remote import glob_url, is_url, open_url, read_url
+from spdl_torch.io._retry import RetryPolicy, is_transient
+from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
+
+
+class Flaky(fsspec.AbstractFileSystem):
+    """Every file holds its ``content``; raises what is waiting in ``errors`` before it reads."""
+
+    protocol = "flaky"
+    errors = None  # set by the fixture
+    attempts = 0
+
+    def __init__(self, content=b"content", **options):
+        super().__init__(**options)
+        self.content = content
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        type(self).attempts += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.content
+
+
+class Remote(AsyncFileSystem):
+    """Asynchronous inside, as those of the network are; answers when enough reads wait."""
+
+    protocol = "remote"
+    errors = None  # set by the fixture
+    wait_for = 1
+    num_waiting = 0
+    asked = threading.Event()
+    enough = None
+
+    async def _cat_file(self, path, start=None, end=None, **kwargs):
+        cls = type(self)
+        cls.asked.set()
+        if cls.errors:
+            raise cls.errors.pop(0)
+        cls.num_waiting += 1
+        cls.enough = cls.enough or asyncio.Event()
+        if cls.num_waiting >= cls.wait_for:
+            cls.enough.set()
+        await cls.enough.wait()
+        return path.encode()
+
+
+@pytest.fixture(autouse=True)
+def file_systems():
+    """The two of this file, as new, and an empty memory://."""
+    for cls in (Flaky, Remote):
+        fsspec.register_implementation(cls.protocol, cls, clobber=True)
+        cls.errors = []
+        cls.clear_instance_cache()
+    Flaky.attempts = 0
+    Remote.wait_for, Remote.num_waiting, Remote.enough = 1, 0, None
+    Remote.asked = threading.Event()
+    yield
+    fsspec.filesystem("memory").rm("/", recursive=True)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves ``files``; the statuses in ``first`` come before the content does."""
+
+    protocol_version = "HTTP/1.1"
+    files = first = None  # set by the fixture
+    num_requests = 0
+
+    def do_GET(self):
+        type(self).num_requests += 1
+        status = self.first.pop(0) if self.first else 200
+        content = self.files.get(self.path)
+        if status == 200 and content is None:
+            status = 404
+        body = content if status == 200 else b""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    """A web server on this machine; its address."""
+    pytest.importorskip("aiohttp")
+    Handler.files, Handler.first, Handler.num_requests = {}, [], 0
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        # Connections are kept for the next read; closing them lets the server's threads end.
+        fs = fsspec.filesystem("http")
+        if fs._session is not None:
+            fsspec.asyn.sync(fs.loop, fs._session.close)
+        type(fs).clear_instance_cache()
+        running.shutdown()
+        thread.join()
+
+
+def reader_of(**options):
+    return Reader(backoff_seconds=0, **options)
+
+
+def call(reader, path):
+    return reader(path)
+
+
+def acall(reader, path):
+    return asyncio.run(reader.aread(path))
+
+
+either = pytest.mark.parametrize("read", [call, acall], ids=["sync", "async"])
+
+# --- what is a URL, and which file system it belongs to ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("s3://bucket/key", True),
+        ("memory://a", True),
+        ("zip://a.txt::s3://bucket/b.zip", True),
+        ("simplecache::http://host/a", True),
+        (r"C:\data\a.jpg", False),
+        ("C://data", False),
+        ("/data/a.jpg", False),
+        ("a:b", False),
+        ("", False),
+    ],
+)
+def test_url_has_a_protocol(name, expected):
+    """Windows drives and plain paths have none."""
+    assert is_url(name) == expected
+
+
+@either
+def test_content_is_read_from_paths_and_urls(read, tmp_path):
+    """Local paths, file:// and memory://, empty files too."""
+    fsspec.filesystem("memory").pipe({"/a.bin": b"remote", "/empty": b""})
+    (tmp_path / "a.bin").write_bytes(b"local")
+    (tmp_path / "empty").write_bytes(b"")
+    reader = Reader()
+    assert read(reader, tmp_path / "a.bin") == b"local"
+    assert read(reader, str(tmp_path / "empty")) == b""
+    assert read(reader, f"file://{tmp_path}/a.bin") == b"local"
+    assert read(reader, "memory://a.bin") == b"remote"
+    assert read(reader, "memory://empty") == b""
+
+
+@either
+def test_content_is_read_through_a_chain(read, tmp_path):
+    """fsspec's chained URLs, here a cache in front of another file system."""
+    fsspec.filesystem("memory").pipe("/a.bin", b"remote")
+    assert read(Reader(), "simplecache::memory://a.bin") == b"remote"
+
+
+@either
+def test_content_is_read_from_a_web_server(read, server):
+    """One request a read; what is missing is a FileNotFoundError."""
+    Handler.files["/a.bin"] = b"x" * 300_000
+    assert read(Reader(), f"{server}/a.bin") == b"x" * 300_000
+    assert Handler.num_requests == 1
+    with pytest.raises(FileNotFoundError, match=r"missing\.bin"):
+        read(Reader(), f"{server}/missing.bin")
+    assert Handler.num_requests == 2
+
+
+def test_open_url_reads_in_parts():
+    """A binary file that can be read from any place."""
+    fsspec.filesystem("memory").pipe("/a.bin", b"0123456789")
+    with open_url("memory://a.bin") as file:
+        file.seek(4)
+        assert file.read(3) == b"456"
+
+
+@either
+def test_options_reach_the_file_system(read):
+    """storage_options are fsspec's."""
+    assert read(Reader(storage_options={"content": b"other"}), "flaky://a.bin") == b"other"
+
+
+@pytest.mark.parametrize("use", [read_url, open_url, glob_url, Files, Reader()])
+def test_protocol_is_named_when_nobody_knows_it(use):
+    """With some that are known."""
+    with pytest.raises(ValueError, match=r"nope://a: unknown protocol. Expected one .* s3://"):
+        use("nope://a")
+
+
+@either
+def test_package_is_named_when_a_protocol_needs_it(read, monkeypatch):
+    """The error stays an ImportError and says what to install."""
+    entry = {"class": "no_such_package.System", "err": "Install it to access Nowhere"}
+    monkeypatch.setitem(known_implementations, "nowhere", entry)
+    message = "nowhere://a: a package is missing: Install it .*Run: pip install no_such_package"
+    with pytest.raises(ImportError, match=message) as caught:
+        read(Reader(), "nowhere://a")
+    assert caught.value.name == "no_such_package"
+
+
+@either
+@pytest.mark.parametrize("path", [b"bytes", 5, None])
+def test_thing_that_is_no_path_is_refused(read, path):
+    """Rather than read from a file descriptor."""
+    with pytest.raises(TypeError, match="expected a path or a URL, got"):
+        read(Reader(), path)
+
+
+# --- retries ---------------------------------------------------------------------------------
+
+
+@either
+def test_read_is_repeated_when_the_error_may_pass(read):
+    """Up to `retries` times, and counted."""
+    Flaky.errors = [TimeoutError("slow"), ConnectionResetError("gone"), OSError(errno.EIO, "disk")]
+    reader = reader_of(retries=3)
+    assert read(reader, "flaky://a.bin") == b"content"
+    assert (Flaky.attempts, reader.num_retries) == (4, 3)
+
+
+@either
+def test_last_error_is_raised_as_itself_when_retries_are_used_up(read):
+    """The same object, with a note that has the number of attempts."""
+    Flaky.errors = [OSError(f"number {n}") for n in range(3)]
+    last = Flaky.errors[-1]
+    with pytest.raises(OSError, match="number 2") as caught:
+        read(reader_of(retries=2), "flaky://a.bin")
+    assert caught.value is last
+    assert caught.value.__notes__ == ["reading 'flaky://a.bin' failed after 3 attempts"]
+
+
+@either
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("f"),
+        PermissionError("p"),
+        IsADirectoryError("d"),
+        ValueError("v"),
+        KeyError("k"),
+        OSError(errno.ENAMETOOLONG, "n"),
+    ],
+    ids=repr,
+)
+def test_read_is_not_repeated_when_the_error_will_stay(read, error):
+    """A missing file is missing the next time too."""
+    Flaky.errors = [error]
+    with pytest.raises(type(error)) as caught:
+        read(reader_of(), "flaky://a.bin")
+    assert caught.value is error
+    assert not hasattr(error, "__notes__")
+    assert Flaky.attempts == 1
+
+
+@either
+def test_missing_local_file_is_an_os_error_at_once(read, tmp_path):
+    """As open() reports it."""
+    reader = reader_of()
+    with pytest.raises(FileNotFoundError, match=r"missing\.bin"):
+        read(reader, tmp_path / "missing.bin")
+    with pytest.raises(IsADirectoryError, match="Is a directory"):
+        read(reader, tmp_path)
+    assert reader.num_retries == 0
+
+
+@either
+@pytest.mark.parametrize(("status", "num_requests"), [(503, 3), (429, 3), (403, 1), (400, 1)])
+def test_read_is_repeated_when_a_web_server_is_busy(read, server, status, num_requests):
+    """Statuses that say "later" are tried again, those that say "no" are not."""
+    Handler.files["/a.bin"] = b"content"
+    Handler.first = [status, status]
+    reader = reader_of()
+    if num_requests == 3:
+        assert read(reader, f"{server}/a.bin") == b"content"
+    else:
+        with pytest.raises(Exception, match=str(status)):
+            read(reader, f"{server}/a.bin")
+    assert Handler.num_requests == num_requests
+    assert reader.num_retries == num_requests - 1
+
+
+@either
+def test_lost_connection_is_tried_again(read):
+    """aiohttp's errors of connections are no OSError, and pass all the same."""
+    aiohttp = pytest.importorskip("aiohttp")
+    Remote.errors = [aiohttp.ServerDisconnectedError(), aiohttp.ClientPayloadError("cut")]
+    assert read(reader_of(), "remote://a") == b"a"
+    assert not is_transient(aiohttp.InvalidURL("remote://"))
+
+
+@given(st.integers(1, 30), st.floats(0, 10), st.floats(0, 100))
+def test_wait_doubles_up_to_its_bound(num_failed, backoff, bound):
+    """Between half and all of backoff * 2**(n-1), and never more than the bound."""
+    policy = RetryPolicy(30, backoff, bound)
+    longest = min(bound, backoff * 2 ** (num_failed - 1))
+    wait = policy.wait_after(OSError(), "x", num_failed)
+    assert longest / 2 <= wait <= longest
+
+
+def test_retries_are_logged_without_flooding(caplog):
+    """One warning a minute for each reader; the others are for debugging."""
+    caplog.set_level(logging.DEBUG, "spdl_torch.io")
+    Flaky.errors = [OSError("now and then") for _ in range(3)]
+    reader_of()("flaky://a.bin")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG"]
+    assert "'flaky://a.bin' failed (attempt 1 of 4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retries": -1}, "retries must be >= 0, got -1"),
+        ({"backoff_seconds": -1}, "must be >= 0, got -1 and 5.0"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be > 0 or None, got 0"),
+    ],
+)
+def test_options_are_checked(options, message):
+    """When the reader is made, not when it reads."""
+    with pytest.raises(ValueError, match=message):
+        Reader(**options)
+
+
+def test_reader_can_be_pickled():
+    """For process pools; what it counted stays behind."""
+    Flaky.errors = [OSError("once")]
+    reader = reader_of(retries=1, keep_path=True)
+    reader("flaky://a.bin")
+    twin = pickle.loads(pickle.dumps(reader))
+    assert twin("flaky://a.bin") == ("flaky://a.bin", b"content")
+    assert (reader.num_retries, twin.num_retries) == (1, 0)
+
+
+@pytest.mark.parametrize(("status", "expected"), [(404, False), (500, True)])
+@pytest.mark.parametrize("where", ["status", "code", "response"])
+def test_status_is_understood_wherever_a_library_keeps_it(where, status, expected):
+    """aiohttp, gcsfs and requests each have their own place."""
+    error = OSError("no")
+    value = SimpleNamespace(status_code=status) if where == "response" else status
+    setattr(error, where, value)
+    assert is_transient(error) == expected
+
+
+# --- timeouts, many at once, stopping --------------------------------------------------------
+
+
+@either
+def test_attempt_ends_when_it_takes_too_long(read):
+    """A file system of the network is cut off; each attempt has its time, then TimeoutError."""
+    Remote.wait_for = 10**6
+    reader = reader_of(retries=1, timeout_seconds=0.01)
+    with pytest.raises(TimeoutError, match=r"remote://a: not read within 0.01 s") as caught:
+        read(reader, "remote://a")
+    assert caught.value.__notes__ == ["reading 'remote://a' failed after 2 attempts"]
+    assert Remote.num_waiting == 2
+
+
+@either
+def test_timeout_of_the_file_system_is_left_as_it_is(read):
+    """Its message is not replaced by ours when it gave up first."""
+    Remote.errors = [TimeoutError("of its own")]
+    with pytest.raises(TimeoutError, match="of its own"):
+        read(reader_of(retries=0, timeout_seconds=1000), "remote://a")
+
+
+@pytest.mark.parametrize("num_reads", [1, 16])
+def test_reads_are_in_flight_together_on_one_loop(num_reads):
+    """As many as the stage's concurrency; no read is answered before all of them were asked."""
+    Remote.wait_for = num_reads
+    names = [f"remote://{n}" for n in range(num_reads)]
+    builder = PipelineBuilder().add_source(names).pipe(Reader(keep_path=True).aread, concurrency=16)
+    with (pipeline := builder.add_sink().build()).auto_stop():
+        found = dict(pipeline)
+    assert found == {name: name.partition("://")[2].encode() for name in names}
+
+
+def test_reads_are_in_flight_together_on_threads():
+    """The same reader on a threaded stage."""
+    Remote.wait_for = 4
+    names = [f"remote://{n}" for n in range(4)]
+    builder = PipelineBuilder().add_source(names).pipe(Reader(), concurrency=4).add_sink()
+    with (pipeline := builder.build()).auto_stop():
+        assert sorted(pipeline) == [b"0", b"1", b"2", b"3"]
+
+
+def test_pipeline_stops_while_a_read_waits_for_its_next_attempt():
+    """stop() cancels an asynchronous read at once, whatever its backoff."""
+    Remote.errors = [OSError("down")] * 100
+    reader = Reader(backoff_seconds=1000, max_backoff_seconds=1000)
+    builder = PipelineBuilder().add_source(["remote://a"]).pipe(reader.aread).add_sink()
+    pipeline = builder.build()
+    pipeline.start()
+    assert Remote.asked.wait(30)
+    pipeline.stop(timeout=30)
+    assert len(Remote.errors) == 99
+
+
+def test_pipeline_fails_with_the_error_of_the_file_system():
+    """The user sees what the file system raised, with the item and the attempts."""
+    Flaky.errors = [OSError("down")] * 9
+    builder = PipelineBuilder().add_source(["flaky://a.bin"] * 3).pipe(reader_of(retries=2))
+    with (
+        (pipeline := builder.add_sink().build(max_failures=0)).auto_stop(),
+        pytest.raises(PipelineFailure, match="Reader") as caught,
+    ):
+        list(pipeline)
+    assert str(caught.value.exceptions[0]) == "down"
+    assert "failed after 3 attempts" in caught.value.exceptions[0].__notes__[0]
+
+
+def test_web_server_feeds_a_pipeline(server):
+    """URLs in, contents out, on both kinds of stage, over connections that are kept."""
+    Handler.files = {f"/{n}.bin": bytes([n]) * 1000 for n in range(40)}
+    names = [f"{server}/{n}.bin" for n in range(40)]
+    reader = reader_of()
+    for op in (reader, reader.aread):
+        builder = PipelineBuilder().add_source(as_source(names).shuffle()).pipe(op, concurrency=8)
+        with (pipeline := builder.add_sink().build()).auto_stop():
+            assert sorted(pipeline) == sorted(Handler.files.values())
+
+
+def test_shard_is_read_from_a_web_server_in_one_request(server):
+    """From front to back, also where the server answers no ranges; passed over as well."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for number in range(300):
+            info = tarfile.TarInfo(f"{number:03d}.bin")
+            info.size = 10_000
+            tar.addfile(info, io.BytesIO(bytes([number % 256]) * info.size))
+    Handler.files = {"/a.tar": buffer.getvalue()}
+    samples = list(TarShards(f"{server}/a.tar"))
+    assert Handler.num_requests == 2  # HEAD and GET
+    assert [sample["bin"][0] for sample in samples] == [n % 256 for n in range(300)]
+    assert list(TarShards(f"{server}/a.tar").iterate(290)) == samples[290:]
+    with pytest.raises(FileNotFoundError, match=r"b\.tar"):
+        list(TarShards(f"{server}/b.tar"))

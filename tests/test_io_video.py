@@ -1,0 +1,342 @@
+"""Videos: packets, frames, filters and tensors against PyAV's plain decode."""
+
+import io
+import itertools
+import pickle
+import threading
+
+import av
+import numpy as np
+import pytest
+import torch
+from _videos import KINDS, REAL, decode_plainly, write_video
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.io import (
+    convert_frames,
+    decode_packets,
+    demux_video,
+    get_filter_desc,
+    get_video_filter_desc,
+    load_video,
+    sample_decode_video,
+    to_torch,
+)
+from spdl_torch.io._filters import parse_filters
+
+EXAMPLE = write_video(KINDS["b-frames"])
+
+
+def upright(name, frames):
+    """What the container asks for."""
+    if name == "rotated":
+        return frames.permute(0, 2, 1, 3).flip(1)
+    return frames.flip(1) if name == "mirrored" else frames
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *(path.name for path in REAL)])
+def video(request):
+    """Source, frames as they are to be displayed, and their times."""
+    if request.param in KINDS:
+        source = write_video(KINDS[request.param])
+    else:
+        source = next(path for path in REAL if path.name == request.param)
+    plain = decode_plainly(source)
+    return source, upright(request.param, plain.frames), plain.times
+
+
+def test_load_video_equals_a_plain_decode(video):
+    """Every frame, bit for bit, at its time, upright."""
+    source, frames, times = video
+    assert torch.equal(load_video(source), frames)
+    packets = demux_video(source)
+    assert packets.timestamps == pytest.approx(times)
+    assert decode_packets(packets).get_timestamps() == pytest.approx(times)
+
+
+def test_load_video_of_a_window_has_exactly_its_frames(video):
+    """start <= time < end, wherever the keyframes are."""
+    source, frames, times = video
+    ends = [*times, times[-1] + 1]
+    step = max(1, len(times) // 7)
+    for first, last in itertools.product(range(0, len(times), step), repeat=2):
+        if first <= last:
+            window = (ends[first], ends[last + 1])
+            assert torch.equal(load_video(source, window), frames[first : last + 1])
+
+
+def test_sample_decode_video_gives_the_frames_asked_for(video):
+    """By their places in the order of display, in a window too."""
+    source, frames, times = video
+    indices = sorted({0, 1, 11, 13, len(times) // 2, len(times) - 1})
+    sampled = sample_decode_video(demux_video(source), indices)
+    assert torch.equal(convert_frames(sampled), frames[indices])
+    window = demux_video(source, timestamp=(times[9], times[30]))
+    assert torch.equal(convert_frames(sample_decode_video(window, [3])), frames[[12]])
+
+
+def test_packets_are_decoded_again_alike(video):
+    """By their own decoder, by a twin's, after pickling, and with more threads."""
+    source, frames, times = video
+    packets = demux_video(source, timestamp=(times[5], times[20]))
+    pickled = pickle.loads(pickle.dumps(packets))
+    for again in (packets, packets, packets.clone(), pickled):
+        assert torch.equal(convert_frames(decode_packets(again)), frames[5:20])
+    assert torch.equal(convert_frames(decode_packets(packets, num_threads=2)), frames[5:20])
+
+
+def test_demux_video_reads_no_more_than_it_needs(tmp_path):
+    """From the keyframe before the window until a little after it."""
+    packets = demux_video(write_video(KINDS["long"]), timestamp=(25.0, 25.4))
+    assert len(packets) == 2
+    assert packets.num_packets <= 50 + 10  # a keyframe every 50 frames
+
+
+def test_packets_say_what_they_are():
+    """Sizes, rate, times and a readable repr."""
+    packets = demux_video(EXAMPLE, timestamp=(0.4, 0.8))
+    assert (packets.width, packets.height, packets.pix_fmt) == (64, 48, "yuv420p")
+    assert (packets.frame_rate, packets.codec.name) == ((25, 1), "h264")
+    assert packets.timestamp == (0.4, 0.8)
+    assert packets.duration == pytest.approx(0.4)
+    assert demux_video(EXAMPLE).duration == pytest.approx(1.6)
+    assert "<bytes>" in repr(packets)
+    assert "10 frames in [0.4, 0.8) s" in repr(packets)
+    assert "h264 yuv420p 64x48" in repr(packets)
+
+
+def test_sources_of_every_kind(tmp_path):
+    """Paths (with a colon too), bytes, tensors and files, seekable or not."""
+    path = tmp_path / "12:30.mp4"
+    path.write_bytes(EXAMPLE)
+    expected = load_video(EXAMPLE, (0.5, 1.0))
+    tensor = torch.frombuffer(bytearray(EXAMPLE), dtype=torch.uint8)
+
+    class Stream:
+        def __init__(self, content):
+            self.read = io.BytesIO(content).read
+
+    in_order = write_video(KINDS["fragmented"])
+    with path.open("rb") as file:
+        for source in (path, str(path), bytearray(EXAMPLE), memoryview(EXAMPLE), tensor, file):
+            assert torch.equal(load_video(source, (0.5, 1.0)), expected)
+    assert torch.equal(load_video(Stream(in_order), (0.5, 1.0)), load_video(in_order, (0.5, 1.0)))
+
+
+def test_two_threads_decode_the_same_packets():
+    """One after the other, both rightly."""
+    packets = demux_video(EXAMPLE)
+    expected = convert_frames(decode_packets(packets))
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(convert_frames(decode_packets(packets))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_decoders_have_one_thread_unless_asked():
+    """So that the threads of a pipeline are all there are."""
+    packets = demux_video(EXAMPLE)
+    decode_packets(packets)
+    context = packets.take_context(1)
+    packets.give_back(context)
+    assert context.thread_count == 1
+
+
+@pytest.mark.parametrize(
+    ("pix_fmt", "shape"),
+    [
+        ("rgb24", (48, 64, 3)),
+        ("bgr24", (48, 64, 3)),
+        ("rgba", (48, 64, 4)),
+        ("gray8", (48, 64, 1)),
+        ("yuv444p", (3, 48, 64)),
+        ("yuv420p", (1, 72, 64)),
+        ("nv12", (1, 72, 64)),
+        ("yuv422p", (1, 96, 64)),
+    ],
+)
+def test_convert_frames_has_the_documented_layout(pix_fmt, shape):
+    """Equal to what PyAV makes of each frame."""
+    batch = load_video(EXAMPLE, filter_desc=get_video_filter_desc(pix_fmt=pix_fmt))
+    assert batch.shape == (40, *shape)
+    assert (batch.dtype, batch.is_contiguous()) == (torch.uint8, True)
+    with av.open(io.BytesIO(EXAMPLE)) as container:
+        frames = [f.to_ndarray(format=pix_fmt) for f in container.decode(video=0)]
+    assert np.array_equal(batch.numpy().reshape(40, -1), np.stack(frames).reshape(40, -1))
+
+
+def test_convert_frames_of_lists():
+    """Videos get one dimension more; single frames are put together."""
+    packets = demux_video(EXAMPLE)
+    frames = decode_packets(packets)
+    assert convert_frames([frames, frames]).shape == (2, 40, 48, 64, 3)
+    images = sample_decode_video(packets, [3, 7])
+    assert convert_frames(images).shape == (2, 48, 64, 3)
+    assert convert_frames(images[0]).shape == (48, 64, 3)
+    assert len(frames) == frames.num_frames == 40
+    assert "40 frames, 0.000 to 1.560 s, rgb24 64x48" in repr(frames)
+    with pytest.raises(ValueError, match="at least one"):
+        convert_frames([])
+
+
+def test_convert_frames_of_odd_planes_is_refused():
+    """Half a row of chroma fits no array; rgb24 does."""
+    odd = write_video(KINDS["odd size"])
+    assert load_video(odd).shape == (40, 47, 61, 3)
+    with pytest.raises(UnsupportedOptionError, match="yuv420p and 61x47"):
+        load_video(odd, filter_desc="format=yuv420p")
+
+
+def test_decode_packets_without_a_filter():
+    """The frames keep the video's own format."""
+    frames = decode_packets(demux_video(EXAMPLE), None)
+    assert (frames.pix_fmt, frames.num_planes) == ("yuv420p", 3)
+    assert len(decode_packets(demux_video(EXAMPLE), num_frames=7)) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "format=pix_fmts=rgb24"),
+        ({"pix_fmt": None}, None),
+        (
+            {"scale_width": 224, "scale_height": 100},
+            "scale=w=224:h=100:flags=bicubic:force_original_aspect_ratio=decrease,"
+            "pad=w=224:h=100:x=-1:y=-1:color=black,format=pix_fmts=rgb24",
+        ),
+        (
+            {"scale_width": 224, "scale_height": 100, "scale_mode": "crop", "filter_desc": "hflip"},
+            "scale=w=224:h=100:flags=bicubic:force_original_aspect_ratio=increase,"
+            "crop=w=224:h=100,hflip,format=pix_fmts=rgb24",
+        ),
+        (
+            {"frame_rate": (10, 1), "crop_width": 90, "crop_height": 80, "num_frames": 5},
+            "fps=10/1,crop=w=90:h=80,tpad=stop=-1:stop_mode=clone,trim=end_frame=5,"
+            "format=pix_fmts=rgb24",
+        ),
+        (
+            {"timestamp": (1.5, 2), "num_frames": 3, "pad_mode": "black", "pix_fmt": "gray8"},
+            "trim=start=1.5:end=2,tpad=stop=-1:stop_mode=add:color=black,trim=end_frame=3,"
+            "format=pix_fmts=gray8",
+        ),
+    ],
+)
+def test_get_filter_desc_writes_what_spdl_writes(options, expected):
+    """The same description for the same options (seen from spdl 0.8.0)."""
+    assert get_video_filter_desc(**options) == expected
+    assert get_filter_desc(demux_video(EXAMPLE), **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"scale_width": 32, "scale_height": 32}, (40, 32, 32, 3)),
+        ({"scale_width": 32, "scale_height": -2, "scale_mode": None}, (40, 24, 32, 3)),
+        ({"scale_width": 32, "scale_height": 32, "scale_mode": "crop"}, (40, 32, 32, 3)),
+        ({"crop_width": 20, "crop_height": 10}, (40, 10, 20, 3)),
+        ({"crop_width": 20}, (40, 48, 20, 3)),
+        ({"frame_rate": (5, 1)}, (8, 48, 64, 3)),
+        ({"num_frames": 50}, (50, 48, 64, 3)),
+        ({"num_frames": 3}, (3, 48, 64, 3)),
+    ],
+)
+def test_filters_do_what_they_say(options, shape):
+    """Sizes and numbers of frames."""
+    packets = demux_video(EXAMPLE)
+    description = get_filter_desc(packets, **options)
+    assert convert_frames(decode_packets(packets, description)).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("description", "expected"),
+    [
+        ("hflip", [("hflip", "")]),
+        ("scale=w=3:h=4, format=gray", [("scale", "w=3:h=4"), ("format", "gray")]),
+        ("drawtext='a,b;c':x=1", [("drawtext", "a,b;c:x=1")]),
+        ("select=eq(n\\,3)", [("select", "eq(n,3)")]),
+    ],
+)
+def test_parse_filters_unquotes_as_ffmpeg_does(description, expected):
+    """Commas, semicolons and brackets may be quoted."""
+    assert parse_filters(description) == expected
+
+
+@pytest.mark.parametrize(
+    ("description", "error", "match"),
+    [
+        ("nonsense=3", ValueError, "FFmpeg refuses 'nonsense=3'"),
+        ("scale=foo=3", ValueError, "FFmpeg refuses"),
+        ("crop=w=9999:h=3", ValueError, "FFmpeg refuses"),
+        ("", ValueError, "without a name"),
+        ("[in]hflip[out]", UnsupportedOptionError, "only a chain"),
+        ("split[a][b];[a][b]hstack", UnsupportedOptionError, "only a chain"),
+        ("format=gbrp", UnsupportedOptionError, "gbrp"),
+    ],
+)
+def test_bad_filters_are_refused(description, error, match):
+    """With FFmpeg's reason."""
+    with pytest.raises(error, match=match):
+        load_video(EXAMPLE, filter_desc=description)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(alphabet="ab=:,'\\ []", max_size=12))
+def test_parse_filters_survives_any_text(text):
+    """It ends, with filters that have names or with a ValueError."""
+    try:
+        assert all(name for name, _ in parse_filters(text))
+    except ValueError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("indices", "error"),
+    [([], ValueError), ([3, 3], ValueError), ([5, 3], ValueError), ([40], IndexError)],
+)
+def test_sample_decode_video_refuses_bad_indices(indices, error):
+    """Empty, repeated, descending, outside."""
+    with pytest.raises(error, match="indices must"):
+        sample_decode_video(demux_video(EXAMPLE), indices)
+
+
+def test_bad_options_are_refused():
+    """With what they should be."""
+    with pytest.raises(ValueError, match="start < end"):
+        demux_video(EXAMPLE, timestamp=(2, 1))
+    with pytest.raises(ValueError, match="scale_mode must be"):
+        get_video_filter_desc(scale_width=3, scale_mode="fit")
+    with pytest.raises(UnsupportedOptionError, match="device_config must be"):
+        load_video(EXAMPLE, device_config="cuda")
+    with pytest.raises(TypeError, match="a video source must be"):
+        load_video(3)
+
+
+def test_to_torch_shares_memory_where_it_can():
+    """Read-only and reversed arrays are copied; all else is a view."""
+    array = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    assert to_torch(array).data_ptr() == array.ctypes.data
+    tensor = torch.zeros(3)
+    assert to_torch(tensor) is tensor
+
+    class Interface:
+        __array_interface__ = array.__array_interface__
+
+    assert to_torch(Interface()).tolist() == array.tolist()
+    frozen = np.frombuffer(b"abc", dtype=np.uint8)
+    assert to_torch(frozen).tolist() == [97, 98, 99]
+    assert to_torch(array[::-1]).tolist() == [[3, 4, 5], [0, 1, 2]]
+
+    class Capsule:
+        __dlpack__ = staticmethod(tensor.__dlpack__)
+        __dlpack_device__ = staticmethod(tensor.__dlpack_device__)
+
+    assert to_torch(Capsule()).data_ptr() == tensor.data_ptr()

@@ -1,0 +1,188 @@
+"""Clips: the frames on display at the moments that a sampler asks for."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from _videos import KINDS, REAL, decode_plainly, write_video
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import interpolate
+
+from spdl_torch.errors import DecodeError, UnsupportedOptionError
+from spdl_torch.io import (
+    Clip,
+    VideoInfo,
+    load_clip,
+    load_video,
+    random_clip,
+    strided_frames,
+    uniform_frames,
+)
+
+EXAMPLE = write_video(KINDS["b-frames"])
+INFO = VideoInfo(
+    source="x.mp4",
+    codec="h264",
+    start_seconds=1.0,
+    duration_seconds=10.0,
+    frame_rate=25.0,
+    num_frames=250,
+    width=64,
+    height=48,
+)
+
+
+def on_display(times, moment):
+    """The place of the last frame that has begun."""
+    return max((k for k, time in enumerate(times) if time <= moment + 1e-6), default=0)
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *(path.name for path in REAL)])
+def video(request):
+    """Source, upright frames, their times."""
+    if request.param in KINDS:
+        source = write_video(KINDS[request.param])
+    else:
+        source = next(path for path in REAL if path.name == request.param)
+    plain = decode_plainly(source)
+    frames = plain.frames
+    if request.param == "rotated":
+        frames = frames.permute(0, 2, 1, 3).flip(1)
+    elif request.param == "mirrored":
+        frames = frames.flip(1)
+    return source, frames, plain.times
+
+
+def test_clip_frames_equal_a_plain_decode(video):
+    """Skipping frames that nobody wants changes no bit of those that are, whatever is asked."""
+    source, frames, times = video
+    rng = random.Random(0)
+    for number in (1, 2, 5, 16):
+        moments = [rng.uniform(times[0], times[-1]) for _ in range(number)]
+        clip = load_clip(source, lambda info, moments=moments: moments)
+        places = [on_display(times, moment) for moment in moments]
+        assert torch.equal(clip.frames, frames[places])
+        assert clip.timestamps.tolist() == pytest.approx([times[place] for place in places])
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
+def test_resized_clips_are_close_to_antialiased_interpolation(path):
+    """swscale: 42 dB at least; antialias: one level at most."""
+    moments = [0.3, 0.9, 2.0, 4.4, 5.0]
+    plain = decode_plainly(path)
+    frames = plain.frames[[on_display(plain.times, moment) for moment in moments]]
+    for width, height in ((224, 224), (112, 112)):
+        exact = interpolate(
+            frames.permute(0, 3, 1, 2).float(), (height, width), mode="bilinear", antialias=True
+        )
+        exact = exact.permute(0, 2, 3, 1).round()
+        quick = load_clip(path, lambda info: moments, width=width, height=height)
+        error = (quick.frames.float() - exact).square().mean()
+        assert 10 * torch.log10(255**2 / error) >= 42
+        close = load_clip(
+            path, lambda info: moments, width=width, height=height, resize="antialias"
+        )
+        assert (close.frames.float() - exact).abs().max() <= 1
+
+
+def test_sizes_of_clips():
+    """Both, one of them (the shape is kept), or neither; a turned video is measured upright."""
+    for resize in ("swscale", "antialias"):
+        for size, shape in (
+            ({"width": 20, "height": 30}, (30, 20)),
+            ({"width": 32}, (24, 32)),
+            ({"height": 24}, (24, 32)),
+            ({}, (48, 64)),
+        ):
+            clip = load_clip(EXAMPLE, uniform_frames(3), resize=resize, **size)
+            assert clip.frames.shape == (3, *shape, 3)
+            assert clip.frames.is_contiguous()
+        turned = load_clip(
+            write_video(KINDS["rotated"]), uniform_frames(2), resize=resize, width=24
+        )
+        assert turned.frames.shape == (2, 32, 24, 3)
+
+
+def test_moments_may_repeat_and_be_in_any_order():
+    """The frames come as asked; moments before the first frame take that."""
+    clip = load_clip(EXAMPLE, lambda info: torch.tensor([1.0, 0.5, 1.0, -3.0, 1.6]))
+    assert isinstance(clip, Clip)
+    assert clip.timestamps.dtype == torch.float64
+    assert clip.timestamps.tolist() == pytest.approx([1.0, 0.48, 1.0, 0.0, 1.56])
+    assert torch.equal(clip.frames[0], clip.frames[2])
+    assert torch.equal(clip.frames[[1]], load_video(EXAMPLE, (0.48, 0.5)))
+
+
+def test_info_is_what_the_container_says():
+    """For the sampler; of a raw stream, after counting its frames."""
+    seen = []
+    for name in ("b-frames", "raw h264", "vp9 in webm", "mpeg4 in avi"):
+        load_clip(write_video(KINDS[name]), lambda info: seen.append(info) or [0.1])
+    for info in seen:
+        assert info.source == "<bytes>"
+        assert (info.width, info.height, info.start_seconds) == (64, 48, 0)
+        assert info.duration_seconds == pytest.approx(1.6, abs=0.05)
+        assert (info.frame_rate, info.num_frames) == (25, 40)
+
+
+@pytest.mark.parametrize(
+    ("moments", "error", "match"),
+    [
+        ([], ValueError, "at least one finite moment"),
+        ([float("nan")], ValueError, "finite"),
+        ([100.0], DecodeError, "<bytes>: no frame at 100 s, the video ends at 1.6 s"),
+    ],
+)
+def test_bad_moments_are_refused(moments, error, match):
+    """None, no number, after the end."""
+    with pytest.raises(error, match=match):
+        load_clip(EXAMPLE, lambda info: moments)
+
+
+def test_bad_options_are_refused():
+    """With what they should be."""
+    with pytest.raises(ValueError, match="width and height must be"):
+        load_clip(EXAMPLE, uniform_frames(1), width=0)
+    with pytest.raises(ValueError, match="resize must be"):
+        load_clip(EXAMPLE, uniform_frames(1), resize="bicubic")
+    with pytest.raises(UnsupportedOptionError, match="pix_fmt must be 'rgb24'"):
+        load_clip(EXAMPLE, uniform_frames(1), pix_fmt="gray8")
+    for make, match in (
+        (lambda: uniform_frames(0), "num_frames must be >= 1"),
+        (lambda: uniform_frames(3, (2, 1)), "window must be"),
+        (lambda: random_clip(3, 0), "seconds must be > 0"),
+        (lambda: strided_frames(3, 0), "stride must be >= 1"),
+        (lambda: strided_frames(3, 1, -1), "start must be >= 0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            make()
+
+
+def test_samplers_ask_for_what_they_say():
+    """The examples of their docstrings."""
+    assert uniform_frames(4, (0, 8))(INFO) == [1, 3, 5, 7]
+    assert uniform_frames(2)(INFO) == [3.5, 8.5]
+    numbers = [(moment - 1) * 25 for moment in strided_frames(3, 4, 10)(INFO)]
+    assert numbers == pytest.approx([10.5, 14.5, 18.5])
+    last = [(moment - 1) * 25 for moment in strided_frames(3, 100, 100)(INFO)]
+    assert last == pytest.approx([100.5, 200.5, 249.5])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.floats(0.01, 30), st.integers(1, 20), st.integers(0, 2**31))
+def test_random_samplers_stay_within_the_video(num_frames, seconds, stride, seed):
+    """Ascending moments, within the video, drawn from torch's global generator."""
+    state = torch.get_rng_state()
+    for sampler in (random_clip(num_frames, seconds), strided_frames(num_frames, stride, "random")):
+        torch.manual_seed(seed)
+        moments = sampler(INFO)
+        torch.manual_seed(seed)
+        assert pickle.loads(pickle.dumps(sampler))(INFO) == moments
+        assert len(moments) == num_frames
+        assert moments[0] >= 1
+        assert moments[-1] <= 11
+        assert (np.diff(moments) >= 0).all()
+    torch.set_rng_state(state)

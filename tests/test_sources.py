@@ -1,0 +1,482 @@
+"""Sources with numbered items and streams: order, parts, epochs, and what files they find."""
+
+import copy
+import os
+import pickle
+import random
+from itertools import islice
+
+import fsspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdl_torch.data.sources import DataSource, FileList, Files, ListSource, as_source
+from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.pipeline import PipelineBuilder
+
+sizes = st.integers(0, 60)
+counts = st.integers(1, 9)
+seeds = st.integers(-(2**70), 2**70)
+epochs = st.integers(0, 10**6)
+
+
+class Countdown:
+    """An iterable without numbers or length."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __iter__(self):
+        return iter(range(self.size))
+
+
+class Sampler(Countdown):
+    """As torch's samplers: a length, and an epoch that is part of what comes."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        return iter(range(self.epoch, self.epoch + self.size))
+
+
+class Dataset:
+    """Map-style, and remembers what was asked for."""
+
+    def __init__(self, size):
+        self.size, self.asked = size, []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return f"item {index}"
+
+
+def parts_of(source, count):
+    return [list(source.shard(index, count)) for index in range(count)]
+
+
+# --- order and parts -------------------------------------------------------------------------
+
+
+@given(sizes, counts, seeds, epochs)
+def test_parts_are_the_whole_when_a_list_is_shared_out(size, count, seed, epoch):
+    """Disjoint, complete, of equal length but for one, each in the order of the whole."""
+    whole = as_source(range(size)).shuffle(seed)
+    whole.set_epoch(epoch)
+    order = list(whole)
+    assert sorted(order) == list(range(size))
+    parts = parts_of(whole, count)
+    assert parts == [order[index::count] for index in range(count)]
+    assert [len(whole.shard(index, count)) for index in range(count)] == [len(p) for p in parts]
+
+
+@pytest.mark.parametrize("kind", [range, Countdown, Sampler])
+@pytest.mark.parametrize("shuffled", [False, True])
+@given(sizes, counts, counts, seeds)
+def test_parts_are_the_whole_when_they_are_divided_again(
+    kind, shuffled, size, ranks, workers, seed
+):
+    """Ranks, then the workers of each: still every item once, and within the rank's own."""
+    whole = as_source(kind(size))
+    if shuffled:
+        whole = whole.shuffle(seed)
+    everything = []
+    for rank in range(ranks):
+        part = whole.shard(rank, ranks)
+        own = [item for worker in range(workers) for item in part.shard(worker, workers)]
+        assert sorted(own) == sorted(part)
+        everything += own
+    assert sorted(everything) == list(range(size))
+
+
+@given(sizes, counts, seeds, epochs)
+def test_part_keeps_its_items_when_it_is_shuffled_after_being_shared_out(size, count, seed, epoch):
+    """shard() before shuffle(): the same items every epoch, in another order."""
+    for index in range(count):
+        part = as_source(range(size)).shard(index, count).shuffle(seed)
+        part.set_epoch(epoch)
+        assert sorted(part) == list(range(size))[index::count]
+
+
+@given(sizes, counts, st.integers(0, 70), seeds, st.booleans(), st.booleans())
+def test_iteration_starts_anywhere(size, count, start, seed, shuffled, stream):
+    """iterate(start) is what iteration gives without its first items, in lists and streams."""
+    source = as_source(Countdown(size) if stream else range(size))
+    if shuffled:
+        source = source.shuffle(seed, 7) if stream else source.shuffle(seed)
+    part = source.shard(count - 1, count)
+    assert list(part.iterate(start)) == list(part)[start:]
+
+
+@given(st.integers(2, 60), seeds, epochs)
+def test_order_is_that_of_its_epoch(size, seed, epoch):
+    """The same for the same seed and epoch, in copies and after pickling too; another iteration
+    that runs does not disturb it."""
+    source = as_source(range(size)).shuffle(seed)
+    source.set_epoch(epoch)
+    running = iter(source)
+    first = [next(running)]
+    order = list(source)
+    for twin in (copy.copy(source), pickle.loads(pickle.dumps(source))):
+        assert twin.epoch == epoch
+        assert list(twin) == order
+    source.set_epoch(epoch + 1)
+    list(source)
+    assert first + list(running) == order
+
+
+@pytest.mark.parametrize("source", [as_source(range(50)), as_source(Countdown(50))], ids=repr)
+def test_order_is_another_when_the_epoch_or_the_seed_is(source):
+    """Of 50! orders no two of these are equal."""
+    shuffled = []
+    for seed in range(3):
+        for epoch in range(3):
+            twin = source.shuffle(seed)
+            twin.set_epoch(epoch)
+            shuffled.append(tuple(twin))
+    assert len(set(shuffled)) == len(shuffled)
+    assert all(sorted(order) == list(range(50)) for order in shuffled)
+
+
+def test_epoch_is_not_shared_when_a_source_is_derived():
+    """shard() and shuffle() leave the source as it was, and set_epoch() moves one source alone."""
+    source = as_source(range(20))
+    shuffled = source.shuffle(1)
+    part = shuffled.shard(0, 2)
+    before = list(part)
+    shuffled.set_epoch(3)
+    assert (source.epoch, shuffled.epoch, part.epoch) == (0, 3, 0)
+    assert list(source) == list(range(20))
+    assert list(part) == before
+    assert shuffled.shard(0, 2).epoch == 3
+
+
+def test_generators_of_the_trainer_are_untouched_when_sources_shuffle():
+    """Neither torch's nor Python's random numbers depend on whether a source drew some."""
+    torch.manual_seed(5)
+    random.seed(5)
+    expected = torch.rand(3), random.random()
+    torch.manual_seed(5)
+    random.seed(5)
+    list(as_source(range(100)).shuffle(0))
+    list(as_source(Countdown(100)).shuffle(0, 8))
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
+
+
+def test_permutation_is_on_the_cpu_when_torch_has_another_default_device():
+    """torch.set_default_device() does not reach it."""
+    expected = list(as_source(range(9)).shuffle(0))
+    with torch.device("meta"):
+        assert list(as_source(range(9)).shuffle(0)) == expected
+
+
+# --- lists -----------------------------------------------------------------------------------
+
+
+@given(sizes, counts, seeds, st.data())
+def test_item_is_reached_by_its_position(size, count, seed, data):
+    """source[position], from either end, and slices agree with iteration."""
+    part = as_source(range(size)).shuffle(seed).shard(count - 1, count)
+    order = list(part)
+    for position in range(-len(order), len(order)):
+        assert part[position] == order[position]
+    cut = data.draw(st.slices(len(order)).filter(lambda s: (s.step or 1) > 0))
+    assert part[cut] == order[cut]
+
+
+@pytest.mark.parametrize("position", [5, -6])
+def test_position_outside_is_an_index_error(position):
+    """As with a list."""
+    with pytest.raises(IndexError, match=f"position must be below 5, got {position}"):
+        as_source(range(5)).shuffle()[position]
+
+
+def test_items_are_taken_when_they_are_handed_out():
+    """A dataset as a source is asked for one item after the other, from the start position."""
+    dataset = Dataset(10_000)
+    found = list(islice(as_source(dataset).iterate(9_000), 2))
+    assert found == ["item 9000", "item 9001"]
+    assert dataset.asked == [9000, 9001]
+
+
+def test_buffer_is_refused_when_everything_is_shuffled():
+    """An option that would do nothing is an error with a word on what it is for."""
+    with pytest.raises(UnsupportedOptionError, match="buffer_size must be None, got 10"):
+        as_source([1, 2]).shuffle(0, buffer_size=10)
+
+
+def test_representation_shows_steps():
+    """What print() shows tells how the source was made."""
+    source = as_source(range(10)).shuffle(3).shard(1, 4)
+    assert repr(source) == "<ListSource of 3 items, shuffle(3), shard(1, 4)>"
+
+
+# --- streams ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buffer_size", [1, 2, 7, 1000])
+def test_stream_is_shuffled_within_its_buffer(buffer_size):
+    """Nothing is lost, nothing comes earlier than the buffer allows, and a buffer mixes."""
+    order = list(as_source(Countdown(500)).shuffle(0, buffer_size))
+    assert sorted(order) == list(range(500))
+    assert all(item <= 2 * (place + buffer_size) for place, item in enumerate(order))
+    assert (order != list(range(500))) == (buffer_size > 1)
+
+
+def test_first_item_comes_soon_when_the_buffer_is_large():
+    """A hundred items wait before the first is handed out, not the whole buffer."""
+    taken = []
+    source = as_source(lambda: (taken.append(n) or n for n in range(5000)))
+    next(iter(source.shuffle(0, 4000)))
+    assert len(taken) == 101
+
+
+def test_length_is_known_when_the_iterable_has_one():
+    """Samplers have a length, generators none."""
+    assert [len(as_source(Sampler(7)).shard(i, 3)) for i in range(3)] == [3, 2, 2]
+    with pytest.raises(TypeError, match="has no len"):
+        len(as_source(Countdown(7)))
+
+
+def test_epoch_is_passed_on_when_the_iterable_has_one():
+    """So that a sampler shuffles anew."""
+    source = as_source(Sampler(3))
+    source.set_epoch(10)
+    assert list(source) == [10, 11, 12]
+
+
+def test_iterable_dataset_is_a_stream():
+    """torch's have a [number] that only raises; with a length they are no lists either."""
+
+    class Numbers(torch.utils.data.IterableDataset):
+        def __len__(self):
+            return 5
+
+        def __iter__(self):
+            return iter(range(5))
+
+    source = as_source(Numbers())
+    assert not isinstance(source, ListSource)
+    assert (list(source.shard(1, 2)), len(source)) == ([1, 3], 5)
+
+
+def test_generator_function_is_called_anew_for_every_iteration():
+    """It can be iterated any number of times, which its generator cannot."""
+
+    def numbers():
+        yield from range(4)
+
+    source = as_source(numbers)
+    assert list(source) == list(source) == [0, 1, 2, 3]
+
+
+def test_source_is_returned_as_it_is():
+    """as_source() of a source changes nothing."""
+    source = as_source([1])
+    assert as_source(source) is source
+    assert isinstance(source, ListSource)
+    assert isinstance(source, DataSource)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ("train/*.jpg", "For files of that name, use Files"),
+        ({"a": 1}, r"got a dict. Pass sorted"),
+        ({1, 2}, r"got a set. Pass sorted"),
+        (iter([1]), r"list_iterator can be iterated once only. Pass the function"),
+        (5, r"expected an iterable or a function that returns one, got int"),
+    ],
+)
+def test_thing_without_a_lasting_order_is_refused(items, message):
+    """With a word on what to pass instead."""
+    with pytest.raises(TypeError, match=message):
+        as_source(items)
+
+
+@pytest.mark.parametrize("source", [as_source([1, 2]), as_source(Countdown(2))], ids=repr)
+def test_arguments_are_checked(source):
+    """Places, counts and epochs that cannot be are refused where they are given."""
+    for index, count in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match=rf"index must be in 0..count-1, got index {index}"):
+            source.shard(index, count)
+    with pytest.raises(ValueError, match="epoch must be >= 0, got -1"):
+        source.set_epoch(-1)
+    with pytest.raises(ValueError, match="start must be >= 0, got -1"):
+        source.iterate(-1)
+
+
+def test_buffer_size_is_checked():
+    """At least one item has to wait."""
+    with pytest.raises(ValueError, match="buffer_size must be >= 1 or None, got 0"):
+        as_source(Countdown(3)).shuffle(0, 0)
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A few files in folders, which is the current folder."""
+    for name in ("b/2.jpg", "b/10.JPG", "a/1.jpg", "a/x/deep.jpg", "a/notes.txt", "top.jpg"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    (tmp_path / "a" / ".hidden.jpg").write_bytes(b"")
+    (tmp_path / "c.jpg").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("patterns", "options", "expected"),
+    [
+        ("*/*.jpg", {}, ["a/1.jpg", "b/2.jpg"]),
+        ("**/*.jpg", {}, ["a/1.jpg", "a/x/deep.jpg", "b/2.jpg", "top.jpg"]),
+        ("*.jpg", {}, ["top.jpg"]),
+        ("a", {}, ["a/1.jpg", "a/notes.txt"]),
+        ("a", {"recursive": True}, ["a/1.jpg", "a/notes.txt", "a/x/deep.jpg"]),
+        ("b", {"suffixes": {".jpg"}}, ["b/10.JPG", "b/2.jpg"]),
+        (["b/2.jpg", "a/1.jpg", "*/2.jpg"], {}, ["a/1.jpg", "b/2.jpg"]),
+        ("b/[0-9].jpg", {}, ["b/2.jpg"]),
+    ],
+)
+def test_files_are_found_sorted_and_once(tree, patterns, options, expected):
+    """By paths, folders and globs; folders and hidden names are no files."""
+    assert list(Files(patterns, **options)) == expected
+
+
+def test_path_objects_name_files(tree):
+    """pathlib's paths do as well as strings."""
+    assert list(Files(tree / "b")) == [str(tree / "b" / "10.JPG"), str(tree / "b" / "2.jpg")]
+
+
+def test_file_is_found_when_its_name_has_brackets(tree):
+    """A file of exactly that name comes before the meaning as a pattern."""
+    (tree / "b" / "[x].jpg").write_bytes(b"")
+    assert list(Files("b/[x].jpg")) == ["b/[x].jpg"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options", "message"),
+    [
+        ("b/*.png", {}, r"no file matches 'b/\*.png'. 'b' is there, with 2 entries"),
+        ("nowhere/*.jpg", {}, "no file matches 'nowhere/.*The current folder is"),
+        ("a", {"suffixes": [".gif"]}, "no file with an ending of .gif matches 'a'.*recursive=True"),
+    ],
+)
+def test_pattern_without_a_file_is_an_error(tree, pattern, options, message):
+    """It names the pattern and what is there instead, even beside patterns that match."""
+    with pytest.raises(FileNotFoundError, match=message):
+        Files(["top.jpg", pattern] if not options else pattern, **options)
+
+
+def test_suffixes_must_be_a_collection(tree):
+    """A string would be taken for its letters."""
+    with pytest.raises(TypeError, match=r"suffixes must be a collection of them, got '.jpg'"):
+        Files("a", suffixes=".jpg")
+
+
+@pytest.fixture
+def memory():
+    """fsspec's file system in memory, empty afterwards."""
+    system = fsspec.filesystem("memory")
+    yield system
+    system.rm("/", recursive=True)
+
+
+@pytest.mark.parametrize("protocol", ["memory://", "file://"])
+def test_files_are_found_behind_urls(tree, memory, protocol):
+    """Globs, folders and single files; what comes back are URLs again."""
+    folder = protocol + (str(tree) if protocol == "file://" else "/data")
+    if protocol == "memory://":
+        for name in ("b/2.jpg", "b/10.JPG", "a/1.jpg", "a/x/deep.jpg"):
+            memory.pipe(f"/data/{name}", b"")
+    ends = [name.rpartition("/data")[2] for name in Files(f"{folder}/b/*")]
+    assert all(name.startswith(protocol) for name in Files(f"{folder}/b"))
+    assert [os.path.basename(end) for end in ends] == ["10.JPG", "2.jpg"]
+    assert list(Files(f"{folder}/b")) == list(Files(f"{folder}/b/*"))
+    assert len(Files(f"{folder}/a", recursive=True, suffixes=[".jpg"])) >= 2
+    assert list(Files(f"{folder}/b/2.jpg")) == [Files(f"{folder}/b")[1]]
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        Files(f"{folder}/b/*.png")
+
+
+# --- lists of files --------------------------------------------------------------------------
+
+LINES = "train/a.jpg\n\n  train/b.jpg \r\n# old\n/abs/c.jpg\ns3://bucket/d.jpg\n"
+
+
+def test_list_of_files_is_read_line_by_line(tmp_path):
+    """White space and empty lines are left out; a comment is a path unless it is asked for."""
+    path = tmp_path / "list.txt"
+    path.write_text(LINES, encoding="utf-8")
+    plain = ["train/a.jpg", "train/b.jpg", "# old", "/abs/c.jpg", "s3://bucket/d.jpg"]
+    assert list(FileList(path)) == plain
+    assert list(FileList(path, comment="#")) == [name for name in plain if name != "# old"]
+
+
+@pytest.mark.parametrize("prefix", ["/data", "/data/"])
+def test_prefix_is_joined_to_relative_paths(tmp_path, prefix):
+    """Absolute paths and URLs stay as they are."""
+    path = tmp_path / "list.txt"
+    path.write_text(LINES, encoding="utf-8")
+    names = ["/data/train/a.jpg", "/data/train/b.jpg", "/abs/c.jpg", "s3://bucket/d.jpg"]
+    assert list(FileList(path, prefix=prefix, comment="#")) == names
+
+
+def test_list_is_split_by_the_number_of_the_line(tmp_path):
+    """Line number % n == k, empty lines counted: together the parts are the list."""
+    path = tmp_path / "list.txt"
+    path.write_text(LINES, encoding="utf-8")
+    assert list(FileList(path, split=(1, 3))) == ["/abs/c.jpg"]
+    parts = [name for k in range(3) for name in FileList(path, split=(k, 3))]
+    assert sorted(parts) == sorted(FileList(path))
+
+
+@pytest.mark.parametrize("split", [(3, 3), (-1, 3), (0, 0)])
+def test_split_is_checked(tmp_path, split):
+    """k counts from 0."""
+    with pytest.raises(ValueError, match=r"split must be \(k, n\) with 0 <= k < n"):
+        FileList(tmp_path / "list.txt", split=split)
+
+
+def test_list_may_be_behind_a_url(memory):
+    """Read through fsspec; a missing one is the file system's own error."""
+    memory.pipe("/lists/train.txt", "ä.jpg\nb.jpg".encode("utf-8-sig"))
+    assert list(FileList("memory://lists/train.txt", prefix="s3://b")) == [
+        "s3://b/ä.jpg",
+        "s3://b/b.jpg",
+    ]
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        FileList("memory://lists/nothing.txt")
+
+
+def test_name_survives_when_it_is_no_utf8(tmp_path):
+    """A list made by `find` opens the files it names."""
+    name = os.fsencode(tmp_path) + b"/\xff.bin"
+    with open(name, "wb") as file:
+        file.write(b"here")
+    (tmp_path / "list.txt").write_bytes(name + b"\n")
+    (found,) = FileList(tmp_path / "list.txt")
+    with open(found, "rb") as file:
+        assert file.read() == b"here"
+
+
+def test_pipeline_takes_a_source(tree):
+    """Every build starts from the beginning."""
+    builder = PipelineBuilder().add_source(Files("**/*.jpg").shuffle(1)).add_sink()
+    for _ in range(2):
+        with (pipeline := builder.build()).auto_stop():
+            assert list(pipeline) == list(Files("**/*.jpg").shuffle(1))

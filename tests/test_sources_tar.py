@@ -1,0 +1,560 @@
+"""Tar archives and shards: the standard library is the oracle, damage is named, parts are exact."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import logging
+import lzma
+import pickle
+import sys
+import tarfile
+from itertools import islice
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from spdl_torch.data.sources import Files, TarShards, read_samples
+from spdl_torch.data.sources._tar import expand_braces
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import decode_image, iter_tarfile
+from spdl_torch.io._tar import TarReader
+from spdl_torch.pipeline import PipelineBuilder
+
+PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300)
+# Of these the standard library itself removes or changes slashes.
+names = names.filter(lambda name: not name.startswith("/") and not name.endswith("/"))
+contents = st.binary(max_size=1500)
+
+
+def tar_of(files, kind="pax"):
+    """An archive of (name, content); a string is the type of a member that has no content."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=FORMATS[kind]) as tar:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, bytes):
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+            else:
+                info.type, info.linkname = content.encode(), "elsewhere"
+                tar.addfile(info)
+    return buffer.getvalue()
+
+
+def tarfile_reads(archive):
+    """The files of an archive as the standard library sees them."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return [(m.name, tar.extractfile(m).read()) for m in tar if m.isreg()]
+
+
+def shard_of(first, size, fields=("jpg", "cls")):
+    """A shard whose samples are numbered."""
+    return tar_of(
+        (f"{n:06d}.{field}", f"{field} {n}".encode() * 99)
+        for n in range(first, first + size)
+        for field in fields
+    )
+
+
+def keys(samples):
+    return [sample["__key__"] for sample in samples]
+
+
+class Pipe(io.RawIOBase):
+    """A file that cannot seek and gives a few bytes at a time, as sockets do."""
+
+    def __init__(self, content):
+        self._file = io.BytesIO(content)
+
+    def readable(self):
+        return True
+
+    def read(self, size=-1):
+        return self._file.read(min(size, 700) if size >= 0 else size)
+
+
+# --- archives --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@given(st.lists(st.tuples(names, contents), max_size=6))
+@example([("a" * 99 + "/" + "b" * 99, b"x"), ("é" * 60, b""), ("d/" * 140 + "e", b"y" * 512)])
+def test_files_are_those_of_the_standard_library(kind, files):
+    """Names and contents, in order, in the three formats that are written today."""
+    try:
+        archive = tar_of(files, kind)
+    except (ValueError, UnicodeError):
+        return  # a name that ustar cannot hold
+    expected = tarfile_reads(archive)
+    assert list(iter_tarfile(archive)) == expected
+    assert list(iter_tarfile(Pipe(archive))) == expected
+    reader = TarReader(io.BytesIO(archive), "x")
+    assert list(iter(reader.advance, None)) == [(n, len(c)) for n, c in expected]
+
+
+class Liar(Pipe):
+    """Claims to seek and cannot, as files of the network do at times."""
+
+    def seekable(self):
+        return True
+
+    def seek(self, *args):
+        raise ValueError("no")
+
+
+class OnlyRead:
+    """The least that a file can be."""
+
+    def __init__(self, content):
+        self.read = io.BytesIO(content).read
+
+
+@pytest.mark.parametrize("kind", [Liar, OnlyRead])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_archive_is_read_from_any_file_that_reads(kind, pack):
+    """Seeking is made use of, never needed."""
+    archive = shard_of(0, 9)
+    assert list(iter_tarfile(kind(pack(archive)))) == tarfile_reads(archive)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_archive_is_decompressed_when_its_content_says_so(compress):
+    """gzip, bzip2 and xz, from files that seek and that do not."""
+    archive = shard_of(0, 50)
+    packed = compress(archive)
+    assert list(iter_tarfile(packed)) == tarfile_reads(archive)
+    assert list(iter_tarfile(Pipe(packed))) == tarfile_reads(archive)
+
+
+def test_member_without_content_is_skipped():
+    """Folders, links and devices are no files."""
+    files = [(f"no-{kind}", kind) for kind in "123456"]
+    archive = tar_of([("a", b"1"), *files, ("b", b"2")])
+    assert list(iter_tarfile(archive)) == [("a", b"1"), ("b", b"2")]
+
+
+def test_archive_of_no_files_is_empty():
+    """The end marker alone."""
+    assert list(iter_tarfile(tar_of([]))) == []
+
+
+ARCHIVE = tar_of([("d/0001.jpg", b"a" * 700), ("d/0001.cls", b"7"), ("é" * 200, b"c" * 1024)])
+END = len(ARCHIVE.rstrip(b"\0")) // 512 * 512 + 512  # where the end marker begins
+
+
+@pytest.mark.parametrize("skip", [False, True], ids=["read", "skipped"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_archive_that_was_cut_short_is_a_decode_error(pack, skip):
+    """At every byte: there is no cut, not even between two files, that goes unnoticed."""
+    packed = pack(ARCHIVE)
+    whole = [name for name, _ in tarfile_reads(ARCHIVE)]
+    for cut in range(0, END if pack is bytes else len(packed), 1 if pack is gzip.compress else 37):
+        found = []
+        with pytest.raises(DecodeError, match=r"shard-1\.tar: ") as caught:
+            walk(io.BytesIO(packed[:cut]), skip, found)
+        assert found == whole[: len(found)]
+        good = ["before any file", *(repr(name) for name in found)][-2:]
+        assert any(name in str(caught.value) for name in good)
+
+
+def walk(file, skip, found):
+    """Through a whole archive; ``found`` gets the names."""
+    reader = TarReader(file, "shard-1.tar")
+    while (member := reader.advance()) is not None:
+        if not skip:
+            reader.content()
+        found.append(member[0])
+
+
+@given(st.integers(0, len(ARCHIVE) - 1), st.integers(1, 255))
+def test_damaged_byte_is_an_error_or_another_content(place, change):
+    """Hostile bytes end in a DecodeError or in files; in nothing else."""
+    damaged = bytearray(ARCHIVE)
+    damaged[place] ^= change
+    with contextlib.suppress(DecodeError):
+        list(iter_tarfile(bytes(damaged), max_member_bytes=1 << 20))
+
+
+@pytest.mark.parametrize("isal", [True, False], ids=["isal", "zlib"])
+@given(st.data(), st.integers(1, 255))
+def test_damaged_byte_of_gzip_is_a_decode_error(isal, data, change):
+    """Its checksum finds every one that matters, whichever library inflates."""
+    damaged = bytearray(gzip.compress(ARCHIVE))
+    damaged[data.draw(st.integers(10, len(damaged) - 1))] ^= change
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(DecodeError):
+        if not isal:
+            patch.setitem(sys.modules, "isal", None)
+        assert list(iter_tarfile(bytes(damaged))) == tarfile_reads(ARCHIVE)
+
+
+def test_header_is_accepted_when_its_sum_is_of_signed_bytes():
+    """As some old programs wrote it, which shows with names that are no ASCII."""
+    archive = bytearray(tar_of([("é", b"1")], "gnu"))
+    total = sum(archive[:512]) - sum(archive[148:156]) + 8 * 32
+    negative = sum(byte > 127 for byte in archive[:512])
+    assert negative == 2
+    archive[148:156] = b"%06o\0 " % (total - 256 * negative)
+    assert list(iter_tarfile(bytes(archive))) == tarfile_reads(bytes(archive)) == [("é", b"1")]
+
+
+@given(st.binary(max_size=2000))
+def test_bytes_that_are_no_tar_are_a_decode_error(junk):
+    """Whatever they are, unless they begin with an end marker."""
+    if junk[:512] != bytes(512):
+        with pytest.raises(DecodeError, match="before any file was read"):
+            list(iter_tarfile(junk))
+
+
+def header(name=b"x", size=b"00000000010\0", kind=b"0"):
+    """A header with a true checksum, whatever it says."""
+    block = bytearray(512)
+    block[: len(name)], block[124:136], block[156:157] = name, size, kind
+    block[257:265] = b"ustar\00000"
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"PK\3\4" * 200, "not a tar archive"),
+        (header(size=b"77777777777\0"), "'x' claims 8589934591 bytes; the limit is 1000"),
+        (header(size=b"\x80" + b"\xff" * 11), "'x' claims 309485009821345068724781055 bytes"),
+        (header(size=b"\xff" * 12), "'x' claims -1 bytes"),
+        (header(size=b"0000000009x\0"), "not a tar archive"),
+        (header(kind=b"L", size=b"77777777777\0"), "a name claims 8589934591 bytes"),
+        (header(kind=b"x") + b"99999 a=b\n".ljust(512, b"\0"), "a damaged extended header"),
+        (header(kind=b"x") + b"0 a=b\n\0\0".ljust(512, b"\0"), "a damaged extended header"),
+        (
+            header(kind=b"x", size=b"00000000013\0") + b"11 size=-1\n".ljust(512, b"\0") + header(),
+            "a damaged size, '-1'",
+        ),
+        (header(kind=b"S"), "'x' is a sparse file"),
+        (b"\x1f\x8b" + b"junk" * 9, "cannot be decompressed"),
+    ],
+)
+def test_hostile_header_is_refused(archive, message):
+    """Before memory is taken for what it claims."""
+    with pytest.raises(DecodeError, match=message):
+        list(iter_tarfile(archive, max_member_bytes=1000))
+
+
+def test_checksum_at_the_end_of_gzip_is_checked():
+    """Though the tar ends before it."""
+    packed = bytearray(gzip.compress(shard_of(0, 3)))
+    packed[-5] ^= 1
+    with pytest.raises(DecodeError, match="cannot be decompressed"):
+        list(iter_tarfile(bytes(packed)))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_error_of_the_file_is_not_taken_for_damage(pack):
+    """A lost connection stays the OSError it is, below a decompressor too."""
+
+    class Lost(Pipe):
+        def read(self, size=-1):
+            if self._file.tell() > 1000:
+                raise ConnectionResetError("lost")
+            return super().read(min(size, 500))
+
+    archive = ARCHIVE if pack is bytes else gzip.compress(ARCHIVE, compresslevel=0)
+    with pytest.raises(ConnectionResetError, match="lost"):
+        list(iter_tarfile(Lost(archive)))
+
+
+# --- samples ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    """Five shards of 7, 0, 3, 7 and 1 samples in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    first = 0
+    for number, size in enumerate((7, 0, 3, 7, 1)):
+        Path(f"train-{number:03d}.tar").write_bytes(shard_of(first, size))
+        first += size
+    return "train-{000..004}.tar"
+
+
+ALL = [f"{n:06d}" for n in range(18)]
+
+
+def test_members_with_one_key_are_one_sample(tmp_path):
+    """WebDataset's layout: the name up to the first dot of its last part, fields in lower case."""
+    path = tmp_path / "a.tar"
+    files = [
+        ("README", b"no dot"),
+        ("__meta__/x.json", b"of WebDataset"),
+        ("a.b/0001.JPG", b"1"),
+        ("a.b/0001.seg.png", b"2"),
+        ("a.b", "5"),
+        ("a.b/0002.jpg", b"3"),
+        ("a.b/._0002.jpg", b"of macOS"),
+        ("a.b/0002.cls", b""),
+        ("./0001.jpg", b"4"),
+    ]
+    path.write_bytes(tar_of(files))
+    url = str(path)
+    expected = [
+        {"__key__": "a.b/0001", "__url__": url, "jpg": b"1", "seg.png": b"2"},
+        {"__key__": "a.b/0002", "__url__": url, "jpg": b"3", "cls": b""},
+        {"__key__": "./0001", "__url__": url, "jpg": b"4"},
+    ]
+    assert list(TarShards(path)) == expected
+    assert list(read_samples(path)) == expected
+
+
+def test_shards_are_named_in_many_ways(shards):
+    """Braces, globs, lists, paths; order as given, what a glob finds sorted."""
+    for urls in (shards, "train-*.tar", [Path("train-000.tar"), "train-00{1..4}.tar"]):
+        assert TarShards(urls).urls == tuple(f"train-00{n}.tar" for n in range(5))
+        assert keys(TarShards(urls)) == ALL
+    assert TarShards(["train-003.tar", "train-000.tar"]).urls[0] == "train-003.tar"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("a{08..10}", ["a08", "a09", "a10"]),
+        ("a{8..10}", ["a8", "a9", "a10"]),
+        ("{a,b}-{0..1}.tar", ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]),
+        ("s3://b/{000..001}.tar", ["s3://b/000.tar", "s3://b/001.tar"]),
+        ("plain{x}", ["plain{x}"]),
+    ],
+)
+def test_braces_are_expanded(pattern, expected):
+    """As a shell does it."""
+    assert expand_braces(pattern) == expected
+
+
+@pytest.mark.parametrize(
+    ("urls", "error", "message"),
+    [
+        ("train-{5..4}.tar", ValueError, "range that runs backwards"),
+        ("{0..999}{0..9999}", ValueError, "means more than 1000000 shards"),
+        ([], ValueError, "at least one shard, got none"),
+        ("nothing-*.tar", FileNotFoundError, r"no file matches 'nothing-\*\.tar'"),
+    ],
+)
+def test_shards_are_refused_when_their_names_make_no_sense(shards, urls, error, message):
+    """At once, not while training."""
+    with pytest.raises(error, match=message):
+        TarShards(urls)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 10, 40])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_parts_are_the_whole(shards, shuffled, ranks, workers):
+    """By shards where there are enough, else by samples: every sample once, divided again too."""
+    source = TarShards(shards).shuffle(1, 4) if shuffled else TarShards(shards)
+    source.set_epoch(3)
+    everything = []
+    for rank in range(ranks):
+        part = source.shard(rank, ranks)
+        own = [key for worker in range(workers) for key in keys(part.shard(worker, workers))]
+        assert sorted(own) == sorted(keys(part))
+        everything += own
+    assert sorted(everything) == ALL
+
+
+def test_part_has_shards_of_its_own_when_there_are_enough(shards):
+    """No shard is read by two parts."""
+    parts = [{sample["__url__"] for sample in TarShards(shards).shard(i, 5)} for i in range(5)]
+    assert [sorted(part) for part in parts] == [
+        ["train-000.tar"],
+        [],
+        ["train-002.tar"],
+        ["train-003.tar"],
+        ["train-004.tar"],
+    ]
+
+
+def test_parts_take_turns_when_there_are_more_of_them_than_shards(shards):
+    """Samples are dealt evenly: 14 samples of two shards to 4 parts in groups of two."""
+    source = TarShards(["train-000.tar", "train-003.tar"])
+    parts = [keys(source.shard(index, 4)) for index in range(4)]
+    assert sorted(map(len, parts)) == [3, 3, 4, 4]
+    assert all(len({int(key) // 10 for key in part}) == 1 for part in parts)
+    three = [keys(source.shard(index, 3)) for index in range(3)]
+    assert sorted(map(len, three)) == [4, 5, 5]
+
+
+def test_order_is_another_when_the_epoch_is(shards):
+    """Shards and samples; the same again for the same epoch, after pickling too."""
+    source = TarShards(shards).shuffle(7, 5)
+    orders = []
+    for epoch in range(4):
+        source.set_epoch(epoch)
+        orders.append(tuple(keys(source)))
+        assert tuple(keys(pickle.loads(pickle.dumps(source)))) == orders[-1]
+        assert sorted(orders[-1]) == ALL
+    assert len(set(orders)) == 4
+    in_order = TarShards(shards).shuffle(7, 1)
+    urls = [sample["__url__"] for sample in in_order]
+    assert urls != sorted(urls)
+    assert keys(TarShards(shards)) == ALL
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize(("index", "count"), [(0, 1), (1, 2), (2, 7), (0, 10)])
+def test_iteration_starts_anywhere(shards, shuffled, index, count):
+    """iterate(start) gives what iteration gives from there on."""
+    part = TarShards(shards).shard(index, count)
+    part = part.shuffle(0, 3) if shuffled else part
+    order = list(part)
+    for start in range(20):
+        assert list(part.iterate(start)) == order[start:]
+
+
+def test_contents_are_not_read_when_they_are_passed_over(tmp_path, monkeypatch):
+    """Starting late, or taking every other sample, seeks past the others."""
+    (tmp_path / "a.tar").write_bytes(shard_of(0, 20))
+    read = []
+    content = TarReader.content
+    monkeypatch.setattr(
+        TarReader, "content", lambda self: read.append(self._member) or content(self)
+    )
+    assert keys(TarShards(tmp_path / "a.tar").shard(1, 4).iterate(3)) == ["000013", "000017"]
+    assert read == ["000013.jpg", "000013.cls", "000017.jpg", "000017.cls"]
+
+
+# --- damage and lost connections -------------------------------------------------------------
+
+
+def test_damaged_shard_is_named(shards):
+    """With the last good file; the samples before it were handed out."""
+    path = Path("train-002.tar")
+    path.write_bytes(path.read_bytes()[:3000])
+    source = iter(TarShards(shards))
+    assert keys(islice(source, 7)) == ALL[:7]
+    with pytest.raises(DecodeError, match=r"train-002\.tar: cut short: .* after '000007\.cls'"):
+        list(source)
+
+
+def test_damaged_shard_is_skipped_on_request(shards, caplog):
+    """Its rest is left out, and the log says so; a missing shard is still an error."""
+    path = Path("train-003.tar")
+    path.write_bytes(path.read_bytes()[:7000])
+    source = TarShards(shards, on_error="skip")
+    with caplog.at_level(logging.WARNING):
+        found = keys(source)
+    assert found == ["000000", *ALL[1:12], "000017"]
+    assert "rest of a shard was skipped: train-003.tar: cut short" in caplog.text
+    assert sorted(key for index in range(8) for key in keys(source.shard(index, 8))) == found
+    assert keys(source.iterate(11)) == found[11:]
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"train-003\.tar"):
+        list(source)
+
+
+def test_sample_with_two_fields_of_one_name_is_damage(tmp_path):
+    """Nothing is silently replaced."""
+    (tmp_path / "a.tar").write_bytes(tar_of([("1.jpg", b"a"), ("1.JPG", b"b")]))
+    with pytest.raises(DecodeError, match=r"a\.tar: sample '1' has more than one 'jpg'"):
+        list(TarShards(tmp_path / "a.tar"))
+
+
+def test_sample_beyond_the_limit_is_refused(tmp_path):
+    """One large member, or many that belong together."""
+    (tmp_path / "a.tar").write_bytes(tar_of((f"1.f{n}", bytes(400)) for n in range(9)))
+    with pytest.raises(DecodeError, match="sample '1' has more than max_sample_bytes=2000"):
+        list(TarShards(tmp_path / "a.tar", max_sample_bytes=2000))
+    with pytest.raises(DecodeError, match=r"'1\.f0' claims 400 bytes; the limit is 300"):
+        list(TarShards(tmp_path / "a.tar", max_sample_bytes=300))
+
+
+class Interrupted(fsspec.AbstractFileSystem):
+    """Gives a shard whose connection is lost again and again, a little later each time."""
+
+    protocol = "interrupted"
+    content = b""
+    lost_after = None  # bytes; set by the test
+
+    def _open(self, path, mode="rb", **options):
+        cls, limit = type(self), self.lost_after.pop(0) if self.lost_after else None
+
+        class Lost(io.BytesIO):
+            def read(self, size=-1):
+                if limit is not None and self.tell() + size > limit:
+                    raise ConnectionResetError("lost")
+                return super().read(size)
+
+        return Lost(cls.content)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_shard_goes_on_when_its_connection_was_lost(pack, monkeypatch):
+    """It is opened again, and every sample comes once."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    fsspec.register_implementation("interrupted", Interrupted, clobber=True)
+    Interrupted.content = pack(shard_of(0, 18))
+    half = len(Interrupted.content) // 2
+    Interrupted.lost_after = [half // 2, half, half]
+    source = TarShards("interrupted://a.tar")
+    assert keys(source) == ALL
+    assert source.num_retries == 3
+    Interrupted.lost_after = [0] * 9
+    with pytest.raises(ConnectionResetError, match="lost") as caught:
+        list(TarShards("interrupted://a.tar", retries=2))
+    assert caught.value.__notes__ == ["reading 'interrupted://a.tar' failed after 3 attempts"]
+
+
+def test_shards_are_read_behind_urls():
+    """Globs and braces work there as well."""
+    memory = fsspec.filesystem("memory")
+    for number in range(3):
+        memory.pipe(f"/shards/{number}.tar.gz", gzip.compress(shard_of(6 * number, 6)))
+    try:
+        assert keys(TarShards("memory://shards/*.tar.gz")) == ALL
+        assert keys(TarShards("memory://shards/{0..2}.tar.gz")) == ALL
+        with pytest.raises(FileNotFoundError, match=r"shards/3\.tar"):
+            list(TarShards("memory://shards/3.tar"))
+    finally:
+        memory.rm("/", recursive=True)
+
+
+# --- end to end ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """Paths of JPEGs: real ones where the machine has them."""
+    found = sorted(PHOTOGRAPHS.rglob("*.JPEG"))[:24]
+    for number in range(0 if found else 24):
+        found.append(tmp_path / f"{number}.jpg")
+        Image.radial_gradient("L").resize((60 + number, 50)).convert("RGB").save(found[-1])
+    return found
+
+
+def test_shards_become_batches_of_pictures(tmp_path, photographs):
+    """TarShards -> decode -> aggregate, equal to decoding the files; and one shard a worker."""
+    for number in range(3):
+        files = [(f"{path.stem}.jpg", path.read_bytes()) for path in photographs[number::3]]
+        (tmp_path / f"{number}.tar").write_bytes(tar_of(files))
+
+    def decode(sample):
+        return sample["__key__"], decode_image(sample["jpg"])
+
+    one_stream = PipelineBuilder().add_source(TarShards(f"{tmp_path}/*.tar").shuffle(0, 8))
+    side_by_side = (
+        PipelineBuilder().add_source(Files(f"{tmp_path}/*.tar")).pipe(read_samples, concurrency=3)
+    )
+    for builder in (one_stream, side_by_side):
+        builder.pipe(decode, concurrency=2).aggregate(10).add_sink()
+        with (pipeline := builder.build(max_failures=0)).auto_stop():
+            batches = list(pipeline)
+        assert [len(batch) for batch in batches] == [10, 10, 4]
+        pictures = dict(pair for batch in batches for pair in batch)
+        assert len(pictures) == 24
+        assert all(pictures[path.stem].equal(decode_image(path)) for path in photographs)

@@ -1,0 +1,660 @@
+"""Transfers on a device that is no GPU: packing, slabs, order, hand-over, the public functions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from _gates import in_thread, result_of
+from _lazy_device import LazyBackend, backends
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from spdl_torch import UnsupportedOptionError
+from spdl_torch.io import (
+    CUDAConfig,
+    Transfer,
+    _cuda,
+    _transfer,
+    cuda_config,
+    load_image_batch,
+    load_image_batch_nvjpeg,
+    transfer_buffer,
+    transfer_tensor,
+    transfer_tensor_h2d,
+)
+from spdl_torch.io._slabs import ALIGNMENT, SMALL_BYTES, plan
+
+__all__ = ["backends"]
+
+MEBI = 1 << 20
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+    key: str
+
+
+# Packing
+
+
+DTYPES = [
+    *(torch.uint8, torch.bool, torch.int16, torch.int64, torch.uint16),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    torch.float8_e4m3fn,
+]
+
+
+@st.composite
+def tensors(draw):
+    """Any dtype, zero to four dimensions, sizes from 0; dense, permuted, with holes, expanded."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 5), max_size=4))
+    tensor = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(len(shape)))
+    tensor = (tensor * 3).to(dtype)
+    for _ in range(draw(st.integers(0, 3)) if shape else 0):
+        kind = draw(st.sampled_from(["permute", "slice", "expand", "channels_last", "narrow"]))
+        if kind == "permute":
+            tensor = tensor.permute(draw(st.permutations(range(tensor.dim()))))
+        elif kind == "slice":
+            tensor = tensor[..., ::2]
+        elif kind == "expand" and tensor.shape[0] > 0:
+            tensor = tensor[:1].expand(draw(st.integers(0, 3)), *tensor.shape[1:])
+        elif kind == "narrow":
+            tensor = tensor[1:]
+        elif kind == "channels_last" and tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+    return tensor
+
+
+batches = st.recursive(
+    st.one_of(tensors(), st.text(max_size=3), st.integers(), st.none()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+        st.builds(Sample, inner, st.text(max_size=2)),
+    ),
+    max_leaves=8,
+)
+
+
+def frozen(batch):
+    """Everything that a user can see of a batch, except where it is."""
+    if isinstance(batch, torch.Tensor):
+        # The oracle for strides is torch: `.to` of another device.
+        strides = batch.to("meta").stride()
+        return (batch.dtype, tuple(batch.shape), strides, repr(batch.tolist()))
+    if isinstance(batch, dict):
+        return {key: frozen(value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(frozen, batch))
+    if isinstance(batch, Sample):
+        return Sample(frozen(batch.image), batch.key)
+    return batch
+
+
+def tensors_of(batch):
+    """The tensors in a batch, in order."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    if isinstance(batch, Sample):
+        return tensors_of(batch.image)
+    members = batch.values() if isinstance(batch, dict) else batch
+    if not isinstance(batch, dict | list | tuple):
+        return []
+    return [tensor for member in members for tensor in tensors_of(member)]
+
+
+@pytest.fixture
+def transfer(backends):
+    """A transfer to the lazy device, and the device."""
+    transfer = Transfer("cuda", num_slabs=2)
+    return transfer, backends[0]
+
+
+def make_transfer(num_slabs=2):
+    """The same without fixtures, which hypothesis would share between examples."""
+    transfer = object.__new__(Transfer)
+    transfer._backend = backend = LazyBackend(torch.device("cuda", 0))
+    transfer._ring = _transfer.SlabRing(backend.pinned, num_slabs)
+    transfer._lock = threading.Lock()
+    transfer._behind = deque()
+    return transfer, backend
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(batches, min_size=1, max_size=5), st.integers(1, 3), st.booleans())
+def test_batch_equals_itself_after_a_transfer(given_batches, num_slabs, in_turn):
+    """Any batch, in any dtypes, shapes and strides; also if all are staged before any is taken,
+    through fewer slabs than batches, and even if the originals change meanwhile."""
+    transfer, _ = make_transfer(num_slabs)
+    expected = [frozen(batch) for batch in given_batches]
+    received, staged = [], []
+    for batch in given_batches:
+        staged.append(transfer.stage(batch))
+        for tensor in tensors_of(batch):
+            if tensor.numel():
+                tensor.untyped_storage().fill_(0x55)
+        if in_turn:
+            received.append(staged.pop().receive())
+    received += [later.receive() for later in staged]
+    assert [frozen(batch) for batch in received] == expected
+    for batch in received:
+        for tensor in tensors_of(batch):
+            assert tensor.stride() == tensor.to("meta").stride()
+
+
+@given(st.lists(tensors(), max_size=12))
+def test_plan_overlaps_nowhere(packed):
+    """Places are aligned, inside their blocks, and apart."""
+    layout = plan(packed)
+    assert {id(place.tensor) for place in layout.places} == {id(tensor) for tensor in packed}
+    ends = [0]
+    for place in sorted(layout.places, key=lambda place: place.offset):
+        start, size = layout.blocks[place.block]
+        assert place.offset % ALIGNMENT == 0
+        assert ends[-1] <= place.offset
+        ends.append(place.offset + place.tensor.nbytes)
+        assert start <= place.offset
+        assert ends[-1] <= start + size <= layout.num_bytes
+
+
+def test_small_tensors_travel_together(transfer):
+    """A batch of a hundred boxes and two images is three copies, not a hundred and two."""
+    transfer, backend = transfer
+    image = torch.arange(SMALL_BYTES, dtype=torch.uint8)
+    batch = [image.clone(), image.clone(), [torch.full((4,), float(k)) for k in range(100)]]
+    images = transfer.stage(batch).receive()
+    assert backend.copy_sizes == [SMALL_BYTES, SMALL_BYTES, 100 * ALIGNMENT]
+    assert torch.equal(images[0], image)
+    assert [box[0].item() for box in images[2]] == list(range(100))
+    # What is large can be kept alone.
+    assert images[0].untyped_storage().nbytes() == SMALL_BYTES
+
+
+def test_tensor_is_sent_once_when_a_batch_holds_it_twice(transfer):
+    """It stays one tensor, as it was."""
+    transfer, backend = transfer
+    tensor = torch.arange(SMALL_BYTES, dtype=torch.uint8)
+    first, second = transfer.stage([tensor, {"same": tensor}]).receive()
+    assert first is second["same"]
+    assert len(backend.copy_sizes) == 1
+
+
+def test_received_tensor_is_no_view(transfer):
+    """In-place operations that need gradients work on it, as on any tensor."""
+    transfer, _ = transfer
+    received = transfer.stage(torch.ones(3)).receive()
+    assert not received._is_view()
+    weight = torch.ones(3, requires_grad=True)
+    received.mul_(weight).sum().backward()
+    assert weight.grad.tolist() == [1, 1, 1]
+
+
+# Slabs
+
+
+def test_slabs_are_used_again(transfer):
+    """However many batches: two slabs, as large as the largest batch in powers of two."""
+    transfer, backend = transfer
+    for size in (MEBI, 10, MEBI, 3, MEBI, 7, 9):
+        batch = torch.full((size,), size % 251, dtype=torch.uint8)
+        assert torch.equal(transfer.stage(batch).receive(), batch)
+    assert backend.slab_sizes == [MEBI, SMALL_BYTES]
+    transfer.stage(torch.zeros(MEBI + 1, dtype=torch.uint8))
+    assert backend.slab_sizes[2:] == [2 * MEBI]
+
+
+def test_slab_is_not_packed_before_its_copy_is_done(transfer):
+    """The third batch waits for the first one's event, and for nothing else."""
+    transfer, backend = transfer
+    staged = [transfer.stage(torch.full((9,), float(k))) for k in range(2)]
+    backend.gate.clear()
+    third = in_thread(transfer.stage, torch.full((9,), 2.0))
+    assert backend.waiting.wait(10)
+    assert not third.done()
+    assert backend.num_done == 0
+    backend.gate.set()
+    staged.append(result_of(third))
+    assert backend.num_done == 1
+    assert [one.receive()[0].item() for one in staged] == [0, 1, 2]
+
+
+def test_one_batch_at_a_time_is_staged_when_many_threads_call(transfer):
+    """Threads that share a transfer get their own batches."""
+    transfer, _ = transfer
+
+    def work(number):
+        for k in range(50):
+            batch = torch.full((64,), number * 50 + k)
+            assert torch.equal(transfer.stage(batch).receive(), batch)
+
+    for future in [in_thread(work, number) for number in range(4)]:
+        result_of(future)
+
+
+def test_slab_stays_whole_when_the_device_has_no_memory(transfer):
+    """The error is torch's; the next batch that fits goes through."""
+    transfer, backend = transfer
+    first = transfer.stage(torch.ones(5))
+    backend.out_of_memory = True
+    with pytest.raises(torch.OutOfMemoryError, match="is full"):
+        transfer.stage(torch.zeros(5))
+    backend.out_of_memory = False
+    later = [transfer.stage(torch.full((5,), float(k))) for k in range(5)]
+    assert first.receive().tolist() == [1] * 5
+    assert [batch.receive()[4].item() for batch in later] == [0, 1, 2, 3, 4]
+
+
+def test_slab_is_made_in_inference_mode_and_used_outside(transfer):
+    """Validation may come first."""
+    transfer, _ = transfer
+    with torch.inference_mode():
+        assert transfer.stage(torch.ones(3)).receive().tolist() == [1, 1, 1]
+    for _ in range(3):
+        assert transfer.stage(torch.zeros(3)).receive().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("num_slabs", [0, -1])
+def test_number_of_slabs_is_refused_when_there_would_be_none(backends, num_slabs):
+    """There is nothing to pack into."""
+    with pytest.raises(ValueError, match=f"num_slabs must be >= 1, got {num_slabs}"):
+        Transfer("cuda", num_slabs=num_slabs)
+
+
+# What does not go through a slab
+
+
+def test_pinned_tensor_is_copied_from_where_it_is(transfer):
+    """If it is large and has no holes; the rest is packed."""
+    transfer, backend = transfer
+    pinned = backend.pinned(4 * SMALL_BYTES).copy_(torch.arange(4 * SMALL_BYTES) % 251)
+    dense, holes, small = pinned.view(-1, 8).t(), pinned[::2], pinned[:8]
+    del backend.slab_sizes[:]
+    batch = transfer.stage({"dense": dense, "holes": holes, "small": small}).receive()
+    assert backend.slab_sizes == [4 * SMALL_BYTES]
+    assert backend.copy_sizes == [2 * SMALL_BYTES, ALIGNMENT, 4 * SMALL_BYTES]
+    assert torch.equal(batch["dense"], dense)
+    assert batch["dense"].stride() == (1, 8)
+    assert torch.equal(batch["holes"], holes)
+    assert torch.equal(batch["small"], small)
+
+
+def test_pinned_tensor_is_kept_until_its_copy_is_done(transfer):
+    """Nobody else may keep it; its memory must not be given out."""
+    transfer, backend = transfer
+    staged = transfer.stage([backend.pinned(SMALL_BYTES).fill_(7)])
+    held = [slab._sources for slab in transfer._ring._slabs]
+    assert sorted(map(len, held)) == [0, 1]
+    assert staged.receive()[0].unique().tolist() == [7]
+    transfer.stage([torch.ones(1)])
+    transfer.stage([torch.ones(1)])
+    assert all(not slab._sources for slab in transfer._ring._slabs)
+
+
+class MovesItself:
+    """Remembers who moved it."""
+
+    def to(self, device):
+        return (torch.device(device), threading.current_thread())
+
+
+def test_object_is_moved_by_itself_at_the_hand_over(transfer):
+    """On the thread, and so on the stream, of those who use it."""
+    transfer, backend = transfer
+    staged = result_of(in_thread(transfer.stage, [MovesItself(), torch.ones(2)]))
+    moved, tensor = staged.receive()
+    assert moved == (backend.device, threading.current_thread())
+    assert tensor.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.eye(3).to_sparse(),
+        torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        torch.ones(3, requires_grad=True),
+        torch.nn.Parameter(torch.ones(3)),
+    ],
+    ids=["sparse", "nested", "needs gradients", "parameter"],
+)
+def test_tensor_that_is_not_plain_moves_by_its_own_method(transfer, tensor):
+    """Gradients flow, classes and layouts stay."""
+    transfer, backend = transfer
+    received = transfer.stage((tensor, torch.ones(1))).receive()[0]
+    assert received is tensor  # it is on that device already; nothing was packed
+    assert len(backend.copy_sizes) == 1
+
+
+def test_batch_without_tensors_passes(transfer):
+    """Nothing is begun, and nobody waits."""
+    transfer, backend = transfer
+    batch = {"name": "x", "sizes": [1, 2]}
+    staged = transfer.stage(batch)
+    staged.synchronize()
+    assert staged.receive() is batch
+    assert (backend.handed_over, backend.copy_sizes) == ([], [])
+
+
+# The hand-over
+
+
+def test_memory_is_recorded_for_the_thread_that_receives(transfer):
+    """Every byte of the batch is guarded for the receiver's stream, and on its thread."""
+    transfer, backend = transfer
+    batch = [torch.ones(SMALL_BYTES), torch.ones(3), torch.zeros(0), {"k": torch.ones(2)}]
+    staged = result_of(in_thread(transfer.stage, batch))
+    received = staged.receive()
+    ((thread, pointers),) = backend.handed_over
+    assert thread is threading.current_thread()
+    used = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(received)}
+    assert used == set(pointers)
+
+
+def test_stage_waits_when_the_model_is_far_behind(transfer):
+    """Batches whose kernels were launched but have not run hold memory: there are few of them."""
+    transfer, backend = transfer
+    for number in range(10):
+        transfer.stage(torch.ones(1)).receive()
+        assert backend.num_model_waits == max(0, number - _transfer.MOST_BEHIND)
+
+
+def test_batch_is_handed_over_once(transfer):
+    """A second receiver would be on a stream that nothing guards."""
+    transfer, _ = transfer
+    staged = transfer.stage(torch.ones(1))
+    staged.receive()
+    with pytest.raises(RuntimeError, match="handed over already; call it once"):
+        staged.receive()
+
+
+# The functions
+
+
+def test_transfer_tensor_shares_a_ring_between_threads(backends):
+    """One stream and one set of slabs for a device, whichever threads call."""
+    calls = [in_thread(transfer_tensor, torch.full((3,), k), "cuda:0") for k in range(6)]
+    assert [result_of(call).tolist() for call in calls] == [[k] * 3 for k in range(6)]
+    transfer_tensor_h2d(torch.ones(1), torch.device("cuda"))
+    transfer_tensor(torch.ones(1), 0)
+    transfer_tensor(torch.ones(1), cuda_config(0))
+    assert len(backends) == 1
+    transfer_tensor(torch.ones(1), cuda_config(0, stream=0))
+    assert [(backend.place.index, backend.stream) for backend in backends] == [(0, 2), (0, 0)]
+
+
+def test_transfer_tensor_waits_for_the_copy(backends):
+    """The result may be used on any stream: the copy is done."""
+    transfer_tensor([torch.ones(4), torch.zeros(SMALL_BYTES)], "cuda")
+    assert backends[0].pending == []
+    assert len(backends[0].handed_over) == 1
+
+
+def test_transfer_tensor_goes_to_the_device_of_the_rank(backends, monkeypatch):
+    """As SPDL does: LOCAL_RANK says which."""
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    transfer_tensor(torch.ones(1), num_caches=2)
+    monkeypatch.delenv("LOCAL_RANK")
+    transfer_tensor(torch.ones(1))
+    assert [backend.place.index for backend in backends] == [3, 0]
+
+
+def test_transfer_tensor_leaves_the_batch_when_the_device_is_the_cpu():
+    """A script runs on a machine without CUDA; CUDA is not asked for."""
+    batch = {"x": torch.ones(2), "n": "name"}
+    assert transfer_tensor(batch, "cpu") is batch
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [np.arange(6).reshape(2, 3), np.broadcast_to(np.arange(3), (2, 3)), torch.ones(2, 3), [1, 2]],
+    ids=["array", "read-only", "tensor", "list"],
+)
+def test_transfer_buffer_takes_arrays_and_tensors(backends, buffer):
+    """Equal in dtype and values."""
+    received = transfer_buffer(buffer, device_config=cuda_config(1))
+    assert backends[0].place.index == 1
+    assert received.tolist() == (buffer if isinstance(buffer, list) else buffer.tolist())
+
+
+def test_cuda_config_is_called_as_spdls():
+    """Positional or by name; torch's own allocator, which SPDL's users pass, is the one in use."""
+    pair = (torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete)
+    config = cuda_config(1, 2, pair)
+    assert config == cuda_config(device_index=1, allocator=pair) == CUDAConfig(1, 2, pair)
+    assert config.device == torch.device("cuda", 1)
+    with pytest.raises(AttributeError, match="cannot assign"):
+        config.device_index = 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 2, (max, min)), UnsupportedOptionError, "allocator must be None or"),
+        (("0",), TypeError, "device_index must be an int, got '0'"),
+        ((-1,), ValueError, "device_index must be >= 0, got -1"),
+    ],
+)
+def test_cuda_config_is_refused_when_it_cannot_be_honoured(arguments, error, message):
+    """Before anything is loaded."""
+    with pytest.raises(error, match=message):
+        cuda_config(*arguments)
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "cpu", torch.device("xpu", 1)])
+def test_transfer_is_refused_when_the_device_is_not_cuda(device):
+    """The message says what was given and how to get there."""
+    with pytest.raises(UnsupportedOptionError, match=r"must be a CUDA device, got '\w+.*\.to\("):
+        Transfer(device)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Transfer("cuda"),
+        lambda: transfer_tensor(torch.ones(1), "cuda:0"),
+        lambda: transfer_tensor(torch.ones(1)),
+        lambda: transfer_buffer(np.ones(1), device_config=cuda_config(0)),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_error_says_so_when_there_is_no_cuda(call):
+    """And what to do instead."""
+    with pytest.raises(RuntimeError, match="needs CUDA, and torch finds none here"):
+        call()
+
+
+def test_error_says_so_when_the_device_does_not_exist(monkeypatch):
+    """With how many there are."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"'cuda:2' does not exist: torch sees 2 CUDA"):
+        transfer_tensor(torch.ones(1), "cuda:2")
+
+
+# Images
+
+
+@pytest.fixture
+def jpegs(tmp_path):
+    """Two photographs, if gradients are photographs."""
+    for number in range(2):
+        image = Image.merge("RGB", [Image.radial_gradient("L").resize((60, 40))] * 3)
+        image.save(tmp_path / f"{number}.jpg")
+    return sorted(tmp_path.glob("*.jpg"))
+
+
+def test_load_image_batch_goes_to_the_device_of_the_config(backends, jpegs):
+    """The same batch, in the same layout, sent through a slab."""
+    expected = load_image_batch(jpegs, width=32, height=24)
+    batch = load_image_batch(jpegs, width=32, height=24, device_config=cuda_config(1))
+    assert torch.equal(batch, expected)
+    assert batch.is_contiguous()
+    assert backends[0].place.index == 1
+    assert backends[0].copy_sizes
+
+
+def test_nvjpeg_says_so_when_it_is_not_there(backends, jpegs, monkeypatch):
+    """A torchvision without it is not the data's fault."""
+    from spdl_torch.io import _kernel
+
+    monkeypatch.setattr(_kernel, "has_codec", lambda: False)
+    with pytest.raises(RuntimeError, match="needs torchvision with nvJPEG"):
+        load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
+
+
+@pytest.fixture
+def decoder(monkeypatch):
+    """Decodes on the CPU in nvJPEG's place; the argument check and the rest are the real ones."""
+    from spdl_torch.io import _kernel, _nvjpeg
+
+    monkeypatch.setattr(_nvjpeg, "_check_operator", lambda: None)
+    assert _kernel.has_codec()
+
+    def decode(data, device):
+        return [torch.ops.image.decode_jpeg(content, 3, False) for content in data]
+
+    monkeypatch.setattr(_nvjpeg, "_decode_jpegs", decode)
+
+
+def test_nvjpeg_batch_is_planes_of_the_asked_size(backends, decoder, jpegs):
+    """Within a level of the CPU path, whose resize is the same but for rounding."""
+    config = cuda_config(1)
+    batch = load_image_batch_nvjpeg(jpegs, device_config=config, width=32, height=24)
+    assert (batch.shape, batch.dtype) == ((2, 3, 24, 32), torch.uint8)
+    expected = load_image_batch(jpegs, width=32, height=24).permute(0, 3, 1, 2)
+    assert (batch.int() - expected.int()).abs().max() <= 1
+    (backend,) = backends
+    assert (backend.place.index, backend.use) == (1, "decode")
+    ((_, pointers),) = backend.handed_over
+    assert pointers == [batch.untyped_storage().data_ptr()]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"\x89PNG\r\n\x1a\n", "not a JPEG"),
+        (b"\xff\xd8\xff\xdbxx", "nvJPEG cannot"),
+    ],
+)
+def test_nvjpeg_names_the_file_when_it_cannot_be_decoded(
+    backends, decoder, jpegs, tmp_path, content, reason
+):
+    """The good ones around it are not accused."""
+    bad = tmp_path / "bad.img"
+    bad.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"bad\.img: .*{reason}"):
+        load_image_batch_nvjpeg([*jpegs, bad], device_config=cuda_config(0), width=8, height=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"pix_fmt": "bgr"}, UnsupportedOptionError, "pix_fmt must be 'rgb', got 'bgr'"),
+        ({"device_config": None}, UnsupportedOptionError, "got NoneType"),
+        ({"width": 0}, ValueError, "must be >= 1"),
+    ],
+)
+def test_nvjpeg_refuses_what_it_cannot_do(jpegs, options, error, message):
+    """Before a file is read."""
+    options = {"device_config": cuda_config(0), "width": 8, "height": 8, **options}
+    with pytest.raises(error, match=message):
+        load_image_batch_nvjpeg(jpegs, **options)
+    with pytest.raises(ValueError, match="at least one image"):
+        load_image_batch_nvjpeg([], device_config=cuda_config(0), width=8, height=8)
+
+
+# The tests that need a GPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(("required", "outcome"), [("0", "skipped"), ("1", "error")])
+def test_gpu_tests_fail_instead_of_skipping_when_cuda_is_required(required, outcome):
+    """So that a GPU machine whose driver is broken does not pass."""
+    file = Path(__file__).with_name("test_transfer_cuda.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-k", "test_batch_equals", str(file)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SPDL_TORCH_REQUIRE_CUDA": required},
+        timeout=50,
+    )
+    assert outcome in done.stdout, done.stdout
+    assert "passed" not in done.stdout
+
+
+class CudaLog:
+    """In place of CUDA's streams, events and device memory: notes who was asked for what."""
+
+    def __init__(self, monkeypatch):
+        self.calls = []
+        self.current = self.named("current stream")
+        monkeypatch.setattr(_cuda, "_own_streams", {})
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self.named(f"stream of {device}"))
+        monkeypatch.setattr(torch.cuda, "Event", lambda blocking: self.named("event"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
+
+    def named(self, name):
+        """An object that notes the calls of the methods that ``CudaBackend`` uses."""
+        note = self.calls.append
+
+        class Named:
+            def __repr__(self):
+                return name
+
+            def record(self, stream):
+                note((self, "record", stream))
+
+            def wait_event(self, event):
+                note((self, "wait_event", event))
+
+            def record_stream(self, stream):
+                note((self, "record_stream", stream))
+
+        return Named()
+
+
+def test_hand_over_waits_on_the_stream_and_guards_the_memory(monkeypatch):
+    """The stream is marked, then waits for the copy, then is recorded for every block; this
+    thread waits for nothing."""
+    log = CudaLog(monkeypatch)
+    backend = _cuda.CudaBackend(torch.device("cuda", 1))
+    event, blocks = backend.record(), [log.named("block"), log.named("block")]
+    before = backend.hand_over(event, blocks)
+    assert log.calls == [
+        (event, "record", backend._stream),
+        (before, "record", log.current),
+        (log.current, "wait_event", event),
+        *((block, "record_stream", log.current) for block in blocks),
+    ]
+
+
+def test_own_stream_is_the_same_for_all_who_copy_to_a_device(monkeypatch):
+    """Memory that the allocator keeps for a stream is found again by the next epoch."""
+    CudaLog(monkeypatch)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    stream = _cuda.CudaBackend(first)._stream
+    assert _cuda.CudaBackend(first)._stream is stream
+    assert _cuda.CudaBackend(second)._stream is not stream
+    assert _cuda.CudaBackend(first, use="decode")._stream is not stream
+
+
+def test_cuda_backend_is_a_backend():
+    """What the lazy device stands in for has the same methods."""
+    wanted = [name for name in vars(_cuda.Backend) if not name.startswith("_")]
+    assert wanted
+    for name in wanted:
+        assert callable(getattr(_cuda.CudaBackend, name)), name
+        assert callable(getattr(LazyBackend, name)), name

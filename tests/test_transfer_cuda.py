@@ -1,0 +1,321 @@
+"""Transfers on a real GPU: equality, memory safety under late kernels, flat memory, nvJPEG."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from _loader_helpers import MapData, as_list, frozen
+from PIL import Image
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset
+
+from spdl_torch import DataLoader, DecodeError
+from spdl_torch.io import (
+    Transfer,
+    cuda_config,
+    load_image_batch,
+    load_image_batch_nvjpeg,
+    transfer_tensor,
+)
+from spdl_torch.pipeline import PipelineBuilder
+
+pytestmark = pytest.mark.cuda
+
+MEBI = 1 << 20
+LATE = 20_000_000
+"""GPU clock cycles, some 10 ms: how late kernels run behind their launch."""
+
+
+@dataclass
+class Sample:
+    image: Any
+    key: str
+
+
+class Constant(Dataset):
+    """Sample ``k`` is a large tensor of ``k``."""
+
+    def __init__(self, length, size=MEBI):
+        self.length = length
+        self.size = size
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.full((self.size,), float(index))
+
+
+def on_cpu(batch):
+    """The batch back, to compare."""
+    return transfer_tensor(batch, "cpu")
+
+
+def test_batch_equals_itself_on_the_device():
+    """Dtypes, shapes, strides and containers as given; everything arrives on the device."""
+    image = torch.rand(2, 3, 32, 48)
+    batch = {
+        "channels_last": image.contiguous(memory_format=torch.channels_last),
+        "permuted": image.permute(3, 1, 0, 2),
+        "holes": image[..., ::3],
+        "expanded": image[:1].expand(5, 3, 32, 48),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(3, dtype=torch.int16),
+        "conjugate": torch.rand(4, dtype=torch.complex64).conj(),
+        "bool": torch.tensor([True, False]),
+        "nested": [Sample(torch.arange(100_000), "key"), (torch.ones(2, dtype=torch.bfloat16),)],
+        "sparse": torch.eye(3).to_sparse(),
+        "pinned": image.pin_memory(),
+        "pinned holes": image.pin_memory()[..., ::2],
+        "name": "n",
+    }
+    for _ in range(5):
+        received = Transfer("cuda").stage(batch).receive()
+        for key in batch.keys() - {"nested", "name"}:
+            expected = batch[key].to("cuda")
+            assert received[key].device == expected.device, key
+            assert torch.equal(received[key].to_dense(), expected.to_dense()), key
+            if key != "sparse":
+                assert received[key].stride() == expected.stride(), key
+        assert received["nested"][0].key == "key"
+        assert torch.equal(received["nested"][0].image.cpu(), torch.arange(100_000))
+        assert received["nested"][1][0].is_cuda
+        assert received["name"] == "n"
+
+
+def test_batch_dropped_before_its_kernels_ran_keeps_its_memory():
+    """The race that corrupts training in silence: kernels are late, batches are dropped at once,
+    and their memory must not go to the batches behind them."""
+    transfer = Transfer("cuda")
+    sums = []
+    for k in range(100):
+        batch = transfer.stage(torch.full((MEBI,), float(k))).receive()
+        torch.cuda._sleep(LATE)
+        sums.append(batch.sum())
+        del batch
+    assert torch.stack(sums).tolist() == [k * MEBI for k in range(100)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("side_stream", [False, True])
+def test_loader_batches_keep_their_memory_when_kernels_are_late(num_workers, side_stream):
+    """The same through the loader, whose owner thread stages meanwhile; on any stream."""
+    stream = torch.cuda.Stream() if side_stream else torch.cuda.default_stream()
+    loader = DataLoader(Constant(100), batch_size=None, num_workers=num_workers, device="cuda")
+    with torch.cuda.stream(stream):
+        sums = []
+        for batch in loader:
+            torch.cuda._sleep(LATE // 4)
+            sums.append(batch.sum())
+            del batch
+        assert torch.stack(sums).tolist() == [k * MEBI for k in range(100)]
+
+
+def test_copy_is_waited_for_on_a_busy_link():
+    """A copy that takes long (1 GiB) is complete for the kernel that reads its end."""
+    transfer = Transfer("cuda")
+    big = torch.zeros(1 << 28)
+    for k in range(1, 5):
+        big[-1] = k
+        assert transfer.stage(big).receive()[-1].item() == k
+
+
+def test_slab_is_not_packed_while_its_copy_is_under_way():
+    """Batches are staged as fast as can be; each arrives with its own bytes."""
+    transfer = Transfer("cuda", num_slabs=2)
+    staged = [transfer.stage(torch.full((8 * MEBI,), float(k))) for k in range(20)]
+    for k, one in enumerate(staged):
+        batch = one.receive()
+        assert (batch.min().item(), batch.max().item()) == (k, k)
+
+
+def test_no_memory_is_pinned_after_the_first_batches():
+    """Slabs are used over and over: pinning takes longer than copying."""
+    transfer = Transfer("cuda")
+    for _ in range(3):
+        transfer.stage(torch.zeros(MEBI)).receive()
+    before = torch.cuda.host_memory_stats()["num_host_alloc"]
+    for _ in range(50):
+        transfer.stage(torch.zeros(MEBI)).receive()
+    assert torch.cuda.host_memory_stats()["num_host_alloc"] == before
+
+
+def test_device_memory_is_flat_over_a_thousand_batches():
+    """A loop that launches faster than the device works does not fill the device."""
+    loader = DataLoader(Constant(1000), batch_size=None, num_workers=2, device="cuda")
+    total = torch.zeros((), device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    # Active: in use, or dropped and waited for.
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    for batch in loader:
+        torch.cuda._sleep(LATE // 20)
+        total += batch[0]
+        del batch
+    assert total.item() == sum(range(1000))
+    # The trainer's one, those that its stream is behind, those that are ahead, and some slack.
+    peak = torch.cuda.memory_stats()["active_bytes.all.peak"]
+    assert peak - before <= 12 * 4 * MEBI
+
+
+def test_reserved_memory_is_flat_over_epochs():
+    """What one epoch's copies used is found again by the next: they share a stream."""
+    loader = DataLoader(Constant(8), batch_size=None, num_workers=1, device="cuda")
+
+    def reserved_after_an_epoch():
+        for batch in loader:
+            batch.sum()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_reserved()
+
+    first = max(reserved_after_an_epoch() for _ in range(3))
+    assert max(reserved_after_an_epoch() for _ in range(40)) <= first + 8 * 4 * MEBI
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_loader_batches_are_torchs_on_the_device(num_workers, pin_memory):
+    """Same order, same contents; tensors on the device that is current at iter()."""
+    options = {"batch_size": 4, "pin_memory": pin_memory}
+    loader = DataLoader(MapData(10), num_workers=num_workers, device="cuda", **options)
+    expected = TorchLoader(MapData(10), batch_size=4)
+    received = list(loader)
+    assert all(batch["x"].device == torch.device("cuda", 0) for batch in received)
+    assert [frozen(on_cpu(batch)) for batch in received] == [frozen(b) for b in expected]
+    assert [stage.name for stage in loader.snapshot().stages][-1] == "transfer"
+
+
+def test_loader_error_is_torchs_when_the_device_is_full():
+    """OutOfMemoryError reaches the loop as itself, with a note, and the loop can go on."""
+    size = 2 * torch.cuda.get_device_properties(0).total_memory
+
+    def collate(samples):
+        # Expanded: no host memory; the copy would have none of the zero strides.
+        return torch.zeros(1).expand(size) if samples == [1] else torch.tensor(samples)
+
+    batches = iter(DataLoader(range(3), num_workers=1, device="cuda", collate_fn=collate))
+    assert next(batches).tolist() == [0]
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory") as raised:
+        next(batches)
+    assert any("in the transfer to cuda:0" in note for note in raised.value.__notes__)
+    assert next(batches).tolist() == [2]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_resnet_trains_the_same_on_transferred_batches(seed):
+    """The same losses as with batches that the loop moved itself, to the last bit."""
+    from torchvision.models import resnet18
+
+    class Images(Dataset):
+        def __len__(self):
+            return 32
+
+        def __getitem__(self, index):
+            generator = torch.Generator().manual_seed(seed * 100 + index)
+            return torch.rand(3, 64, 64, generator=generator), index % 10
+
+    def losses(loader):
+        torch.manual_seed(seed)
+        model = resnet18(num_classes=10).cuda().eval()
+        found = []
+        with torch.no_grad():
+            for images, labels in loader:
+                images, labels = images.to("cuda"), labels.to("cuda")
+                found.append(torch.nn.functional.cross_entropy(model(images), labels))
+        return torch.stack(found).tolist()
+
+    moved = losses(TorchLoader(Images(), batch_size=4))
+    assert losses(DataLoader(Images(), batch_size=4, num_workers=2, device="cuda")) == moved
+
+
+def test_transfer_tensor_is_a_pipeline_stage():
+    """On the stage's thread, for a trainer on another one."""
+    pipeline = (
+        PipelineBuilder()
+        .add_source(range(50))
+        .pipe(lambda k: {"x": torch.full((MEBI,), float(k)), "k": k})
+        .pipe(transfer_tensor)
+        .add_sink()
+        .build()
+    )
+    sums = []
+    with pipeline.auto_stop():
+        for batch in pipeline:
+            torch.cuda._sleep(LATE // 10)
+            sums.append(batch["x"].sum())
+            del batch
+    assert torch.stack(sums).tolist() == [k * MEBI for k in range(50)]
+
+
+def test_copy_stream_may_be_the_users_own():
+    """As SPDL's ``cuda_config(stream=)``."""
+    stream = torch.cuda.Stream()
+    config = cuda_config(device_index=0, stream=stream.cuda_stream)
+    for k in range(20):
+        assert transfer_tensor(torch.full((MEBI,), float(k)), config).sum().item() == k * MEBI
+
+
+@pytest.fixture
+def jpegs(tmp_path):
+    """Pictures of several sizes, one of them progressive, one gray."""
+    for number in range(6):
+        image = Image.radial_gradient("L").resize((200 + 20 * number, 150 + 10 * number))
+        mode = image if number == 5 else Image.merge("RGB", [image, image.rotate(90), image])
+        mode.save(tmp_path / f"{number}.jpg", quality=95, progressive=number == 4)
+    return sorted(tmp_path.glob("*.jpg"))
+
+
+def test_load_image_batch_arrives_on_the_device(jpegs):
+    """Equal to the batch that stays."""
+    batch = load_image_batch(jpegs, width=96, height=64, device_config=cuda_config(0))
+    assert batch.device == torch.device("cuda", 0)
+    assert torch.equal(batch.cpu(), load_image_batch(jpegs, width=96, height=64))
+
+
+def test_nvjpeg_batch_is_close_to_the_cpus(jpegs):
+    """Planes of the asked size, within 2 levels on average of the CPU's decoder and resize."""
+    expected = load_image_batch(jpegs, width=96, height=64).permute(0, 3, 1, 2)
+    for _ in range(5):
+        batch = load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=96, height=64)
+        assert (batch.shape, batch.dtype) == ((6, 3, 64, 96), torch.uint8)
+        difference = (batch.cpu().int() - expected.int()).abs().float()
+        assert difference.mean(dim=(1, 2, 3)).max() <= 2
+
+
+def test_nvjpeg_names_the_file_when_it_is_damaged(jpegs):
+    """The others are not accused, and the next batch decodes."""
+    bad = jpegs[2].with_name("bad.jpg")
+    bad.write_bytes(jpegs[2].read_bytes()[:60])
+    with pytest.raises(DecodeError, match=r"bad\.jpg"):
+        load_image_batch_nvjpeg([*jpegs, bad], device_config=cuda_config(0), width=8, height=8)
+    load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
+
+
+def test_nvjpeg_is_a_pipeline_stage(jpegs):
+    """Many batches, several threads, late kernels: each batch keeps its pictures."""
+    config = cuda_config(0)
+    expected = load_image_batch_nvjpeg(jpegs, device_config=config, width=32, height=32).sum()
+
+    def decode(_):
+        return load_image_batch_nvjpeg(jpegs, device_config=config, width=32, height=32)
+
+    sums = []
+    with (
+        PipelineBuilder().add_source(range(40)).pipe(decode, concurrency=3).add_sink().build()
+    ).auto_stop() as pipeline:
+        for batch in pipeline:
+            torch.cuda._sleep(LATE // 10)
+            sums.append(batch.sum())
+            del batch
+    assert all(torch.equal(one, expected) for one in sums)
+
+
+def test_unordered_and_unsized_batches_reach_the_device():
+    """``batch_size=None`` and ``in_order=False`` pass through the owner, too."""
+    loader = DataLoader(range(20), num_workers=3, in_order=False, device="cuda")
+    assert sorted(int(batch) for batch in loader) == list(range(20))
+    loader = DataLoader(range(5), batch_size=2, num_workers=1, device=0, collate_fn=as_list)
+    assert list(loader) == [[0, 1], [2, 3], [4]]
