@@ -2,9 +2,11 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import os
 import pickle
 import threading
+import weakref
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from fractions import Fraction
 from multiprocessing import get_context
@@ -417,3 +419,19 @@ def test_failure_can_be_pickled():
     """A failure may cross to another process."""
     failure = pickle.loads(pickle.dumps(PipelineFailure("why", [ValueError("x")])))
     assert (type(failure), failure.message) == (PipelineFailure, "why")
+
+
+def test_pipeline_is_freed_when_its_failure_was_raised_and_dropped():
+    """The error refers to the loop's frames, and so to the pipeline: nothing may keep the error."""
+
+    def loop():
+        pipeline = pipeline_of([1, 2], failing_at(1, 2), build={"max_failures": 0})
+        try:
+            list(pipeline)
+        except PipelineFailure as failure:
+            return weakref.ref(pipeline), str(failure), str(pipeline.failure)
+
+    gone, raised, kept = loop()
+    gc.collect()
+    assert gone() is None
+    assert raised == kept

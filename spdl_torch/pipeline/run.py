@@ -79,7 +79,7 @@ class Run:
         self._spec = spec
         # Re-entrant: request_stop() may come from a finalizer on a thread that holds it.
         self._lock = threading.RLock()
-        self._failure: PipelineFailure | None = None
+        self._failed: tuple[str, list[Exception]] | None = None
         self._pid = os.getpid()
         self._threads = ThreadGroup(self.request_stop)
         self._source_thread: threading.Thread | None = None
@@ -155,14 +155,16 @@ class Run:
             self._close()
         except ChannelClosed:
             raise PipelineStopped("get: the pipeline was stopped.") from None
-        if self._failure is not None:
-            raise self._failure
+        if (failure := self.failure) is not None:
+            raise failure
         raise EOFError("get: the pipeline has delivered every item.")
 
     @property
     def failure(self) -> PipelineFailure | None:
         """What ``get`` raises behind the good items; None as long as nothing failed."""
-        return self._failure
+        # Made anew each time. An exception that was raised refers to the frames that it passed, and
+        # by them to the Pipeline: kept here it would keep that alive, whose end ends this run.
+        return None if self._failed is None else PipelineFailure(*self._failed)
 
     def request_stop(self) -> None:
         """End every wait. Never blocks; may be called from any thread, also by a finalizer."""
@@ -206,8 +208,8 @@ class Run:
     def fail(self, message: str, errors: list[Exception]) -> None:
         """Take no new items; ``get`` raises after the last good one. Never blocks."""
         with self._lock:
-            if self._failure is None:
-                self._failure = PipelineFailure(message, list(errors))
+            if self._failed is None:
+                self._failed = message, list(errors)
         self._source_queue.finish()
 
     def _close(self) -> None:
