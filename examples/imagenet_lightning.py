@@ -15,7 +15,8 @@ It prints the lines of ``imagenet_classification.py``: every ``--print-freq`` st
 over all ranks, loss, accuracy in percent so far in the epoch, and the share of time in which
 training waited for data; after each epoch what the loader's threads did, and the validation, in
 which every image counts once. ``--output`` gets ``last.ckpt``, ``best.ckpt`` and the logger's
-files (``metrics.csv``, or TensorBoard's with ``--logger tensorboard``).
+files (``metrics.csv``, or TensorBoard's with ``--logger tensorboard``), in which
+``PipelineStatsMonitor`` writes what loading did: ``data/wait_ratio``, ``data/fetch/busy_ratio``...
 
 Exit codes: 0; 1 a file cannot be decoded, or the loss is not finite; 2 an option or a folder
 cannot work; 130 Ctrl-C.
@@ -51,6 +52,8 @@ from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheck
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
+
+from spdl_torch.lightning import PipelineStatsMonitor
 
 if TYPE_CHECKING:
     import argparse
@@ -96,6 +99,7 @@ def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
     """A Trainer of which nothing is unusual but that loaders keep the samplers that they have."""
     callbacks: list[Callback] = [
         Progress(options.print_freq, options.warm_up_batches),
+        PipelineStatsMonitor(),
         ModelCheckpoint(
             dirpath=options.output,
             filename=BEST,

@@ -48,7 +48,7 @@ import torch
 import torch.utils.data
 from _k400 import Listing, list_videos, write_videos
 from _k400_clips import ClipDataset, ClipReader, ClipShape, Requests, collate
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
@@ -56,6 +56,7 @@ from torch.nn import functional
 
 import spdl_torch
 from spdl_torch.data.sources import ListSource
+from spdl_torch.lightning import PipelineStatsMonitor
 from spdl_torch.pipeline import PipelineBuilder
 
 if TYPE_CHECKING:
@@ -327,12 +328,13 @@ def clip_shape(options: argparse.Namespace) -> tuple[ClipShape, list[float], lis
 def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
     """Logs and checkpoints only where there is a place for them."""
     precisions = {"off": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
-    callbacks: list[ModelCheckpoint] = []
+    callbacks: list[Callback] = []
     if options.log_dir:
         save = partial(
             ModelCheckpoint, Path(options.log_dir, "checkpoints"), enable_version_counter=False
         )
         callbacks += [save(filename="last"), save(filename="best", monitor="val/top1", mode="max")]
+        callbacks.append(PipelineStatsMonitor())  # data/wait_ratio, data/decode/busy_ratio, ...
     return lightning.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,

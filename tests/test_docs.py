@@ -75,6 +75,10 @@ def write_photographs(folder):
                 )
 
 
+# Between Lightning and torch, and a word of Lightning's on short epochs.
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pages
 def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
     """The Python blocks of a page run in order, as one program, without a warning."""

@@ -21,7 +21,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
-LAYERS = ["errors", "pipeline", "observe", "io", "data", "facade", "demo", "__main__"]
+LAYERS = ["errors", "pipeline", "observe", "io", "data", "facade", "lightning", "demo", "__main__"]
 
 TOP_LEVEL = {
     ".ci",
