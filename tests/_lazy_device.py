@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from spdl_torch.io import _cuda, _transfer
+from spdl_torch.io._transfer import cuda, transfer
 
 PATIENCE_SECONDS = 10
 
@@ -23,7 +23,7 @@ class LazyBackend:
 
     out_of_memory = False
 
-    def __init__(self, place, stream=_cuda.PER_THREAD_STREAM, *, use="copy"):
+    def __init__(self, place, stream=cuda.PER_THREAD_STREAM, *, use="copy"):
         self.use = use
         self.place = place
         self.stream = stream
@@ -120,11 +120,11 @@ def backends(monkeypatch):
     """In place of CUDA: the backends that are made, in order."""
     made = []
 
-    def make(place, stream=_cuda.PER_THREAD_STREAM, **options):
+    def make(place, stream=cuda.PER_THREAD_STREAM, **options):
         made.append(LazyBackend(place, stream, **options))
         return made[-1]
 
-    monkeypatch.setattr(_cuda, "CudaBackend", make)
-    monkeypatch.setattr(_cuda, "resolve", lambda device: torch.device("cuda", device.index or 0))
-    monkeypatch.setattr(_transfer, "_shared", {})
+    monkeypatch.setattr(cuda, "CudaBackend", make)
+    monkeypatch.setattr(cuda, "resolve", lambda device: torch.device("cuda", device.index or 0))
+    monkeypatch.setattr(transfer, "_shared", {})
     return made

@@ -316,7 +316,7 @@ def test_cuda_is_asked_for_at_iter(device, num_workers):
 @workers
 def test_device_is_the_current_one_when_it_has_no_index(backends, monkeypatch, num_workers):
     """Of the thread that calls iter(), then: Lightning and torchrun choose it in between."""
-    from spdl_torch.io import _cuda
+    from spdl_torch.io._transfer import cuda
 
     loader = DataLoader(range(2), num_workers=num_workers, device="cuda")
     asked = []
@@ -325,7 +325,7 @@ def test_device_is_the_current_one_when_it_has_no_index(backends, monkeypatch, n
         asked.append((device.index, threading.current_thread()))
         return torch.device("cuda", 2)
 
-    monkeypatch.setattr(_cuda, "resolve", resolve)
+    monkeypatch.setattr(cuda, "resolve", resolve)
     list(loader)
     assert asked == [(None, threading.current_thread())]
     assert backends[0].place == torch.device("cuda", 2)

@@ -51,7 +51,7 @@ every_module = pytest.mark.parametrize("module", MODULES, ids=relative_name)
 
 
 def layer_of(dotted):
-    """``io`` of ``spdl_torch.io._decode``; None for other packages."""
+    """``io`` of ``spdl_torch.io._image.decode``; None for other packages."""
     parts = dotted.split(".")
     if parts[0] != "spdl_torch":
         return None

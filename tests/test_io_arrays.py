@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from spdl_torch.io import NpzFile, _inflate, load_npy, load_npz
+from spdl_torch.io import NpzFile, load_npy, load_npz
+from spdl_torch.io._array import inflate
 
 PIXELS = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5)
 SMOOTH = (np.add.outer(np.arange(200), np.arange(300)) // 3).astype(np.int32)
@@ -36,8 +37,8 @@ DEFLATED = saved(np.savez_compressed, pixels=PIXELS, smooth=SMOOTH)
 def _codec(request, monkeypatch):
     """Each of the two ways to inflate."""
     if request.param == "zlib":
-        monkeypatch.setattr(_inflate, "deflate", None)
-    elif _inflate.deflate is None:
+        monkeypatch.setattr(inflate, "deflate", None)
+    elif inflate.deflate is None:
         pytest.skip("deflate is not installed: pip install 'spdl-torch[npz]'")
 
 

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import _inflate, load_npy, load_npz
+from spdl_torch.io import load_npy, load_npz
+from spdl_torch.io._array import inflate
 
 SMOOTH = (np.add.outer(np.arange(20), np.arange(30)) // 3).astype("<i4")
 
@@ -33,8 +34,8 @@ NPY = saved(np.save, SMOOTH)
 def _codec(request, monkeypatch):
     """Each of the two ways to inflate."""
     if request.param == "zlib":
-        monkeypatch.setattr(_inflate, "deflate", None)
-    elif _inflate.deflate is None:
+        monkeypatch.setattr(inflate, "deflate", None)
+    elif inflate.deflate is None:
         pytest.skip("deflate is not installed: pip install 'spdl-torch[npz]'")
 
 

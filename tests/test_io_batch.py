@@ -17,8 +17,6 @@ from torchvision.transforms import v2
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.io import (
     Crop,
-    _images,
-    _kernel,
     decode_image,
     image_loader,
     load_image,
@@ -26,6 +24,7 @@ from spdl_torch.io import (
     random_resized_crop,
     random_resized_crop_params,
 )
+from spdl_torch.io._image import images, kernel
 
 PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
 
@@ -60,9 +59,9 @@ def paths(tmp_path_factory):
 @pytest.fixture
 def eager(monkeypatch):
     """The kernel as it is where TorchScript is missing."""
-    monkeypatch.setattr(_kernel, "_compile", lambda: None)
-    monkeypatch.setattr(_kernel, "_compile_tried", False)
-    monkeypatch.setattr(_kernel, "_unit", None)
+    monkeypatch.setattr(kernel, "_compile", lambda: None)
+    monkeypatch.setattr(kernel, "_compile_tried", False)
+    monkeypatch.setattr(kernel, "_unit", None)
 
 
 def pillow_resized(path, width, height):
@@ -100,11 +99,11 @@ def test_load_image_batch_equals_torchvision(paths):
 def test_load_image_batch_eager_equals_compiled(paths, request):
     """Without TorchScript the same bits come out."""
     torch.manual_seed(3)
-    assert _kernel.is_compiled()
+    assert kernel.is_compiled()
     compiled = load_image_batch(paths, width=96, height=64, crop=random_resized_crop)
     request.getfixturevalue("eager")
     torch.manual_seed(3)
-    assert not _kernel.is_compiled()
+    assert not kernel.is_compiled()
     assert torch.equal(
         compiled, load_image_batch(paths, width=96, height=64, crop=random_resized_crop)
     )
@@ -113,7 +112,7 @@ def test_load_image_batch_eager_equals_compiled(paths, request):
 def test_load_image_batch_without_torchvision_codec(paths, monkeypatch):
     """Where torchvision has no codec any more, Pillow decodes and the pixels stay the same."""
     expected = load_image_batch(paths, width=96, height=64)
-    monkeypatch.setattr(_kernel, "has_codec", lambda: False)
+    monkeypatch.setattr(kernel, "has_codec", lambda: False)
     assert torch.equal(load_image_batch(paths, width=96, height=64), expected)
 
 
@@ -229,7 +228,7 @@ def test_load_image_batch_takes_what_only_pillow_decodes(mixed, monkeypatch):
 
 def test_load_image_batch_header_that_lies(mixed, monkeypatch):
     """Crop boxes were made for the size in the header: another size is refused, not cropped."""
-    monkeypatch.setattr(_images, "header_size", lambda data, name: (30, 40))
+    monkeypatch.setattr(images, "header_size", lambda data, name: (30, 40))
     with pytest.raises(DecodeError, match=r"0\.img: the header says height and width \(30, 40\)"):
         load_image_batch(mixed, width=40, height=40)
 
@@ -255,9 +254,9 @@ def test_load_image_batch_refuses_what_it_cannot_do(paths):
 def test_kernel_compiles_once_for_many_threads(paths, monkeypatch):
     """Threads that come together share one compilation, without a warning."""
     compilations = []
-    compile_kernel = _kernel._compile
-    monkeypatch.setattr(_kernel, "_compile_tried", False)
-    monkeypatch.setattr(_kernel, "_compile", lambda: compilations.append(1) or compile_kernel())
+    compile_kernel = kernel._compile
+    monkeypatch.setattr(kernel, "_compile_tried", False)
+    monkeypatch.setattr(kernel, "_compile", lambda: compilations.append(1) or compile_kernel())
     barrier = threading.Barrier(4)
     batches = []
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import decode_image
-from spdl_torch.io._header import read_header
+from spdl_torch.io._image.header import read_header
 
 
 def photograph(height=61, width=97, seed=0):

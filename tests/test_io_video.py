@@ -24,7 +24,7 @@ from spdl_torch.io import (
     sample_decode_video,
     to_torch,
 )
-from spdl_torch.io._filters import parse_filters
+from spdl_torch.io._video.filters import parse_filters
 
 EXAMPLE = write_video(KINDS["b-frames"])
 

@@ -23,8 +23,6 @@ from spdl_torch import UnsupportedOptionError
 from spdl_torch.io import (
     CUDAConfig,
     Transfer,
-    _cuda,
-    _transfer,
     cuda_config,
     load_image_batch,
     load_image_batch_nvjpeg,
@@ -32,7 +30,9 @@ from spdl_torch.io import (
     transfer_tensor,
     transfer_tensor_h2d,
 )
-from spdl_torch.io._slabs import ALIGNMENT, SMALL_BYTES, plan
+from spdl_torch.io._transfer import cuda
+from spdl_torch.io._transfer import transfer as transfer_module
+from spdl_torch.io._transfer.slabs import ALIGNMENT, SMALL_BYTES, plan
 
 __all__ = ["backends"]
 
@@ -127,7 +127,7 @@ def make_transfer(num_slabs=2):
     """The same without fixtures, which hypothesis would share between examples."""
     transfer = object.__new__(Transfer)
     transfer._backend = backend = LazyBackend(torch.device("cuda", 0))
-    transfer._ring = _transfer.SlabRing(backend.pinned, num_slabs)
+    transfer._ring = transfer_module.SlabRing(backend.pinned, num_slabs)
     transfer._lock = threading.Lock()
     transfer._behind = deque()
     return transfer, backend
@@ -367,7 +367,7 @@ def test_stage_waits_when_the_model_is_far_behind(transfer):
     transfer, backend = transfer
     for number in range(10):
         transfer.stage(torch.ones(1)).receive()
-        assert backend.num_model_waits == max(0, number - _transfer.MOST_BEHIND)
+        assert backend.num_model_waits == max(0, number - transfer_module.MOST_BEHIND)
 
 
 def test_batch_is_handed_over_once(transfer):
@@ -507,9 +507,9 @@ def test_load_image_batch_goes_to_the_device_of_the_config(backends, jpegs):
 
 def test_nvjpeg_says_so_when_it_is_not_there(backends, jpegs, monkeypatch):
     """A torchvision without it is not the data's fault."""
-    from spdl_torch.io import _kernel
+    from spdl_torch.io._image import kernel
 
-    monkeypatch.setattr(_kernel, "has_codec", lambda: False)
+    monkeypatch.setattr(kernel, "has_codec", lambda: False)
     with pytest.raises(RuntimeError, match="needs torchvision with nvJPEG"):
         load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
 
@@ -517,15 +517,15 @@ def test_nvjpeg_says_so_when_it_is_not_there(backends, jpegs, monkeypatch):
 @pytest.fixture
 def decoder(monkeypatch):
     """Decodes on the CPU in nvJPEG's place; the argument check and the rest are the real ones."""
-    from spdl_torch.io import _kernel, _nvjpeg
+    from spdl_torch.io._image import kernel, nvjpeg
 
-    monkeypatch.setattr(_nvjpeg, "_check_operator", lambda: None)
-    assert _kernel.has_codec()
+    monkeypatch.setattr(nvjpeg, "_check_operator", lambda: None)
+    assert kernel.has_codec()
 
     def decode(data, device):
         return [torch.ops.image.decode_jpeg(content, 3, False) for content in data]
 
-    monkeypatch.setattr(_nvjpeg, "_decode_jpegs", decode)
+    monkeypatch.setattr(nvjpeg, "_decode_jpegs", decode)
 
 
 def test_nvjpeg_batch_is_planes_of_the_asked_size(backends, decoder, jpegs):
@@ -601,7 +601,7 @@ class CudaLog:
     def __init__(self, monkeypatch):
         self.calls = []
         self.current = self.named("current stream")
-        monkeypatch.setattr(_cuda, "_own_streams", {})
+        monkeypatch.setattr(cuda, "_own_streams", {})
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: self.named(f"stream of {device}"))
         monkeypatch.setattr(torch.cuda, "Event", lambda blocking: self.named("event"))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
@@ -630,7 +630,7 @@ def test_hand_over_waits_on_the_stream_and_guards_the_memory(monkeypatch):
     """The stream is marked, then waits for the copy, then is recorded for every block; this
     thread waits for nothing."""
     log = CudaLog(monkeypatch)
-    backend = _cuda.CudaBackend(torch.device("cuda", 1))
+    backend = cuda.CudaBackend(torch.device("cuda", 1))
     event, blocks = backend.record(), [log.named("block"), log.named("block")]
     before = backend.hand_over(event, blocks)
     assert log.calls == [
@@ -645,16 +645,16 @@ def test_own_stream_is_the_same_for_all_who_copy_to_a_device(monkeypatch):
     """Memory that the allocator keeps for a stream is found again by the next epoch."""
     CudaLog(monkeypatch)
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    stream = _cuda.CudaBackend(first)._stream
-    assert _cuda.CudaBackend(first)._stream is stream
-    assert _cuda.CudaBackend(second)._stream is not stream
-    assert _cuda.CudaBackend(first, use="decode")._stream is not stream
+    stream = cuda.CudaBackend(first)._stream
+    assert cuda.CudaBackend(first)._stream is stream
+    assert cuda.CudaBackend(second)._stream is not stream
+    assert cuda.CudaBackend(first, use="decode")._stream is not stream
 
 
 def test_cuda_backend_is_a_backend():
     """What the lazy device stands in for has the same methods."""
-    wanted = [name for name in vars(_cuda.Backend) if not name.startswith("_")]
+    wanted = [name for name in vars(cuda.Backend) if not name.startswith("_")]
     assert wanted
     for name in wanted:
-        assert callable(getattr(_cuda.CudaBackend, name)), name
+        assert callable(getattr(cuda.CudaBackend, name)), name
         assert callable(getattr(LazyBackend, name)), name

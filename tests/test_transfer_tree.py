@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from spdl_torch.io._tree import map_leaves
+from spdl_torch.io._transfer.tree import map_leaves
 
 Pair = namedtuple("Pair", ["x", "y"])
 

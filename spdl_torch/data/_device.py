@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import UnsupportedOptionError
-from ..io._transfer import Transfer
+from ..io._transfer.transfer import Transfer
 from ..pipeline.channel import Channel, ChannelClosed
 from ..pipeline.hooks import StageInfo, TaskStatsHook
 from .fetch import add_thread_note, timed

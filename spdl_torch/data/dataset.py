@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.utils.data import IterableDataset
 
 from ..errors import PipelineFailure
-from ..io._transfer import Transfer
+from ..io._transfer.transfer import Transfer
 from ..observe.probes import probe_counters, probes_between, start_probing, stop_probing
 from ..observe.report import Report, make_report
 from ..pipeline.definition import OpKind, StageSpec

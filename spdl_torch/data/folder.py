@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torchvision.datasets
 
-from spdl_torch.io._decode import decode_image, to_pil
-from spdl_torch.io._images import image_loader, load_planned
-from spdl_torch.io._kernel import is_compiled
-from spdl_torch.io._recipe import Recipe, recognise
+from spdl_torch.io._image.decode import decode_image, to_pil
+from spdl_torch.io._image.images import image_loader, load_planned
+from spdl_torch.io._image.kernel import is_compiled
+from spdl_torch.io._image.recipe import Recipe, recognise
 
 if TYPE_CHECKING:
     import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from spdl_torch.io._kernel import Plan
+    from spdl_torch.io._image.kernel import Plan
 
 __all__ = ["CollatedSamples", "ImageFolder"]
 

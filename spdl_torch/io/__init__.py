@@ -10,35 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spdl_torch.io._clips import Clip, load_clip
-    from spdl_torch.io._decode import decode_image
-    from spdl_torch.io._demux import demux_video
-    from spdl_torch.io._filters import get_filter_desc, get_video_filter_desc
-    from spdl_torch.io._frames import (
-        ImageFrames,
-        VideoFrames,
-        convert_frames,
-        decode_packets,
-        sample_decode_video,
-        to_torch,
-    )
-    from spdl_torch.io._geometry import Crop, random_resized_crop, random_resized_crop_params
-    from spdl_torch.io._images import image_loader, load_image, load_image_batch
-    from spdl_torch.io._npy import load_npy
-    from spdl_torch.io._npz import NpzFile, load_npz
-    from spdl_torch.io._nvjpeg import load_image_batch_nvjpeg
-    from spdl_torch.io._packets import VideoPackets
+    from spdl_torch.io._array.npy import load_npy
+    from spdl_torch.io._array.npz import NpzFile, load_npz
+    from spdl_torch.io._image.decode import decode_image
+    from spdl_torch.io._image.geometry import Crop, random_resized_crop, random_resized_crop_params
+    from spdl_torch.io._image.images import image_loader, load_image, load_image_batch
+    from spdl_torch.io._image.nvjpeg import load_image_batch_nvjpeg
     from spdl_torch.io._read import Reader
-    from spdl_torch.io._samplers import (
-        ClipSampler,
-        VideoInfo,
-        random_clip,
-        strided_frames,
-        uniform_frames,
-    )
     from spdl_torch.io._source import Source
     from spdl_torch.io._tar import iter_tarfile
-    from spdl_torch.io._transfer import (
+    from spdl_torch.io._transfer.transfer import (
         CUDAConfig,
         Staged,
         Transfer,
@@ -47,8 +28,27 @@ if TYPE_CHECKING:
         transfer_tensor,
         transfer_tensor_h2d,
     )
-    from spdl_torch.io._video import load_video
-    from spdl_torch.io._video_codec import VideoCodec
+    from spdl_torch.io._video.clips import Clip, load_clip
+    from spdl_torch.io._video.codec import VideoCodec
+    from spdl_torch.io._video.demux import demux_video
+    from spdl_torch.io._video.filters import get_filter_desc, get_video_filter_desc
+    from spdl_torch.io._video.frames import (
+        ImageFrames,
+        VideoFrames,
+        convert_frames,
+        decode_packets,
+        sample_decode_video,
+        to_torch,
+    )
+    from spdl_torch.io._video.packets import VideoPackets
+    from spdl_torch.io._video.samplers import (
+        ClipSampler,
+        VideoInfo,
+        random_clip,
+        strided_frames,
+        uniform_frames,
+    )
+    from spdl_torch.io._video.video import load_video
 
 __all__ = [
     "CUDAConfig",
@@ -94,11 +94,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "_clips": ("Clip", "load_clip"),
-    "_decode": ("decode_image",),
-    "_demux": ("demux_video",),
-    "_filters": ("get_filter_desc", "get_video_filter_desc"),
-    "_frames": (
+    "_video.clips": ("Clip", "load_clip"),
+    "_image.decode": ("decode_image",),
+    "_video.demux": ("demux_video",),
+    "_video.filters": ("get_filter_desc", "get_video_filter_desc"),
+    "_video.frames": (
         "ImageFrames",
         "VideoFrames",
         "convert_frames",
@@ -106,17 +106,23 @@ _HOMES = {
         "sample_decode_video",
         "to_torch",
     ),
-    "_geometry": ("Crop", "random_resized_crop", "random_resized_crop_params"),
-    "_images": ("image_loader", "load_image", "load_image_batch"),
-    "_npy": ("load_npy",),
-    "_npz": ("NpzFile", "load_npz"),
-    "_nvjpeg": ("load_image_batch_nvjpeg",),
-    "_packets": ("VideoPackets",),
+    "_image.geometry": ("Crop", "random_resized_crop", "random_resized_crop_params"),
+    "_image.images": ("image_loader", "load_image", "load_image_batch"),
+    "_array.npy": ("load_npy",),
+    "_array.npz": ("NpzFile", "load_npz"),
+    "_image.nvjpeg": ("load_image_batch_nvjpeg",),
+    "_video.packets": ("VideoPackets",),
     "_read": ("Reader",),
-    "_samplers": ("ClipSampler", "VideoInfo", "random_clip", "strided_frames", "uniform_frames"),
+    "_video.samplers": (
+        "ClipSampler",
+        "VideoInfo",
+        "random_clip",
+        "strided_frames",
+        "uniform_frames",
+    ),
     "_source": ("Source",),
     "_tar": ("iter_tarfile",),
-    "_transfer": (
+    "_transfer.transfer": (
         "CUDAConfig",
         "Staged",
         "Transfer",
@@ -125,8 +131,8 @@ _HOMES = {
         "transfer_tensor",
         "transfer_tensor_h2d",
     ),
-    "_video": ("load_video",),
-    "_video_codec": ("VideoCodec",),
+    "_video.video": ("load_video",),
+    "_video.codec": ("VideoCodec",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

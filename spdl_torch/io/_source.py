@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 import torch
 from torch import Tensor
 
-from . import _kernel
+from ._image import kernel
 from ._remote import is_url, read_url
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def read_sources(sources: Sequence[Source]) -> list[Tensor]:
     paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike) and not is_url(s)]
     if len(paths) == len(sources) and paths:
         try:
-            return _kernel.read_files(paths)
+            return kernel.read_files(paths)
         except (RuntimeError, AttributeError):
             pass  # a path is missing or empty (which one shows below), or torchvision has no reader
     return [read_source(source) for source in sources]

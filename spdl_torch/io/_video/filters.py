@@ -14,7 +14,7 @@ from av.video.reformatter import VideoReformatter
 
 from spdl_torch.errors import UnsupportedOptionError
 
-from ._rotation import upright_filters
+from .rotation import upright_filters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from av.filter.context import FilterContext
     from av.video.frame import VideoFrame
 
-    from ._packets import VideoPackets
+    from .packets import VideoPackets
 
 __all__ = ["filter_frames", "get_filter_desc", "get_video_filter_desc", "parse_filters"]
 

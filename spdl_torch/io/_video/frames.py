@@ -13,15 +13,15 @@ from torch import Tensor
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from ._filters import filter_frames
-from ._video_decode import decode_wanted
+from .decode import decode_wanted
+from .filters import filter_frames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from av.video.frame import VideoFrame
 
-    from ._packets import VideoPackets
+    from .packets import VideoPackets
 
 __all__ = [
     "RGB24",

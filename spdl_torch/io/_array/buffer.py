@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 import torch
 
-from ._remote import is_url, read_url
-from ._source import source_name
+from .._remote import is_url, read_url
+from .._source import source_name
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from ._source import Source
+    from .._source import Source
 
 __all__ = ["Memory", "memory_name", "open_memory"]
 

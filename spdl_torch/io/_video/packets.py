@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from av.error import FFmpegError
 from av.packet import Packet
 
-from ._rotation import upright_filters
+from .rotation import upright_filters
 
 if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-    from ._video_codec import VideoCodec
+    from .codec import VideoCodec
 
 __all__ = ["VideoPackets", "displayed", "to_ticks"]
 

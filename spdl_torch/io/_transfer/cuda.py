@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ._slabs import Event
+    from .slabs import Event
 
 __all__ = ["PER_THREAD_STREAM", "Backend", "CudaBackend", "Use", "resolve"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ._npy import MalformedError
+from .npy import MalformedError
 
 if TYPE_CHECKING:
-    from ._buffer import Memory
+    from .buffer import Memory
 
 try:
     import deflate

@@ -12,14 +12,14 @@ import numpy as np
 
 from spdl_torch.errors import DecodeError
 
-from ._buffer import memory_name, open_memory
+from .buffer import memory_name, open_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from ._buffer import Memory
-    from ._source import Source
+    from .._source import Source
+    from .buffer import Memory
 
 __all__ = ["MalformedError", "load_npy", "view_npy"]
 

@@ -15,13 +15,13 @@ from torch.nn.functional import interpolate
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from ._demux import read_spans
-from ._filters import filter_frames
-from ._frames import RGB24, rgb_view
-from ._samplers import VideoInfo
-from ._source import source_name
-from ._video_decode import decode_wanted
-from ._video_open import open_video
+from .._source import source_name
+from .decode import decode_wanted
+from .demux import read_spans
+from .filters import filter_frames
+from .frames import RGB24, rgb_view
+from .opening import open_video
+from .samplers import VideoInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-    from ._packets import VideoPackets
-    from ._samplers import ClipSampler
-    from ._source import Source
+    from .._source import Source
+    from .packets import VideoPackets
+    from .samplers import ClipSampler
 
 __all__ = ["Clip", "load_clip"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spdl_torch.errors import DecodeError
 
-from ._video_open import decode_errors
+from .opening import decode_errors
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-    from ._packets import VideoPackets
+    from .packets import VideoPackets
 
 __all__ = ["decode_wanted"]
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from spdl_torch.errors import UnsupportedOptionError
 
-from . import _cuda
-from ._slabs import SMALL_BYTES, Place, SlabRing, dense_strides, plan, typed
-from ._tree import map_leaves
+from . import cuda
+from .slabs import SMALL_BYTES, Place, SlabRing, dense_strides, plan, typed
+from .tree import map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._slabs import Event, Layout, Slab
+    from .slabs import Event, Layout, Slab
 
 __all__ = [
     "CUDAConfig",
@@ -48,7 +48,7 @@ class CUDAConfig:
     """Which CUDA device data goes to, and on which stream it is copied."""
 
     device_index: int
-    stream: int = _cuda.PER_THREAD_STREAM
+    stream: int = cuda.PER_THREAD_STREAM
     """A ``cudaStream_t`` as an integer (``torch.cuda.Stream().cuda_stream``; the caller keeps
     that stream alive), 0 = the device's default stream, 2 = our own, one for each device."""
     allocator: Allocator | None = None
@@ -76,7 +76,7 @@ class CUDAConfig:
 
 def cuda_config(
     device_index: int,
-    stream: int = _cuda.PER_THREAD_STREAM,
+    stream: int = cuda.PER_THREAD_STREAM,
     allocator: Allocator | None = None,
 ) -> CUDAConfig:
     """Say where data shall go; called as SPDL's function of this name. Does not touch CUDA.
@@ -154,8 +154,8 @@ class Transfer:
     def __init__(
         self, device: torch.device | str | int | CUDAConfig = "cuda", *, num_slabs: int = 2
     ) -> None:
-        place = _cuda.resolve(_cuda_device(device, "Transfer"))
-        self._backend: _cuda.Backend = _cuda.CudaBackend(place, _stream_of(device))
+        place = cuda.resolve(_cuda_device(device, "Transfer"))
+        self._backend: cuda.Backend = cuda.CudaBackend(place, _stream_of(device))
         self._ring = SlabRing(self._backend.pinned, num_slabs)
         self._lock = threading.Lock()
         self._behind: deque[Event] = deque()
@@ -252,7 +252,7 @@ class Transfer:
         )
 
 
-def _mark_busy(slab: Slab, backend: _cuda.Backend, sources: list[Tensor]) -> Event:
+def _mark_busy(slab: Slab, backend: cuda.Backend, sources: list[Tensor]) -> Event:
     event = backend.record()
     slab.busy_until(event, sources)
     return event
@@ -348,7 +348,7 @@ _shared_lock = threading.Lock()
 def _shared_transfer(device: torch.device | str | int | CUDAConfig) -> Transfer:
     """One for each device and stream, whichever threads call."""
     stream = _stream_of(device)
-    place = _cuda.resolve(_cuda_device(device, "transfer_tensor"))
+    place = cuda.resolve(_cuda_device(device, "transfer_tensor"))
     with _shared_lock:
         if (place, stream) not in _shared:
             _shared[place, stream] = Transfer(CUDAConfig(place.index, stream))
@@ -356,7 +356,7 @@ def _shared_transfer(device: torch.device | str | int | CUDAConfig) -> Transfer:
 
 
 def _stream_of(device: torch.device | str | int | CUDAConfig) -> int:
-    return device.stream if isinstance(device, CUDAConfig) else _cuda.PER_THREAD_STREAM
+    return device.stream if isinstance(device, CUDAConfig) else cuda.PER_THREAD_STREAM
 
 
 def _cuda_device(device: torch.device | str | int | CUDAConfig, where: str) -> torch.device:

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._decode import to_pil
-from ._geometry import (
+from .decode import to_pil
+from .geometry import (
     Crop,
     center_crop_window,
     draw_flip,
     random_resized_crop_params,
     resized_size,
 )
-from ._kernel import Plan
+from .kernel import Plan
 
 __all__ = ["Recipe", "recognise"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, SupportsFloat
 
-from ._demux import demux_video
-from ._frames import RGB24, convert_frames, decode_packets
-from ._transfer import check_device_config, to_device
+from .._transfer.transfer import check_device_config, to_device
+from .demux import demux_video
+from .frames import RGB24, convert_frames, decode_packets
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ._source import Source
-    from ._transfer import CUDAConfig
+    from .._source import Source
+    from .._transfer.transfer import CUDAConfig
 
 __all__ = ["load_video"]
 

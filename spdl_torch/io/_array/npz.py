@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from spdl_torch.errors import DecodeError
 
-from ._buffer import memory_name, open_memory
-from ._inflate import crc32, inflate
-from ._npy import MalformedError, view_npy
-from ._zip import DEFLATED, STORED, find_data, read_directory
+from .buffer import memory_name, open_memory
+from .inflate import crc32, inflate
+from .npy import MalformedError, view_npy
+from .zip import DEFLATED, STORED, find_data, read_directory
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from ._buffer import Memory
-    from ._source import Source
-    from ._zip import Member
+    from .._source import Source
+    from .buffer import Memory
+    from .zip import Member
 
 __all__ = ["NpzFile", "load_npz"]
 

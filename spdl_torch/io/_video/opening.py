@@ -16,15 +16,15 @@ from torch import Tensor
 
 from spdl_torch.errors import DecodeError
 
-from ._remote import is_url, open_url
-from ._source import read_source, source_name
+from .._remote import is_url, open_url
+from .._source import read_source, source_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from av.container import InputContainer
 
-    from ._source import Source
+    from .._source import Source
 
 __all__ = ["decode_errors", "open_video"]
 

@@ -18,9 +18,9 @@ import torch
 
 from spdl_torch.errors import DecodeError
 
-from . import _kernel
-from ._header import ImageHeader, missing_data, read_header
-from ._source import Source, read_source, source_name
+from .._source import Source, read_source, source_name
+from . import kernel
+from .header import ImageHeader, missing_data, read_header
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -85,7 +85,7 @@ def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
 
 def _has_codec(header: ImageHeader | None) -> TypeGuard[ImageHeader]:
     """Whether torchvision's codec may have the image."""
-    return header is not None and header.format in ("jpeg", "webp") and _kernel.has_codec()
+    return header is not None and header.format in ("jpeg", "webp") and kernel.has_codec()
 
 
 def to_pil(image: Tensor) -> Image:

@@ -8,11 +8,11 @@ import torch
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from . import _kernel
-from ._decode import decode_image, decode_tensor, header_size
-from ._geometry import Crop
-from ._source import read_sources, source_name
-from ._transfer import check_device_config, to_device
+from .._source import read_sources, source_name
+from .._transfer.transfer import check_device_config, to_device
+from . import kernel
+from .decode import decode_image, decode_tensor, header_size
+from .geometry import Crop
 
 if TYPE_CHECKING:
     import os
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ._geometry import CropFunction
-    from ._kernel import Plan
-    from ._source import Source
-    from ._transfer import CUDAConfig
+    from .._source import Source
+    from .._transfer.transfer import CUDAConfig
+    from .geometry import CropFunction
+    from .kernel import Plan
 
 __all__ = ["image_loader", "load_image", "load_image_batch", "load_planned"]
 
@@ -139,7 +139,7 @@ def _load(
     def plan(_: int, image_height: int, image_width: int) -> Plan:
         size = image_height, image_width
         box = _checked(crop(*size), *size) if crop else Crop(0, 0, *size)
-        return _kernel.Plan(size, box[:4], resized=(height, width), flip=box.flip)
+        return kernel.Plan(size, box[:4], resized=(height, width), flip=box.flip)
 
     return load_planned(sources, plan, height, width, strict=strict)
 
@@ -215,5 +215,5 @@ def _fill(data: dict[int, Tensor], plans: dict[int, Plan], height: int, width: i
         device="cpu",
         memory_format=torch.channels_last,
     )
-    _kernel.fill_batch(list(data.values()), list(plans.values()), batch)
+    kernel.fill_batch(list(data.values()), list(plans.values()), batch)
     return batch

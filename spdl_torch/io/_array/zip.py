@@ -13,10 +13,10 @@ from struct import Struct
 from struct import error as StructError
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._npy import MalformedError
+from .npy import MalformedError
 
 if TYPE_CHECKING:
-    from ._buffer import Memory
+    from .buffer import Memory
 
 __all__ = ["DEFLATED", "STORED", "Member", "find_data", "read_directory"]
 

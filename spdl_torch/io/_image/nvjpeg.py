@@ -10,18 +10,19 @@ from torch.nn.functional import interpolate
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from . import _cuda, _kernel
-from ._decode import header_size
-from ._source import read_sources, source_name
-from ._transfer import check_device_config
+from .._source import read_sources, source_name
+from .._transfer import cuda
+from .._transfer.transfer import check_device_config
+from . import kernel
+from .decode import header_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from ._source import Source
-    from ._transfer import CUDAConfig
+    from .._source import Source
+    from .._transfer.transfer import CUDAConfig
 
 __all__ = ["load_image_batch_nvjpeg"]
 
@@ -68,14 +69,14 @@ def load_image_batch_nvjpeg(
         raise ValueError(f"width and height must be >= 1, got {width=}, {height=}.")
     if not sources:
         raise ValueError("sources must hold at least one image, got none.")
-    device = _cuda.resolve(device_config.device)
+    device = cuda.resolve(device_config.device)
     names = [source_name(source) for source in sources]
     data = read_sources(sources)
     for content, name in zip(data, names, strict=True):
         _check_jpeg(content, name)
     _check_operator()
     with _one_at_a_time:
-        backend: _cuda.Backend = _cuda.CudaBackend(device, device_config.stream, use="decode")
+        backend: cuda.Backend = cuda.CudaBackend(device, device_config.stream, use="decode")
         with backend.on_copy_stream():
             # The decoder writes on a stream of its own into memory of this one and does not wait
             # for what this one still does with that memory: let it be idle.
@@ -101,7 +102,7 @@ def _check_jpeg(content: Tensor, name: str) -> None:
 
 
 def _check_operator() -> None:
-    if not (_kernel.has_codec() and hasattr(torch.ops.image, "decode_jpegs_cuda")):
+    if not (kernel.has_codec() and hasattr(torch.ops.image, "decode_jpegs_cuda")):
         raise RuntimeError(
             "load_image_batch_nvjpeg needs torchvision with nvJPEG, which this one was built "
             "without. Use load_image_batch(device_config=...)."

@@ -11,10 +11,10 @@ from av.error import FFmpegError
 
 from spdl_torch.errors import DecodeError
 
-from ._packets import VideoPackets, displayed, to_ticks
-from ._source import source_name
-from ._video_codec import VideoCodec
-from ._video_open import open_video
+from .._source import source_name
+from .codec import VideoCodec
+from .opening import open_video
+from .packets import VideoPackets, displayed, to_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.stream import VideoStream
 
-    from ._source import Source
+    from .._source import Source
 
 __all__ = ["demux_video", "read_spans"]
 

@@ -1,0 +1,1 @@
+"""Arrays in numpy's formats, as views into the given memory."""

@@ -1,0 +1,1 @@
+"""Images: from bytes to batches of pixels."""

@@ -1,0 +1,1 @@
+"""Video: packets, frames and clips, by PyAV."""
