@@ -11,7 +11,13 @@ from torch.utils.data import IterableDataset
 
 from ..errors import PipelineFailure
 from ..io._transfer.transfer import Transfer
-from ..observe.probes import probe_counters, probes_between, start_probing, stop_probing
+from ..observe.probes import (
+    join_probing,
+    probe_counters,
+    probes_between,
+    start_probing,
+    stop_probing,
+)
 from ..observe.report import Report, make_report
 from ..pipeline.definition import OpKind, StageSpec
 from ..pipeline.pipeline import Pipeline
@@ -209,6 +215,7 @@ class PipelineDataset(IterableDataset[T_co]):
             _logger.warning("PipelineDataset: the loop has ended, but %s", error)
         finally:
             stop_probing()
+            join_probing(_STOP_SECONDS)
         # Whoever takes len() items and no more (Lightning does) would never hear of it.
         if ending.pipeline.failure is not None and not ending.is_failure_raised:
             _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)

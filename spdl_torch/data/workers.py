@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import PipelineStopped
-from ..observe.probes import probe_counters, probes_between, start_probing, stop_probing
+from ..observe.probes import (
+    join_probing,
+    probe_counters,
+    probes_between,
+    start_probing,
+    stop_probing,
+)
 from ..observe.report import Report, make_report
 from ..pipeline.channel import Channel, ChannelClosed
 from ..pipeline.hooks import StageInfo, TaskStatsHook
@@ -156,6 +162,7 @@ class WorkerPool:
         """``request_stop`` and wait for the threads, which have nothing left to do."""
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
+        join_probing(_JOIN_SECONDS)
 
     def _running(self) -> Epoch:
         if self._epoch is None or not self.in_this_process:

@@ -18,7 +18,14 @@ from time import monotonic, perf_counter_ns
 from ..pipeline.stats import Histogram, percentile
 from .verdict import Probes
 
-__all__ = ["ProbeCounters", "probe_counters", "probes_between", "start_probing", "stop_probing"]
+__all__ = [
+    "ProbeCounters",
+    "join_probing",
+    "probe_counters",
+    "probes_between",
+    "start_probing",
+    "stop_probing",
+]
 
 _PERIOD_SECONDS = 0.1
 _SLEEP_SECONDS = 0.01
@@ -51,6 +58,7 @@ class _Probe:
         self._lock = threading.RLock()
         self._num_users = 0
         self._going_on = threading.Lock()
+        self._thread: threading.Thread | None = None
         self._late = Histogram()
         self._run_delay_ns = self._thread_ns = self._gc_ns = 0
         self._gc_began_ns = 0
@@ -65,9 +73,10 @@ class _Probe:
             self._going_on.acquire()
             self._seen.clear()
             gc.callbacks.append(self._on_gc)
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=self._run, args=(self._going_on,), name=_OWN_NAME, daemon=True
-            ).start()
+            )
+            self._thread.start()
 
     def stop(self) -> None:
         with self._lock:
@@ -77,6 +86,13 @@ class _Probe:
             if self._num_users == 0:
                 gc.callbacks.remove(self._on_gc)
                 self._going_on.release()
+
+    def join(self, timeout: float) -> None:
+        with self._lock:
+            thread = self._thread if self._num_users == 0 else None
+        # A garbage collection on that thread may be what ends the last user.
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
 
     def read(self) -> ProbeCounters:
         self._read_run_delays()
@@ -142,6 +158,11 @@ def start_probing() -> None:
 def stop_probing() -> None:
     """Never blocks; may be called by a finalizer."""
     _probe.stop()
+
+
+def join_probing(timeout: float) -> None:
+    """Wait for the probe's end, if nobody uses it any more; it is told to end, so this is short."""
+    _probe.join(timeout)
 
 
 def probe_counters() -> ProbeCounters:
