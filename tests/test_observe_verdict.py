@@ -102,6 +102,11 @@ RULES = {
         Probes(num_cores=8),
         (Cause.THREADS, "decode", "computes", "or to the 8 cores that there are", 9.0),
     ),
+    "a consumer that does nothing but wait": (
+        reading(0.99, stage("decode", busy=0.97)),
+        QUIET,
+        (Cause.THREADS, "decode", "99 % of the time", "from 4 to about 16", float("inf")),
+    ),
     "busy for no known reason": (
         reading(0.5, stage("decode", busy=0.97, cpu=0.5), BATCH),
         QUIET,

@@ -38,6 +38,12 @@ _WAITING_OP = 0.2
 
 _COMPUTING_OP = 0.8
 
+_IDLE_CONSUMER = 0.95
+"""Share of waiting from which the consumer's own work is too little to foretell its speed."""
+
+_MOST_AT_ONCE = 4
+"""Times the present concurrency: further than that a stage behaves in another way; look again."""
+
 _STEP_SLOWDOWN = 0.10
 _FAILURES = 0.05
 
@@ -85,7 +91,8 @@ class Verdict:
     finding: str
     action: str
     gain: float
-    """How much faster training gets if the action removes the wait, at most: 0.45 = 45 %."""
+    """How much faster training gets if the action removes the wait, at most: 0.45 = 45 %; infinite
+    where nothing else limits it."""
     remarks: tuple[str, ...] = ()
     """What else a person should know: failures, dropped items, pauses."""
 
@@ -107,7 +114,8 @@ def judge(
         return _not_input_bound(waiting, probes, remarks)
     level = "HIGHLY" if waiting >= _HIGHLY_INPUT_BOUND else "moderately"
     finding = f"Training waits for data {_percent(waiting)} of the time ({level} input-bound)"
-    stage, gain = _bottleneck(stats.stages), 1 / max(1 - waiting, 0.01) - 1
+    stage = _bottleneck(stats.stages)
+    gain = 1 / (1 - waiting) - 1 if waiting < _IDLE_CONSUMER else math.inf
     if stage is None or _busy(stage, stats.stages, pooled) < _BUSY:
         cause, why, action = _no_busy_stage(stats.stages, pooled)
         stage = None
@@ -198,7 +206,7 @@ def _cause(stage: StageStats, probes: Probes) -> Cause:
 
 
 def _action(stage: StageStats, cause: Cause, gain: float, probes: Probes, knob: str) -> str:
-    wanted = math.ceil(stage.concurrency * (1 + gain))
+    wanted = math.ceil(stage.concurrency * min(1 + gain, _MOST_AT_ONCE))
     more = f"from {stage.concurrency} to about {wanted}"
     match cause:
         case Cause.GIL:
