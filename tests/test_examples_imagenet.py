@@ -142,11 +142,11 @@ def test_resumed_run_equals_one_that_was_not_interrupted(
 
     def save_and_interrupt(checkpoint, path):
         save(checkpoint, path)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("after the first epoch")
 
     with monkeypatch.context() as patch:
         patch.setattr(classification, "save_checkpoint", save_and_interrupt)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="after the first epoch"):
             run_here(photographs, tmp_path / "parts", *recipe)
     capsys.readouterr()
     run_here(photographs, tmp_path / "parts", *recipe, "--resume")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..observe.report import Report
     from ..pipeline.stats import PipelineStats
+    from .iterator import Figures
 
 __all__ = ["DataLoader"]
 
@@ -92,7 +93,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.rng = rng
         self.on_error = on_error
         self.stats = stats
-        self._read_report: Callable[[], Report] | None = None
+        self._figures: Figures | None = None
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -126,7 +127,7 @@ class DataLoader(TorchDataLoader[T_co]):
         else:
             self.check_worker_number_rationality()
             iterator = ThreadIterator(self, self.device, stats=self.stats)
-        self._read_report = iterator.reporter()
+        self._figures = iterator.figures()
         return iterator
 
     def snapshot(self) -> PipelineStats:
@@ -136,7 +137,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        return self.report().stats
+        return self._measured().stats()
 
     def report(self) -> Report:
         """What holds training back in the epoch that is running or, between epochs, did in the
@@ -144,10 +145,13 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        if not self.stats or self._read_report is None:
+        return self._measured().report()
+
+    def _measured(self) -> Figures:
+        if not self.stats or self._figures is None:
             state = "stats=False was given" if not self.stats else "nothing was loaded yet"
             raise RuntimeError(f"DataLoader: there are no figures: {state}.")
-        return self._read_report()
+        return self._figures
 
     def __getattr__(self, name: str) -> Any:
         # Not methods that raise: Lightning and torchdata would take the loader for a stateful one
@@ -161,7 +165,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle has loaded nothing yet."""
-        return {**self.__dict__, "_read_report": None}
+        return {**self.__dict__, "_figures": None}
 
     def check_worker_number_rationality(self) -> None:
         """Warn, where torch does, of more workers than usable cores."""

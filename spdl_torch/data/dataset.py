@@ -138,7 +138,7 @@ class PipelineDataset(IterableDataset[T_co]):
         Raises: RuntimeError: nothing was loaded yet by this object. A DataLoader's workers have
             copies of it, with figures of their own.
         """
-        return self.report().stats
+        return self.report().stats if self._pass is None else self._pass.pipeline.stats()
 
     def report(self) -> Report:
         """What holds training back in the pass that runs or, between passes, did in the last one:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch.utils.data import IterableDataset
@@ -25,15 +25,25 @@ from .jobs import Exhausted, Failed
 from .workers import LoadSpec, WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.utils.data import DataLoader
 
     from ..observe.report import Report
 
     Device = torch.device | str | int | None
 
-__all__ = ["InlineIterator", "ThreadIterator"]
+__all__ = ["Figures", "InlineIterator", "ThreadIterator"]
+
+
+class Figures(Protocol):
+    """What a loader measures: readable during an epoch, and of the last one after it."""
+
+    def stats(self) -> PipelineStats:
+        """The figures alone."""
+        ...
+
+    def report(self) -> Report:
+        """With the probes' readings and the verdict, which cost more."""
+        ...
 
 
 class InlineIterator(_BaseDataLoaderIter):
@@ -73,9 +83,9 @@ class InlineIterator(_BaseDataLoaderIter):
         stage = self._device_stage
         return batch if stage is None else stage.move(batch, self._num_yielded)
 
-    def reporter(self) -> Callable[[], Report]:
+    def figures(self) -> Figures:
         """Reads the figures, also after the end, without keeping this iterator alive."""
-        return partial(_inline_report, self._stages)
+        return _InlineFigures(self._stages)
 
 
 class ThreadIterator(_BaseDataLoaderIter):
@@ -181,13 +191,25 @@ class ThreadIterator(_BaseDataLoaderIter):
         except TimeoutError:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
 
-    def reporter(self) -> Callable[[], Report]:
+    def figures(self) -> Figures:
         """Reads this epoch's figures, also after its end, without keeping this iterator alive."""
-        return self._pool.report
+        return self._pool
 
 
-def _inline_report(stages: list[TaskStatsHook]) -> Report:
+class _InlineFigures:
     """Figures of the stages; the trainer waits for all of their time."""
+
+    def __init__(self, stages: list[TaskStatsHook]) -> None:
+        self._stages = stages
+
+    def stats(self) -> PipelineStats:
+        return _inline_stats(self._stages)
+
+    def report(self) -> Report:
+        return make_report(self.stats(), pooled=("fetch", "collate"))
+
+
+def _inline_stats(stages: list[TaskStatsHook]) -> PipelineStats:
     readings = [stage.counters() for stage in stages]
     elapsed_ns = max(1, readings[0].elapsed_ns)
     rows = (
@@ -204,12 +226,11 @@ def _inline_report(stages: list[TaskStatsHook]) -> Report:
         for hook, tasks in zip(stages, readings, strict=True)
     )
     waited_ns = sum(tasks.busy_ns for tasks in readings)
-    stats = PipelineStats(
+    return PipelineStats(
         elapsed=elapsed_ns / 1e9,
         consumer_wait_ratio=min(1.0, waited_ns / elapsed_ns),
         stages=tuple(rows),
     )
-    return make_report(stats, pooled=("fetch", "collate"))
 
 
 def _pinned(batch: Any, device: str | None) -> Any:

@@ -178,6 +178,11 @@ class WorkerPool:
         """False in a forked child: the threads stayed in the parent."""
         return os.getpid() == self._pid
 
+    def stats(self) -> PipelineStats:
+        """Figures of this epoch or, when the threads have ended, of the last one."""
+        epoch = self._epoch
+        return self._last_report.stats if epoch is None else self._stats(epoch)
+
     def report(self) -> Report:
         """What holds training back in this epoch or, when the threads have ended, did in the
         last one.
