@@ -31,6 +31,7 @@ from spdl_torch.pipeline import (
 )
 from spdl_torch.pipeline import channel as channel_module
 from spdl_torch.pipeline import hooks as hooks_module
+from spdl_torch.pipeline import measure as measure_module
 from spdl_torch.pipeline import run as run_module
 from spdl_torch.pipeline import waits as waits_module
 from spdl_torch.pipeline import worker as worker_module
@@ -454,7 +455,9 @@ def test_names_are_stable_over_builds():
 def clock(monkeypatch):
     clock = FakeClock()
     clock.install(
-        monkeypatch, channel_module, hooks_module, run_module, waits_module, worker_module
+        monkeypatch,
+        *(channel_module, hooks_module, run_module),
+        *(waits_module, measure_module, worker_module),
     )
     return clock
 

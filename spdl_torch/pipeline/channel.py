@@ -13,7 +13,7 @@ is empty: :class:`EndOfChannel`).
 
 Why not ``queue.Queue``: its condition variables wake every waiter in Python code, and it can
 neither be finished nor report its open waits. Measured on trivial items, see
-``examples/benchmark_engine.py``.
+``python -m spdl_torch bench engine``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from collections import deque
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final, Generic, TypeVar
 
+from .async_ends import SKIPPED, AsyncEnds
 from .room import Room
 from .stats import QueueCounters
-from .waits import AsyncWaiter, WaitClock, Waiter
+from .waits import WaitClock, Waiter
 
-__all__ = ["Channel", "ChannelClosed", "EndOfChannel"]
+__all__ = ["Channel", "ChannelClosed", "Dismissed", "EndOfChannel"]
 
 T = TypeVar("T")
 
-_SKIPPED: Final = object()  # takes the place, in the order, of an item that was dropped
 _NOTHING: Final = object()  # "would block": never an item, so that None can be one
 
 
@@ -43,7 +43,11 @@ class ChannelClosed(Exception):
     """The channel was closed by its owner (the run stops), or finished before this put."""
 
 
-class Channel(Generic[T]):
+class Dismissed(Exception):
+    """The getter is one too many and shall leave; no item was taken."""
+
+
+class Channel(AsyncEnds, Generic[T]):
     """A first-in first-out queue of at most ``capacity`` items, with its own statistics.
 
     With ``put_at`` the items leave in the order of their sequence numbers instead of the order
@@ -62,6 +66,8 @@ class Channel(Generic[T]):
         self._turn = 0  # ordered use: the sequence number that is next to become an item
         self._finished = False
         self._closed = False
+        self._num_dismissed = 0
+        self._answers_no = False  # closed, or getters are to leave: one look on every get for both
         self._getters: deque[Waiter] = deque()
         self._putters: deque[tuple[int | None, bool, Waiter]] = deque()
         # One woken thread at a time: it wakes the next one if there is still something for it.
@@ -79,8 +85,9 @@ class Channel(Generic[T]):
 
     # -- producer side ---------------------------------------------------------------------
 
-    def put(self, item: T) -> None:
-        """Append ``item``; blocks while the channel is full.
+    def put(self, item: T) -> int:
+        """Append ``item``; blocks while the channel is full. Returns the item's number, which
+        ``get_numbered`` will give with it.
 
         Raises: ChannelClosed: the channel was closed or finished; the item was not taken.
         """
@@ -89,8 +96,8 @@ class Channel(Generic[T]):
                 self._append(item)
                 if self._putters and not self._putter_woken:
                     self._wake_putter()
-                return
-        self._put_blocking(None, item, advance=True)
+                return self._num_put - 1
+        return self._put_blocking(None, item, advance=True)
 
     def put_at(self, seq: int, item: T, *, last: bool = True) -> None:
         """Put the item whose place in the order is ``seq``; blocks while it does not fit.
@@ -101,19 +108,7 @@ class Channel(Generic[T]):
 
     def skip(self, seq: int) -> None:
         """Say that no (further) item comes for ``seq``; blocks like ``put_at``."""
-        self._put_blocking(seq, _SKIPPED, advance=True)
-
-    async def aput(self, item: T) -> None:
-        """``put`` for a coroutine: suspends instead of blocking."""
-        await self._put_suspending(None, item, advance=True)
-
-    async def aput_at(self, seq: int, item: T) -> None:
-        """``put_at`` for a coroutine."""
-        await self._put_suspending(seq, item, advance=True)
-
-    async def askip(self, seq: int) -> None:
-        """``skip`` for a coroutine."""
-        await self._put_suspending(seq, _SKIPPED, advance=True)
+        self._put_blocking(seq, SKIPPED, advance=True)
 
     def finish(self) -> None:
         """No more items: getters drain what is there, further puts raise ChannelClosed."""
@@ -128,7 +123,7 @@ class Channel(Generic[T]):
     def get(self, timeout: float | None = None) -> T:
         """Take the oldest item; blocks while there is none, for at most ``timeout`` seconds.
 
-        Raises: EndOfChannel, ChannelClosed, TimeoutError.
+        Raises: EndOfChannel, ChannelClosed, TimeoutError; Dismissed, where ``dismiss`` is used.
         """
         return self.get_numbered(timeout)[1]
 
@@ -139,22 +134,6 @@ class Channel(Generic[T]):
         if taken is not None:
             return taken
         return self._get_slowly(timeout)
-
-    async def aget_numbered(self) -> tuple[int, T]:
-        """``get_numbered`` for a coroutine."""
-        started_ns = 0
-        waiter = AsyncWaiter()
-        try:
-            while True:
-                with self._lock:
-                    taken, started_ns = self._try_get_waiting(waiter, started_ns)
-                if taken is not None:
-                    return taken
-                await waiter.wait()
-                waiter = AsyncWaiter()
-        except BaseException:
-            self._abandon_get(started_ns, waiter)
-            raise
 
     # -- owner -----------------------------------------------------------------------------
 
@@ -167,10 +146,41 @@ class Channel(Generic[T]):
         """Let up to ``capacity`` items wait while more than 10,000 a second are taken."""
         self._room.allow_bursts(capacity)
 
+    def grow(self, capacity: int) -> None:
+        """Let ``capacity`` items wait, if that is more than now. Never blocks.
+
+        It never shrinks: an ordered channel may hold more items that came before their turn.
+        """
+        with self._lock:
+            self._room.grow(capacity)
+            if not self._putter_woken:
+                self._wake_putter()
+
+    def dismiss(self, count: int) -> None:
+        """Let the next ``count`` gets, those that wait included, raise :class:`Dismissed`.
+
+        Until so many have left, nobody takes an item. Never blocks.
+        """
+        with self._lock:
+            self._num_dismissed += count
+            self._choose_answer()
+            for _ in range(min(count, len(self._getters))):
+                self._wake_getter()
+
+    def recall(self, count: int) -> int:
+        """Take back up to ``count`` dismissals that nobody has met yet; returns how many."""
+        with self._lock:
+            count = min(count, self._num_dismissed)
+            self._num_dismissed -= count
+            self._choose_answer()
+            if self._items and self._getters and not self._getter_woken:
+                self._wake_getter()
+        return count
+
     def close(self) -> None:
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
         with self._lock:
-            self._closed = True
+            self._closed = self._answers_no = True
             self._end()
             self._wake_everyone()
 
@@ -186,7 +196,12 @@ class Channel(Generic[T]):
 
     def __len__(self) -> int:
         """Items that wait, those before their turn included."""
-        return len(self._items) + sum(item is not _SKIPPED for item in tuple(self._early.values()))
+        return len(self._items) + sum(item is not SKIPPED for item in tuple(self._early.values()))
+
+    def progress(self) -> tuple[int, int]:
+        """Ordered use: how many places were filled or skipped, and how many items that made."""
+        with self._lock:
+            return self._turn, self._num_put
 
     def counters(self) -> QueueCounters:
         """Everything counted so far; waits and empty time that are still open are included."""
@@ -205,7 +220,8 @@ class Channel(Generic[T]):
 
     # -- putting ---------------------------------------------------------------------------
 
-    def _put_blocking(self, seq: int | None, item: Any, *, advance: bool) -> None:
+    def _put_blocking(self, seq: int | None, item: Any, *, advance: bool) -> int:
+        """Returns the number of an item that was not put at a place of its own."""
         started_ns = 0
         waiter = threading.Lock()
         waiter.acquire()
@@ -213,24 +229,10 @@ class Channel(Generic[T]):
             while True:
                 with self._lock:
                     done, started_ns = self._try_put_waiting(seq, item, advance, waiter, started_ns)
+                    number = self._num_put - 1
                 if done:
-                    return
+                    return number
                 waiter.acquire()
-        except BaseException:
-            self._abandon_put(started_ns, (seq, advance, waiter))
-            raise
-
-    async def _put_suspending(self, seq: int | None, item: Any, *, advance: bool) -> None:
-        started_ns = 0
-        waiter = AsyncWaiter()
-        try:
-            while True:
-                with self._lock:
-                    done, started_ns = self._try_put_waiting(seq, item, advance, waiter, started_ns)
-                if done:
-                    return
-                await waiter.wait()
-                waiter = AsyncWaiter()
         except BaseException:
             self._abandon_put(started_ns, (seq, advance, waiter))
             raise
@@ -293,7 +295,7 @@ class Channel(Generic[T]):
             self._peak = max(self._peak, len(self._items) + len(self._early))
 
     def _append(self, item: Any) -> None:
-        if item is _SKIPPED:
+        if item is SKIPPED:
             return
         items = self._items
         if not items:
@@ -342,8 +344,8 @@ class Channel(Generic[T]):
 
     def _try_get(self, waiter: Waiter | None = None) -> tuple[int, T] | None:
         """Take an item if there is one, else enlist ``waiter``. The lock is held."""
-        if self._closed:
-            raise ChannelClosed
+        if self._answers_no:
+            self._refuse()
         items = self._items
         if items:
             number = self._num_got
@@ -366,6 +368,20 @@ class Channel(Generic[T]):
             if self._closed:
                 raise ChannelClosed
         return None
+
+    def _refuse(self) -> None:
+        if self._closed:
+            raise ChannelClosed
+        self._num_dismissed -= 1
+        self._choose_answer()
+        if not self._answers_no and self._items and self._getters and not self._getter_woken:
+            self._wake_getter()  # while somebody was to leave, nobody was woken for an item
+        raise Dismissed
+
+    def _choose_answer(self) -> None:
+        self._answers_no = self._num_dismissed > 0
+        if self._closed:  # perhaps just now, by a finalizer
+            self._answers_no = True
 
     # -- waking ----------------------------------------------------------------------------
 

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from .channel import ChannelClosed, EndOfChannel
 from .definition import OpKind
+from .timeline import Outcome
 from .worker import Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from .crew import Seat
     from .hooks import TaskCell
+    from .recorder import Ring
 
 __all__ = ["AsyncStage"]
 
@@ -25,9 +28,11 @@ class AsyncStage(Stage):
     _loop: asyncio.AbstractEventLoop | None = None
     _tasks: tuple[asyncio.Task[None], ...] = ()
     _cancelled = False
+    _seats: list[Seat]
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
         """The loop's thread."""
+        self._seats = self.crew.seats()
         return [(f"{self.spec.name}-loop", self._run_loop)]
 
     def request_stop(self) -> None:
@@ -56,8 +61,8 @@ class AsyncStage(Stage):
     async def _main(self) -> None:
         cell = self.new_cell()
         self._tasks = tuple(
-            asyncio.create_task(self._work(cell), name=f"{self.spec.name}-{n}")
-            for n in range(self.spec.concurrency)
+            asyncio.create_task(self._work(cell, seat.ring), name=f"{self.spec.name}-{seat.number}")
+            for seat in self._seats
         )
         self._loop = asyncio.get_running_loop()
         if self.outlet.closed:  # stopped before request_stop() could see the loop
@@ -68,7 +73,8 @@ class AsyncStage(Stage):
             self._cancel()
             raise
 
-    async def _work(self, cell: TaskCell) -> None:
+    async def _work(self, cell: TaskCell, ring: Ring) -> None:
+        since_ns = ring.begin()
         while True:
             try:
                 number, item = await self.inlet.aget_numbered()
@@ -76,7 +82,7 @@ class AsyncStage(Stage):
                 return
             # Coroutines share their thread, so CPU time is that of the loop since the last task
             # ended: right in sum and on average, not for a single task.
-            started_ns = perf_counter_ns()
+            started_ns, outcome = perf_counter_ns(), Outcome.PASSED
             try:
                 result = await self._call(item, cell)
             except ChannelClosed:
@@ -84,13 +90,23 @@ class AsyncStage(Stage):
             except (Exception, asyncio.CancelledError) as error:
                 if self._cancelled:  # by the stop of the run; else the op awaited something dead
                     raise
-                cell.add_failure(perf_counter_ns() - started_ns, self._loop_cpu(cell))
+                ended_ns, outcome = perf_counter_ns(), Outcome.FAILED
+                cell.add_failure(ended_ns - started_ns, self._loop_cpu(cell))
                 self.count_failure(_as_exception(error), number, item)
                 result = None
             else:
-                cell.add(perf_counter_ns() - started_ns, self._loop_cpu(cell))
-                cell.num_dropped += result is None and self.spec.kind is OpKind.ASYNC_FUNCTION
-            await self._emit(number, result)
+                ended_ns = perf_counter_ns()
+                cell.add(ended_ns - started_ns, self._loop_cpu(cell))
+                if result is None and self.spec.kind is OpKind.ASYNC_FUNCTION:
+                    cell.num_dropped, outcome = cell.num_dropped + 1, Outcome.DROPPED
+            output = await self._emit(number, result)
+            done_ns = perf_counter_ns()
+            if done_ns - since_ns >= ring.shortest_ns:
+                ring.add(
+                    *(since_ns, started_ns, ended_ns, done_ns, -1, number, output),
+                    *(self.inlet, self.outlet, outcome),
+                )
+            since_ns = done_ns
 
     def _loop_cpu(self, cell: TaskCell) -> int:
         return thread_time_ns() - cell.cpu_ns
@@ -116,14 +132,16 @@ class AsyncStage(Stage):
             else:
                 await self.outlet.aput(output)
 
-    async def _emit(self, number: int, result: Any) -> None:
+    async def _emit(self, number: int, result: Any) -> int:
+        """Pass a result on; its number there, if known."""
         if result is None:
             if self.ordered:
                 await self.outlet.askip(number)
         elif self.ordered:
             await self.outlet.aput_at(number, result)
         else:
-            await self.outlet.aput(result)
+            return await self.outlet.aput(result)
+        return -1
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -94,6 +94,13 @@ class StageSpec:
         """Whether the op runs on an event loop."""
         return self.kind in (OpKind.ASYNC_FUNCTION, OpKind.ASYNC_GENERATOR)
 
+    @property
+    def is_adjustable(self) -> bool:
+        """Whether its concurrency may change while it runs: not that of coroutines, which share a
+        thread, nor of an aggregate, which has a list in its hands.
+        """
+        return self.kind in (OpKind.FUNCTION, OpKind.GENERATOR)
+
     def __str__(self) -> str:
         if self.kind is OpKind.AGGREGATE:
             return f"{self.name}(n={self.batch_size}, drop_last={self.drop_last})"
@@ -140,7 +147,7 @@ BURST_BUFFER_SIZE = 64
 
 def default_buffer_size(concurrency: int) -> int:
     """Enough that every thread of the next and of this stage finds an item or room while another
-    one is being woken: twice the threads, at least 2. Chosen by ``examples/benchmark_engine.py``.
+    one is being woken: twice the threads, at least 2. Chosen by ``spdl-torch bench engine``.
     """
     return max(2, 2 * concurrency)
 

@@ -37,20 +37,12 @@ class FailureBudget:
             count = self.num_failures
             if count <= _KEPT_ERRORS:
                 self.errors.append(error)
-        if count <= _LOGGED_ERRORS:
-            _logger.error("%s: %s; the item is dropped.", _last_note(error), _one_line(error))
+        self._tell(error, count, num_tasks)
         return self._exceeded(num_tasks)
 
     def overdrawn_at_end(self, num_tasks: int) -> bool:
         """Judge the stage after its last task."""
-        if self.num_failures > _LOGGED_ERRORS:
-            _logger.error(
-                "stage %r: %d of %d items failed and were dropped; the first %d are logged.",
-                self._stage,
-                self.num_failures,
-                num_tasks,
-                _LOGGED_ERRORS,
-            )
+        self._tell_all(num_tasks)
         nothing_left = isinstance(self._limit, int) is False and 0 < num_tasks <= self.num_failures
         return self._exceeded(num_tasks) or (nothing_left and self._limit < 1)
 
@@ -61,6 +53,19 @@ class FailureBudget:
             f"stage {self._stage!r}: {self.num_failures} of {num_tasks} tasks failed, "
             f"max_failures is {limit}. Mend the items below or raise max_failures"
         )
+
+    def _tell(self, error: Exception, count: int, num_tasks: int) -> None:
+        """Log one failure, the ``count``-th."""
+        if count <= _LOGGED_ERRORS:
+            _logger.error("%s: %s; the item is dropped.", _last_note(error), _one_line(error))
+
+    def _tell_all(self, num_tasks: int) -> None:
+        """Log how many there were, after the last task."""
+        if self.num_failures > _LOGGED_ERRORS:
+            _logger.error(
+                "stage %r: %d of %d items failed and were dropped; the first %d are logged.",
+                *(self._stage, self.num_failures, num_tasks, _LOGGED_ERRORS),
+            )
 
     def _exceeded(self, num_tasks: int) -> bool:
         if isinstance(self._limit, int):

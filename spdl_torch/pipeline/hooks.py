@@ -31,6 +31,7 @@ from .stats import (
 
 if TYPE_CHECKING:
     from .contexts import AnyContext
+    from .recorder import Ring
 
 __all__ = ["HookFactory", "StageInfo", "StatsQueue", "TaskHook", "TaskStatsHook"]
 
@@ -121,11 +122,13 @@ class TaskStatsHook(TaskHook):
         cells = tuple(self._cells)
         return TaskCounters(
             elapsed_ns=(self._ended_ns or perf_counter_ns()) - self._started_ns,
-            num_tasks=sum(c.num_tasks for c in cells),
+            # A task is counted before its failure is, so that there are never more of these.
             num_failures=sum(c.num_failures for c in cells),
+            num_tasks=sum(c.num_tasks for c in cells),
             busy_ns=sum(c.busy_ns for c in cells),
             success_ns=sum(c.success_ns for c in cells),
             cpu_ns=sum(c.cpu_ns for c in cells),
+            clocked_ns=sum(c.clocked_ns for c in cells),
             histogram=tuple(map(sum, zip(*(c.histogram.counts() for c in cells), strict=True)))
             if cells
             else TaskCounters().histogram,
@@ -151,29 +154,41 @@ class TaskCell:
 
     __slots__ = (
         "busy_ns",
+        "clocked_ns",
         "cpu_ns",
         "histogram",
         "num_dropped",
         "num_failures",
         "num_tasks",
+        "part",
+        "ring",
         "success_ns",
     )
 
     def __init__(self) -> None:
+        self.ring: Ring | None = None
+        self.part = ""
+        """Where a thread's turn has parts that are counted apart: the ring that keeps them, and
+        the part's name."""
         self.num_tasks = 0
         self.num_failures = 0
         self.num_dropped = 0
         self.busy_ns = 0
         self.success_ns = 0
         self.cpu_ns = 0
+        self.clocked_ns = 0
         self.histogram = Histogram()
 
     def add(self, wall_ns: int, cpu_ns: int, tasks: int = 1) -> None:
-        """Count a task that succeeded, or several that were timed together."""
+        """Count a task that succeeded, or several that were timed together; ``cpu_ns`` < 0: it was
+        not read.
+        """
         self.num_tasks += tasks
         self.busy_ns += wall_ns
         self.success_ns += wall_ns
-        self.cpu_ns += cpu_ns
+        if cpu_ns >= 0:
+            self.cpu_ns += cpu_ns
+            self.clocked_ns += wall_ns
         self.histogram._counts[bucket_of(wall_ns // tasks)] += tasks
 
     def add_failure(self, wall_ns: int, cpu_ns: int) -> None:
@@ -181,7 +196,9 @@ class TaskCell:
         self.num_tasks += 1
         self.num_failures += 1
         self.busy_ns += wall_ns
-        self.cpu_ns += cpu_ns
+        if cpu_ns >= 0:
+            self.cpu_ns += cpu_ns
+            self.clocked_ns += wall_ns
 
 
 class _Timed:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import PipelineStopped
 from .definition import MaxFailures, PipelineSpec, check_max_failures
-from .run import Run, RunState
+from .recorder import FlightRecorder
+from .run import Run
+from .states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from ..errors import PipelineFailure
     from .hooks import HookFactory, StatsQueue
     from .stats import PipelineStats
+    from .timeline import Timeline
+    from .tuning import Tuner
 
 __all__ = ["Pipeline"]
 
@@ -40,8 +44,14 @@ class Pipeline:
         report_stats_interval: float | None = None,
         queue_class: Callable[..., StatsQueue] | None = None,
         task_hook_factory: HookFactory | None = None,
+        stats: bool = True,
+        recorder: FlightRecorder | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         check_max_failures(max_failures, "build")
+        if recorder is None:
+            recorder = FlightRecorder("Pipeline", enabled=stats)
+            recorder.belongs_to(self)
         self._run = Run(
             spec,
             num_threads=num_threads,
@@ -49,6 +59,8 @@ class Pipeline:
             report_stats_interval=report_stats_interval,
             queue_class=queue_class,
             task_hook_factory=task_hook_factory,
+            recorder=recorder,
+            tuner=tuner,
         )
         # The run knows nothing of this object, so its threads do not keep it alive.
         self._finalizer = weakref.finalize(self, self._run.request_stop)
@@ -115,9 +127,18 @@ class Pipeline:
         """What iteration raises, or will raise behind the good items; None if nothing failed."""
         return self._run.failure
 
+    @property
+    def num_lost(self) -> int:
+        """Items that ops have dropped (None) or failed so far, over all stages."""
+        return self._run.num_lost
+
     def stats(self) -> PipelineStats:
         """Figures of every stage since the start, waits that are still open included."""
         return self._run.stats()
+
+    def timeline(self) -> Timeline:
+        """What every thread did in the last seconds; see ``spdl_torch.observe.tracing``."""
+        return self._run.recorder.timeline()
 
     def __repr__(self) -> str:
         return self._run.describe()

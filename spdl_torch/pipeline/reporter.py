@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from .threads import ThreadGroup
 
-__all__ = ["Reporter"]
+__all__ = ["Reporter", "Reports"]
 
 _TAIL_SECONDS = 1.0  # how long the last lap waits for running ops before it goes without them
 
@@ -21,7 +21,8 @@ class Reports(Protocol):
 
     interval: float | None
 
-    def report_lap(self) -> None: ...
+    def report_lap(self) -> None:
+        """What came since the last call."""
 
 
 class Reporter:

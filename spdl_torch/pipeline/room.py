@@ -33,6 +33,13 @@ class Room:
         """Let up to ``most`` items wait while more than 10,000 a second are taken."""
         self.most = max(most, self.capacity)
 
+    def grow(self, capacity: int) -> None:
+        """Let ``capacity`` items wait, if that is more than now."""
+        if capacity > self.capacity:
+            self.capacity = capacity
+            self.most, self.now = max(self.most, capacity), max(self.now, capacity)
+            self.low_water = _low_water(self.now)
+
     def may_burst(self, num_taken: int) -> bool:
         """Called when the channel is full: allow twice as much if items were taken quickly, else
         only ``capacity`` again. True if there is more room now."""

@@ -6,55 +6,46 @@ dropping that object can end the run.
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
 import threading
-from collections.abc import AsyncIterable, Callable, Iterator
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PipelineFailure, PipelineStopped
-from .channel import Channel, ChannelClosed, EndOfChannel
+from .channel import ChannelClosed, EndOfChannel
 from .coroutines import AsyncStage
 from .definition import (
     BURST_BUFFER_SIZE,
     MaxFailures,
+    OpKind,
     PipelineSpec,
-    SourceSpec,
     default_buffer_size,
 )
 from .failures import FailureBudget
 from .hooks import HookFactory, StageInfo, StatsQueue, TaskStatsHook
-from .reporter import Reporter
-from .stats import PipelineStats, StageStats, queue_stats, task_stats
+from .iterate import iterate
+from .layout import buffer_sizes, given_buffer_sizes, make_gate
+from .patience import told_when_long
+from .readings import stage_stats
+from .reporter import Reporter, Reports
+from .stacks import describe_busy
+from .states import MOVES, RunState
+from .stats import PipelineStats
 from .threads import ThreadGroup
 from .worker import Stage
 
-__all__ = ["Run", "RunState"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .recorder import FlightRecorder
+    from .tuning import Tuner
+
+__all__ = ["Run"]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 _SOURCE_GRACE_SECONDS = 0.02  # how long stop() waits for a source that is inside the user's next()
-
-
-class RunState(enum.Enum):
-    """Where a run is. Only ``Run._advance`` moves it, holding the lock."""
-
-    NEW = "new"  # built, no thread exists
-    RUNNING = "running"  # workers take, apply, put
-    DRAINING = "draining"  # the source is exhausted or the run failed; items are in flight
-    STOPPING = "stopping"  # stop was asked for: channels refuse items
-    CLOSED = "closed"  # every thread has ended or, blocked in the user's source, was left
-
-
-_MOVES: dict[RunState, frozenset[RunState]] = {
-    RunState.NEW: frozenset({RunState.RUNNING, RunState.STOPPING}),
-    RunState.RUNNING: frozenset({RunState.DRAINING, RunState.STOPPING}),
-    RunState.DRAINING: frozenset({RunState.STOPPING, RunState.CLOSED}),
-    RunState.STOPPING: frozenset({RunState.CLOSED}),
-    RunState.CLOSED: frozenset(),
-}
 
 
 class Run:
@@ -74,9 +65,13 @@ class Run:
         report_stats_interval: float | None,
         queue_class: Callable[..., StatsQueue] | None,
         task_hook_factory: HookFactory | None,
+        recorder: FlightRecorder,
+        tuner: Tuner | None = None,
     ) -> None:
         self.state = RunState.NEW
-        self._spec = spec
+        self.recorder = recorder
+        self.spec = spec
+        self._is_adjustable = tuner is not None
         # Re-entrant: request_stop() may come from a finalizer on a thread that holds it.
         self._lock = threading.RLock()
         self._failed: tuple[str, list[Exception]] | None = None
@@ -88,12 +83,12 @@ class Run:
         extra = {} if report_stats_interval is None else {"interval": report_stats_interval}
         make_queue, make_hooks = (
             queue_class or StatsQueue,
-            task_hook_factory or _default_hooks(extra),
+            task_hook_factory or _default_hooks(extra, recorder.enabled),
         )
         source_info = StageInfo(0, 0, spec.source.name)
         sink_info = StageInfo(0, len(spec.stages) + 1, "sink")
-        self._gate = _make_gate(spec, num_threads)
-        sizes = _buffer_sizes(spec)
+        self._gate = make_gate(spec, num_threads, adjustable=self._is_adjustable)
+        sizes = buffer_sizes(spec)
         self._source_queue = queue = make_queue(source_info, sizes[0], **extra)
         self._stages: list[Stage] = []
         for stage_id, stage in enumerate(spec.stages, start=1):
@@ -110,14 +105,24 @@ class Run:
                     gate=self._gate,
                     budget=FailureBudget(stage.name, limit),
                     owner=self,
+                    recorder=recorder,
+                    adjustable=self._is_adjustable,
                 )
             )
         self._last_queue = queue
         self._sink_queue = make_queue(sink_info, spec.sink.buffer_size, **extra)
-        for queue, given in zip(self._queues(), _given_buffer_sizes(spec), strict=True):
+        self._source_ring = recorder.new_ring(spec.source.name, 0, role="source")
+        self._sink_ring = recorder.new_ring("sink", sink_info.stage_id, role="sink")
+        self._consumer = recorder.new_consumer_ring(sink_info.stage_id + 1, self._sink_queue)
+        for position, queue in enumerate(self._queues()):
+            recorder.add_queue(position, queue.info.stage_name, queue.buffer_size)
+        for queue, given in zip(self._queues(), given_buffer_sizes(spec), strict=True):
             if given is None:
                 queue.allow_bursts(BURST_BUFFER_SIZE)
-        self._reporter = Reporter([*self._recorders(), *self._queues()], self._join_workers)
+        subjects: list[Reports] = [*self._recorders(), *self._queues()]
+        if tuner is not None:
+            subjects.append(tuner.attach(self))
+        self._reporter = Reporter(subjects, self._join_workers)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -136,10 +141,12 @@ class Run:
             self.fail("a stage hook raised", [error])
         self._reporter.start(self._threads)
         for stage in reversed(self._stages):  # downstream first: nobody waits for a missing taker
-            for name, target in stage.thread_targets():
+            with self._lock:
+                targets = stage.thread_targets()
+            for name, target in targets:
                 self._threads.spawn(name, target)
         self._threads.spawn("sink", self._run_sink)
-        self._source_thread = self._threads.spawn(self._spec.source.name, self._run_source)
+        self._source_thread = self._threads.spawn(self.spec.source.name, self._run_source)
 
     def get(self, timeout: float | None = None) -> Any:
         """The next finished item; starts the run if need be.
@@ -149,15 +156,30 @@ class Run:
         self._check_process()
         if self.state is RunState.NEW:
             self.start()
+        self._consumer.ask(self._sink_queue)
+        get = self._sink_queue.get_numbered
         try:
-            return self._sink_queue.get(timeout)
+            number, item = (
+                told_when_long(get, self._tell_stall) if timeout is None else get(timeout)
+            )
+        except TimeoutError as error:
+            raise TimeoutError(f"get: {error} {describe_busy(self._threads.threads())}") from None
         except EndOfChannel:
+            self._consumer.end()
             self._close()
         except ChannelClosed:
+            self._consumer.end()
             raise PipelineStopped("get: the pipeline was stopped.") from None
+        else:
+            self._consumer.got(number)
+            return item
         if (failure := self.failure) is not None:
             raise failure
         raise EOFError("get: the pipeline has delivered every item.")
+
+    def _tell_stall(self, seconds: float) -> None:
+        busy = describe_busy(self._threads.threads())
+        _logger.warning("pipeline: the loop has waited %g s for an item. %s", seconds, busy)
 
     @property
     def failure(self) -> PipelineFailure | None:
@@ -174,6 +196,7 @@ class Run:
             if self.state is RunState.CLOSED:
                 return
             self._advance(RunState.STOPPING)
+        self._consumer.end()
         for channel in self._queues():
             channel.close()
         if self._gate is not None:
@@ -219,12 +242,14 @@ class Run:
                 return
             if self.state is RunState.RUNNING:
                 self._advance(RunState.DRAINING)
+        self._consumer.end()
         self._reporter.request_stop()
         # Every worker has put its last item, so this join is short. A source may be blocked in
         # the user's code (after a failure): nobody waits for it.
         self._join_workers()
         with self._lock:
             self._advance(RunState.CLOSED)
+        self.recorder.finish()
 
     def _join_workers(self, timeout: float | None = None) -> bool:
         return self._threads.join(timeout, without=self._source_thread)
@@ -232,7 +257,7 @@ class Run:
     def _advance(self, state: RunState) -> None:
         if state is self.state:
             return
-        assert state in _MOVES[self.state], f"{self.state} -> {state}"
+        assert state in MOVES[self.state], f"{self.state} -> {state}"
         self.state = state
 
     def _check_process(self) -> None:
@@ -242,22 +267,73 @@ class Run:
                 f"{self._pid}. Build a pipeline after the fork."
             )
 
+    # -- what a tuner calls --------------------------------------------------------------------
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether it runs, and the source has more."""
+        return self.state is RunState.RUNNING
+
+    @property
+    def num_delivered(self) -> int:
+        """Items that the consumer took so far."""
+        return self._sink_queue.counters().num_got
+
+    def set_concurrency(self, stage: str, count: int) -> None:
+        """Run at most ``count`` calls of the op at once: those that run already end first. What
+        comes out, and in which order, stays the same. Without effect when the run has ended.
+
+        Raises: ValueError: the stage cannot be changed.
+        """
+        live = next((each for each in self._stages if each.spec.name == stage), None)
+        if not self._is_adjustable or live is None or not live.spec.is_adjustable or count < 1:
+            raise ValueError(
+                f"set_concurrency: stage must be one with threads of its own, of a pipeline built "
+                f"with a tuner, and count >= 1, got {stage!r} and {count}."
+            )
+        with self._lock:  # a stop either sees the new threads, or they are not started
+            if self.state not in (RunState.NEW, RunState.RUNNING, RunState.DRAINING):
+                return
+            place = self._stages.index(live)
+            self._grow(place, default_buffer_size(count))
+            self._grow(place + 1, default_buffer_size(count))
+            if not live.crew.has_begun:  # nor need there be anybody who could leave
+                live.crew.headcount.count = count
+                return
+            for name, target in live.resize(count):
+                self._threads.spawn(name, target)
+
+    def set_room(self, room: Mapping[str, int]) -> None:
+        """Let that many items wait behind each stage named, if that is more than now."""
+        for place, stage in enumerate(self._stages, start=1):
+            if stage.spec.name in room:
+                self._grow(place, room[stage.spec.name])
+
+    def _grow(self, place: int, capacity: int) -> None:
+        """More room in the queue at ``place``, unless the user gave a number."""
+        queue = self._queues()[place]
+        if given_buffer_sizes(self.spec)[place] is None and capacity > queue.capacity:
+            queue.grow(capacity)
+            self.recorder.set_capacity(place, capacity)
+
     # -- source and sink threads ---------------------------------------------------------------
 
     def _run_source(self) -> None:
-        queue = self._source_queue
+        queue, ring = self._source_queue, self._source_ring
+        since_ns = ring.begin()
         try:
-            for item in _iterate(self._spec.source):
-                queue.put(item)
+            for item in iterate(self.spec.source):
+                ended_ns = perf_counter_ns()
+                output = queue.put(item)
+                done_ns = perf_counter_ns()
+                if done_ns - since_ns >= ring.shortest_ns:
+                    ring.add(since_ns, since_ns, ended_ns, done_ns, -1, -1, output, None, queue)
+                since_ns = done_ns
         except ChannelClosed:
             pass
-        except Exception as error:
-            error.add_note(f"in the source {self._spec.source}, after {len_put(queue)} items")
-            self.fail("the source raised", [error])
         except BaseException as error:
-            wrapped = RuntimeError(f"{type(error).__name__} in the source")
-            wrapped.__cause__ = error
-            self.fail("the source raised", [wrapped])
+            error.add_note(f"in the source {self.spec.source}, after {len_put(queue)} items")
+            self.fail("the source raised", [_wrapped(error)])
         finally:
             queue.finish()
             with self._lock:
@@ -265,11 +341,25 @@ class Run:
                     self._advance(RunState.DRAINING)
 
     def _run_sink(self) -> None:
+        before, behind, ring = self._last_queue, self._sink_queue, self._sink_ring
+        since_ns = ring.begin()
         try:
             while True:
-                self._sink_queue.put(self._last_queue.get())
+                number, item = before.get_numbered()
+                got_ns = perf_counter_ns()
+                output = behind.put(item)
+                item = None  # or it would stay alive while this thread waits
+                done_ns = perf_counter_ns()
+                if done_ns - since_ns >= ring.shortest_ns:
+                    ring.add(since_ns, got_ns, got_ns, done_ns, -1, number, output, before, behind)
+                since_ns = done_ns
         except (EndOfChannel, ChannelClosed):
             pass
+        except BaseException as error:  # of a user's queue class: the stages must not wait for room
+            self.fail(
+                "the sink broke", [error if isinstance(error, Exception) else _wrapped(error)]
+            )
+            before.close()
         finally:
             self._sink_queue.finish()
 
@@ -288,7 +378,17 @@ class Run:
         return PipelineStats(
             elapsed=elapsed_ns / 1e9,
             consumer_wait_ratio=min(1.0, wait_ns / max(1, elapsed_ns)),
-            stages=tuple(map(_stage_stats, self._stages)),
+            stages=tuple(map(stage_stats, self._stages)),
+        )
+
+    @property
+    def num_lost(self) -> int:
+        """Items that ops have dropped or failed so far. What an aggregate leaves over at the end of
+        the data is not lost on the way.
+        """
+        return sum(
+            stage.num_failures + (stage.spec.kind is not OpKind.AGGREGATE and stage.num_dropped)
+            for stage in self._stages
         )
 
     def check_balance(self) -> None:
@@ -301,14 +401,21 @@ class Run:
                 dropped, failed = stage.num_dropped, stage.num_failures
                 lost = taken - delivered - dropped - failed
                 cut_short = stage.cut_short or stage.outlet.closed
-                discarding = stage.spec.concurrency if cut_short else 0
+                discarding = stage.crew.num_seats if cut_short else 0
                 assert 0 <= lost <= discarding, f"{taken=} {delivered=} {dropped=} {failed=}"
 
     def describe(self) -> str:
         """State and every stage, one line each."""
-        return "\n".join(
-            [f"Pipeline [{self.state.value}]", *(f"  {p}" for p in self._spec.parts())]
-        )
+        return "\n".join([f"Pipeline [{self.state.value}]", *(f"  {p}" for p in self.spec.parts())])
+
+
+def _wrapped(error: BaseException) -> Exception:
+    """What is no Exception (SystemExit) cannot be a member of an ExceptionGroup."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError(f"{type(error).__name__} in a thread of the pipeline")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def len_put(queue: StatsQueue) -> int:
@@ -316,75 +423,5 @@ def len_put(queue: StatsQueue) -> int:
     return queue.counters().num_put
 
 
-def _stage_stats(stage: Stage) -> StageStats:
-    recorder = next((h for h in stage.hooks if isinstance(h, TaskStatsHook)), None)
-    tasks = recorder.counters() if recorder else TaskStatsHook(stage.info).counters()
-    inlet, outlet = stage.inlet.counters(), stage.outlet.counters()
-    thread_ns = max(1, tasks.elapsed_ns * stage.spec.concurrency)
-    return StageStats(
-        name=stage.spec.name,
-        concurrency=stage.spec.concurrency,
-        tasks=task_stats(tasks),
-        queue=queue_stats(outlet),
-        num_dropped=stage.num_dropped,
-        busy_ratio=tasks.busy_ns / thread_ns,
-        wait_in_ratio=min(1.0, inlet.get_wait[0] / thread_ns),
-        wait_out_ratio=min(1.0, outlet.put_wait[0] / thread_ns),
-    )
-
-
-def _default_hooks(extra: dict[str, float]) -> HookFactory:
-    return lambda info: [TaskStatsHook(info, **extra)]
-
-
-def _make_gate(spec: PipelineSpec, num_threads: int | None) -> Channel[None] | None:
-    """Tokens for the bound on running tasks; None where the stages' own bounds are tighter."""
-    own = sum(s.concurrency for s in spec.stages if s.executor is None and not s.is_async)
-    if num_threads is not None and num_threads < 1:
-        raise ValueError(f"build: num_threads must be >= 1 or None, got {num_threads}.")
-    if num_threads is None or num_threads >= own:
-        return None
-    gate: Channel[None] = Channel(num_threads)
-    for _ in range(num_threads):
-        gate.put(None)
-    return gate
-
-
-def _buffer_sizes(spec: PipelineSpec) -> list[int]:
-    """Capacity of the queue after the source and after each stage."""
-    threads = [1, *(stage.concurrency for stage in spec.stages), 1]
-    return [
-        size or default_buffer_size(max(before, after))
-        for size, before, after in zip(
-            _given_buffer_sizes(spec), threads, threads[1:], strict=False
-        )
-    ]
-
-
-def _given_buffer_sizes(spec: PipelineSpec) -> list[int | None]:
-    """What the user said of each queue, the sink's included."""
-    return [None, *(stage.buffer_size for stage in spec.stages), spec.sink.buffer_size]
-
-
-def _iterate(source: SourceSpec) -> Iterator[Any]:
-    if isinstance(source.iterable, AsyncIterable):
-        return _iterate_async(source.iterable)
-    return iter(source.iterable)
-
-
-def _iterate_async(iterable: AsyncIterable[Any]) -> Iterator[Any]:
-    """Drive an async source on a loop of its own; between items the loop stands still."""
-    import asyncio
-
-    iterator = aiter(iterable)
-
-    async def advance() -> Any:
-        return await anext(iterator)
-
-    with asyncio.Runner() as runner:
-        while True:
-            try:
-                item = runner.run(advance())
-            except StopAsyncIteration:
-                return
-            yield item
+def _default_hooks(extra: dict[str, float], enabled: bool) -> HookFactory:
+    return lambda info: [TaskStatsHook(info, **extra)] if enabled else []

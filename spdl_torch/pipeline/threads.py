@@ -59,6 +59,10 @@ class ThreadGroup:
             thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
         return not self.alive(without=without)
 
+    def threads(self) -> list[threading.Thread]:
+        """All that were started, in that order, those that have ended too."""
+        return list(self._threads)
+
     def is_member(self) -> bool:
         """Whether the caller runs on one of these threads."""
         return threading.current_thread() in self._threads

@@ -10,24 +10,28 @@ import functools
 import threading
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import ExitStack
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
-from .channel import Channel, ChannelClosed, EndOfChannel
+from .channel import Channel, ChannelClosed, Dismissed, EndOfChannel
 from .contexts import LazyRunner, blocking
+from .crew import Crew, Seat
 from .definition import OpKind, StageSpec
 from .failures import FailureBudget, add_note
 from .hooks import StageInfo, StatsQueue, TaskCell, TaskHook, TaskStatsHook
+from .measure import EXHAUSTED, Measured, Spent, measure, measure_list, metered, next_of, unmeasured
+from .timeline import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .recorder import FlightRecorder, Ring
+
 __all__ = ["Stage", "StageOwner"]
 
-R = TypeVar("R")
+_PASSED, _DROPPED, _FAILED = map(int, (Outcome.PASSED, Outcome.DROPPED, Outcome.FAILED))
 
-Measured = tuple[Any, int, int]
-"""What an op returned, its wall time and its thread CPU time in ns."""
+R = TypeVar("R")
 
 
 class StageOwner(Protocol):
@@ -55,23 +59,30 @@ class Stage:
         gate: Channel[None] | None,
         budget: FailureBudget,
         owner: StageOwner,
+        recorder: FlightRecorder,
+        adjustable: bool = False,
     ) -> None:
         self.spec = spec
         self.info = info
         self.inlet = inlet
         self.outlet = outlet
         self.hooks = hooks
-        self.ordered = spec.output_order == "input" and spec.concurrency > 1
+        # One thread keeps the order by itself, as long as it stays the only one.
+        self.ordered = spec.output_order == "input" and (spec.concurrency > 1 or adjustable)
         # Hooks nobody wrote are not entered: recorders whose task_hook is not overridden have their
         # cells written directly by the workers.
         self._recorders = [h for h in hooks if _is_plain_recorder(h)]
         self.task_hooks = [h for h in hooks if not _is_plain_recorder(h)]
         self._cells: list[TaskCell] = []
+        self._recorder = recorder
+        new_ring = functools.partial(recorder.new_ring, spec.name, info.stage_id)
+        self.crew = Crew(spec.concurrency, new_ring)
+        if self.ordered:
+            recorder.restores_order(info.stage_id, outlet.progress)
+        self._measure = measure if recorder.enabled else unmeasured
         self._gate = gate if spec.executor is None else None
         self._budget = budget
         self._owner = owner
-        self._lock = threading.Lock()
-        self._workers_left = spec.concurrency
         self.cut_short = False
         self._stage_hooks = ExitStack()
         self._executor_refuses = False
@@ -80,8 +91,26 @@ class Stage:
     # -- what the run calls ------------------------------------------------------------------
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
-        """Name and target of each thread of the stage."""
-        return [(f"{self.spec.name}-{n}", self._run_worker) for n in range(self.spec.concurrency)]
+        """Name and target of each thread that the stage begins with."""
+        return self._targets_of(self.crew.seats())
+
+    def resize(self, count: int) -> list[tuple[str, Callable[[], None]]]:
+        """Work on ``count`` threads from now on; returns name and target of those to be started.
+
+        Those that are too many leave before they take another item. Never blocks.
+        """
+        more = count - self.crew.headcount.count
+        self.crew.headcount.change(count)
+        if more < 0:
+            self.inlet.dismiss(-more)
+            return []
+        return self._targets_of(self.crew.hire(more - self.inlet.recall(more)))
+
+    def _targets_of(self, seats: list[Seat]) -> list[tuple[str, Callable[[], None]]]:
+        return [
+            (f"{self.spec.name}-{seat.number}", functools.partial(self._run_worker, seat))
+            for seat in seats
+        ]
 
     def enter(self) -> None:
         """Enter the stage hooks, before any thread of the stage starts."""
@@ -123,6 +152,7 @@ class Stage:
     def count_failure(self, error: Exception, number: int, item: Any) -> None:
         """Note a failing item on the user's exception and charge the budget."""
         add_note(error, self.spec.name, threading.current_thread().name, number, item)
+        self._recorder.failed(self.spec.name, number, error)
         if self._budget.spend(error, self.num_tasks):
             self._owner.fail(self._budget.message(self.num_tasks), self._budget.errors)
 
@@ -135,12 +165,10 @@ class Stage:
         error.add_note(f"in stage {self.spec.name!r} ({threading.current_thread().name})")
         self._owner.fail(f"stage {self.spec.name!r} broke", [error])
 
-    def leave(self, workers: int = 1) -> None:
+    def leave(self, seat: Seat | None = None, workers: int = 1) -> None:
         """A worker is done; the last one ends the stage."""
-        with self._lock:
-            self._workers_left -= workers
-            if self._workers_left:
-                return
+        if not self.crew.leave(seat, workers):
+            return
         try:
             if self._budget.overdrawn_at_end(self.num_tasks):
                 self._owner.fail(self._budget.message(self.num_tasks), self._budget.errors)
@@ -157,109 +185,132 @@ class Stage:
 
     # -- threads -----------------------------------------------------------------------------
 
-    def _run_worker(self) -> None:
+    def _run_worker(self, seat: Seat) -> None:
         try:
             with LazyRunner() as runner:
-                cell, call = self.new_cell(), self._measured_op()
+                seat.cell = seat.cell or self.new_cell()
+                ring, cell, call = seat.ring, seat.cell, self._measured_op()
                 if self.spec.kind is OpKind.GENERATOR and self.spec.executor is None:
-                    self._expand_all(cell, call, runner)
+                    self._expand_all(cell, ring, call, runner)
                 elif self.spec.kind is OpKind.AGGREGATE:
-                    self._aggregate(cell, self._with_hooks(call, runner))
+                    self._aggregate(cell, ring, self._with_hooks(call, runner))
                 else:
-                    self._map(cell, self._with_hooks(call, runner))
+                    self._map(cell, ring, self._with_hooks(call, runner))
+        except Dismissed:
+            pass
         except (ChannelClosed, CancelledError):
             self.cut_short = True
         except BaseException as error:
             self.fail(error)
         finally:
-            self.leave()
+            self.leave(seat)
 
-    def _map(self, cell: TaskCell, call: Callable[[Any], Measured]) -> None:
+    def _map(self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured]) -> None:
         """One item in, one out (several, if a generator ran on an executor)."""
-        take, put, many = (
-            self.inlet.get_numbered,
-            self.outlet.put,
-            self.spec.kind is OpKind.GENERATOR,
-        )
+        inlet, outlet, many = self.inlet, self.outlet, self.spec.kind is OpKind.GENERATOR
+        take, put = inlet.get_numbered, outlet.put
+        since_ns = ring.begin()
         while True:
             try:
                 number, item = take()
             except EndOfChannel:
                 return
-            started_ns = perf_counter_ns()
+            output, outcome, started_ns = -1, _PASSED, perf_counter_ns()
             try:
                 result, wall_ns, cpu_ns = call(item)
             except BaseException as error:
                 if not isinstance(error, Exception) or self._ends_worker(error):
                     self._emit_nothing(number)  # those behind it in the order must not wait
                     raise
-                cell.add_failure(perf_counter_ns() - started_ns, 0)
+                ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
+                cell.add_failure(ended_ns - started_ns, cpu_ns)
                 self.count_failure(error, number, item)
                 self._emit_nothing(number)
-                continue
-            cell.add(wall_ns, cpu_ns)
-            if many:
-                self._emit_all(cell, number, result)
-            elif result is None:
-                cell.num_dropped += 1
-                self._emit_nothing(number)
-            elif self.ordered:
-                self.outlet.put_at(number, result)
             else:
-                put(result)
+                ended_ns = perf_counter_ns()
+                cell.add(wall_ns, cpu_ns)
+                if many:
+                    self._emit_all(cell, number, result)
+                elif result is None:
+                    outcome = _DROPPED
+                    cell.num_dropped += 1
+                    self._emit_nothing(number)
+                elif self.ordered:
+                    outlet.put_at(number, result)
+                else:
+                    output = put(result)
             item = result = None  # or they would stay alive while this thread waits
+            done_ns = perf_counter_ns()
+            if done_ns - since_ns >= ring.shortest_ns:
+                ring.add(
+                    *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
+                    *(inlet, outlet, outcome),
+                )
+            since_ns = done_ns
 
     def _expand_all(
-        self, cell: TaskCell, call: Callable[[Any], Measured], runner: LazyRunner
+        self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured], runner: LazyRunner
     ) -> None:
         """One item in, many out, each passed on as soon as it is there."""
+        since_ns = ring.begin()
         while True:
             try:
                 number, item = self.inlet.get_numbered()
             except EndOfChannel:
                 return
-            times = [0, 0]
-            expand = functools.partial(self._pass_on, cell, call, number, times)
+            started_ns, outcome, spent = perf_counter_ns(), _PASSED, Spent()
+            expand = functools.partial(self._pass_on, cell, call, number, spent)
             try:
                 self._with_hooks(expand, runner)(item)
             except BaseException as error:
                 if not isinstance(error, Exception) or self._ends_worker(error):
                     self._emit_nothing(number)
                     raise
-                cell.add_failure(*times)
+                outcome = _FAILED
+                cell.add_failure(spent.wall_ns, spent.cpu_ns)
                 self.count_failure(error, number, item)
             else:
-                cell.add(*times)
+                cell.add(spent.wall_ns, spent.cpu_ns)
             self._emit_nothing(number)
+            # Its work and its waits for room alternate; here all of the work comes first.
+            ended_ns = started_ns + spent.wall_ns
+            done_ns = perf_counter_ns()
+            if done_ns - since_ns >= ring.shortest_ns:
+                ring.add(
+                    *(since_ns, started_ns, ended_ns, done_ns, spent.cpu_ns, number, spent.output),
+                    *(self.inlet, self.outlet, outcome),
+                )
+            since_ns = done_ns
 
     def _pass_on(
         self,
         cell: TaskCell,
         call: Callable[[Any], Measured],
         number: int,
-        times: list[int],
+        spent: Spent,
         item: Any,
     ) -> None:
-        """Pass on what the generator yields; ``times`` sums what was spent inside it."""
-        outputs, times[0], times[1] = call(item)
-        step = self._gated(functools.partial(_measure, _next))
+        """Pass on what the generator yields; ``spent`` sums what was spent inside it."""
+        outputs, spent.wall_ns, spent.cpu_ns = call(item)
+        step = self._gated(functools.partial(self._measure, next_of))
         while True:
             output, wall_ns, cpu_ns = step(outputs)
-            times[0] += wall_ns
-            times[1] += cpu_ns
-            if output is _EXHAUSTED:
+            spent.wall_ns += wall_ns
+            spent.cpu_ns += cpu_ns
+            if output is EXHAUSTED:
                 return
             if output is None:
                 cell.num_dropped += 1
             elif self.ordered:
                 self.outlet.put_at(number, output, last=False)
             else:
-                self.outlet.put(output)
+                spent.output = self.outlet.put(output)
 
-    def _aggregate(self, cell: TaskCell, call: Callable[[Any], Measured]) -> None:
-        """Many in, one list out; a remainder unless ``drop_last``."""
+    def _aggregate(self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured]) -> None:
+        """Many in, one list out; a remainder unless ``drop_last``. A turn is that of a group."""
         group: list[Any] = []
         size = self.spec.batch_size
+        since_ns = ring.begin()
         while True:
             try:
                 number, item = self.inlet.get_numbered()
@@ -267,27 +318,43 @@ class Stage:
                 break
             group.append(item)
             if len(group) == size:
-                self._emit_group(cell, call, group, number // size)
+                since_ns = self._emit_group(cell, ring, call, group, number, since_ns)
                 group = []
         if group and not self.spec.drop_last:
-            self._emit_group(cell, call, group, number // size)
+            self._emit_group(cell, ring, call, group, number, since_ns)
         else:
             cell.num_dropped += len(group)
 
     def _emit_group(
-        self, cell: TaskCell, call: Callable[[Any], Measured], group: list[Any], number: int
-    ) -> None:
-        started_ns = perf_counter_ns()
+        self,
+        cell: TaskCell,
+        ring: Ring,
+        call: Callable[[Any], Measured],
+        group: list[Any],
+        number: int,
+        since_ns: int,
+    ) -> int:
+        """``number``: of the item that completes the group. Returns when it was passed on."""
+        output, outcome, started_ns = -1, _PASSED, perf_counter_ns()
         try:
             result, wall_ns, cpu_ns = call(group)
         except Exception as error:  # of a task hook
             if self._ends_worker(error):
                 raise
-            cell.add_failure(perf_counter_ns() - started_ns, 0)
-            self.count_failure(error, number, group)
-            return
-        cell.add(wall_ns, cpu_ns)
-        self.outlet.put(result)
+            ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
+            cell.add_failure(ended_ns - started_ns, cpu_ns)
+            self.count_failure(error, number // self.spec.batch_size, group)
+        else:
+            ended_ns = perf_counter_ns()
+            cell.add(wall_ns, cpu_ns)
+            output = self.outlet.put(result)
+        done_ns = perf_counter_ns()
+        if done_ns - since_ns >= ring.shortest_ns:
+            ring.add(
+                *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
+                *(self.inlet, self.outlet, outcome),
+            )
+        return done_ns
 
     def _emit_nothing(self, number: int) -> None:
         if self.ordered:
@@ -309,9 +376,12 @@ class Stage:
         """The op as a call that also tells its times, measured where the op runs."""
         op, executor = self.spec.op, self.spec.executor
         if executor is not None:
-            measure = _measure_list if self.spec.kind is OpKind.GENERATOR else _measure
-            return functools.partial(self._submit, executor, functools.partial(measure, op))
-        return self._gated(functools.partial(_measure, op))
+            is_generator = self.spec.kind is OpKind.GENERATOR
+            measured = functools.partial(measure_list if is_generator else self._measure, op)
+            return functools.partial(self._submit, executor, measured)
+        if self._measure is measure and self.spec.kind is not OpKind.GENERATOR:
+            return self._gated(metered(op))
+        return self._gated(functools.partial(self._measure, op))
 
     def _gated(self, call: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
         """``call`` under the bound on all stages' threads, if there is one."""
@@ -371,20 +441,3 @@ class Stage:
 
 def _is_plain_recorder(hook: TaskHook) -> TypeGuard[TaskStatsHook]:
     return isinstance(hook, TaskStatsHook) and type(hook).task_hook is TaskStatsHook.task_hook
-
-
-def _measure(op: Callable[[Any], Any], item: Any) -> Measured:
-    wall, cpu = perf_counter_ns(), thread_time_ns()
-    result = op(item)
-    return result, perf_counter_ns() - wall, thread_time_ns() - cpu
-
-
-def _measure_list(op: Callable[[Any], Any], item: Any) -> Measured:
-    return _measure(lambda item: list(op(item)), item)
-
-
-_EXHAUSTED = object()
-
-
-def _next(outputs: Any) -> Any:
-    return next(outputs, _EXHAUSTED)

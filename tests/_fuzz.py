@@ -1,0 +1,39 @@
+"""How long fuzzers run: a fixed small number of examples always, or for a time when asked."""
+
+import os
+from time import monotonic
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+FUZZ_SECONDS = float(os.environ.get("SPDL_TORCH_FUZZ_SECONDS") or 0)
+"""How long each test marked ``fuzz`` runs; 0 = not at all."""
+
+LONG_TIMEOUT = 600 + 2 * FUZZ_SECONDS
+"""Of the long forms: a hang is still noticed, shrinking an example has its time."""
+
+QUICK = settings(
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    # Explaining a failure runs it under a tracer, which threads and their locks do not bear well.
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+)
+
+
+def run_short(machine, *, examples, steps):
+    """The same examples in every run."""
+    settled = settings(QUICK, max_examples=examples, stateful_step_count=steps)
+    run_state_machine_as_test(machine, settings=settled)
+
+
+def run_long(machine, *, steps):
+    """Other examples in every run, until the time is over."""
+    wild = settings(
+        QUICK, derandomize=False, database=None, max_examples=100, stateful_step_count=steps
+    )
+    end, rounds = monotonic() + FUZZ_SECONDS, 0
+    while monotonic() < end:
+        run_state_machine_as_test(machine, settings=wild)
+        rounds += 1
+    print(f"{machine.__name__}: {rounds * 100} examples of up to {steps} steps")

@@ -1,0 +1,167 @@
+"""Random stages for pipelines, and what a plain loop makes of the same items."""
+
+from dataclasses import dataclass
+
+from _gates import Boom
+from hypothesis import strategies as st
+
+KINDS = (
+    "function",
+    "dropping",
+    "failing",
+    "generator",
+    "failing generator",
+    "async function",
+    "async failing",
+    "async generator",
+    "executor function",
+    "executor failing",
+    "executor generator",
+    "aggregate, disaggregate",
+    "aggregate, function, disaggregate",
+    "aggregate dropping the last, disaggregate",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One random stage (or an aggregate with its disaggregate)."""
+
+    kind: str
+    concurrency: int
+    input_order: bool
+    buffer_size: int | None
+    group: int
+
+    @property
+    def output_order(self):
+        in_order = self.input_order and self.kind != "async generator"
+        return "input" if in_order else "completion"
+
+    @property
+    def keeps_order(self):
+        return self.concurrency == 1 or self.output_order == "input"
+
+
+# Every op is a pure function of its item; items are ints. What an op does with an item:
+
+
+def plus(item):
+    return item * 7 + 1
+
+
+def drop_some(item):
+    return None if item % 3 == 0 else item + 1
+
+
+def fail_some(item):
+    if item % 4 == 1:
+        raise Boom(item)
+    return item * 2
+
+
+def spread(item):
+    for n in range(item % 4):
+        yield item * 5 + n if n != 1 else None
+
+
+def spread_then_fail(item):
+    yield item + 3
+    if item % 3 == 1:
+        raise Boom(item)
+    yield item + 4
+
+
+def plus_list(items):
+    return [plus(item) for item in items]
+
+
+def as_async(function):
+    async def op(item):
+        return function(item)
+
+    return op
+
+
+async def aspread(item):
+    for output in spread(item):
+        yield output
+
+
+def evaluate(plan, items):
+    """What one stage makes of ``items``, in order, and how many calls fail."""
+    outputs, num_failures = [], 0
+    if plan.kind.startswith("aggregate dropping"):
+        return items[: len(items) // plan.group * plan.group], 0
+    if plan.kind.startswith("aggregate"):
+        return (plus_list(items) if "function" in plan.kind else list(items)), 0
+    for item in items:
+        made = []
+        try:
+            if plan.kind == "failing generator":
+                made = outputs  # what came before the failure has left already
+                made.extend(x for x in _until_failure(spread_then_fail, item, made))
+            elif plan.kind == "executor generator":
+                made = list(spread_then_fail(item))  # all or nothing
+            elif "generator" in plan.kind:
+                made = [x for x in spread(item) if x is not None]
+            elif "dropping" in plan.kind:
+                made = [x for x in [drop_some(item)] if x is not None]
+            elif "failing" in plan.kind:
+                made = [fail_some(item)]
+            else:
+                made = [plus(item)]
+        except Boom:
+            num_failures += 1
+            continue
+        if made is not outputs:
+            outputs.extend(made)
+    return outputs, num_failures
+
+
+def _until_failure(generator, item, sink):
+    for output in generator(item):
+        sink.append(output)
+    return ()
+
+
+OPS = {
+    "function": plus,
+    "dropping": drop_some,
+    "failing": fail_some,
+    "generator": spread,
+    "failing generator": spread_then_fail,
+    "async function": as_async(plus),
+    "async failing": as_async(fail_some),
+    "async generator": aspread,
+    "executor function": plus,
+    "executor failing": fail_some,
+    "executor generator": spread_then_fail,
+}
+
+
+def add(builder, plan, pool):
+    """Pipe the stages of ``plan``."""
+    options = {
+        "concurrency": plan.concurrency,
+        "output_order": plan.output_order,
+        "buffer_size": plan.buffer_size,
+    }
+    if plan.kind.startswith("aggregate"):
+        builder.aggregate(plan.group, drop_last="dropping" in plan.kind)
+        if "function" in plan.kind:
+            builder.pipe(plus_list, **options)
+        builder.disaggregate()
+        return
+    executor = pool if plan.kind.startswith("executor") else None
+    builder.pipe(OPS[plan.kind], executor=executor, **options)
+
+
+plans = st.builds(
+    Plan,
+    kind=st.sampled_from(KINDS),
+    concurrency=st.integers(1, 4),
+    input_order=st.booleans(),
+    buffer_size=st.none() | st.integers(1, 4),
+    group=st.integers(1, 5),
+)

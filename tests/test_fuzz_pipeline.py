@@ -1,0 +1,273 @@
+"""Random pipelines under random use: nothing lost, nothing twice, no thread left, figures right."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from _fuzz import LONG_TIMEOUT, run_long, run_short
+from _gates import (
+    PATIENCE_SECONDS,
+    eager_switching,
+    join_spdl_threads,
+    multiset,
+    quiet_log,
+    spdl_threads,
+)
+from _stages import Plan, add, evaluate, plans
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spdl_torch.errors import PipelineFailure, PipelineStopped
+from spdl_torch.pipeline import PipelineBuilder
+
+UNBOUNDED = 10_000
+
+
+class PipelineMachine(RuleBasedStateMachine):
+    """One definition, built and run again and again; a plain loop knows what must come out."""
+
+    @initialize(
+        count=st.integers(0, 60),
+        stages=st.lists(plans, max_size=4),
+        sink=st.integers(1, 4),
+        gate_at=st.none() | st.integers(0, 4),
+        budget=st.sampled_from([UNBOUNDED, UNBOUNDED, 2, 0]),
+        options=st.fixed_dictionaries(
+            {"num_threads": st.none() | st.integers(1, 8), "stats": st.booleans()}
+        ),
+    )
+    def define(self, count, stages, sink, gate_at, budget, options):
+        self.scope = eager_switching()
+        self.scope.__enter__()
+        self.pool = ThreadPoolExecutor(3)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.budget, self.options = budget, options
+        self.builder = PipelineBuilder().add_source(range(count))
+        self.expected, self.is_ordered = list(range(count)), True
+        self.num_tasks, self.num_failures = [], []
+        for place, stage in enumerate(stages):
+            if place == gate_at:
+                self.pipe_gate()
+            self.pipe(stage)
+        if gate_at is not None and gate_at >= len(stages):
+            self.pipe_gate()
+        self.builder.add_sink(sink)
+        self.reader = None
+        self.build()
+
+    def pipe(self, plan):
+        if "dropping the last" in plan.kind and not self.is_ordered:
+            # Which ones are last is not known.
+            plan = Plan("function", plan.concurrency, plan.input_order, plan.buffer_size, 1)
+        add(self.builder, plan, self.pool)
+        if not plan.kind.startswith("aggregate"):
+            self.num_tasks.append(len(self.expected))
+        elif "function" in plan.kind:
+            self.num_tasks.append(-(-len(self.expected) // plan.group))
+        self.expected, num_failures = evaluate(plan, self.expected)
+        self.num_failures.append(num_failures)
+        shuffles = not plan.kind.startswith("aggregate") or "function" in plan.kind
+        self.is_ordered = self.is_ordered and (plan.keeps_order or not shuffles)
+
+    def pipe_gate(self):
+        """A stage that stalls on command."""
+        self.num_tasks.append(len(self.expected))
+        self.builder.pipe(self.pass_gate, concurrency=2, output_order="input")
+
+    def pass_gate(self, item):
+        assert self.gate.wait(PATIENCE_SECONDS), "the machine forgot to open the gate"
+        return item
+
+    def build(self):
+        self.pipeline = self.builder.build(max_failures=self.budget, **self.options)
+        self.got = []
+        self.state = "running"
+
+    # What can be done depends on how fast the threads are, and hypothesis must not: a rule that
+    # does not apply does nothing.
+    @property
+    def is_flowing(self):
+        return self.state == "running" and self.gate.is_set()
+
+    @property
+    def must_fail(self):
+        return any(n > self.budget for n in self.num_failures)
+
+    def take_one(self, timeout):
+        """Takes one item, or learns that there is none."""
+        try:
+            with quiet_log():
+                self.got.append(self.pipeline.get_item(timeout))
+        except EOFError:
+            self.state = "ended"
+            assert not self.must_fail, "too many failures, and nobody said so"
+            assert multiset(self.got) == multiset(self.expected)
+        except PipelineFailure:
+            self.state = "failed"
+            assert self.must_fail
+
+    @rule(count=st.integers(1, 20))
+    def take(self, count):
+        for _ in range(count):
+            if self.is_flowing:
+                self.take_one(PATIENCE_SECONDS)
+
+    @rule()
+    def take_all(self):
+        while self.is_flowing:
+            self.take_one(PATIENCE_SECONDS)
+
+    @rule(timeout=st.sampled_from([0.0, 0.0002, 0.002]))
+    def take_with_timeout(self, timeout):
+        if self.state != "running":
+            return
+        try:
+            self.take_one(timeout)
+        except TimeoutError:
+            pass  # nothing is lost by it: take_all finds everything
+
+    @rule(count=st.integers(1, 5))
+    def loop_and_break(self, count):
+        if not self.is_flowing:
+            return
+        num_wanted = len(self.got) + count
+        try:
+            with quiet_log():
+                for item in self.pipeline:
+                    self.got.append(item)
+                    if len(self.got) == num_wanted:
+                        break
+                else:
+                    self.state = "ended"
+                    assert not self.must_fail, "too many failures, and nobody said so"
+        except PipelineFailure:
+            self.state = "failed"
+            assert self.must_fail
+
+    @rule()
+    def close_gate(self):
+        self.gate.clear()
+
+    @rule()
+    def open_gate(self):
+        self.gate.set()
+
+    @rule()
+    def stop(self):
+        self.gate.set()
+        self.pipeline.stop(PATIENCE_SECONDS)
+        assert not spdl_threads()
+        if self.state == "running":
+            self.state = "stopped"
+            with pytest.raises((PipelineStopped, PipelineFailure), match=r"stopped|failed"):
+                self.pipeline.get_item(0)
+        self.check_figures()
+
+    @rule(how=st.sampled_from(["stop", "drop"]))
+    def start_over(self, how):
+        if how == "stop":
+            self.stop()
+        self.gate.set()
+        self.end_reader()
+        self.pipeline = None
+        join_spdl_threads()
+        self.build()
+
+    @rule()
+    def look(self):
+        """Figures and timeline can be read in every state, and make sense."""
+        read(self.pipeline)
+
+    @rule()
+    def look_all_the_time(self):
+        """Another thread reads while this one goes on."""
+        if self.reader is not None:
+            return
+        self.reader_ends, self.reader_errors = threading.Event(), []
+        self.reader = threading.Thread(
+            target=read_until,
+            args=(self.pipeline, self.reader_ends, self.reader_errors),
+            name="test-reader",
+        )
+        self.reader.start()
+
+    @invariant()
+    def what_came_is_right(self):
+        if not hasattr(self, "got"):
+            return
+        assert not multiset(self.got) - multiset(self.expected)
+        if self.is_ordered and self.budget == UNBOUNDED:
+            assert self.got == self.expected[: len(self.got)]
+
+    @invariant()
+    def the_end_is_final(self):
+        if getattr(self, "state", None) == "ended":
+            with pytest.raises(EOFError, match="delivered every item"):
+                self.pipeline.get_item(0)
+
+    def check_figures(self):
+        """On a run that is over: the counters agree with what was delivered."""
+        self.pipeline._run.check_balance()
+        if self.state != "ended" or not self.options["stats"]:
+            return
+        stages = self.pipeline.stats().stages
+        calls = [
+            stage.tasks.num_tasks
+            for stage in stages
+            if not stage.name.startswith(("aggregate", "disaggregate"))
+        ]
+        assert calls == self.num_tasks
+        assert sum(stage.tasks.num_failures for stage in stages) == sum(self.num_failures)
+
+    def end_reader(self):
+        if self.reader is not None:
+            self.reader_ends.set()
+            self.reader.join(PATIENCE_SECONDS)
+            assert not self.reader.is_alive()
+            self.reader = None
+            assert not self.reader_errors, self.reader_errors
+
+    def teardown(self):
+        if not hasattr(self, "pipeline"):
+            return
+        with ExitStack() as ends:  # whatever is wrong, no thread goes on beside the next tests
+            ends.callback(self.scope.__exit__, None, None, None)
+            ends.callback(self.pool.shutdown)
+            ends.callback(self.gate.set)
+            ends.callback(self.end_reader)
+            self.stop()
+
+
+def read(pipeline):
+    stats, timeline = pipeline.stats(), pipeline.timeline()
+    assert 0 <= stats.consumer_wait_ratio <= 1
+    for stage in stats.stages:
+        assert 0 <= stage.tasks.num_failures <= stage.tasks.num_tasks
+    for row in timeline.rows:
+        for turn in row.turns:
+            assert turn.since_ns <= turn.started_ns <= turn.ended_ns <= turn.done_ns
+    assert repr(pipeline).startswith("Pipeline [")
+
+
+def read_until(pipeline, ends, errors):
+    try:
+        while not ends.is_set():
+            read(pipeline)
+    except BaseException as error:
+        errors.append(error)
+
+
+def test_random_use_of_random_pipelines():
+    """The short form, the same in every run."""
+    with quiet_log():
+        run_short(PipelineMachine, examples=500, steps=25)
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(LONG_TIMEOUT)
+def test_random_use_of_random_pipelines_for_long():
+    """Other pipelines and uses in every run."""
+    with quiet_log():
+        run_long(PipelineMachine, steps=40)

@@ -1,0 +1,344 @@
+"""A stage's concurrency changes while it runs, and nothing else does."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import nullcontext
+
+import pytest
+from _gates import GatedOp, eager_switching, no_leak, quiet_log, spdl_threads, until
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+import spdl_torch.pipeline.headcount as headcount_module
+from spdl_torch.autotune import PerfParams
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline.channel import Channel, ChannelClosed, Dismissed, EndOfChannel
+from spdl_torch.pipeline.headcount import Headcount
+
+
+class Hands:
+    """A tuner that does what the test says."""
+
+    interval = None
+
+    def attach(self, run):
+        self.run = run
+        return self
+
+    def report_lap(self):
+        """The test decides."""
+
+
+class PermitOp:
+    """Calls end one by one, when the test lets one."""
+
+    def __init__(self):
+        self._permits = threading.Semaphore(0)
+        self._changed = threading.Condition()
+        self.num_started = self.num_running = 0
+
+    def __call__(self, item):
+        with self._changed:
+            self.num_started += 1
+            self.num_running += 1
+            self._changed.notify_all()
+        self._permits.acquire()
+        with self._changed:
+            self.num_running -= 1
+            self._changed.notify_all()
+        return item
+
+    def let(self, count):
+        for _ in range(count):
+            self._permits.release()
+
+    def wait_started(self, count):
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.num_started >= count, 30)
+
+
+def workers_of(stage):
+    """Live threads of a stage."""
+    return [t for t in spdl_threads() if t.name.startswith(f"spdl-{stage}-")]
+
+
+def tuned(source, op, *, tuner, sink=3, **pipe):
+    """A pipeline of one stage called ``op``."""
+    builder = PipelineBuilder().add_source(source).pipe(op, name="op", **pipe).add_sink(sink)
+    return builder.build(tuner=tuner)
+
+
+def test_growth_runs_so_many_calls_at_once():
+    """From 1 to 4: four calls are inside the op, and results come in the order of the source."""
+    hands, op = Hands(), GatedOp()
+    with no_leak(), tuned(range(40), op, tuner=hands, output_order="input").auto_stop() as items:
+        op.wait_started(1)
+        hands.run.set_concurrency("op", 4)
+        op.wait_started(4)
+        assert op.num_running == 4
+        op.open()
+        assert list(items) == list(range(40))
+        assert op.max_running == 4
+
+
+def test_shrinking_lets_calls_end_and_then_runs_fewer():
+    """From 4 to 2: the four that run end, and never again are there more than two."""
+    hands, op = Hands(), PermitOp()
+    pipeline = tuned(range(40), op, tuner=hands, concurrency=4, output_order="input")
+    with no_leak(), pipeline.auto_stop() as items:
+        op.wait_started(4)
+        hands.run.set_concurrency("op", 2)
+        op.let(4)
+        op.wait_started(6)
+        until(lambda: len(workers_of("op")) == 2)
+        assert (op.num_started, op.num_running) == (6, 2)
+        op.let(36)
+        assert list(items) == list(range(40))
+
+
+def test_shrinking_wakes_threads_that_wait_for_an_item():
+    """They leave at once, also when no item ever comes."""
+    hands, release = Hands(), threading.Event()
+
+    def source():
+        yield 0
+        release.wait(30)
+
+    pipeline = tuned(source(), lambda item: item, tuner=hands, concurrency=4, output_order="input")
+    with pipeline.auto_stop() as items:
+        assert items.get_item() == 0
+        hands.run.set_concurrency("op", 1)
+        until(lambda: len(workers_of("op")) == 1)
+        hands.run.set_concurrency("op", 3)
+        until(lambda: len(workers_of("op")) == 3)
+        release.set()
+        assert list(items) == []
+
+
+def test_seats_are_taken_again():
+    """Threads that join count where those that left did, so nothing grows with the changes."""
+    hands = Hands()
+    pipeline = tuned(iter(int, 1), lambda item: item + 1, tuner=hands, output_order="input")
+    with pipeline.auto_stop() as items:
+        for _ in range(10):
+            hands.run.set_concurrency("op", 3)
+            assert items.get_item() == 1
+            until(lambda: len(workers_of("op")) == 3)
+            hands.run.set_concurrency("op", 1)
+            # Those that wait for room pass their item on first.
+            until(lambda: items.get_item() and len(workers_of("op")) == 1)
+        rows = [row for row in items.timeline().rows if row.stage == "op"]
+        assert [row.replica for row in rows] == [0, 1, 2]
+    assert sum(s.tasks.num_tasks for s in items.stats().stages) >= 10
+
+
+@pytest.mark.parametrize(
+    ("stage", "count"), [("aggregate(2)", 2), ("nothing", 2), ("coroutine", 2), ("op", 0)]
+)
+def test_stage_is_refused_when_it_cannot_be_changed(stage, count):
+    """An aggregate has a list in its hands, coroutines share a thread."""
+
+    async def coroutine(item):
+        return item
+
+    hands = Hands()
+    builder = PipelineBuilder().add_source([1, 2]).pipe(abs, name="op").pipe(coroutine)
+    builder.aggregate(2).add_sink().build(tuner=hands)
+    with pytest.raises(ValueError, match=f"set_concurrency: stage must be.*{re.escape(stage)}"):
+        hands.run.set_concurrency(stage, count)
+
+
+def test_change_has_no_effect_when_the_run_has_ended():
+    """No thread is started that nobody would join."""
+    hands = Hands()
+    with no_leak():
+        with tuned([1, 2], abs, tuner=hands, output_order="input").auto_stop() as items:
+            assert list(items) == [1, 2]
+        hands.run.set_concurrency("op", 8)
+        assert not workers_of("op")
+
+
+def test_tuner_is_refused_without_figures():
+    """It would have nothing to go by."""
+    builder = PipelineBuilder().add_source([1]).pipe(abs).add_sink()
+    with pytest.raises(ValueError, match=r"tuner needs figures.*stats=False"):
+        builder.build(stats=False, **PerfParams.auto(write=None).build_options())
+
+
+def test_num_threads_stays_a_bound_over_all_stages():
+    """However many threads a stage gets, no more calls than ``num_threads`` run."""
+    hands, op = Hands(), GatedOp()
+    builder = PipelineBuilder().add_source(range(20)).pipe(op, name="op", output_order="input")
+    with builder.add_sink().build(num_threads=2, tuner=hands).auto_stop() as items:
+        hands.run.set_concurrency("op", 6)
+        op.wait_started(2)
+        until(lambda: len(workers_of("op")) == 6)
+        op.open()
+        assert list(items) == list(range(20))
+        assert op.max_running == 2
+
+
+def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
+    """As it would be, had the pipeline been built with so many threads."""
+    hands = Hands()
+    builder = PipelineBuilder().add_source([]).pipe(abs, name="a", output_order="input")
+    builder.pipe(abs, name="b", output_order="input", buffer_size=5)
+    pipeline = builder.add_sink().build(tuner=hands)
+    hands.run.set_concurrency("b", 8)
+    hands.run.set_room({"b": 100, "a": 12})
+    assert [queue.capacity for queue in hands.run._queues()] == [2, 16, 5, 3]
+    hands.run.set_room({"a": 40})
+    assert hands.run._queues()[1].capacity == 40
+    pipeline.stop()
+
+
+def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
+    """2 threads for 10 s, then 6 for 5 s: 50 thread-seconds, of the last 5 s 30."""
+    now = 0
+    monkeypatch.setattr(headcount_module, "perf_counter_ns", lambda: now)
+    count = Headcount(2)
+    now = 10
+    assert count.thread_ns(10) == 20
+    count.change(6)
+    now = 15
+    assert (count.thread_ns(15), count.thread_ns(5), count.thread_ns(6)) == (50, 30, 32)
+    count.end()
+    now = 1000
+    assert count.thread_ns(15) == 50
+
+
+def test_dismissed_getters_take_nothing():
+    """Until they have left nobody takes an item; who was called back stays."""
+    channel = Channel(4)
+    channel.put("a")
+    channel.dismiss(2)
+    with pytest.raises(Dismissed, match=r"^$"):
+        channel.get()
+    assert channel.recall(5) == 1
+    assert channel.get() == "a"
+    channel.dismiss(1)
+    channel.close()
+    with pytest.raises(ChannelClosed, match=r"^$"):
+        channel.get()
+    assert channel.recall(1) == 1
+    with pytest.raises(ChannelClosed, match=r"^$"):
+        channel.get()
+
+
+def test_channel_grows_and_lets_a_putter_in():
+    """A put that waited for room goes on."""
+    channel = Channel(1)
+    channel.put(0)
+    waiting = threading.Thread(target=channel.put, args=(1,), daemon=True)
+    waiting.start()
+    until(lambda: channel.counters().put_wait[1] == 1)
+    channel.grow(2)
+    waiting.join(30)
+    channel.grow(1)
+    assert (channel.capacity, len(channel)) == (2, 2)
+    channel.finish()
+    assert [channel.get(), channel.get()] == [0, 1]
+    with pytest.raises(EndOfChannel, match=r"^$"):
+        channel.get()
+
+
+def thrice(item):
+    """A generator whose outputs must stay together in an ordered stage."""
+    yield from ((item, n) for n in range(3))
+
+
+def some(item):
+    """Drops some items and fails on others."""
+    if item[0] % 7 == 3:
+        raise RuntimeError(f"bad {item}")
+    return None if item[0] % 5 == 2 else item
+
+
+def expected(count):
+    """What comes out, in order."""
+    rows = ((item, n) for item in range(count) for n in range(3))
+    return [r for r in rows if r[0] % 7 != 3 and r[0] % 5 != 2]
+
+
+class ChangedAtRandom(RuleBasedStateMachine):
+    """Three stages whose concurrency, and the room behind them, change between and during items."""
+
+    @initialize(count=st.integers(0, 120))
+    def begin(self, count):
+        self.hands, self.count, self.got = Hands(), count, []
+        self.most, self.running, self.lock = 1, 0, threading.Lock()
+        self.peak = 0
+        builder = PipelineBuilder().add_source(range(count))
+        builder.pipe(thrice, name="thrice", output_order="input", concurrency=2)
+        builder.pipe(some, name="some", output_order="input", max_failures=10**6)
+        builder.pipe(self.counted, name="counted", output_order="input", concurrency=1)
+        self.pipeline = builder.add_sink(2).build(tuner=self.hands)
+        self.items = iter(self.pipeline)
+        self.ended = False
+
+    def counted(self, item):
+        with self.lock:
+            self.running += 1
+            self.peak = max(self.peak, self.running)
+        with self.lock:
+            self.running -= 1
+        return item
+
+    @rule(stage=st.sampled_from(["thrice", "some", "counted"]), count=st.integers(1, 6))
+    def change(self, stage, count):
+        if stage == "counted":
+            self.most = max(self.most, count)
+        self.hands.run.set_concurrency(stage, count)
+
+    @rule(stage=st.sampled_from(["thrice", "some", "counted"]), room=st.integers(1, 40))
+    def more_room(self, stage, room):
+        self.hands.run.set_room({stage: room})
+
+    @rule(count=st.integers(1, 30))
+    def take(self, count):
+        for _ in range(count):
+            try:
+                self.got.append(next(self.items))
+            except StopIteration:
+                self.ended = True
+                return
+
+    @invariant()
+    def nothing_lost_nothing_twice(self):
+        if hasattr(self, "got"):
+            assert self.got == expected(self.count)[: len(self.got)]
+            assert self.peak <= self.most
+            if self.ended:
+                assert self.got == expected(self.count)
+
+    def teardown(self):
+        if not hasattr(self, "got"):
+            return
+        if not self.ended and len(self.got) % 2:
+            self.pipeline.stop()  # in the middle of it all
+        else:
+            self.take(10_000)
+            self.nothing_lost_nothing_twice()
+        stats = self.pipeline.stats().stages
+        assert all(0 <= s.wait_in_ratio <= 1 and s.busy_ratio <= 1.01 for s in stats)
+        self.pipeline._run.check_balance()
+        assert not spdl_threads()
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_results_stay_when_concurrency_changes_at_random(is_eager):
+    """Order, counts and the bound hold, and every thread ends; with quick switching too."""
+    with quiet_log(), eager_switching() if is_eager else nullcontext():
+        run_state_machine_as_test(
+            ChangedAtRandom,
+            settings=settings(max_examples=40, stateful_step_count=25, deadline=None),
+        )

@@ -1,0 +1,352 @@
+"""The flight recorder: what threads did is kept, linked from queue to queue, and cheap to have."""
+
+import gc
+import threading
+from time import perf_counter_ns
+
+import pytest
+from _gates import Boom, GatedOp, run_child, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdl_torch.errors import PipelineStopped
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline.recorder import (
+    FlightRecorder,
+    RecordingSession,
+    Ring,
+    live_recorders,
+)
+from spdl_torch.pipeline.timeline import Outcome
+
+
+@pytest.fixture
+def item_level():
+    """Every turn is kept, however short."""
+    session = RecordingSession("item")
+    yield
+    session.end()
+
+
+def busy_for(nanoseconds):
+    end = perf_counter_ns() + nanoseconds
+    while perf_counter_ns() < end:
+        pass
+
+
+def rows_of(timeline, stage):
+    return [row for row in timeline.rows if row.stage == stage]
+
+
+def turns_of(timeline, stage):
+    return [turn for row in rows_of(timeline, stage) for turn in row.turns]
+
+
+# -- one ring ----------------------------------------------------------------------------------
+
+
+@given(capacity=st.integers(2, 20), count=st.integers(0, 60))
+def test_a_ring_keeps_the_latest_and_counts_the_rest(capacity, count):
+    """What is read are the last turns, in order; what is missing is told."""
+    ring = Ring(capacity, 0)
+    for number in range(count):
+        ring.add(number, number + 1, number + 2, number + 3, 4, number, 5, None, [0] * 7)
+    turns, parts, num_lost = ring.read()
+    assert [turn.number for turn in turns] == list(range(num_lost, count))
+    assert parts == []
+    # A full ring may be in the middle of overwriting its oldest turn: that one is not shown.
+    assert num_lost == (0 if count < capacity else count - capacity + 1)
+    for turn in turns:
+        assert turn.since_ns + 3 == turn.started_ns + 2 == turn.ended_ns + 1 == turn.done_ns
+        assert (turn.cpu_ns, turn.output, turn.num_before, turn.num_behind) == (4, 5, -1, 7)
+
+
+def test_parts_keep_their_names():
+    """A part is told from a turn, and from a part of another name."""
+    ring = Ring(10, 0)
+    ring.add_part("fetch", 1, 3, 2)
+    ring.add_part("collate", 3, 4, 1)
+    ring.add(0, 1, 4, 4, 3, 0, 0, None, None)
+    ring.add_part("fetch", 5, 6, 1)
+    turns, parts, _ = ring.read()
+    assert len(turns) == 1
+    assert [(p.name, p.started_ns, p.ended_ns, p.cpu_ns) for p in parts] == [
+        *(("fetch", 1, 3, 2), ("collate", 3, 4, 1), ("fetch", 5, 6, 1))
+    ]
+
+
+# -- a pipeline's timeline ---------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("item_level")
+@settings(max_examples=25, deadline=None)
+@given(
+    num_items=st.integers(1, 60),
+    order=st.sampled_from(["completion", "input"]),
+    concurrency=st.integers(1, 4),
+    group=st.integers(1, 5),
+    fates=st.lists(st.sampled_from(["pass", "drop", "fail"]), min_size=1, max_size=7),
+)
+def test_every_item_can_be_followed(num_items, order, concurrency, group, fates):
+    """Where a result goes is where it came from: outputs of a stage are the numbers of the next
+    one, for any order, with drops and failures."""
+
+    def fate_of(item):
+        return fates[item % len(fates)]
+
+    seen = {}  # (thread, time) of the first stage's call for each item
+
+    def first(item):
+        seen[item] = threading.get_native_id(), perf_counter_ns()
+        if fate_of(item) == "fail":
+            raise Boom(item)
+        return None if fate_of(item) == "drop" else item
+
+    received = {}
+
+    def second(item):
+        received[item] = threading.get_native_id(), perf_counter_ns()
+        return item
+
+    pipeline = (
+        PipelineBuilder()
+        .add_source(range(num_items))
+        .pipe(first, concurrency=concurrency, output_order=order)
+        .pipe(second, concurrency=2)
+        .aggregate(group)
+        .add_sink()
+        .build(max_failures=num_items + 1)
+    )
+    with pipeline.auto_stop():
+        delivered = [item for items in pipeline for item in items]
+    timeline = pipeline.timeline()
+
+    def turn_at(stage, place):
+        thread_id, time_ns = place
+        row = next(r for r in rows_of(timeline, stage) if r.thread_id == thread_id)
+        return next(t for t in row.turns if t.started_ns <= time_ns <= t.ended_ns)
+
+    passed = [item for item in range(num_items) if fate_of(item) == "pass"]
+    assert sorted(delivered) == passed
+    for item in passed:
+        assert turn_at("first", seen[item]).output == turn_at("second", received[item]).number
+    outcomes = [turn_at("first", seen[item]).outcome for item in range(num_items)]
+    assert outcomes == [Outcome[{"pass": "PASSED", "drop": "DROPPED", "fail": "FAILED"}[f]]
+                        for f in map(fate_of, range(num_items))]  # fmt: skip
+    for source, stage in (("src", "first"), ("second", f"aggregate({group})")):
+        numbers = {turn.number for turn in turns_of(timeline, stage)}
+        assert numbers <= {turn.output for turn in turns_of(timeline, source)}
+    consumer = turns_of(timeline, "training")
+    assert [turn.number for turn in consumer] == list(range(len(consumer)))
+    assert len(consumer) == -(-len(passed) // group)
+
+
+@pytest.mark.usefixtures("item_level")
+@pytest.mark.parametrize("kind", ["function", "generator", "coroutine"])
+def test_turns_of_a_thread_follow_on_each_other(kind):
+    """A row has no gap and no overlap: wait, work and wait, then the next."""
+
+    def function(item):
+        return item
+
+    def generator(item):
+        yield item
+        yield item
+
+    async def coroutine(item):
+        return item
+
+    op = {"function": function, "generator": generator, "coroutine": coroutine}[kind]
+    pipeline = PipelineBuilder().add_source(range(50)).pipe(op, concurrency=3).add_sink().build()
+    with pipeline.auto_stop():
+        count = sum(1 for _ in pipeline)
+    assert count == (100 if kind == "generator" else 50)
+    timeline = pipeline.timeline()
+    assert [row.name for row in timeline.rows] == [
+        *("src", f"{kind}[0]", f"{kind}[1]", f"{kind}[2]", "sink", "training")
+    ]
+    assert sorted(turn.number for turn in turns_of(timeline, kind)) == list(range(50))
+    for row in timeline.rows:
+        for turn in row.turns:
+            assert turn.since_ns <= turn.started_ns <= turn.ended_ns <= turn.done_ns
+        for before, after in zip(row.turns, row.turns[1:], strict=False):
+            assert before.done_ns == after.since_ns
+
+
+def test_only_long_turns_are_kept_unless_every_item_is_asked_for():
+    """Below 0.1 ms a turn leaves nothing behind, so that tiny items cost nothing to record."""
+
+    def op(item):
+        busy_for(200_000 if item == 30 else 0)
+        return item
+
+    def run():
+        pipeline = PipelineBuilder().add_source(range(60)).pipe(op).add_sink(60).build()
+        with pipeline.auto_stop():
+            list(pipeline)
+        return turns_of(pipeline.timeline(), "op")
+
+    turns = run()
+    assert 30 in [turn.number for turn in turns]
+    assert all(turn.done_ns - turn.since_ns >= 100_000 for turn in turns)
+    session = RecordingSession("item")
+    try:
+        assert [turn.number for turn in run()] == list(range(60))
+    finally:
+        session.end()
+
+
+def test_the_consumer_s_open_turn_is_shown():
+    """Who waits for an item waits in the timeline, and works with one in it."""
+    op = GatedOp()
+    pipeline = PipelineBuilder().add_source(range(2)).pipe(op).add_sink().build()
+    recorder = pipeline._run.recorder
+    taker = threading.Thread(target=lambda: next(iter(pipeline)))
+    with pipeline.auto_stop():
+        assert recorder.waiting_since_ns is None
+        taker.start()
+        until(lambda: recorder.waiting_since_ns)
+        waiting = turns_of(pipeline.timeline(), "training")[-1]
+        assert waiting.since_ns == recorder.waiting_since_ns
+        assert waiting.number == -1
+        op.open()
+        taker.join()
+        assert recorder.waiting_since_ns is None
+        working = turns_of(pipeline.timeline(), "training")[-1]
+        assert working.number == 0
+        assert working.started_ns < working.ended_ns
+    list_of_ended = turns_of(pipeline.timeline(), "training")
+    assert [turn.number for turn in list_of_ended] == [0]
+    assert list_of_ended == turns_of(pipeline.timeline(), "training"), "it goes on no more"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_asks_behind_the_end_waits_for_nothing(stopped):
+    """A pipeline that has ended or was stopped shows nobody waiting, however often it is asked."""
+    pipeline = PipelineBuilder().add_source(range(2)).pipe(abs).add_sink().build()
+    with pipeline.auto_stop():
+        assert [pipeline.get_item(), pipeline.get_item()] == [0, 1]
+        if stopped:
+            pipeline.stop()
+        for _ in range(2):
+            with pytest.raises((EOFError, PipelineStopped), match="get: "):
+                pipeline.get_item()
+    assert pipeline._run.recorder.waiting_since_ns is None
+
+
+def test_failures_are_kept_with_their_error():
+    """What failed, where, and what it said, cut where it is long."""
+
+    def op(item):
+        if item == 3:
+            raise Boom("x" * 1000)
+        return item
+
+    pipeline = PipelineBuilder().add_source(range(5)).pipe(op, name="decode").add_sink().build()
+    with pipeline.auto_stop():
+        list(pipeline)
+    (instant,) = [i for i in pipeline.timeline().instants if i.name == "failure"]
+    assert instant.details["stage"] == "decode"
+    assert instant.details["item"] == 3
+    assert instant.details["error"].startswith("Boom: xxx")
+    assert len(instant.details["error"]) == 200
+
+
+def test_without_statistics_nothing_is_measured():
+    """``stats=False``: the items come, and neither times nor turns are kept."""
+    session = RecordingSession("item")
+    try:
+        pipeline = (
+            PipelineBuilder().add_source(range(20)).pipe(abs).aggregate(3).add_sink().build(stats=False)
+        )  # fmt: skip
+        with pipeline.auto_stop():
+            assert list(pipeline) == [list(range(n, min(n + 3, 20))) for n in range(0, 20, 3)]
+        assert not any(row.turns for row in pipeline.timeline().rows)
+        assert [stage.tasks.num_tasks for stage in pipeline.stats().stages] == [0, 0]
+    finally:
+        session.end()
+
+
+# -- the process -------------------------------------------------------------------------------
+
+
+def test_a_session_keeps_what_ran_in_it():
+    """Also runs that are over and gone; others are let go."""
+
+    def run():
+        pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).add_sink().build()
+        with pipeline.auto_stop():
+            list(pipeline)
+        return pipeline._run.recorder.number
+
+    before = run()
+    gc.collect()
+    session = RecordingSession("item")
+    numbers = [run(), run()]
+    gc.collect()
+    recorders = session.end()
+    assert [r.number for r in recorders if r.number in numbers] == numbers
+    assert before not in [r.number for r in recorders]
+    assert all(turns_of(r.timeline(), "abs") for r in recorders if r.number in numbers)
+    del recorders, session
+    gc.collect()
+    assert not {r.number for r in live_recorders()} & set(numbers)
+
+
+def test_sessions_may_overlap():
+    """The finest level that is asked for is in force, until the last who asked has ended."""
+    recorder = FlightRecorder("test")
+    ring = recorder.new_ring("stage", 1)
+    batch_level = ring.shortest_ns
+    first, second, third = (RecordingSession(level) for level in ("item", "batch", "item"))
+    assert ring.shortest_ns == 0
+    third.end()
+    assert ring.shortest_ns == 0
+    first.end()
+    assert ring.shortest_ns == batch_level > 0
+    second.end()
+    assert ring.shortest_ns == batch_level
+    assert recorder.new_ring("stage", 1).shortest_ns == batch_level
+
+
+def test_what_is_read_while_threads_write_is_whole():
+    """A timeline read in the middle of a run never shows a torn or repeated turn."""
+    session = RecordingSession("item")
+    try:
+        pipeline = (
+            PipelineBuilder().add_source(range(3000)).pipe(abs, concurrency=2).add_sink(64).build()
+        )
+        with pipeline.auto_stop():
+            for number, _ in enumerate(pipeline):
+                if number % 300 == 0:
+                    for row in pipeline.timeline().rows:
+                        numbers = [turn.number for turn in row.turns if turn.number >= 0]
+                        assert len(set(numbers)) == len(numbers)
+                        assert all(t.since_ns <= t.started_ns <= t.done_ns for t in row.turns)
+    finally:
+        session.end()
+
+
+def test_a_forked_child_starts_with_nothing():
+    """It has none of the parent's threads, so none of its rows, and can record its own."""
+    run_child(
+        """
+        import os
+        from spdl_torch.pipeline import PipelineBuilder
+        from spdl_torch.pipeline.recorder import live_recorders
+
+        def run():
+            pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).add_sink().build()
+            with pipeline.auto_stop():
+                assert list(pipeline) == [0, 1, 2]
+            return pipeline
+
+        pipeline = run()
+        assert len(live_recorders()) == 1
+        child = os.fork()
+        if child == 0:
+            ok = live_recorders() == [] and run() is not None
+            os._exit(0 if ok else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )

@@ -1,0 +1,239 @@
+"""Resuming a PipelineDataset: the items that would have come, in every place where it is used."""
+
+import json
+import logging
+
+import pytest
+import torch
+from _gates import Boom
+from _loader_helpers import DataLoader
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from spdl_torch import PipelineDataset
+from spdl_torch.data.sources import ListSource
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.testing import assert_resume_exact
+
+lightning = pytest.importorskip("lightning")
+
+
+class Shuffled:
+    """Another order every epoch."""
+
+    def __init__(self, length):
+        self.length, self.epoch = length, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(self.length, generator=generator).tolist())
+
+
+class Stateful:
+    """A source that keeps its own state, and tells what it was asked for."""
+
+    asked: list = []  # noqa: RUF012
+
+    def __init__(self, length):
+        self.length, self.position, self.begins_at = length, 0, 0
+
+    def __iter__(self):
+        self.position, self.begins_at = self.begins_at, 0
+        while self.position < self.length:
+            self.position += 1
+            self.asked.append(self.position - 1)
+            yield self.position - 1
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.begins_at = state["position"]
+
+
+def ones(item):
+    return item
+
+
+async def coroutine(item):
+    return item
+
+
+def drops_some(item):
+    return None if item % 5 == 3 else item
+
+
+def fails_some(item):
+    if item % 7 == 2:
+        raise Boom(item)
+    return item
+
+
+def twice(item):
+    yield item
+    yield -item
+
+
+def dataset_of(source, *ops, group=None, **options):
+    builder = PipelineBuilder().add_source(source)
+    for op in ops:
+        builder.pipe(op, concurrency=3, output_order="input") if op is not twice else builder.pipe(
+            op, concurrency=1
+        )
+    if group is not None:
+        builder.aggregate(group)
+    return PipelineDataset(builder.add_sink(2), max_failures=1.0, **options)
+
+
+SOURCES = {"list": lambda: list(range(23)), "shuffled": lambda: Shuffled(23),
+           "seekable": lambda: ListSource(range(23)), "stateful": lambda: Stateful(23)}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [None, 4])
+@pytest.mark.parametrize(
+    "ops", [(), (ones,), (ones, coroutine), (drops_some,), (fails_some,), (twice,)]
+)
+@pytest.mark.parametrize("source", SOURCES)
+def test_tail_is_exact_from_every_item(source, ops, group):
+    """Whatever the source is, and whatever the ops do with its items."""
+    assert_resume_exact(lambda: dataset_of(SOURCES[source](), *ops, group=group))
+
+
+@pytest.mark.parametrize("loader", [DataLoader, TorchDataLoader])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_inside_of_a_loader(loader, num_workers):
+    """Ours keeps its state, for each worker one; torch's has none."""
+    if loader is TorchDataLoader:
+        assert not hasattr(loader, "state_dict")
+        return
+
+    def make():
+        data = dataset_of(Shuffled(23), ones, group=2)
+        return DataLoader(data, batch_size=None, num_workers=num_workers)
+
+    assert_resume_exact(make)
+
+
+def test_items_are_not_made_again_where_nothing_was_lost():
+    """The source begins behind what was handed out; with a loss the pass begins anew."""
+    made = []
+
+    def op(item):
+        made.append(item)
+        return item
+
+    def resumed(*ops):
+        dataset = dataset_of(range(40), *ops)
+        iterator = iter(dataset)
+        for _ in range(20):
+            next(iterator)
+        state = dataset.state_dict()
+        iterator.close()
+        made.clear()
+        again = dataset_of(range(40), *ops)
+        again.load_state_dict(state)
+        list(again)
+        return min(made)
+
+    assert resumed(op) == 20
+    assert resumed(op, drops_some) == 0
+
+
+def test_a_stateful_source_is_asked_for_nothing_twice():
+    """It goes on from its own state, behind what was handed out."""
+    dataset = dataset_of(Stateful(40), ones, group=2)
+    iterator = iter(dataset)
+    for _ in range(5):
+        next(iterator)
+    state = json.loads(json.dumps(dataset.state_dict()))
+    iterator.close()
+    Stateful.asked.clear()
+    again = dataset_of(Stateful(40), ones, group=2)
+    again.load_state_dict(state)
+    assert next(iter(again)) == [10, 11]
+    assert min(Stateful.asked) == 10
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (4, 2), (2, 4), (3, 3)])
+def test_any_number_of_ranks_with_the_same_global_batch(before, after):
+    """All ranks together go on behind what all of them had."""
+
+    def ranks(world):
+        return [
+            dataset_of(list(range(48)), ones, group=12 // world, num_replicas=world, rank=rank)
+            for rank in range(world)
+        ]
+
+    def steps(iterators):
+        return [sorted(sum(step, [])) for step in zip(*iterators, strict=True)]  # noqa: RUF017
+
+    whole = steps(ranks(before))
+    datasets = ranks(before)
+    iterators = [iter(dataset) for dataset in datasets]
+    for iterator in iterators:
+        next(iterator)
+    states = [dataset.state_dict() for dataset in datasets]
+    assert all(state == states[0] for state in states), "rank 0's serves all"
+    for iterator in iterators:
+        iterator.close()
+    resumed = ranks(after)
+    for dataset in resumed:
+        dataset.load_state_dict(states[0])
+    assert steps(resumed) == whole[1:]
+
+
+def test_parts_that_the_source_makes_keep_their_number():
+    """They are others with another number of ranks."""
+    dataset = dataset_of(ListSource(range(20)), ones, num_replicas=2, rank=0)
+    iterator = iter(dataset)
+    next(iterator)
+    again = dataset_of(ListSource(range(20)), ones, num_replicas=4, rank=0)
+    again.load_state_dict(dataset.state_dict())
+    iterator.close()
+    with pytest.raises(ValueError, match=r"of 2 rank\(s\), here are 4.*The source makes"):
+        next(iter(again))
+
+
+def test_items_out_of_order_are_told_of(caplog):
+    """Once: a state cannot be exact where items overtake each other."""
+    builder = PipelineBuilder().add_source(range(20)).pipe(ones, concurrency=3).add_sink()
+    dataset = PipelineDataset(builder)
+    iterator = iter(dataset)
+    next(iterator)
+    with caplog.at_level(logging.WARNING, "spdl_torch.data"):
+        dataset.state_dict()
+        dataset.state_dict()
+    iterator.close()
+    assert caplog.text.count('Give it output_order="input"') == 1
+
+
+def test_naming_another_pass_begins_it():
+    """set_epoch() behind a load means that pass, from its beginning."""
+    dataset = dataset_of(Shuffled(10), ones)
+    iterator = iter(dataset)
+    next(iterator)
+    state = dataset.state_dict()
+    iterator.close()
+    again = dataset_of(Shuffled(10), ones)
+    again.load_state_dict(state)
+    again.set_epoch(2)
+    assert len(list(again)) == 10
+    again.load_state_dict(state)
+    again.set_epoch(0)
+    assert len(list(again)) == 9
+
+
+def test_a_state_is_not_taken_from_what_is_no_state():
+    """Nor from a newer release."""
+    dataset = dataset_of(range(3))
+    with pytest.raises(ValueError, match=r"what PipelineDataset\.state_dict"):
+        dataset.load_state_dict({})
+    with pytest.raises(ValueError, match="version 9, this release knows up to 1"):
+        dataset.load_state_dict({**dataset.state_dict(), "version": 9})
+    with pytest.raises(ValueError, match="no state of a PipelineDataset"):
+        dataset.load_state_dict({**dataset.state_dict(), "more": 1})
