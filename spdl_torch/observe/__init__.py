@@ -5,8 +5,10 @@ from spdl_torch.observe.entries import (
     LogEntry,
     QueueStatsLogEntry,
     TaskStatsLogEntry,
+    entries_of,
 )
 from spdl_torch.observe.plot import plot_queue_stats, plot_stats, plot_task_stats
+from spdl_torch.observe.profile import Profile
 from spdl_torch.observe.query import (
     QueueStatsRow,
     TaskStatsRow,
@@ -22,8 +24,11 @@ from spdl_torch.observe.recorders import (
 )
 from spdl_torch.observe.report import Report, make_report
 from spdl_torch.observe.sqlite import SQLiteStatsWriter
-from spdl_torch.observe.stored import report_of_file
+from spdl_torch.observe.stored import pipelines_of_file, report_of_file
 from spdl_torch.observe.summary import QueueSummary, TaskSummary, log_stats_summary, summarize
+from spdl_torch.observe.trace_check import TraceSummary, check_trace
+from spdl_torch.observe.trace_files import merge_ranks, merge_with_torch
+from spdl_torch.observe.tracing import flight_recorder, tracing
 from spdl_torch.observe.verdict import Cause, Probes, Verdict, judge
 
 __all__ = [
@@ -31,6 +36,7 @@ __all__ = [
     "EventLogEntry",
     "LogEntry",
     "Probes",
+    "Profile",
     "QueueStatsLogEntry",
     "QueueStatsRecorder",
     "QueueStatsRow",
@@ -41,10 +47,17 @@ __all__ = [
     "TaskStatsRecorder",
     "TaskStatsRow",
     "TaskSummary",
+    "TraceSummary",
     "Verdict",
+    "check_trace",
+    "entries_of",
+    "flight_recorder",
     "judge",
     "log_stats_summary",
     "make_report",
+    "merge_ranks",
+    "merge_with_torch",
+    "pipelines_of_file",
     "plot_queue_stats",
     "plot_stats",
     "plot_task_stats",
@@ -55,4 +68,5 @@ __all__ = [
     "recording_gc",
     "report_of_file",
     "summarize",
+    "tracing",
 ]

@@ -6,13 +6,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .stored import stats_of_rows
+from .stored import probes_of_events, stats_of_rows
 from .verdict import Cause, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from ._plot_data import Series
+    from ._plot_data import Recording
+    from .verdict import Probes
 
 __all__ = ["Finding", "find_bottlenecks"]
 
@@ -25,25 +26,27 @@ class Finding:
     label: str | None = None
 
 
-def find_bottlenecks(everything: Iterable[Series]) -> dict[int, Finding]:
+def find_bottlenecks(recording: Recording) -> dict[int, Finding]:
     """What is found for each pipeline of a run; none for queues whose order is not known."""
     pipelines: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for series in everything:
+    for series in recording.everything:
         if series.rows[0]["position"] is not None:
             pipelines[series.key[0]] += series.rows
     return {
         pipeline: finding
         for pipeline, rows in sorted(pipelines.items())
-        if (finding := _find(rows)) is not None
+        if (finding := _find(rows, *probes_of_events(recording.events, pipeline))) is not None
     }
 
 
-def _find(rows: Iterable[Mapping[str, Any]]) -> Finding | None:
+def _find(
+    rows: Iterable[Mapping[str, Any]], probes: Probes | None, pooled: Sequence[str]
+) -> Finding | None:
     tasks = [row for row in rows if "num_tasks" in row]
     queues = [row for row in rows if "num_items" in row]
     if not queues:
         return None
-    verdict = judge(stats_of_rows(tasks, queues))
+    verdict = judge(stats_of_rows(tasks, queues), probes, pooled=pooled)
     if verdict.cause is Cause.SOURCE:
         source = min(queues, key=lambda row: row["position"])
         return Finding(verdict.finding, source["label"])

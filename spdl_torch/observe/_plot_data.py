@@ -75,6 +75,8 @@ class Recording:
     queues: Sequence[Series]
     everything: Sequence[Series]
     """Of that time, also of stages that are left out: the bottleneck is found with them."""
+    events: Sequence[EventLogEntry]
+    """Of that time, oldest first."""
     collections: Sequence[Collection]
     start: float
     """Of the first interval that is drawn, seconds since 1970."""
@@ -128,13 +130,15 @@ def load(
             f"{where}: no interval of the chosen stages ends between start_time and end_time. "
             f"Its intervals end from +{min(times):.3f} s to +{max(times):.3f} s after its start."
         )
+    events = query_event_stats(db_path, run_id=run_id)
     return Recording(
         db_path=Path(db_path),
         run=run,
         tasks=drawn_tasks,
         queues=drawn_queues,
         everything=[*all_tasks, *all_queues],
-        collections=pair_collections(query_event_stats(db_path, run_id=run_id)),
+        events=[event for event in events if first <= event.timestamp <= last],
+        collections=pair_collections(events),
         start=max(min(_begin(row) for row in rows), first),
         stop=max(row["timestamp"] for row in rows),
     )

@@ -116,12 +116,12 @@ def plot_queue_stats(
 
 
 def _draw_tasks(recording: Recording) -> Figure:
-    findings = find_bottlenecks(recording.everything)
+    findings = find_bottlenecks(recording)
     return draw(recording, recording.tasks, TASK_PANELS, heading="Stages", findings=findings)
 
 
 def _draw_queues(recording: Recording) -> Figure:
-    findings = find_bottlenecks(recording.everything)
+    findings = find_bottlenecks(recording)
     return draw(recording, recording.queues, QUEUE_PANELS, heading="Queues", findings=findings)
 
 

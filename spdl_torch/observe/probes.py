@@ -15,11 +15,13 @@ import threading
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 
+from ..pipeline.recorder import garbage_was_collected
 from ..pipeline.stats import Histogram, percentile
 from .verdict import Probes
 
 __all__ = [
     "ProbeCounters",
+    "is_probing",
     "join_probing",
     "probe_counters",
     "probes_between",
@@ -69,14 +71,16 @@ class _Probe:
             self._num_users += 1
             if self._num_users > 1:
                 return
-            self._going_on = threading.Lock()  # a bare lock: released by a finalizer, see Reporter
-            self._going_on.acquire()
+            # A bare lock: released by a finalizer, see Reporter.
+            self._going_on = going_on = threading.Lock()
+            going_on.acquire()
             self._seen.clear()
             gc.callbacks.append(self._on_gc)
-            self._thread = threading.Thread(
-                target=self._run, args=(self._going_on,), name=_OWN_NAME, daemon=True
-            )
-            self._thread.start()
+        # Without the lock: this takes another one, and a finalizer that wants this lock may run on
+        # a thread that has that one.
+        thread = threading.Thread(target=self._run, args=(going_on,), name=_OWN_NAME, daemon=True)
+        thread.start()
+        self._thread = thread
 
     def stop(self) -> None:
         with self._lock:
@@ -93,6 +97,10 @@ class _Probe:
         # A garbage collection on that thread may be what ends the last user.
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
+
+    @property
+    def is_used(self) -> bool:
+        return self._num_users > 0
 
     def read(self) -> ProbeCounters:
         self._read_run_delays()
@@ -117,25 +125,30 @@ class _Probe:
                 self._read_run_delays()
 
     def _read_run_delays(self) -> None:
+        # Before the lock, as in start().
+        threads = threading.enumerate()
         with self._lock:
             now_ns = perf_counter_ns()
-            for thread in threading.enumerate():
+            before, self._seen = self._seen, {}  # threads that have ended are forgotten
+            for thread in threads:
                 number, name = thread.native_id, thread.name
                 if number is None or not name.startswith(_THREADS_OF_OURS) or name == _OWN_NAME:
                     continue
                 delay_ns = _run_delay_ns(number)
                 if delay_ns is None:
                     continue
-                before_ns, then_ns = self._seen.get(number, (delay_ns, now_ns))
+                before_ns, then_ns = before.get(number, (delay_ns, now_ns))
                 self._seen[number] = (delay_ns, now_ns)
                 self._run_delay_ns += max(0, delay_ns - before_ns)
                 self._thread_ns += now_ns - then_ns
 
-    def _on_gc(self, phase: str, _: dict[str, int]) -> None:
+    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
+        now = perf_counter_ns()
         if phase == "start":
-            self._gc_began_ns = perf_counter_ns()
+            self._gc_began_ns = now
         elif self._gc_began_ns:
-            self._gc_ns += perf_counter_ns() - self._gc_began_ns
+            garbage_was_collected(self._gc_began_ns, now, info["generation"])
+            self._gc_ns += now - self._gc_began_ns
             self._gc_began_ns = 0
 
 
@@ -158,6 +171,11 @@ def start_probing() -> None:
 def stop_probing() -> None:
     """Never blocks; may be called by a finalizer."""
     _probe.stop()
+
+
+def is_probing() -> bool:
+    """Whether anybody has it probe, so that the counters count."""
+    return _probe.is_used
 
 
 def join_probing(timeout: float) -> None:

@@ -42,6 +42,8 @@ class TaskStatsRow(TypedDict):
     run_id: int
     rank: int
     host: str
+    pipeline: int | None
+    num_dropped: int | None
 
 
 class QueueStatsRow(TypedDict):
@@ -66,6 +68,7 @@ class QueueStatsRow(TypedDict):
     run_id: int
     rank: int
     host: str
+    pipeline: int | None
 
 
 def query_task_stats(
@@ -75,15 +78,17 @@ def query_task_stats(
     end_time: float | None = None,
     *,
     run_id: int | None = None,
+    pipeline: int | None = None,
 ) -> list[TaskStatsRow]:
     """Rows of the view ``task_stats``, newest first.
 
     name: of a stage as logged (``0:1:decode[10]``) or without its numbers (``decode``).
     start_time, end_time: bounds of ``timestamp``, both inclusive; seconds since 1970.
     run_id: of one run; None = all runs in the file.
+    pipeline: the first number in a stage's name, which tells loaders of one run apart; None = all.
     Raises: FileNotFoundError; ValueError: not a statistics file, or of a newer release.
     """
-    rows = _select(db_path, "task_stats", (name, start_time, end_time, run_id), "DESC")
+    rows = _select(db_path, "task_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
     return cast("list[TaskStatsRow]", rows)
 
 
@@ -94,9 +99,10 @@ def query_queue_stats(
     end_time: float | None = None,
     *,
     run_id: int | None = None,
+    pipeline: int | None = None,
 ) -> list[QueueStatsRow]:
     """Rows of the view ``queue_stats``, newest first; arguments as of :func:`query_task_stats`."""
-    rows = _select(db_path, "queue_stats", (name, start_time, end_time, run_id), "DESC")
+    rows = _select(db_path, "queue_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
     return cast("list[QueueStatsRow]", rows)
 
 
@@ -108,8 +114,8 @@ def query_event_stats(
     *,
     run_id: int | None = None,
 ) -> list[EventLogEntry]:
-    """Events, oldest first; arguments as of :func:`query_task_stats`."""
-    rows = _select(db_path, "event_stats", (event_name, start_time, end_time, run_id), "ASC")
+    """Events, oldest first; arguments as of :func:`query_task_stats`, less ``pipeline``."""
+    rows = _select(db_path, "event_stats", (event_name, start_time, end_time, run_id, None), "ASC")
     return [
         EventLogEntry(row["timestamp"], row["event_name"], json.loads(row["details"]))
         for row in rows
@@ -139,11 +145,11 @@ def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
 def _select(
     db_path: str | os.PathLike[str],
     view: str,
-    filters: tuple[str | None, float | None, float | None, int | None],
+    filters: tuple[str | None, float | None, float | None, int | None, int | None],
     order: str,
 ) -> list[dict[str, Any]]:
     named = "event_name = ?" if view == "event_stats" else "? IN (name, label)"
-    conditions = (named, "timestamp >= ?", "timestamp <= ?", "run_id = ?")
+    conditions = (named, "timestamp >= ?", "timestamp <= ?", "run_id = ?", "pipeline = ?")
     given = [(c, value) for c, value in zip(conditions, filters, strict=True) if value is not None]
     where = " AND ".join(condition for condition, _ in given) or "TRUE"
     with closing(open_for_reading(db_path)) as connection:

@@ -6,11 +6,18 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..pipeline.hooks import StageInfo, StatsQueue, TaskHook, TaskStatsHook
-from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry
+from .entries import (
+    EventLogEntry,
+    LogEntry,
+    QueueStatsLogEntry,
+    TaskStatsLogEntry,
+    probes_entry,
+)
+from .probes import is_probing, probe_counters, probes_between
 
 if TYPE_CHECKING:
     from ..pipeline.stats import QueuePerfStats, TaskPerfStats
@@ -26,40 +33,59 @@ class TaskStatsRecorder(TaskStatsHook):
     def __init__(self, info: StageInfo, log: Log, interval: float | None = None) -> None:
         super().__init__(info, interval=interval)
         self._log = log
+        self._num_dropped = 0  # that were logged
 
     async def interval_stats_callback(self, stats: TaskPerfStats) -> None:
         """Log the figures."""
-        self._log(TaskStatsLogEntry(time.time(), str(self.info), stats))
+        num_dropped = sum(cell.num_dropped for cell in self._cells)
+        lap, self._num_dropped = num_dropped - self._num_dropped, num_dropped
+        self._log(TaskStatsLogEntry(time.time(), str(self.info), stats, lap))
 
 
 class QueueStatsRecorder(StatsQueue):
-    """A ``StatsQueue`` that logs an entry every ``interval`` seconds, and one at the end."""
+    """A ``StatsQueue`` that logs an entry every ``interval`` seconds, and one at the end; that of
+    the sink also what the probes read, while a ``PipelineDataset`` or a loader probes.
+    """
 
     def __init__(
         self, info: StageInfo, buffer_size: int, interval: float | None = None, *, log: Log
     ) -> None:
         super().__init__(info, buffer_size, interval)
         self._log = log
+        self._probes_before = probe_counters() if info.stage_name == "sink" else None
 
     async def interval_stats_callback(self, stats: QueuePerfStats) -> None:
         """Log the figures."""
-        self._log(QueueStatsLogEntry(time.time(), self.name, stats))
+        now = time.time()
+        self._log(QueueStatsLogEntry(now, self.name, stats))
+        before = self._probes_before
+        if before is not None and is_probing():
+            after, pipeline_id = probe_counters(), self.info.pipeline_id
+            probes, elapsed = probes_between(before, after), (after.wall_ns - before.wall_ns) / 1e9
+            self._log(probes_entry(probes, elapsed, pipeline_id=pipeline_id, timestamp=now))
 
 
-def recorders(log: Log, interval: float | None = None) -> dict[str, Any]:
+def recorders(log: Log, interval: float | None = None, *, pipeline_id: int = 0) -> dict[str, Any]:
     """The options of ``PipelineBuilder.build`` that send every figure to ``log``:
     ``builder.build(**recorders(writer.log, interval=60))``.
 
-    ``interval``: seconds between two entries of a stage; None = one, at the end.
+    interval: seconds between two entries of a stage; None = one, at the end.
+    pipeline_id: the first number in the stages' names. Pipelines that log to one writer need
+        numbers of their own, or stages of the same name are added up.
     """
 
-    def make_hooks(info: StageInfo) -> list[TaskHook]:
-        return [TaskStatsRecorder(info, log, interval)]
+    def numbered(info: StageInfo) -> StageInfo:
+        return replace(info, pipeline_id=pipeline_id)
 
-    return {
-        "queue_class": partial(QueueStatsRecorder, interval=interval, log=log),
-        "task_hook_factory": make_hooks,
-    }
+    def make_hooks(info: StageInfo) -> list[TaskHook]:
+        return [TaskStatsRecorder(numbered(info), log, interval)]
+
+    def make_queue(
+        info: StageInfo, buffer_size: int, interval: float | None = interval
+    ) -> QueueStatsRecorder:
+        return QueueStatsRecorder(numbered(info), buffer_size, interval, log=log)
+
+    return {"queue_class": make_queue, "task_hook_factory": make_hooks}
 
 
 @contextmanager

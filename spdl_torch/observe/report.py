@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from .verdict import Probes, Verdict, judge
+from ..pipeline.stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from .verdict import Cause, Probes, Verdict, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..pipeline.stats import PipelineStats, StageStats
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Report", "make_report"]
 
@@ -41,11 +40,35 @@ class Report:
 
     def as_json(self) -> str:
         """For programs: ``verdict``, ``stats`` and ``probes``; null = not measured."""
+        content = self.as_dict()
+        del content["pooled"]
+        return json.dumps(content, allow_nan=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything in types that JSON has; :meth:`from_dict` makes it a report again."""
         verdict = {**asdict(self.verdict), "cause": self.verdict.cause.value}
         if not math.isfinite(self.verdict.gain):
             verdict["gain"] = None
-        content = {"verdict": verdict, "stats": asdict(self.stats), "probes": asdict(self.probes)}
-        return json.dumps(content, allow_nan=False)
+        verdict["remarks"] = list(self.verdict.remarks)
+        stats = {**asdict(self.stats), "stages": [asdict(stage) for stage in self.stats.stages]}
+        content = {"verdict": verdict, "stats": stats, "probes": asdict(self.probes)}
+        return {**content, "pooled": list(self.pooled)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """The report of which :meth:`as_dict` gave this.
+
+        Raises: KeyError, TypeError, ValueError: it has other keys or values.
+        """
+        verdict, stats = content["verdict"], content["stats"]
+        gain = math.inf if verdict["gain"] is None else verdict["gain"]
+        read = {"cause": Cause(verdict["cause"]), "remarks": tuple(verdict["remarks"])}
+        return cls(
+            verdict=Verdict(**{**verdict, **read, "gain": gain}),
+            stats=PipelineStats(**{**stats, "stages": tuple(map(_stage, stats["stages"]))}),
+            probes=Probes(**content["probes"]),
+            pooled=tuple(content["pooled"]),
+        )
 
     def _table(self) -> list[str]:
         rows = [_HEADINGS, *(self._row(stage) for stage in self.stats.stages)]
@@ -106,6 +129,14 @@ def make_report(
     probes = probes or Probes()
     verdict = judge(stats, probes, pooled=pooled)
     return Report(verdict=verdict, stats=stats, probes=probes, pooled=tuple(pooled))
+
+
+def _stage(content: Mapping[str, Any]) -> StageStats:
+    parts = {
+        "tasks": TaskPerfStats(**content["tasks"]),
+        "queue": QueuePerfStats(**content["queue"]),
+    }
+    return StageStats(**{**content, **parts})
 
 
 def _gain(gain: float) -> str:

@@ -63,7 +63,8 @@ CREATE TABLE task_window (
     p99_time REAL NOT NULL,
     ave_cpu_time REAL NOT NULL,
     p50_time REAL NOT NULL,
-    busy_time REAL NOT NULL      -- of all threads together, failures included, seconds
+    busy_time REAL NOT NULL,     -- of all threads together, failures included, seconds
+    num_dropped INTEGER          -- of which the op returned None; NULL: nobody counted
 );
 CREATE TABLE queue_window (
     id INTEGER PRIMARY KEY,
@@ -95,13 +96,13 @@ CREATE INDEX event_time ON event (timestamp);
 CREATE VIEW task_stats AS
     SELECT w.id, w.timestamp, s.name, w.num_tasks, w.num_failures, w.ave_time, w.p90_time,
            w.p99_time, w.elapsed, w.ave_cpu_time, w.p50_time, w.busy_time, s.label, s.position,
-           s.concurrency, r.run_id, r.rank, r.host
+           s.concurrency, r.run_id, r.rank, r.host, s.pipeline, w.num_dropped
     FROM task_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
 CREATE VIEW queue_stats AS
     SELECT w.id, w.timestamp, s.name, w.elapsed, w.num_items, w.ave_put_time, w.ave_get_time,
            w.p90_put_time, w.p99_put_time, w.p90_get_time, w.p99_get_time, w.occupancy_rate,
            w.put_wait_time, w.get_wait_time, s.label, s.position, s.concurrency, r.run_id,
-           r.rank, r.host
+           r.rank, r.host, s.pipeline
     FROM queue_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
 CREATE VIEW event_stats AS
     SELECT e.id, e.timestamp, e.event_name, e.details, r.run_id, r.rank, r.host

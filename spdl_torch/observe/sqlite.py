@@ -221,8 +221,9 @@ class SQLiteStatsWriter:
         tasks, queues, events = [], [], []
         for entry in entries:
             match entry:
-                case TaskStatsLogEntry(timestamp, name, stats):
-                    tasks.append((self._stage_id("task", name), timestamp, *_task_figures(stats)))
+                case TaskStatsLogEntry(timestamp, name, stats, num_dropped):
+                    stage_id = self._stage_id("task", name)
+                    tasks.append((stage_id, timestamp, *_task_figures(stats), num_dropped))
                 case QueueStatsLogEntry(timestamp, name, stats):
                     stage_id = self._stage_id("queue", name)
                     queues.append((stage_id, timestamp, *_queue_figures(stats)))

@@ -140,12 +140,13 @@ def _of_queue(name: str, rows: Sequence[Mapping[str, Any]]) -> QueueSummary:
 
 
 def rows_by_name(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Rows of each name, in the order of the pipeline's stages."""
-    groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    """Rows of each name, pipeline by pipeline, in the order of its stages."""
+    groups: dict[tuple[int, int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        position = row["position"]
-        groups[-1 if position is None else position, row["name"]].append(row)
-    return [(name, groups[position, name]) for position, name in sorted(groups)]
+        pipeline, position = row["pipeline"], row["position"]
+        place = (-1, -1) if position is None else (pipeline, position)
+        groups[*place, row["name"]].append(row)
+    return [(key[-1], groups[key]) for key in sorted(groups)]
 
 
 def total_of(rows: Iterable[Mapping[str, Any]], column: str) -> int:

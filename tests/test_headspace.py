@@ -1,0 +1,87 @@
+"""Headspace: steps over kept batches, and how much longer those with loading take."""
+
+import statistics
+from time import perf_counter_ns
+
+import pytest
+from _gates import no_leak
+from _loader_helpers import DataLoader, MapData
+
+from spdl_torch import PipelineDataset
+from spdl_torch.pipeline import PipelineBuilder
+
+
+def busy_for(milliseconds):
+    end = perf_counter_ns() + int(milliseconds * 1e6)
+    while perf_counter_ns() < end:
+        pass
+
+
+def loader_of(num_samples=40):
+    return DataLoader(MapData(num_samples), batch_size=2, num_workers=2)
+
+
+def dataset_of(num_items=20):
+    return PipelineDataset(PipelineBuilder().add_source(range(num_items)).pipe(abs).add_sink())
+
+
+@pytest.mark.parametrize("make", [loader_of, dataset_of])
+def test_the_kept_batches_come_over_and_over(make):
+    """The first ones of an epoch, the very same objects, for as many steps as were asked for; no
+    thread goes on."""
+    with no_leak():
+        batches = list(make().headspace(3, num_steps=8))
+    assert len(batches) == 8
+    assert [batch is batches[n % 3] for n, batch in enumerate(batches)] == [True] * 8
+    expected = [*make()][:3]
+    assert [str(batch) for batch in batches[:3]] == [str(batch) for batch in expected]
+
+
+def test_fewer_batches_than_asked_for():
+    """An epoch of two gives two, an empty one none."""
+    batches = list(loader_of(4).headspace(10, num_steps=5))
+    assert [batch is batches[n % 2] for n, batch in enumerate(batches)] == [True] * 5
+    assert list(loader_of(0).headspace()) == []
+
+
+@pytest.mark.parametrize("make", [loader_of, dataset_of])
+def test_the_report_tells_how_much_longer_steps_take(make):
+    """The median step of the epoch over the median step with kept batches."""
+    loader = make()
+    for _ in loader.headspace(2, num_steps=7):
+        busy_for(0.5)
+    for _ in loader:
+        busy_for(1)
+    slowdown = loader.report().probes.step_slowdown
+    (timeline,) = loader.profile().timelines
+    turns = next(row for row in timeline.rows if row.role == "consumer").turns
+    step = statistics.median(turn.ended_ns - turn.started_ns for turn in turns[3:]) / 1e9
+    assert (slowdown + 1) * loader._cached_step == pytest.approx(step)
+    assert slowdown > 0.5
+    assert f"step over cached batches {slowdown:+.0%}" in str(loader.report())
+
+
+@pytest.mark.parametrize("make", [loader_of, dataset_of])
+def test_the_epoch_s_figures_stay(make):
+    """Measuring headspace after an epoch does not replace what the epoch measured."""
+    loader = make()
+    list(loader)
+    before = loader.report()
+    list(loader.headspace(2, num_steps=6))
+    assert loader.report().stats == before.stats
+
+
+def test_a_loop_that_is_left_early_counts():
+    """``break`` is as good as the end, if there were enough steps."""
+    loader = loader_of()
+    for number, _ in enumerate(loader.headspace(2)):
+        if number == 8:
+            break
+    assert loader._cached_step > 0
+
+
+@pytest.mark.parametrize("option", ["num_batches", "num_steps"])
+def test_a_number_that_is_none_is_refused(option):
+    """Where it is asked for, not at the first batch."""
+    with pytest.raises(ValueError, match=f"headspace: {option} must be >= 1, got 0"):
+        loader_of().headspace(**{option: 0})

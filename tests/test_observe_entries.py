@@ -1,0 +1,250 @@
+"""A report as log entries: a file of them gives the report again, loader by loader."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.observe import (
+    Cause,
+    EventLogEntry,
+    Probes,
+    QueueStatsLogEntry,
+    SQLiteStatsWriter,
+    TaskStatsLogEntry,
+    entries_of,
+    log_stats_summary,
+    make_report,
+    pipelines_of_file,
+    query_event_stats,
+    query_task_stats,
+    recorders,
+    report_of_file,
+    summarize,
+)
+from spdl_torch.observe.stored import probes_of_events
+from spdl_torch.pipeline import (
+    PipelineBuilder,
+    PipelineStats,
+    QueuePerfStats,
+    StageStats,
+    TaskPerfStats,
+)
+
+
+class Slow(Dataset):
+    """Waits for each sample, as for storage."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        threading.Event().wait(0.01)
+        return torch.tensor(index)
+
+
+def slow(item):
+    """The same for a pipeline."""
+    return Slow()[item]
+
+
+def loader(num_workers):
+    """Of five batches."""
+    return DataLoader(Slow(), batch_size=12, num_workers=num_workers)
+
+
+def pipeline(**options):
+    """Of the same work."""
+    builder = PipelineBuilder().add_source(range(60)).pipe(slow, name="read", concurrency=2)
+    return PipelineDataset(builder.pipe(odd_only, name="odd").aggregate(4).add_sink(), **options)
+
+
+def odd_only(item):
+    """Drops half of them."""
+    return item if item % 2 else None
+
+
+def write(path, *entries):
+    """A run of these entries."""
+    with SQLiteStatsWriter(path) as writer:
+        for entry in entries:
+            writer.log(entry)
+
+
+def check_same(live, stored, *, tolerance=1e-9):
+    """The same verdict from the same evidence."""
+    assert stored.verdict.cause is live.verdict.cause
+    assert stored.verdict.stage == live.verdict.stage
+    assert stored.verdict.finding == live.verdict.finding
+    assert stored.verdict.remarks == live.verdict.remarks
+    assert stored.probes == live.probes
+    assert stored.pooled == live.pooled
+    assert stored.stats.elapsed == pytest.approx(live.stats.elapsed, rel=tolerance)
+    for one, other in zip(stored.stats.stages, live.stats.stages, strict=True):
+        assert (one.name, one.concurrency) == (other.name, other.concurrency)
+        assert (one.tasks.num_tasks, one.num_dropped) == (other.tasks.num_tasks, other.num_dropped)
+        for ratio in ("busy_ratio", "wait_in_ratio", "wait_out_ratio", "cpu_ratio", "capacity"):
+            expected = pytest.approx(getattr(other, ratio), rel=tolerance, abs=tolerance)
+            assert getattr(one, ratio) == expected, ratio
+
+
+LOADERS = {
+    "trainer's thread": lambda: loader(0),
+    "threads": lambda: loader(2),
+    "pipeline": pipeline,
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_file_gives_the_report_again(tmp_path, kind):
+    """Cause, stage and finding of the live one, though it was written in laps."""
+    source, path, before, num_laps = LOADERS[kind](), tmp_path / "s.db", None, 0
+    with SQLiteStatsWriter(path) as writer:
+        for _ in source:
+            report = source.report()
+            for entry in entries_of(report, before, name="train"):
+                writer.log(entry)
+            before, num_laps = report, num_laps + 1
+    check_same(before, report_of_file(path))
+    assert before.verdict.stage in ("fetch", "read")
+    assert pipelines_of_file(path) == {0: "train"}
+    assert len(query_event_stats(path, "probes")) == num_laps
+
+
+def test_recorders_keep_what_the_probes_read(tmp_path):
+    """The verdict over a file that a pipeline dataset wrote rests on what the live one rests on."""
+    path = tmp_path / "s.db"
+    with SQLiteStatsWriter(path) as writer:
+        dataset = pipeline(**recorders(writer.log))
+        list(dataset)
+    live, stored = dataset.report(), report_of_file(path)
+    assert (stored.verdict.cause, stored.verdict.stage) == (Cause.IO, "read")
+    assert live.verdict.cause is Cause.IO
+    assert stored.probes.num_cores == live.probes.num_cores
+    assert (stored.probes.gil_seconds is None) == (live.probes.gil_seconds is None)
+    dropped = {row["label"]: row["num_dropped"] for row in query_task_stats(path)}
+    assert dropped == {"read": 0, "odd": 30, "aggregate(4)": 0}
+    assert stored.verdict.remarks[0] == "odd: the op dropped 30 items (None)."
+
+
+def test_plain_pipeline_has_no_probes_event(tmp_path):
+    """Where nobody probes, nothing is said of it."""
+    builder = PipelineBuilder().add_source(range(4)).pipe(str, name="op").add_sink()
+    with SQLiteStatsWriter(tmp_path / "s.db") as writer:
+        built = builder.build(**recorders(writer.log))
+        with built.auto_stop():
+            list(built)
+    assert query_event_stats(tmp_path / "s.db") == []
+    assert report_of_file(tmp_path / "s.db").probes == Probes()
+
+
+# -- several pipelines in one run ------------------------------------------------------------------
+
+
+def test_pipelines_of_one_run_are_kept_apart(tmp_path):
+    """Stages of the same name are not added up, neither in the summary nor in the report."""
+    path = tmp_path / "s.db"
+    with SQLiteStatsWriter(path) as writer:
+        for number, count in ((0, 10), (3, 25)):
+            builder = PipelineBuilder().add_source(range(count)).pipe(str, name="op", concurrency=2)
+            built = builder.add_sink().build(**recorders(writer.log, pipeline_id=number))
+            with built.auto_stop():
+                list(built)
+    tasks, queues = summarize(path)
+    assert [(t.name, t.num_tasks) for t in tasks] == [("0:1:op[2]", 10), ("3:1:op[2]", 25)]
+    assert [q.name.partition(":")[0] for q in queues] == ["0"] * 3 + ["3"] * 3
+    for number, count in ((None, 10), (0, 10), (3, 25)):
+        (stage,) = report_of_file(path, pipeline=number).stats.stages
+        assert stage.tasks.num_tasks == count
+    assert pipelines_of_file(path) == {0: "", 3: ""}
+    assert [row["num_tasks"] for row in query_task_stats(path, "op", pipeline=3)] == [25]
+    with pytest.raises(ValueError, match=r"pipeline must be in run 1 \(0, 3\), got 1"):
+        report_of_file(path, pipeline=1)
+    printed = []
+    log_stats_summary(path, write=printed.append)
+    assert printed[0].index("0:1:op[2]") < printed[0].index("3:1:op[2]")
+
+
+def test_loaders_of_one_run_are_kept_apart(tmp_path):
+    """Each has its number, its name and its probes."""
+    path = tmp_path / "s.db"
+    reports = [reading(busy=0.9, gil=0.004), reading(busy=0.9, gil=0.0)]
+    for number, report in enumerate(reports):
+        write(path, *entries_of(report, pipeline_id=number, name=f"loader {number}"))
+    with SQLiteStatsWriter(path) as writer:
+        for number, report in enumerate(reports):
+            for entry in entries_of(report, pipeline_id=number, name=f"loader {number}"):
+                writer.log(entry)
+    assert pipelines_of_file(path) == {0: "loader 0", 1: "loader 1"}
+    for number, report in enumerate(reports):
+        check_same(report, report_of_file(path, pipeline=number))
+    assert report_of_file(path, pipeline=0).verdict.cause is Cause.GIL
+    assert report_of_file(path, pipeline=1).verdict.cause is not Cause.GIL
+
+
+def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2):
+    """A report of one stage."""
+    tasks = TaskPerfStats(100, 0, 0.18, 0.2, 0.3, elapsed, 0.18, 0.18, busy * elapsed * concurrency)
+    queue = QueuePerfStats(elapsed, 100, 0.0, 0.05, 0.2, get_wait_time=5.0)
+    stage = StageStats("decode", concurrency, tasks, queue, 7, busy, 1 - busy, 0.0)
+    probes = Probes(gil_seconds=gil, run_delay_ratio=0.0, gc_ratio=0.0, num_cores=4)
+    return make_report(PipelineStats(elapsed, 0.5, (stage,)), probes)
+
+
+def test_stage_is_one_when_its_concurrency_changes(tmp_path):
+    """Its name as logged has the concurrency in it; its time counts with that of each lap."""
+    write(
+        tmp_path / "s.db",
+        *entries_of(reading(concurrency=2), timestamp=10.0),
+        *entries_of(reading(concurrency=6), timestamp=20.0),
+    )
+    (stage,) = report_of_file(tmp_path / "s.db").stats.stages
+    assert (stage.concurrency, stage.tasks.num_tasks, stage.num_dropped) == (6, 200, 14)
+    assert stage.busy_ratio == pytest.approx(0.9)
+
+
+# -- the entries -----------------------------------------------------------------------------------
+
+
+def test_entries_are_named_like_those_of_a_pipeline():
+    """A window for every stage and queue, from source to sink, and one event."""
+    *windows, event = entries_of(reading(), pipeline_id=2, name="val", timestamp=5.0)
+    assert [(type(entry), entry.name) for entry in windows] == [
+        (TaskStatsLogEntry, "2:1:decode[2]"),
+        (QueueStatsLogEntry, "2:0:source_queue"),
+        (QueueStatsLogEntry, "2:1:decode[2]_queue"),
+        (QueueStatsLogEntry, "2:2:sink_queue"),
+    ]
+    assert {entry.timestamp for entry in (*windows, event)} == {5.0}
+    details = {"pipeline": 2, "name": "val", "elapsed": 10.0, "pooled": []}
+    assert event == EventLogEntry(5.0, "probes", {**details, **asdict(reading().probes)})
+    _, source, _, sink = (entry.stats for entry in windows)
+    assert source.get_wait_time == pytest.approx(2.0), "10 % of two threads' 10 s"
+    assert sink.get_wait_time == pytest.approx(5.0), "half of the trainer's 10 s"
+
+
+def test_nothing_is_logged_of_nothing():
+    """Before the first batch there is no stage."""
+    assert entries_of(make_report(PipelineStats(0.0, 0.0, ()))) == []
+
+
+def test_probes_of_several_passes_are_weighed_by_their_time():
+    """Of each pass its last reading, which is of all of it."""
+
+    def event(timestamp, elapsed, gil):
+        probes = {**asdict(Probes(gc_ratio=gil)), "gil_seconds": gil}
+        details = {"pipeline": 0, "name": "", "elapsed": elapsed, "pooled": ["a"], **probes}
+        return EventLogEntry(timestamp, "probes", details)
+
+    first = [event(101.0, 1.0, None), event(102.0, 2.0, 0.1)]
+    second = [event(104.0, 2.0, 0.9), event(108.0, 6.0, 0.5)]
+    assert probes_of_events(first, 0)[0].gil_seconds == 0.1
+    probes, pooled = probes_of_events([*first, *second], 0)
+    assert probes.gil_seconds == pytest.approx((0.1 * 2 + 0.5 * 6) / 8)
+    assert pooled == ("a",)
+    assert probes_of_events(first, 1) == (None, ())

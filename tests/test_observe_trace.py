@@ -1,0 +1,808 @@
+"""Profiles and traces: what is written can be shown in full, read again, and merged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import random
+from dataclasses import replace
+from fractions import Fraction
+from itertools import count, pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from spdl_torch.__main__ import main
+from spdl_torch.observe import (
+    Cause,
+    Probes,
+    Profile,
+    Report,
+    SQLiteStatsWriter,
+    check_trace,
+    make_report,
+    merge_ranks,
+    merge_with_torch,
+    recorders,
+    report_of_file,
+)
+from spdl_torch.observe._trace_events import FIRST_PID, chrome_trace
+from spdl_torch.observe._trace_rows import microseconds, nanoseconds
+from spdl_torch.pipeline import (
+    PipelineBuilder,
+    PipelineStats,
+    QueuePerfStats,
+    StageStats,
+    TaskPerfStats,
+)
+from spdl_torch.pipeline.timeline import (
+    Clock,
+    Instant,
+    Outcome,
+    Part,
+    QueueTrack,
+    Row,
+    Timeline,
+    Turn,
+)
+
+CLOCK = Clock(perf_ns=5_000_000_000, system_ns=1_800_000_000_123_456_789)
+MS = 1_000_000
+
+
+def stage_stats(name, **figures):
+    """A stage of a report; its figures are odd numbers, to see that they come back."""
+    tasks = TaskPerfStats(10, 1, 0.1 / 3, 0.2, 0.3, 4.0, 1 / 30, 0.05, 0.35)
+    queue = QueuePerfStats(4.0, 9, 0.01, 0.02, 1 / 3)
+    shares = {"busy_ratio": 0.7, "wait_in_ratio": 0.2, "wait_out_ratio": 0.1}
+    content = {"concurrency": 2, "tasks": tasks, "queue": queue, "num_dropped": 3, **shares}
+    return StageStats(name=name, **{**content, **figures})
+
+
+def report_with(wait=0.3, stages=("decode", "collate")):
+    """A report of 4 s."""
+    stats = PipelineStats(4.0, wait, tuple(map(stage_stats, stages)))
+    return make_report(stats, Probes(gil_seconds=1e-4, num_cores=2), pooled=("collate",))
+
+
+def turn(since, started, ended, done, number, output=-1, **others):
+    """A turn, its times in milliseconds."""
+    times = (round(t * MS) for t in (since, started, ended, done))
+    content = {"cpu_ns": -1, "num_before": -1, "num_behind": -1, **others}
+    return Turn(*times, number=number, output=output, **content)
+
+
+def row(stage, position, turns, replica=0, role="stage", **others):
+    """The row of a thread."""
+    return Row(stage, position, replica, role, 4000 + position, tuple(turns), **others)
+
+
+def small_timeline(number=0, start=0.0):
+    """Two items: read, decoded by two threads, taken by the consumer."""
+    t = start
+    source = [turn(t, t, t + 1, t + 1, -1, 0), turn(t + 1, t + 1, t + 2, t + 2, -1, 1)]
+    first = turn(t, t + 1, t + 6, t + 6, 0, 0, cpu_ns=2 * MS, num_before=1, num_behind=1)
+    second = turn(t, t + 2, t + 7, t + 9, 1, 1, cpu_ns=MS, num_before=0, num_behind=2)
+    steps = [turn(t, t + 6, t + 9, t + 9, 0, num_before=1), turn(t + 9, t + 9, t + 12, t + 12, 1)]
+    part = Part("read", round((t + 2) * MS), round((t + 4) * MS), MS // 2)
+    return Timeline(
+        "DataLoader",
+        number,
+        CLOCK,
+        (
+            row("source", 0, source, role="source"),
+            row("decode", 1, [first], parts=(part,)),
+            row("decode", 1, [second], replica=1, num_lost=5),
+            row("consumer", 2, steps, role="consumer"),
+        ),
+        (QueueTrack(0, "source→decode", 4), QueueTrack(1, "decode→consumer", 2)),
+        (Instant(round((t + 7) * MS), "failure", {"where": "x.jpg", "share": math.nan}),),
+    )
+
+
+def trace_of(*timelines, **options):
+    """The trace as a dict."""
+    content = {"rank": 0, "last_seconds": None, "max_events": 200_000, **options}
+    return chrome_trace(timelines, report_with(), **content)
+
+
+def events_of(trace, phase, **fields):
+    """Events of a phase, with these fields."""
+    found = [e for e in trace["traceEvents"] if e["ph"] == phase]
+    return [e for e in found if all(e.get(key) == value for key, value in fields.items())]
+
+
+def names_of_rows(trace):
+    """Names by (pid, tid), in the order in which they are shown."""
+    order = {
+        (e["pid"], e["tid"]): e["args"]["sort_index"]
+        for e in trace["traceEvents"]
+        if e["name"] == "thread_sort_index"
+    }
+    named = {
+        (e["pid"], e["tid"]): e["args"]["name"] for e in events_of(trace, "M", name="thread_name")
+    }
+    return {key: named[key] for key in sorted(named, key=order.__getitem__)}
+
+
+def ways_of(trace):
+    """For each arrow the rows, as named, and the items that it goes over."""
+    rows, ways = names_of_rows(trace), {}
+    for event in events_of(trace, "X"):
+        if "bind_id" in event:
+            stop = (
+                rows[event["pid"], event["tid"]],
+                *(v for k, v in event["args"].items() if k in ("item", "batch")),
+            )
+            ways.setdefault(event["bind_id"], []).append(stop)
+    return list(ways.values())
+
+
+# --- the rules, one by one ---------------------------------------------------------------------
+
+
+def test_turn_becomes_three_slices():
+    """Waiting, work, waiting; times are of the system's clock, to 1/8 us; the consumer steps."""
+    trace = trace_of(small_timeline())
+    rows = {name: key for key, name in names_of_rows(trace).items()}
+    assert list(rows) == ["source", "decode[0]", "decode[1]", "consumer"]
+    pid, tid = rows["decode[1]"]
+    slices = events_of(trace, "X", pid=pid, tid=tid)
+    assert [(e["name"], e["dur"]) for e in slices] == [
+        ("Wait on Input Queue", 2000.0),
+        ("Process", 5000.0),
+        ("Wait on Output Queue", 2000.0),
+    ]
+    start_ns = trace["baseTimeNanoseconds"] + nanoseconds(slices[1]["ts"])
+    assert abs(start_ns - CLOCK.system(2 * MS)) <= 63
+    assert slices[1]["tdur"] == 1000.0
+    assert slices[1]["args"] == {"item": 1, "thread id": 4001}
+    steps = events_of(trace, "X", pid=pid, tid=rows["consumer"][1])
+    assert [e["name"] for e in steps] == ["Wait on Input Queue", "Training Step", "Training Step"]
+    assert steps[1]["args"]["batch"] == 0
+    assert "tdur" not in steps[1]
+
+
+def test_part_is_inside_of_its_turn():
+    """With its own CPU time; one that sticks out, or has no turn, is left out and counted."""
+    timeline = small_timeline()
+    decode = timeline.rows[1]
+    bad = (Part("late", 5 * MS, 7 * MS, 0), Part("early", 0, MS // 2, 0))
+    rows = (*timeline.rows[:1], replace(decode, parts=(*decode.parts, *bad)), *timeline.rows[2:])
+    trace = trace_of(replace(timeline, rows=rows))
+    (part,) = events_of(trace, "X", name="read")
+    assert (part["dur"], part["tdur"]) == (2000.0, 500.0)
+    assert not events_of(trace, "X", name="late") + events_of(trace, "X", name="early")
+    assert check_trace(trace).num_left_out == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word"), [(Outcome.DROPPED, "dropped"), (Outcome.FAILED, "failed")]
+)
+def test_outcome_is_told_when_nothing_was_passed_on(outcome, word):
+    """In the args of the slice."""
+    only = row("decode", 1, [turn(0, 1, 2, 2, 7, outcome=outcome)])
+    (event,) = events_of(trace_of(Timeline("Pipeline", 0, CLOCK, (only,))), "X", name="Process")
+    assert event["args"] == {"item": 7, "thread id": 4001, "outcome": word}
+
+
+def test_wait_is_left_out_when_it_is_short():
+    """Below 1 us there is no slice."""
+    turns = [turn(0, 0.0009, 2, 2.0009, 0), turn(2.0009, 2.0019, 3, 3.001, 1)]
+    slices = events_of(trace_of(Timeline("Pipeline", 0, CLOCK, (row("a", 1, turns),))), "X")
+    waits = ["Wait on Input Queue", "Process", "Wait on Output Queue"]
+    assert [e["name"] for e in slices] == ["Process", *waits]
+
+
+def test_counter_follows_a_queue_when_its_length_changes():
+    """Read when a turn is done, on both sides of it; equal readings in a row are one."""
+    trace = trace_of(small_timeline())
+    counters = events_of(trace, "C")
+    origin = CLOCK.system(0) - trace["baseTimeNanoseconds"]
+    seen = {}
+    for event in counters:
+        moment = round((nanoseconds(event["ts"]) - origin) / MS)
+        seen.setdefault(event["name"], []).append((moment, event["args"]["items"]))
+    assert seen == {
+        "queue source→decode (cap 4)": [(6, 1), (9, 0)],
+        "queue decode→consumer (cap 2)": [(6, 1), (9, 2)],
+    }
+
+
+def test_flow_goes_from_the_source_to_the_training_step():
+    """One arrow for each batch, over the slices that it went through."""
+    ways = ways_of(trace_of(small_timeline()))
+    assert ways == [
+        [("source", 0), ("decode[0]", 0), ("consumer", 0)],
+        [("source", 1), ("decode[1]", 1), ("consumer", 1)],
+    ]
+
+
+def test_flow_follows_the_last_sample_of_a_batch():
+    """Of several items that become one, the one that the others waited for."""
+    fetch = [turn(0, 0, end, end, n, 0) for n, end in enumerate((1, 3, 2))]
+    rows = [row("fetch", 0, [one], replica=n) for n, one in enumerate(fetch)]
+    consumer = row("consumer", 1, [turn(0, 3, 4, 4, 0)], role="consumer")
+    trace = trace_of(Timeline("DataLoader", 0, CLOCK, (*rows, consumer)))
+    assert ways_of(trace) == [[("fetch[1]", 1), ("consumer", 0)]]
+
+
+def test_flow_does_not_jump_over_a_stage_that_has_no_rows():
+    """Numbers of items may change in a stage that was not recorded."""
+    rows = (row("a", 0, [turn(0, 0, 1, 1, 0, 0)]), row("c", 2, [turn(0, 1, 2, 2, 0)]))
+    assert len(ways_of(trace_of(Timeline("P", 0, CLOCK, rows)))) == 1
+    unseen = (QueueTrack(1, "b→c", 1),)
+    assert ways_of(trace_of(Timeline("P", 0, CLOCK, rows, unseen))) == []
+
+
+def test_flow_passes_a_sink_that_was_too_quick_to_be_recorded():
+    """There an item keeps its number."""
+    stage = row("decode", 0, [turn(n, n, n + 1, n + 1, n, n) for n in range(3)])
+    sink = row("sink", 1, [turn(2, 2, 2, 2, 1, 1)], role="sink")
+    steps = [turn(n + 1, n + 1, n + 2, n + 2, n) for n in range(3)]
+    trace = trace_of(Timeline("P", 0, CLOCK, (stage, sink, row("a", 2, steps, role="consumer"))))
+    assert [[place for place, _ in way] for way in ways_of(trace)] == [
+        ["decode[0]", "a"],
+        ["decode[0]", "sink", "a"],
+        ["decode[0]", "a"],
+    ]
+
+
+def test_flow_ends_where_the_item_was_lost():
+    """Ways that end elsewhere before the consumer are not drawn if others reach it."""
+    source = row("a", 0, [turn(n, n, n + 1, n + 1, n, n) for n in range(4)], role="source")
+    turns = [turn(0, 1, 2, 2, 0, 0), turn(2, 2, 3, 3, 1, outcome=Outcome.FAILED)]
+    stage = row("b", 1, [*turns, turn(3, 3, 4, 4, 2, 1)])
+    consumer = row("c", 2, [turn(0, 2, 5, 5, 0)], role="consumer")
+    trace = trace_of(Timeline("P", 0, CLOCK, (source, stage, consumer)))
+    ends = [way[-1] for way in ways_of(trace)]
+    assert sorted(ends) == [("b[0]", 1), ("c", 0)]
+
+
+def test_consumer_that_waits_has_no_step():
+    """When it was looked at while no item had come."""
+    waiting = turn(0, 5, 5, 5, -1)
+    trace = trace_of(Timeline("P", 0, CLOCK, (row("a", 1, [waiting], role="consumer"),)))
+    assert [e["name"] for e in events_of(trace, "X")] == ["Wait on Input Queue"]
+    assert check_trace(trace).seconds == 0.005
+
+
+def test_flow_of_every_kth_item_when_there_are_many():
+    """At most 200 arrows, evenly over the time."""
+    source = row("a", 0, [turn(n, n, n + 1, n + 1, n, n) for n in range(1001)])
+    consumer = row(
+        "c", 1, [turn(n + 1, n + 1, n + 2, n + 2, n) for n in range(1001)], role="consumer"
+    )
+    ways = ways_of(trace_of(Timeline("P", 0, CLOCK, (source, consumer))))
+    assert [way[-1][1] for way in ways] == list(range(0, 1001, 6))
+
+
+def test_instant_has_its_details():
+    """Those that JSON does not have are given as text."""
+    (event,) = events_of(trace_of(small_timeline()), "i")
+    assert (event["name"], event["s"]) == ("failure", "p")
+    assert event["args"] == {"where": "x.jpg", "share": "nan"}
+
+
+def test_rows_are_shared_by_epochs_unless_they_overlap():
+    """The same thread of the next epoch continues its row."""
+    trace = trace_of(small_timeline(start=100), small_timeline(), small_timeline(start=105))
+    assert list(names_of_rows(trace).values()) == [
+        "source",
+        *("decode[0]", "decode[0] (2)"),
+        *("decode[1]", "decode[1] (2)"),
+        *("consumer", "consumer (2)"),
+    ]
+    assert check_trace(trace).num_flows == 6
+
+
+def test_pipelines_are_processes_of_their_own():
+    """Above all others in the viewer, and told apart by name and number."""
+    trace = trace_of(small_timeline(3), small_timeline(8), rank=2)
+    titles = {e["pid"]: e["args"]["name"] for e in events_of(trace, "M", name="process_name")}
+    first = FIRST_PID + 2 * 256
+    assert titles == {
+        first: "Data pipeline · rank 2 · DataLoader 3",
+        first + 1: "Data pipeline · rank 2 · DataLoader 8",
+    }
+    (sort, _) = events_of(trace, "M", name="process_sort_index")
+    assert sort["args"]["sort_index"] < 0
+    tids = [tid for _, tid in names_of_rows(trace)]
+    assert len(set(tids)) == len(tids) == 8
+
+
+def test_last_seconds_leave_out_what_ended_before():
+    """Counted from the last moment that was recorded."""
+    trace = trace_of(small_timeline(), last_seconds=0.004)
+    names = [e["name"] for e in events_of(trace, "X", cat="consumer")]
+    assert names == ["Wait on Input Queue", "Training Step", "Training Step"]
+    assert not events_of(trace, "X", cat="source")
+    assert check_trace(trace).num_lost == 5
+
+
+@pytest.mark.parametrize("since", [0, 1_800_000_000 * 10**9, 7_900_000 * 10**9])
+def test_times_are_exact_in_floating_point(since):
+    """What viewers compute from them, by rounding or by cutting off, is what we wrote."""
+    draw = random.Random(0)
+    for _ in range(1000):
+        written = microseconds(since + draw.randrange(10**12))
+        assert nanoseconds(written) == Fraction(written) * 1000
+        assert nanoseconds(written) == int(written * 1000.0) or written > 2**53 / 1000
+        assert microseconds(nanoseconds(written)) == written
+
+
+# --- for any run ---------------------------------------------------------------------------------
+
+
+@st.composite
+def runs(draw):
+    """A pipeline that works items off: stages of several threads, times in ns, some items lost."""
+    dice = random.Random(draw(st.integers(0, 2**32)))
+    num_items = draw(st.integers(0, 12))
+    longest = draw(st.sampled_from([1, 700, 3000, 5 * MS]))
+    start = draw(st.integers(0, 10**15))
+    arrivals, rows, queues = [start] * num_items, [], []
+    num_stages = draw(st.integers(1, 3))
+    for position in range(num_stages + 1):
+        is_last = position == num_stages
+        threads = 1 if is_last else draw(st.integers(1, 3))
+        free, turns = [start] * threads, [[] for _ in range(threads)]
+        parts, passed = [[] for _ in range(threads)], []
+        for number, arrival in enumerate(sorted(arrivals)):
+            thread = min(range(threads), key=free.__getitem__)
+            since = free[thread]
+            started = max(since, arrival)
+            ended = started + dice.randrange(longest)
+            done = ended if is_last else ended + dice.choice([0, dice.randrange(longest)])
+            free[thread] = done
+            lost = dice.random() < 0.1 and not is_last
+            outcome = dice.choice([Outcome.DROPPED, Outcome.FAILED]) if lost else Outcome.PASSED
+            cpu, depths = (
+                dice.choice([-1, ended - started]),
+                (dice.randrange(-1, 4), dice.randrange(-1, 4)),
+            )
+            turns[thread].append(
+                Turn(since, started, ended, done, cpu, number, -1, *depths, outcome)
+            )
+            if not lost:
+                passed.append((done, thread, len(turns[thread]) - 1))
+            middle = dice.randint(started, ended)
+            parts[thread] += [Part("half", started, middle, -1), Part("all", started, ended, 5)]
+        for output, (_, thread, index) in enumerate(sorted(passed)):
+            turns[thread][index] = replace(turns[thread][index], output=output)
+        role = "consumer" if is_last else "stage"
+        for thread in range(threads):
+            kept = {"parts": tuple(parts[thread]), "num_lost": dice.randrange(3)}
+            rows.append(
+                Row(f"s{position}", position, thread, role, thread, tuple(turns[thread]), **kept)
+            )
+        if not is_last:
+            queues.append(QueueTrack(position, f"q{position}", 2))
+        arrivals = [done for done, _, _ in passed]
+    instants = [Instant(start + dice.randrange(10 * longest), "gc", {"generation": 2})]
+    clock = Clock(start + dice.randrange(10**9), draw(st.integers(10**18, 2 * 10**18)))
+    return Timeline(
+        "Pipeline", draw(st.integers(0, 2)), clock, tuple(rows), tuple(queues), tuple(instants)
+    )
+
+
+@given(st.lists(runs(), min_size=1, max_size=3), st.integers(0, 5000))
+@settings(max_examples=60, deadline=None)
+def test_trace_can_be_shown_for_any_run(timelines, rank):
+    """Slices nest, arrows have both ends, time goes forward, and every task is there."""
+    trace = trace_of(*timelines, rank=rank)
+    summary = check_trace(json.loads(json.dumps(trace, allow_nan=False)))
+    turns = [one for t in timelines for r in t.rows for one in r.turns]
+    shown = [e for e in events_of(trace, "X") if e["name"] in ("Process", "Training Step")]
+    assert len(shown) == len(turns)
+    assert summary.num_lost == sum(r.num_lost for t in timelines for r in t.rows)
+    assert summary.num_left_out == sum(len(parts_outside(r)) for t in timelines for r in t.rows)
+    assert summary.num_instants == len(timelines)
+
+
+@given(runs())
+@settings(max_examples=30, deadline=None)
+def test_counter_changes_with_every_event(timeline):
+    """And is a length that was read."""
+    lengths = {}
+    for event in events_of(trace_of(timeline), "C"):
+        lengths.setdefault(event["name"], []).append(event["args"]["items"])
+    for readings in lengths.values():
+        assert all(a != b for a, b in pairwise(readings))
+        assert min(readings) >= 0
+
+
+def parts_outside(row):
+    """Parts of no length at a turn's end are not inside of it."""
+    return [
+        p
+        for p in row.parts
+        if not any(t.started_ns <= p.started_ns < t.ended_ns for t in row.turns)
+    ]
+
+
+@given(runs())
+@settings(max_examples=40, deadline=None)
+def test_flow_reaches_the_training_step_for_any_run(timeline):
+    """Every batch that the consumer took is the end of an arrow that came from the first stage."""
+    ways = ways_of(trace_of(timeline))
+    consumer = timeline.rows[-1]
+    reached = sorted(way[-1][1] for way in ways if way[-1][0] == consumer.name)
+    assert reached == [one.number for one in consumer.turns]
+    assert {way[0][0].partition("[")[0] for way in ways} <= {"s0"}
+
+
+@given(runs(), st.integers(1, 120))
+@settings(max_examples=60, deadline=None)
+def test_cap_keeps_the_latest(timeline, most):
+    """No more events than asked for; what is left out ended before all that is kept."""
+    trace = trace_of(timeline, max_events=most)
+    summary = check_trace(trace)
+    kept = [e for e in trace["traceEvents"] if e["ph"] != "M"]
+    assert len(kept) <= most
+    everything = check_trace(trace_of(timeline))
+    assert summary.num_slices + summary.num_instants + summary.num_left_out == (
+        everything.num_slices + everything.num_instants + everything.num_left_out
+    )
+    shown = {
+        (e["tid"], e["args"].get("item", e["args"].get("batch"))) for e in events_of(trace, "X")
+    }
+    turns = sorted((one.done_ns for r in timeline.rows for one in r.turns), reverse=True)
+    num_turns = sum(e["name"] in ("Process", "Training Step") for e in events_of(trace, "X"))
+    assert len(shown) == num_turns
+    if 0 < num_turns < len(turns):
+        assert turns[num_turns - 1] > turns[num_turns]
+
+
+# --- the profile ---------------------------------------------------------------------------------
+
+
+def test_statistics_are_numbers_per_stage():
+    """Seconds that threads spent, counts, percentiles; and the whole."""
+    statistics = Profile(report_with(stages=("decode", "decode", "total"))).statistics()
+    assert list(statistics) == ["decode", "decode (2)", "total (2)", "total"]
+    assert statistics["decode"] == {
+        "threads": 2,
+        "busy_seconds": 0.35,
+        "cpu_seconds": pytest.approx(1 / 3),
+        "wait_in_seconds": pytest.approx(1.6),
+        "wait_out_seconds": pytest.approx(0.8),
+        "num_tasks": 10,
+        "num_failures": 1,
+        "num_dropped": 3,
+        "task_seconds_mean": 0.1 / 3,
+        "task_seconds_p50": 0.05,
+        "task_seconds_p90": 0.2,
+        "task_seconds_p99": 0.3,
+        "tasks_per_second": 2.5,
+        "capacity_per_second": pytest.approx(60.0),
+        "queue_occupancy_ratio": 1 / 3,
+    }
+    assert statistics["total"]["wait_seconds"] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(("wait", "is_bounded"), [(0.3, True), (1.0, False)])
+def test_report_comes_back_from_a_dict(wait, is_bounded):
+    """Also where the gain is infinite, which JSON does not have."""
+    report = report_with(wait, stages=("decode",))
+    assert math.isfinite(report.verdict.gain) == is_bounded
+    assert Report.from_dict(json.loads(json.dumps(report.as_dict(), allow_nan=False))) == report
+    assert set(json.loads(report.as_json())) == {"verdict", "stats", "probes"}
+
+
+@pytest.mark.parametrize(
+    "name", ["x.json", "x.json.gz", "a.trace/x.json", "run.1.b/deep/x.y.json.gz"]
+)
+def test_profile_comes_back_from_its_trace(name, tmp_path, monkeypatch):
+    """For any name with such an ending, also with dots elsewhere, given relative to here."""
+    monkeypatch.chdir(tmp_path)
+    profile = Profile(report_with(), (small_timeline(),), rank=3)
+    path = profile.write_trace(f"./{name}")
+    assert path.is_file()
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+    loaded = Profile.load(path)
+    assert (loaded.report(), loaded.rank) == (profile.report(), 3)
+    assert loaded.statistics() == profile.statistics()
+    assert str(loaded) == str(profile.report())
+    again = loaded.write_trace("again.json")
+    assert check_trace(again) == check_trace(path)
+    with pytest.raises(ValueError, match="can only be written whole"):
+        loaded.write_trace("again.json", last_seconds=1)
+
+
+@pytest.mark.parametrize("name", ["./a.trace", "x", "x.json.bz2", ".json", "a.json/x.gz"])
+def test_write_trace_refuses_a_name_with_another_ending(name, tmp_path, monkeypatch):
+    """Instead of guessing a format."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"must end in \.json or \.json\.gz"):
+        Profile(report_with(), (small_timeline(),)).write_trace(name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_write_trace_leaves_the_old_file_when_it_fails(tmp_path):
+    """A reader sees the old trace or the new one, never a part."""
+    profile = Profile(report_with(), (small_timeline(),))
+    path = profile.write_trace(tmp_path / "x.json")
+    before = path.read_bytes()
+    broken = replace(small_timeline(), instants=(Instant(MS, object()),))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        Profile(report_with(), (broken,)).write_trace(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("options", [{"last_seconds": 0}, {"max_events": 0}])
+def test_write_trace_refuses_a_limit_of_nothing(options, tmp_path):
+    """Which would write an empty file."""
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+        Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "x.json", **options)
+
+
+def test_profile_of_a_statistics_file_has_figures_and_no_trace(tmp_path):
+    """Its report is that of the file."""
+    path = tmp_path / "run.db"
+    with SQLiteStatsWriter(path) as writer:
+        builder = PipelineBuilder().add_source(range(20)).pipe(str, name="decode").add_sink()
+        with (pipeline := builder.build(**recorders(writer.log))).auto_stop():
+            assert len(list(pipeline)) == 20
+    profile = Profile.load(path)
+    assert profile.report() == report_of_file(path)
+    assert profile.statistics()["decode"]["num_tasks"] == 20
+    with pytest.raises(ValueError, match="holds sums and no single tasks"):
+        profile.write_trace(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "not a trace in JSON"),
+        (b"{", "not a trace in JSON"),
+        (b"\x1f\x8b123", "not a trace in JSON"),
+        (b'{"traceEvents": [NaN]}', "NaN is not allowed"),
+        (b'{"a": 1}', "no list of 'traceEvents'"),
+        (b'{"traceEvents": []}', "not one that spdl_torch wrote"),
+        (b'{"traceEvents": [], "spdlTorch": {"formatVersion": 2, "profiles": []}}', "format is 2"),
+        (b'{"traceEvents": [], "spdlTorch": {"formatVersion": 1, "profiles": [1]}}', "damaged"),
+    ],
+)
+def test_load_refuses_what_it_cannot_read(content, complaint, tmp_path):
+    """And says why, with the file's name."""
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"x\.json: .*{complaint}"):
+        Profile.load(path)
+    with pytest.raises(FileNotFoundError, match="missing"):
+        Profile.load(tmp_path / "missing.json")
+
+
+# --- merged --------------------------------------------------------------------------------------
+
+
+def torch_trace(path):
+    """A real one, with a row of this thread; the moment of its span in ns since 1970."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        clock = Clock.now()
+        with record_function("train_step"):
+            torch.ones(8) @ torch.ones(8)
+    profiler.export_chrome_trace(str(path))
+    return clock
+
+
+@pytest.mark.parametrize("ending", ["json", "json.gz"])
+def test_merge_with_torch_lays_both_on_one_clock(ending, tmp_path):
+    """torch's events stay as they are; ours are at their time, on rows of their own."""
+    clock = torch_trace(tmp_path / f"torch.{ending}")
+    timeline = replace(small_timeline(start=clock.perf_ns / MS), clock=clock)
+    ours = Profile(report_with(), (timeline,)).write_trace(tmp_path / "ours.json")
+    path = merge_with_torch(ours, tmp_path / f"torch.{ending}", tmp_path / "both.json.gz")
+
+    both = json.loads(gzip.decompress(path.read_bytes()))
+    opener = gzip.open if ending.endswith("gz") else open
+    with opener(tmp_path / f"torch.{ending}", "rt") as file:
+        torchs = json.load(file)
+    size = len(torchs["traceEvents"])
+    assert both["traceEvents"][:size] == torchs["traceEvents"]
+    assert {key: both[key] for key in torchs if key != "traceEvents"} == {
+        key: value for key, value in torchs.items() if key != "traceEvents"
+    }
+    (span,) = (e for e in torchs["traceEvents"] if e.get("name") == "train_step" and e["ph"] == "X")
+    own = both["traceEvents"][size:]
+    start = min(e["ts"] for e in own if "ts" in e)
+    assert abs(span["ts"] - start) < 1e6  # the same second, not the same decade
+    exact = both["baseTimeNanoseconds"] + nanoseconds(start)
+    assert abs(exact - clock.system(clock.perf_ns)) <= 200
+    theirs = {e[key] for e in torchs["traceEvents"] for key in ("pid", "tid") if key in e}
+    assert not theirs & {e[key] for e in own for key in ("pid", "tid")}
+    summary = check_trace(path)
+    assert (summary.num_others, summary.num_flows) == (size, 2)
+    assert Profile.load(path).report() == report_with()
+    with pytest.raises(ValueError, match="has rows of ours already"):
+        merge_with_torch(ours, path, tmp_path / "x.json")
+
+
+def test_real_torch_trace_passes_the_check(tmp_path):
+    """The check is not stricter than the files that viewers are made for."""
+    torch_trace(tmp_path / "torch.json")
+    assert check_trace(tmp_path / "torch.json").ranks == ()
+
+
+def test_merge_with_torch_when_its_times_count_from_1970(tmp_path):
+    """Old releases: floating point has 1/4 us there, and slices still nest."""
+    event = {"ph": "X", "name": "step", "pid": 1, "tid": 1, "ts": CLOCK.system(0) / 1000, "dur": 5}
+    (tmp_path / "torch.json").write_text(json.dumps({"traceEvents": [event, {"ph": "M", "x": 1}]}))
+    dice = random.Random(1)
+    turns, now = [], 0.0
+    for number in range(300):
+        times = [now, *(now := now + dice.random() / 100 for _ in range(3))]
+        turns.append(turn(*times, number))
+    timeline = Timeline("DataLoader", 0, CLOCK, (row("decode", 0, turns),))
+    ours = Profile(report_with(), (timeline,)).write_trace(tmp_path / "ours.json")
+    path = merge_with_torch(ours, tmp_path / "torch.json", tmp_path / "both.json")
+    assert check_trace(path).num_slices == check_trace(ours).num_slices
+    start = min(e["ts"] for e in events_of(json.loads(path.read_bytes()), "X", name="Process"))
+    assert start == pytest.approx(event["ts"], abs=20)
+
+
+def test_merge_with_torch_keeps_figures_that_are_not_json(tmp_path):
+    """As text, so that the file can be read everywhere."""
+    (tmp_path / "torch.json").write_text('{"x": NaN, "traceEvents": [], "baseTimeNanoseconds": 0}')
+    ours = Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "ours.json")
+    path = merge_with_torch(ours, tmp_path / "torch.json", tmp_path / "both.json")
+    assert json.loads(path.read_text(), parse_constant=pytest.fail)["x"] == "NaN"
+
+
+def write_ranks(folder, ranks=(0, 1, 2)):
+    """A file for each rank; rank n starts n ms later."""
+    for rank, number in zip(ranks, count(), strict=False):
+        timeline = small_timeline(start=number)
+        Profile(report_with(), (timeline,), rank).write_trace(folder / f"rank{number}.json.gz")
+
+
+def starts_of(path):
+    """The first moment of each process, in ns since 1970, in order of the processes."""
+    opener = gzip.open if path.name.endswith("gz") else open
+    with opener(path, "rt") as file:
+        trace = json.load(file)
+    starts = {}
+    for event in events_of(trace, "X"):
+        moment = trace["baseTimeNanoseconds"] + nanoseconds(event["ts"])
+        starts[event["pid"]] = min(moment, starts.get(event["pid"], moment))
+    return [starts[pid] for pid in sorted(starts)]
+
+
+def test_merge_ranks_lays_a_folder_on_one_clock(tmp_path):
+    """Each rank has rows and arrows of its own; what is no trace of ours is passed over."""
+    write_ranks(tmp_path)
+    (tmp_path / "other.json").write_text('{"traceEvents": []}')
+    (tmp_path / "broken.json").write_text("{")
+    path = merge_ranks(tmp_path, tmp_path / "all.json")
+    summary = check_trace(path)
+    assert (summary.ranks, summary.num_rows, summary.num_flows) == ((0, 1, 2), 12, 6)
+    first, second, third = starts_of(path)
+    assert (second - first, third - second) == (MS, MS)
+    assert check_trace(merge_ranks(tmp_path, path)) == summary  # the merged one is passed over
+    with pytest.raises(ValueError, match="holds 3 profiles"):
+        Profile.load(path)
+
+
+def test_merge_ranks_shifts_a_clock_that_is_known_to_differ(tmp_path):
+    """By the seconds given for the rank."""
+    write_ranks(tmp_path)
+    paths = sorted(tmp_path.iterdir())
+    path = merge_ranks(paths, tmp_path / "all.json", offsets={1: -0.5, 2: 0.25})
+    first, second, third = starts_of(path)
+    assert (second - first, third - first) == (MS - 500 * MS, 2 * MS + 250 * MS)
+    check_trace(path)
+    with pytest.raises(
+        ValueError, match=r"for ranks \[7\], and the traces are of ranks \[0, 1, 2\]"
+    ):
+        merge_ranks(paths, path, offsets={7: 1.0})
+
+
+def test_merge_ranks_when_two_files_are_of_one_rank(tmp_path):
+    """As of two epochs: processes, rows and arrows stay apart."""
+    write_ranks(tmp_path, ranks=(0, 0))
+    summary = check_trace(merge_ranks(sorted(tmp_path.iterdir()), tmp_path / "all.json"))
+    assert (summary.ranks, summary.num_rows, summary.num_flows) == ((0,), 8, 4)
+
+
+def test_merge_ranks_refuses_what_is_no_trace_of_ours(tmp_path):
+    """When it was named; and a folder without any."""
+    (tmp_path / "other.json").write_text('{"traceEvents": []}')
+    with pytest.raises(
+        ValueError, match=r"other\.json: a trace, but not one that spdl_torch wrote"
+    ):
+        merge_ranks([tmp_path / "other.json"], tmp_path / "all.json")
+    with pytest.raises(ValueError, match="there is no trace in it"):
+        merge_ranks(tmp_path, tmp_path / "all.json")
+
+
+# --- the check -----------------------------------------------------------------------------------
+
+
+def broken(change):
+    """A sound trace, changed by ``change`` of its slices."""
+    trace = trace_of(small_timeline())
+    change(events_of(trace, "X"))
+    return trace
+
+
+def first_with(events, key):
+    """The first event that has it."""
+    return next(event for event in events if key in event)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda e: e[0].update(dur=-1.0), "has dur -1.0, less than 0"),
+        (lambda e: e[0].update(ts="1"), "'ts' is not a number: '1'"),
+        (lambda e: e[0].pop("tid"), "'X' has no 'tid'"),
+        (lambda e: e[0].pop("ph"), "has no 'ph'"),
+        (lambda e: e[0].update(dur=e[0]["dur"] + 0.125), "sticks out of"),
+        (lambda e: first_with(e, "flow_in").pop("flow_out"), "begins or ends in the middle"),
+        (lambda e: first_with(e, "flow_out").pop("flow_out"), "lacks an end"),
+        (lambda e: [x.pop("flow_in", 0) for x in e], "lacks an end"),
+        (lambda e: e[-1].update(ts=e[0]["ts"], dur=0.0), "stands behind"),
+    ],
+)
+def test_check_names_what_viewers_would_drop(change, complaint):
+    """Each rule finds what breaks it."""
+    with pytest.raises(ValueError, match=f"not shown in full: .*({complaint})"):
+        check_trace(broken(change))
+
+
+def test_check_refuses_what_is_not_json():
+    """NaN, in a dict as well."""
+    with pytest.raises(ValueError, match="Out of range float values"):
+        check_trace({**trace_of(small_timeline()), "x": math.nan})
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_command_sums_a_trace_up(tmp_path, capsys):
+    """What it holds and the verdict in it."""
+    path = Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "x.json")
+    assert main(["trace", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "rows      4" in out
+    assert "5 overwritten, 0 left out" in out
+    assert str(report_with()) in out
+    assert report_with().verdict.cause is Cause.THREADS
+
+
+def test_command_merges_ranks_and_torch(tmp_path, capsys):
+    """Several files, a folder, with torch's trace or without; the path is printed."""
+    (tmp_path / "ranks").mkdir()
+    write_ranks(tmp_path / "ranks")
+    torch_trace(tmp_path / "torch.json")
+    out, files = str(tmp_path / "all.json"), sorted(map(str, (tmp_path / "ranks").iterdir()))
+    for arguments in ([*files], [os.path.join(tmp_path, "ranks")]):
+        for more in ([], ["--torch", str(tmp_path / "torch.json")]):
+            assert main(["trace", *arguments, "-o", out, *more]) == 0
+            assert capsys.readouterr().out == f"{out}\n"
+            summary = check_trace(out)
+            assert (summary.ranks, summary.num_others > 0) == ((0, 1, 2), bool(more))
+    assert main(["trace", files[0], "--torch", str(tmp_path / "torch.json"), "-o", out]) == 0
+    assert check_trace(out).ranks == (0,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["missing.json"], "No such file"),
+        (["a.json", "b.json"], "name it with -o"),
+        (["a.json", "-o", "a.trace"], "must end in"),
+    ],
+)
+def test_command_says_what_it_cannot_do(arguments, complaint, capsys):
+    """With exit status 2."""
+    assert main(["trace", *arguments]) == 2
+    assert complaint in capsys.readouterr().err

@@ -1,0 +1,353 @@
+"""Traces of real runs: of loaders and pipelines, of a block, and when something goes wrong."""
+
+import gzip
+import json
+import logging
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from _gates import Boom, GatedOp, until
+from _loader_helpers import DataLoader, MapData
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+
+from spdl_torch import PipelineDataset
+from spdl_torch.observe import Profile, check_trace, flight_recorder, tracing
+from spdl_torch.observe import tracing as tracing_function
+from spdl_torch.observe.tracing import rank_of_process
+from spdl_torch.pipeline import PipelineBuilder
+
+tracing_module = __import__("sys").modules[tracing_function.__module__]
+
+
+def events_of(path):
+    text = path.read_bytes()
+    return json.loads(gzip.decompress(text) if path.suffix == ".gz" else text)["traceEvents"]
+
+
+def row_names(events):
+    return {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+
+
+def slices_in(events, row):
+    places = {
+        (e["pid"], e["tid"])
+        for e in events
+        if e["name"] == "thread_name" and e["args"]["name"] == row
+    }
+    return [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) in places]
+
+
+def fail_in_loop(loader, error):
+    for _ in loader:
+        raise error
+
+
+# -- loaders -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_loader_s_trace_follows_every_batch_to_its_step(tmp_path, num_workers):
+    """Each batch has a step, and an arrow from the worker that delivered it."""
+    loader = DataLoader(MapData(20), batch_size=4, num_workers=num_workers)
+    with tracing(tmp_path / "run.json"):
+        for _ in loader:
+            torch.ones(10).sum()
+    summary = check_trace(tmp_path / "run.json")
+    events = events_of(tmp_path / "run.json")
+    workers = {f"worker[{n}]" for n in range(num_workers)}
+    assert {"training"} <= row_names(events) <= {"training", *workers}, "who had nothing has none"
+    steps = [e for e in slices_in(events, "training") if e["name"] == "Training Step"]
+    assert [step["args"]["batch"] for step in steps] == list(range(5))
+    arrows = {e["bind_id"] for e in events if e.get("flow_in")}
+    assert summary.num_flows == len(arrows) == (5 if num_workers else 0)
+    assert {e["bind_id"] for e in steps if "bind_id" in e} == arrows
+    names = {e["name"] for e in events if e["ph"] == "X"}
+    assert {"fetch", "collate"} <= names
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_epochs_of_a_loader_share_their_rows(tmp_path, persistent):
+    """One row for each worker, whichever threads it had; steps of all epochs are there."""
+    loader = DataLoader(MapData(6), batch_size=2, num_workers=2, persistent_workers=persistent)
+    with tracing(tmp_path / "run.json.gz"):
+        for _ in range(3):
+            list(loader)
+    check_trace(tmp_path / "run.json.gz")
+    events = events_of(tmp_path / "run.json.gz")
+    assert {"training"} < row_names(events) <= {"training", "worker[0]", "worker[1]"}
+    steps = [e for e in slices_in(events, "training") if e["name"] == "Training Step"]
+    assert [step["args"]["batch"] for step in steps] == [0, 1, 2] * 3
+
+
+@pytest.mark.parametrize("make", [
+    lambda: DataLoader(MapData(8), batch_size=2),
+    lambda: DataLoader(MapData(8), batch_size=2, num_workers=2),
+    lambda: DataLoader(MapData(8), batch_size=2, num_workers=2, persistent_workers=True),
+    lambda: PipelineDataset(PipelineBuilder().add_source(range(8)).pipe(abs).add_sink()),
+])  # fmt: skip
+def test_profile_during_and_after_an_epoch(tmp_path, make):
+    """``profile()`` may be asked for at any time; its report is ``report()``'s, and both come
+    back from the file."""
+    loader = make()
+    with pytest.raises(RuntimeError, match="nothing was loaded yet"):
+        loader.profile()
+    iterator = iter(loader)
+    next(iterator)
+    assert loader.profile().timelines[0].rows
+    for _ in iterator:
+        pass
+    after = loader.profile()
+    assert after.report() == loader.report()
+    with tracing(tmp_path / "run.json"):
+        list(loader)
+        live = loader.profile()
+    loaded = Profile.load(tmp_path / "run.json")
+    assert loaded.statistics().keys() == live.statistics().keys()
+    assert loaded.report().stats.stages[0].tasks.num_tasks == 8
+
+
+def test_stats_off_means_no_profile():
+    """What was not measured is refused, not made up."""
+    loader = DataLoader(MapData(4), num_workers=1, stats=False)
+    list(loader)
+    with pytest.raises(RuntimeError, match="stats=False was given"):
+        loader.profile()
+
+
+def test_worker_threads_are_in_our_trace_and_not_in_the_profiler_s(tmp_path):
+    """torch.profiler records none of the loader's threads (D6); our trace, merged or not, has
+    every one of them."""
+    from spdl_torch.observe import merge_with_torch
+
+    class Marked(MapData):
+        def __getitem__(self, index):
+            with torch.profiler.record_function("in the dataset"):
+                return super().__getitem__(index)
+
+    loader = DataLoader(Marked(12), batch_size=2, num_workers=2)
+    with (
+        tracing(tmp_path / "ours.json"),
+        profile(activities=[ProfilerActivity.CPU]) as profiler,
+    ):
+        for _ in loader:
+            with torch.profiler.record_function("in the loop"):
+                torch.ones(1000).sum()
+    profiler.export_chrome_trace(str(tmp_path / "torch.json"))
+    merged = merge_with_torch(tmp_path / "ours.json", tmp_path / "torch.json", tmp_path / "m.json")
+    events = events_of(merged)
+    names = [e["name"] for e in events if e["ph"] == "X"]
+    assert "in the loop" in names
+    assert "in the dataset" not in names
+    assert {"worker[0]", "worker[1]"} & row_names(events)
+    # The same clock: a step of ours encloses what torch saw in the loop's body.
+    steps = [e for e in slices_in(events, "training") if e["name"] == "Training Step"]
+    bodies = [e for e in events if e["ph"] == "X" and e["name"] == "in the loop"]
+    inside = sum(
+        any(s["ts"] - 200 <= b["ts"] and b["ts"] <= s["ts"] + s["dur"] + 200 for s in steps)
+        for b in bodies
+    )
+    assert inside == len(bodies) == 6
+
+
+# -- pipelines ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_the_trace_of_any_pipeline_is_well_formed(tmp_path_factory, data):
+    """Slices nest, arrows have both ends and time goes forward, whatever the stages do."""
+    draw = data.draw
+    num_items = draw(st.integers(1, 40))
+
+    def function(item):
+        if draw_fate[hash(item) % len(draw_fate)] == "fail":
+            raise Boom(item)
+        return None if draw_fate[hash(item) % len(draw_fate)] == "drop" else item
+
+    def generator(item):
+        yield from [item] * 2
+
+    async def coroutine(item):
+        return item
+
+    draw_fate = draw(st.lists(st.sampled_from(["pass", "pass", "drop", "fail"]), min_size=1))
+    builder = PipelineBuilder().add_source(range(num_items))
+    for n in range(draw(st.integers(1, 3))):
+        op = draw(st.sampled_from([function, generator, coroutine]))
+        order = draw(st.sampled_from(["completion", "input"]))
+        builder.pipe(op, concurrency=draw(st.integers(1, 3)), output_order=order, name=f"op{n}")
+    pipeline = builder.add_sink(draw(st.integers(1, 3))).build(max_failures=10_000)
+    path = tmp_path_factory.mktemp("trace") / "run.json"
+    most = draw(st.integers(0, num_items))
+    with tracing(path), pipeline.auto_stop():
+        for number, _ in enumerate(pipeline):
+            if number == most:
+                break
+    assert check_trace(path).num_slices > 0
+
+
+# -- tracing() ---------------------------------------------------------------------------------
+
+
+def test_tracing_can_be_switched_off(tmp_path):
+    """``enable=False`` does nothing at all, so a flag can be passed on."""
+    with tracing(tmp_path / "run.txt", enable=False):
+        list(DataLoader(MapData(4), num_workers=1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tracing_refuses_a_bad_name_before_the_run(tmp_path):
+    """Nobody trains for an hour to hear that the file's name is wrong."""
+    with pytest.raises(ValueError, match=r"\.json"), tracing(tmp_path / "run.txt"):
+        raise AssertionError("the block must not run")
+
+
+def test_tracing_writes_what_was_before_an_exception(tmp_path):
+    """The exception is the user's own; the trace is there."""
+    loader = DataLoader(MapData(8), batch_size=2, num_workers=2)
+    with pytest.raises(Boom, match="7"), tracing(tmp_path / "run.json"):
+        fail_in_loop(loader, Boom(7))
+    assert check_trace(tmp_path / "run.json").num_slices > 0
+
+
+def test_tracing_of_nothing_says_so(tmp_path, caplog):
+    """No file, and a line in the log instead of an error."""
+    with caplog.at_level(logging.WARNING, "spdl_torch.observe"), tracing(tmp_path / "run.json"):
+        pass
+    assert "nothing was loaded" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tracing_leaves_out_what_was_before(tmp_path):
+    """A loader's earlier epochs are not in the trace of a later one."""
+    loader = DataLoader(MapData(4), batch_size=2, num_workers=1)
+    with tracing(tmp_path / "first.json"):
+        list(loader)
+    with tracing(tmp_path / "second.json"):
+        list(loader)
+    for name in ("first", "second"):
+        steps = slices_in(events_of(tmp_path / f"{name}.json"), "training")
+        assert [s["args"]["batch"] for s in steps if s["name"] == "Training Step"] == [0, 1]
+
+
+def test_failures_are_in_the_trace(tmp_path):
+    """The moment, the stage and what was said."""
+    loader = DataLoader(MapData(4, bad={2: Boom}), num_workers=1)
+    with pytest.raises(Boom, match="bad 2"), tracing(tmp_path / "run.json"):
+        list(loader)
+    (failure,) = [e for e in events_of(tmp_path / "run.json") if e["name"] == "failure"]
+    assert failure["ph"] == "i"
+    assert failure["args"]["error"].startswith("Boom")
+
+
+# -- when something goes wrong -----------------------------------------------------------------
+
+
+@pytest.fixture
+def dumps(tmp_path, monkeypatch, caplog):
+    """Lets the flight recorder look often; returns how to wait for files of a kind."""
+    monkeypatch.setattr(tracing_module, "_LOOK_SECONDS", 0.01)
+    caplog.set_level(logging.WARNING, "spdl_torch.observe")
+
+    def wait_for(why):
+        until(lambda: f"flight_recorder: {why}: trace written" in caplog.text)
+        return sorted(tmp_path.glob(f"{why}-rank0-*.json.gz"))
+
+    wait_for.folder = tmp_path
+    return wait_for
+
+
+def test_a_stall_is_written_once(dumps):
+    """A wait that is too long leaves one trace behind, which shows who waits; the next wait,
+    another."""
+    op = GatedOp()
+    pipeline = PipelineBuilder().add_source(range(3)).pipe(op).add_sink().build()
+    with flight_recorder(dumps.folder, stall_seconds=0.05), pipeline.auto_stop():
+        taker = threading.Thread(target=lambda: list(pipeline))
+        taker.start()
+        (path,) = dumps("stall")
+        assert check_trace(path).num_slices > 0
+        op.open()
+        taker.join()
+    assert len(dumps("stall")) == 1
+    wait = slices_in(events_of(path), "training")[-1]
+    assert wait["name"] == "Wait on Input Queue"
+    assert wait["dur"] >= 50_000  # µs
+
+
+def test_a_step_that_takes_too_long_is_told(dumps):
+    """While batches are ready; behind the last one nobody waits for the loop."""
+    loader = DataLoader(MapData(12), batch_size=2, num_workers=2)
+    with flight_recorder(dumps.folder, stall_seconds=0.05):
+        for number, _ in enumerate(loader):
+            if number == 1:
+                (path,) = dumps("step")
+    step = slices_in(events_of(path), "training")[-1]
+    assert step["name"] == "Training Step"
+    assert step["args"]["batch"] == 1
+    assert not list(dumps.folder.glob("stall-*"))
+
+
+def test_an_exception_leaves_a_trace_behind(dumps):
+    """And goes on as it was."""
+    loader = DataLoader(MapData(8), batch_size=2, num_workers=2)
+    with pytest.raises(Boom, match="no"), flight_recorder(dumps.folder, stall_seconds=None):
+        fail_in_loop(loader, Boom("no"))
+    (path,) = dumps("exception-Boom")
+    assert check_trace(path).num_slices > 0
+
+
+def test_a_signal_asks_for_a_trace(dumps):
+    """``kill -USR2`` writes one, as often as it is sent; the handler before is put back."""
+    before = signal.getsignal(signal.SIGUSR2)
+    with flight_recorder(dumps.folder):
+        for _ in DataLoader(MapData(8), batch_size=4, num_workers=2):
+            os.kill(os.getpid(), signal.SIGUSR2)
+            paths = dumps("signal")
+            assert check_trace(paths[0]).num_slices > 0
+    assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_nothing_is_written_when_all_is_well(dumps):
+    """Nor does a thread stay behind."""
+    with flight_recorder(dumps.folder):
+        list(DataLoader(MapData(8), num_workers=2))
+    assert list(dumps.folder.iterdir()) == []
+    assert not [t for t in threading.enumerate() if t.name == "spdl-flight-recorder"]
+
+
+def test_a_trace_that_cannot_be_written_is_told_and_not_raised(tmp_path, caplog):
+    """The training goes on; the log says what was in the way."""
+    (tmp_path / "file").write_text("")
+    with (
+        caplog.at_level(logging.WARNING, "spdl_torch.observe"),
+        pytest.raises(Boom, match="mine"),
+        flight_recorder(tmp_path / "file" / "traces"),
+    ):
+        fail_in_loop(DataLoader(MapData(2), num_workers=1), Boom("mine"))
+    assert "no trace for exception-Boom" in caplog.text
+
+
+@pytest.mark.parametrize("option", ["stall_seconds", "last_seconds"])
+def test_a_time_that_is_none_is_refused(tmp_path, option):
+    """Before anything runs."""
+    with (
+        pytest.raises(ValueError, match=f"{option} must be > 0, got 0"),
+        flight_recorder(tmp_path, **{option: 0}),
+    ):
+        raise AssertionError("the block must not run")
+
+
+def test_rank_comes_from_the_process_group():
+    """Also where the launcher sets no RANK."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert rank_of_process() == 0
+    finally:
+        torch.distributed.destroy_process_group()

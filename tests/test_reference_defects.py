@@ -1,0 +1,123 @@
+"""Known defects of comparable systems, none of which is to appear here.
+
+Each test shows, from end to end, that figures are right or data is whole where another loader,
+statistics writer or profiler was found to get it wrong. Details have their own tests elsewhere.
+"""
+
+import hashlib
+import threading
+import time
+
+import pytest
+import torch
+from _gates import PATIENCE_SECONDS, BlockedSource, in_thread, until
+from PIL import Image
+
+from spdl_torch import DataLoader, ImageFolder
+from spdl_torch.autotune import PerfParams
+from spdl_torch.errors import DecodeError
+from spdl_torch.observe import SQLiteStatsWriter, query_queue_stats, recorders, summarize
+from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
+
+HOUR = 3600.0
+
+
+def test_queue_is_empty_in_the_file_when_nothing_came(tmp_path):
+    """Intervals in which the source was silent and the consumer waited: nothing was there (0 %),
+    and the wait is in them though it goes on.
+    """
+    path = tmp_path / "stats.db"
+    source = BlockedSource()
+    builder = PipelineBuilder().add_source(source).pipe(str, name="decode").add_sink()
+
+    def starved(name):
+        """Intervals of a queue that the waiting fills, but for the instant between two clocks."""
+        rows = query_queue_stats(path, name)
+        assert [row["num_items"] for row in rows] == [0] * len(rows)
+        assert [row["occupancy_rate"] for row in rows] == [0.0] * len(rows)
+        return [row for row in rows if row["get_wait_time"] > 0.9 * row["elapsed"]]
+
+    with SQLiteStatsWriter(path, flush_interval=0.01) as writer:
+        pipeline = builder.build(**recorders(writer.log, interval=0.01))
+        get = in_thread(pipeline.get_item)
+        until(lambda: all(len(starved(name)) >= 3 for name in ("src", "decode", "sink")))
+        pipeline.stop()
+        source.released.set()
+    assert isinstance(get.exception(PATIENCE_SECONDS), PipelineStopped)
+
+
+def test_last_interval_is_in_the_file_when_intervals_are_long(tmp_path):
+    """An hour between two flushes and two entries: shutdown waits for none, and all is written."""
+    path = tmp_path / "stats.db"
+    builder = PipelineBuilder().add_source(range(90)).pipe(str, name="decode", concurrency=3)
+    with SQLiteStatsWriter(path, flush_interval=HOUR) as writer:
+        pipeline = builder.add_sink().build(**recorders(writer.log, interval=HOUR))
+        with pipeline.auto_stop():
+            assert len(list(pipeline)) == 90
+    (task,), queues = summarize(path)
+    assert (task.num_tasks, [queue.num_items for queue in queues]) == (90, [90, 90, 90])
+
+
+def test_task_time_is_the_ops_own_when_threads_are_few():
+    """Eight calls want to run and two may: the time of a task is at least what the op itself saw,
+    and two threads cannot have worked for longer than twice the time that passed.
+    """
+    data, lock, spans = bytes(2**20), threading.Lock(), []
+
+    def op(number):
+        begun = time.perf_counter()
+        hashlib.sha256(data).digest()  # without the GIL
+        span = time.perf_counter() - begun
+        with lock:
+            spans.append(span)
+        return number
+
+    builder = PipelineBuilder().add_source(range(60)).pipe(op, concurrency=8).add_sink()
+    begun = time.perf_counter()
+    with builder.build(num_threads=2).auto_stop() as pipeline:
+        assert len(list(pipeline)) == 60
+        passed = time.perf_counter() - begun
+        (stage,) = pipeline.stats().stages
+    assert sum(spans) <= stage.tasks.busy_time <= 2 * passed
+    assert stage.tasks.ave_time == pytest.approx(stage.tasks.busy_time / 60)
+
+
+@pytest.mark.parametrize("unit", [1, 1000, 2**20])
+def test_estimate_is_the_same_when_everything_is_larger(unit):
+    """Memory and element size are both in bytes: a thousand times both changes nothing. What the
+    formula was told, or shrank, is in the settings.
+    """
+
+    def estimate(memory):
+        machine = {"num_cores": 8, "memory_bytes": memory * unit, "local_world_size": 1}
+        shares = {"cpu_util": 1.0, "memory_util": 1.0}
+        return PerfParams.estimate(
+            [0], batch_size=4, prefetch_factor=3, element_bytes=25 * unit, **machine, **shares
+        ).loader_options()
+
+    assert estimate(100 * 33) == {"num_workers": 8, "prefetch_factor": 3}
+    assert estimate(100 * 33 - 1) == {"num_workers": 8, "prefetch_factor": 2}
+    assert estimate(100 * 13) == {"num_workers": 6, "prefetch_factor": 1}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_bad_image_is_an_error_when_nothing_else_was_asked_for(num_workers, tmp_path):
+    """No sample is dropped in silence: the batches before it come, then the error, which names the
+    file.
+    """
+    for number in range(6):
+        path = tmp_path / "cat" / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (16, 16), (40 * number, 0, 0)).save(path)
+    (tmp_path / "cat" / "4.jpg").write_bytes(b"this is no image")
+
+    def pick(images):
+        return torch.tensor([image.getpixel((0, 0))[0] for image, _ in images])
+
+    loader = DataLoader(
+        ImageFolder(str(tmp_path)), batch_size=2, num_workers=num_workers, collate_fn=pick
+    )
+    batches = iter(loader)
+    assert [len(next(batches)), len(next(batches))] == [2, 2]
+    with pytest.raises(DecodeError, match=r"4\.jpg"):
+        next(batches)
