@@ -153,6 +153,9 @@ class RecordingSampler:
     def __len__(self):
         return len(self.indices)
 
+    def __repr__(self):
+        return f"RecordingSampler({self.indices})"
+
     def __iter__(self):
         for index in self.indices:
             self.pulled += 1

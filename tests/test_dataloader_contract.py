@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import multiprocessing
 import os
 import pickle
 import re
@@ -18,6 +19,7 @@ import weakref
 import psutil
 import pytest
 import torch
+from _gates import until
 from _loader_helpers import (
     PATIENCE_SECONDS,
     Bad,
@@ -161,8 +163,10 @@ def test_signature_is_torchs_with_keyword_only_extras():
         "device": None,
         "isolation": "thread",
         "seed": None,
-        "rng": None,
+        "rng": "sample",
         "on_error": "raise",
+        "error_budget": None,
+        "replace": False,
         "stats": True,
     }
     assert {extra.kind for extra in extras.values()} == {inspect.Parameter.KEYWORD_ONLY}
@@ -170,7 +174,7 @@ def test_signature_is_torchs_with_keyword_only_extras():
 
 def test_extras_are_kept_under_their_names():
     """Lightning rebuilds a loader from attributes named like the parameters."""
-    extras = {"device": "cpu", "isolation": "thread", "seed": None, "rng": None, "stats": False}
+    extras = {"device": "cpu", "isolation": "thread", "seed": 5, "rng": "worker", "stats": False}
     loader = DataLoader(data8, num_workers=1, **extras)
     assert {name: getattr(loader, name) for name in extras} == extras
     assert epoch_of(loader) == epoch_of(TorchLoader(data8))
@@ -185,13 +189,8 @@ def test_device_is_accepted_when_it_is_the_cpu(device):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("isolation", "process"),
-        ("num_workers", "auto"),
         ("device", "mps"),
         ("device", torch.device("xpu", 1)),
-        ("on_error", "skip"),
-        ("seed", 5),
-        ("rng", "sample"),
     ],
 )
 def test_option_is_refused_when_this_release_cannot_honour_it(name, value):
@@ -201,23 +200,43 @@ def test_option_is_refused_when_this_release_cannot_honour_it(name, value):
     assert issubclass(UnsupportedOptionError, ValueError)
 
 
+def test_process_is_refused_when_there_are_no_workers():
+    """The message says what to pass."""
+    with pytest.raises(UnsupportedOptionError, match=r"isolation=.*num_workers=0.*num_workers=1"):
+        DataLoader(data8, isolation="process")
+
+
+def test_fork_is_refused_when_workers_run_in_a_process():
+    """Neither as a name nor as a context: the trainer has threads."""
+    for context in ("fork", multiprocessing.get_context("fork")):
+        with pytest.raises(
+            UnsupportedOptionError, match=r'cannot start its process by "fork".*spawn'
+        ):
+            DataLoader(data8, num_workers=1, isolation="process", multiprocessing_context=context)
+
+
 def test_datapipe_is_refused():
     """torch has deprecated them; their shared seed and sharding are not taught to threads."""
     with pytest.raises(UnsupportedOptionError, match="DataPipe"):
         DataLoader(IterableWrapper([1, 2]))
 
 
-@pytest.mark.parametrize(("name", "value"), [("isolation", "fibre"), ("on_error", "ignore")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("isolation", "fibre"),
+        ("on_error", "ignore"),
+        ("rng", None),
+        ("rng", "batch"),
+        ("seed", "7"),
+        ("seed", 1.5),
+        ("seed", True),
+    ],
+)
 def test_option_is_refused_when_its_value_is_unknown(name, value):
-    """A typing error in a mode is not taken for the default."""
+    """A typing error is not taken for the default."""
     with pytest.raises(ValueError, match=f"{name}.*{value}"):
         DataLoader(data8, **{name: value})
-
-
-def test_no_state_methods_before_they_work():
-    """Lightning saves loaders that have both methods, so none is there yet."""
-    assert not hasattr(DataLoader, "state_dict")
-    assert not hasattr(DataLoader, "load_state_dict")
 
 
 def test_loader_is_a_torch_loader_that_can_be_subscripted():
@@ -996,6 +1015,42 @@ def test_threads_end_when_the_dataset_raised():
     assert_threads_end()
 
 
+def test_threads_end_when_the_dataset_raised_and_a_worker_found_nothing_left():
+    """A worker that came too late for a batch does not keep that batch's error: the error knows
+    the loop's frames, and these the iterator.
+    """
+
+    class Data(Dataset):
+        """Sample 1 keeps one of two workers, so that the other gets batch 1 twice; 2 is bad."""
+
+        def __init__(self):
+            # Nothing is measured before all batches are given out, so all are shared.
+            self.gates = [threading.Event(), threading.Event()]
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if index < 2:
+                assert self.gates[index].wait(PATIENCE_SECONDS), "nobody opened the gate"
+            if index == 2:
+                raise Bad(2, "shared")
+            return index
+
+    def train(data):
+        batches = iter(DataLoader(data, num_workers=2, batch_size=2, in_order=False))
+        jobs = batches._pool._epoch.jobs[0]
+        data.gates[0].set()
+        with pytest.raises(Bad, match="shared"):
+            next(batches)
+        until(lambda: not len(jobs))
+        data.gates[1].set()
+        assert next(batches).tolist() == [0, 1]
+
+    train(Data())
+    assert_threads_end()
+
+
 def test_threads_end_when_iterator_is_dropped_unused():
     """iter() alone has started the workers; dropping it ends them."""
     threads_of = [loader_threads() for _ in [iter(DataLoader(range(9), num_workers=2))]]
@@ -1152,14 +1207,3 @@ print("exit code of the child", os.waitstatus_to_exitcode(status))
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "exit code of the child 0" in done.stdout
-
-
-@pytest.mark.parametrize("name", ["state_dict", "load_state_dict"])
-def test_resuming_is_refused_without_looking_stateful(name):
-    """The error says what to do, and frameworks that look for the methods find none."""
-    loader = DataLoader(MapData(3))
-    assert not hasattr(loader, name)
-    with pytest.raises(AttributeError, match=r"not in this release.*StatefulDataLoader"):
-        getattr(loader, name)
-    with pytest.raises(AttributeError, match="no attribute 'batchsize'"):
-        loader.batchsize  # noqa: B018

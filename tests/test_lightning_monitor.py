@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import re
+import sqlite3
+import struct
+import threading
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from _tuners import RandomTuner
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 lightning = pytest.importorskip("lightning")
 
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
+from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 from lightning.pytorch.utilities.exceptions import MisconfigurationException  # noqa: E402
 
 from spdl_torch import DataLoader, PipelineDataset  # noqa: E402
-from spdl_torch.lightning import PipelineStatsMonitor  # noqa: E402
-from spdl_torch.observe.laps import lap_between  # noqa: E402
+from spdl_torch.__main__ import main  # noqa: E402
+from spdl_torch.autotune import PerfParams, tuning  # noqa: E402
+from spdl_torch.lightning import PipelineStatsMonitor, _Laps, _path_of_rank  # noqa: E402
+from spdl_torch.observe import (  # noqa: E402
+    log_stats_summary,
+    pipelines_of_file,
+    query_event_stats,
+    query_task_stats,
+    report_of_file,
+    summarize,
+)
+from spdl_torch.observe.laps import lap_between, sum_of_laps  # noqa: E402
 from spdl_torch.pipeline import PipelineBuilder  # noqa: E402
 
 pytestmark = [
@@ -56,14 +77,16 @@ class Module(lightning.LightningModule):
         self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch, batch_idx):
-        parts = batch.values() if isinstance(batch, dict) else [batch]
-        return sum(self.layer(part).sum() for part in parts)
+        return sum(self.layer(part).sum() for part in tree_leaves(batch))
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
         pass
 
-    def test_step(self, batch, batch_idx):
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
         pass
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        return 0
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.001)
@@ -93,7 +116,7 @@ def trainer(folder, monitor, **options):
             "accelerator": "cpu",
             "logger": CSVLogger(folder, name="", version=""),
             "log_every_n_steps": 2,
-            "callbacks": [monitor],
+            "callbacks": monitor if isinstance(monitor, list) else [monitor],
             "enable_checkpointing": False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
@@ -128,11 +151,8 @@ def test_figures_are_logged_where_lightning_logs(tmp_path):
         for key, value in row.items():
             if key.endswith("_ratio"):
                 assert 0 <= value <= 1, key
-    documented = re.findall(r"``([a-z_0-9]+)``", PipelineStatsMonitor.__doc__)
-    assert STAGE_KEYS - {"busy_ratio", "cpu_ratio", "items_per_second", "task_seconds_p50"} <= {
-        *documented,
-        *("num_failures", "concurrency"),
-    }
+    documented = re.findall(r"``data/<stage>/([a-z_0-9]+)``", PipelineStatsMonitor.__doc__)
+    assert sorted(documented) == sorted(STAGE_KEYS)
 
 
 @pytest.mark.parametrize("wrap", [None, TorchDataLoader, DataLoader])
@@ -183,15 +203,94 @@ def test_every_logger_gets_them(tmp_path):
         assert seen == [(step, pytest.approx(value)) for step, value in expected]
 
 
-def test_verdict_is_told_once_as_long_as_it_is_the_same(tmp_path, monkeypatch):
-    """At the end of the first epoch; nothing without being asked."""
+# They warn of their own and each other's old names.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("store", ["mlflow", "mlflow database"])
+def test_mlflow_gets_them(tmp_path, monkeypatch, store):
+    """In its local stores, under names that it takes; of all loggers it is the strictest."""
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    from lightning.pytorch.loggers import MLFlowLogger
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    place = (tmp_path / "runs").as_uri() if store == "mlflow" else f"sqlite:///{tmp_path}/m.db"
+    flow = MLFlowLogger(tracking_uri=place, artifact_location=(tmp_path / "files").as_uri())
+    loggers = [CSVLogger(tmp_path / "csv", name="", version=""), flow]
+    trainer(tmp_path, PipelineStatsMonitor(), logger=loggers).fit(Module(), streamed())
+    client = MlflowClient(place)
+    for key in all_keys(tmp_path / "csv"):
+        history = client.get_metric_history(flow.run_id, key)
+        assert [(entry.step, entry.value) for entry in history] == logged_values(
+            tmp_path / "csv", key
+        )
+
+
+def test_wandb_gets_them(tmp_path, monkeypatch):
+    """In its offline file, which it uploads as it is."""
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    from lightning.pytorch.loggers import WandbLogger
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    board = WandbLogger(save_dir=tmp_path, offline=True)
+    loggers = [CSVLogger(tmp_path / "csv", name="", version=""), board]
+    trainer(tmp_path, PipelineStatsMonitor(), logger=loggers).fit(Module(), streamed())
+    board.experiment.finish()
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    lines = wandb_history(path)
+    for key in all_keys(tmp_path / "csv"):
+        seen = [(line["trainer/global_step"], line[key]) for line in lines if key in line]
+        assert seen == logged_values(tmp_path / "csv", key)
+
+
+def all_keys(folder):
+    """Of the CSV file, less those of Lightning itself."""
+    return {key for row in rows(folder) for key in row} - {"step", "epoch"}
+
+
+def logged_values(folder, key):
+    """What the CSV file says of a key, and where."""
+    found = [(int(row["step"]), row[key]) for row in rows(folder) if key in row]
+    assert found
+    return [(step, pytest.approx(value, rel=1e-6)) for step, value in found]
+
+
+def wandb_history(path):
+    """Lines of a ``.wandb`` file: a 7-byte header, then records of protocol buffers in blocks of
+    32 KiB, in the log format of LevelDB; a record may go over several blocks.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, parts, lines = path.read_bytes(), 7, [], []
+    while at + 7 <= len(data):
+        room = 32768 - at % 32768
+        if room < 7:
+            at += room
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        parts.append(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):  # complete, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(b"".join(parts))
+            parts.clear()
+            if record.WhichOneof("record_type") == "history":
+                found = [(i.key or "/".join(i.nested_key), i) for i in record.history.item]
+                lines.append({key: json.loads(item.value_json) for key, item in found})
+    return lines
+
+
+def test_finding_is_told_every_epoch_and_the_action_when_it_is_another(tmp_path, monkeypatch):
+    """A line each; nothing without being asked."""
     told = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", told.append)
     monitor = PipelineStatsMonitor()
-    trainer(tmp_path, monitor, max_epochs=5).fit(Module(), ours())
-    assert told[0].startswith("data: Training ")
-    causes = [line.split(":")[1] for line in told]
-    assert all(a != b for a, b in itertools.pairwise(causes))
+    trainer(tmp_path, monitor, max_epochs=5).fit(Module(), DataLoader(Points(), batch_size=3))
+    parts = [text.removeprefix("data: Training ").split(". ", 1) for text in told]
+    kinds = [re.sub(r".*\d %.*?(\): |$)", "", finding).rstrip(".") for finding, *_ in parts]
+    assert len(parts) == 5
+    for before, kind, part in zip([None, *kinds], kinds, parts, strict=False):
+        assert (len(part) == 2) == (before != kind), told
     told.clear()
     trainer(tmp_path / "b", PipelineStatsMonitor(verdict=False)).fit(Module(), ours())
     assert told == []
@@ -204,21 +303,279 @@ def test_monitor_warns_when_it_finds_nothing(tmp_path):
         trainer(tmp_path, monitor).fit(Module(), TorchDataLoader(Points(), batch_size=3))
 
 
-def test_trainer_without_a_logger_is_refused(tmp_path):
+def test_trainer_without_a_logger_is_refused_unless_there_is_a_file(tmp_path):
     """In Lightning's words."""
     message = re.escape("`PipelineStatsMonitor` callback with `Trainer(logger=False)`")
     with pytest.raises(MisconfigurationException, match=message):
         trainer(tmp_path, PipelineStatsMonitor(), logger=False).fit(Module(), ours())
+    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    trainer(tmp_path, monitor, logger=False).fit(Module(), ours())
+    assert num_loaded(tmp_path / "s.db") == {"0:1:fetch[2]": 24, "0:2:collate[2]": 8}
+
+
+def test_samples_that_were_left_out_are_in_the_file(tmp_path):
+    """Each of every epoch, once, with its key, stage and error."""
+
+    class Damaged(Points):
+        def __getitem__(self, index):
+            if index in (3, 7):
+                raise ValueError(f"broken {index}")
+            return super().__getitem__(index)
+
+    loader = DataLoader(Damaged(), batch_size=3, num_workers=2, on_error="skip", error_budget=0.5)
+    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    trainer(tmp_path, monitor, logger=False, max_epochs=2).fit(Module(), loader)
+    rows = query_event_stats(tmp_path / "s.db")
+    skipped = [row.details for row in rows if row.event_name == "skipped"]
+    assert sorted(each["key"] for each in skipped) == ["3", "3", "7", "7"]
+    assert {each["stage"] for each in skipped} == {"fetch"}
+    assert {each["error"] for each in skipped} == {"ValueError: broken 3", "ValueError: broken 7"}
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_decisions_of_tuning_are_in_the_file(tmp_path, monkeypatch):
+    """Each of every epoch, once; Lightning's loader, which is built anew, is tuned as well."""
+    monkeypatch.setattr(tuning, "Tuner", RandomTuner)
+    params = PerfParams.auto(window_seconds=1e-6, write=None, max_threads=4)
+    loader = DataLoader(Points(), batch_size=1, **params.loader_options())
+    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    trainer(tmp_path, monitor, logger=False, max_epochs=2).fit(Module(), loader)
+    rows = query_event_stats(tmp_path / "s.db", "decision")
+    assert loader.decisions
+    wanted = [{"pipeline": 0, **decision.as_details()} for decision in loader.decisions]
+    assert [row.details for row in rows] == wanted
+
+
+# -- which loaders ---------------------------------------------------------------------------------
+
+COLLECTIONS = {
+    "list": (lambda: [ours(), ours()], ["0", "1"]),
+    "dict": (lambda: {"a": ours(), "b": ours()}, ["a", "b"]),
+    "nested": (lambda: {"a": [ours(), ours()], "b": ours()}, ["a/0", "a/1", "b"]),
+    "combined": (lambda: CombinedLoader({"a": ours(), "b": ours()}, "min_size"), ["a", "b"]),
+    "longest": (lambda: CombinedLoader([ours(), ours()], "max_size_cycle"), ["0", "1"]),
+    "pipelines": (lambda: [streamed(), TorchDataLoader(streamed(), batch_size=None)], ["0", "1"]),
+    "only one": (lambda: [ours()], [""]),
+}
+
+
+@pytest.mark.parametrize("kind", COLLECTIONS)
+@pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
+def test_every_loader_is_found_wherever_it_is(tmp_path, kind, split):
+    """In the loggers under its name, in the file under its number, with all of its items."""
+    make, names = COLLECTIONS[kind]
+    monitor = PipelineStatsMonitor(stages=False, db_path=tmp_path / "s.db")
+    runs = trainer(tmp_path, monitor, max_epochs=1)
+    if split == "train":
+        runs.fit(Module(), make())
+        starts = [f"data/{name}" for name in names]
+    else:
+        called = {"val": runs.validate, "test": runs.test, "predict": runs.predict}[split]
+        loaders = make()
+        if kind in ("combined", "longest"):  # evaluation has one mode
+            loaders = CombinedLoader(loaders.iterables, "sequential")
+        called(Module(), loaders, **({} if split == "predict" else {"verbose": False}))
+        starts = [f"data/{split}/{name}" for name in names]
+    keys = {key for row in rows(tmp_path) for key in row}
+    assert keys == {"step", *(f"{start.rstrip('/')}/wait_ratio" for start in starts)}
+    found = pipelines_of_file(tmp_path / "s.db")
+    assert list(found.values()) == [f"{split}/{name}".rstrip("/") for name in names]
+    assert list(found) == list(range(len(names)))
+    for number in found:
+        first = report_of_file(tmp_path / "s.db", pipeline=number).stats.stages[0]
+        assert first.tasks.num_tasks == 12
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def num_loaded(path, run_id=None):
+    """Tasks of every stage, by its name in the file."""
+    return {task.name: task.num_tasks for task in summarize(path, run_id=run_id)[0]}
+
+
+def runs_in(path):
+    """What the table of runs says."""
+    query = "SELECT rank, world_size, ended IS NOT NULL, json_extract(config, '$.trainer') FROM run"
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.mark.parametrize("every", [0, 1, 3, 100])
+def test_totals_of_the_file_are_what_was_loaded(tmp_path, every):
+    """To the item, however often figures are logged; the sanity check is left out."""
+    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=2)
+    runs.fit(Module(), ours(), ours())
+    assert pipelines_of_file(tmp_path / "s.db") == {0: "train", 1: "val"}
+    assert num_loaded(tmp_path / "s.db") == {
+        "0:1:fetch[2]": 24,
+        "0:2:collate[2]": 8,
+        "1:1:fetch[2]": 48,
+        "1:2:collate[2]": 16,
+    }
+    for row in query_task_stats(tmp_path / "s.db"):
+        assert min(row["elapsed"], row["num_tasks"], row["busy_time"], row["ave_time"]) >= 0
+    assert runs_in(tmp_path / "s.db") == [(0, 1, 1, "fit")]
+
+
+def test_every_call_of_the_trainer_is_a_run(tmp_path):
+    """Closed after each."""
+    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    runs = trainer(tmp_path, monitor, max_epochs=1)
+    runs.fit(Module(), ours())
+    runs.test(Module(), ours(), verbose=False)
+    runs.predict(Module(), ours())
+    assert [run[2:] for run in runs_in(tmp_path / "s.db")] == [
+        (1, "fit"),
+        (1, "test"),
+        (1, "predict"),
+    ]
+    assert pipelines_of_file(tmp_path / "s.db", run_id=1) == {0: "train"}
+    assert pipelines_of_file(tmp_path / "s.db") == {0: "predict"}
+
+
+def test_verdict_is_of_the_time_in_which_training_ran():
+    """A pause for validation is no time in which training did not wait."""
+    dataset = streamed()
+    list(dataset)
+    report = dataset.report()
+
+    def at(elapsed, waited):
+        figures = replace(report.stats, elapsed=elapsed, consumer_wait_ratio=waited / elapsed)
+        return replace(report, stats=figures)
+
+    laps = _Laps()
+    assert laps.end(at(10.0, 4.0))
+    assert not laps.end(at(10.0, 4.0)), "no time has passed"
+    laps.before = at(90.0, 4.0)
+    assert laps.end(at(100.0, 12.0))
+    assert [lap.elapsed for lap in laps.unlogged] == [10.0, 10.0]
+    assert laps.report().verdict.wait_ratio == pytest.approx(0.6)
+
+
+class Failing(Module):
+    """Fails in its third step."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2:
+            raise self.error
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
+def test_file_is_complete_when_training_fails(tmp_path, error):
+    """What was loaded up to then is in it, and the run has an end."""
+    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    runs = trainer(tmp_path, monitor, log_every_n_steps=0)
+    with pytest.raises((ValueError, SystemExit), match=r"no|1"):
+        runs.fit(Failing(error), DataLoader(Points(), batch_size=3))
+    assert num_loaded(tmp_path / "s.db") == {"0:1:fetch": 9, "0:2:collate": 3}
+    assert runs_in(tmp_path / "s.db") == [(0, 1, 1, "fit")]
+
+
+class Slow(Points):
+    """Waits, as for storage."""
+
+    def __getitem__(self, index):
+        threading.Event().wait(0.01)
+        return super().__getitem__(index)
+
+
+def test_verdict_of_the_file_is_the_one_that_was_told(tmp_path, monkeypatch, capsys):
+    """Cause, stage and percentage, though validation ran in between; the commands read it."""
+    told = []
+    monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", told.append)
+    path = tmp_path / "s.db"
+    monitor = PipelineStatsMonitor(db_path=path)
+    runs = trainer(tmp_path, monitor, max_epochs=1, val_check_interval=2)
+    runs.fit(Module(), DataLoader(Slow(), batch_size=3, num_workers=2), ours())
+    report = report_of_file(path)
+    assert report.pooled == ("fetch", "collate")
+    assert report.verdict.stage == "fetch"
+    assert told == [f"data: {report.verdict.finding} {report.verdict.action}"]
+    assert main(["report", str(path)]) == 0
+    assert report.verdict.finding in capsys.readouterr().out
+    log_stats_summary(path, write=told.append)
+    assert "Stage: 0:1:fetch[2]\n    Tasks:           12" in told[-1]
+
+
+def test_picture_says_what_the_report_says(tmp_path):
+    """The same verdict with the same probes, for every loader."""
+    pytest.importorskip("matplotlib")
+    from spdl_torch.observe._plot_bottleneck import find_bottlenecks
+    from spdl_torch.observe._plot_data import load
+
+    path = tmp_path / "s.db"
+    monitor = PipelineStatsMonitor(db_path=path)
+    loader = DataLoader(Slow(), batch_size=3, num_workers=2)
+    trainer(tmp_path, monitor, max_epochs=1).fit(Module(), loader, ours())
+    recording = load(path, stages=None, start_time=None, end_time=None, run_id=None)
+    expected = [report_of_file(path, pipeline=number).verdict.finding for number in (0, 1)]
+    assert [finding.text for finding in find_bottlenecks(recording).values()] == expected
+
+
+def test_path_of_a_rank_is_its_own():
+    """Where there are several ranks, or the user says where the number goes."""
+    assert _path_of_rank("logs/data.db", 0, 1) == Path("logs/data.db")
+    assert _path_of_rank("logs/data.db", 3, 8) == Path("logs/data.rank3.db")
+    assert _path_of_rank("logs/{rank}/data", 3, 8) == Path("logs/3/data")
+    assert _path_of_rank(Path("d{rank}.db"), 0, 1) == Path("d0.db")
+
+
+# -- resuming --------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
+@pytest.mark.parametrize("at", [3, 4])
+def test_steps_go_on_when_training_is_resumed(tmp_path, at):
+    """From the middle and from the end of an epoch: none twice, none left out, a second run in the
+    file, and a checkpoint of tensors alone.
+    """
+
+    def saving():
+        return ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=at, save_top_k=-1)
+
+    path = tmp_path / "s.db"
+    first = PipelineStatsMonitor(stages=False, db_path=path)
+    options = {"enable_checkpointing": True, "log_every_n_steps": 1}
+    runs = trainer(tmp_path / "a", [first, saving()], max_steps=at, **options)
+    runs.fit(Module(), ours())
+    (checkpoint,) = (tmp_path / "ckpt").iterdir()
+    state = torch.load(checkpoint, weights_only=True)
+    assert not any("PipelineStatsMonitor" in key for key in state["callbacks"])
+
+    second = PipelineStatsMonitor(stages=False, db_path=path)
+    runs = trainer(tmp_path / "b", [second, saving()], **options)
+    runs.fit(Module(), ours(), ckpt_path=checkpoint, weights_only=True)
+    seen = [logged(tmp_path / part, "data/wait_ratio") for part in ("a", "b")]
+    assert seen == [list(range(at)), list(range(at, 8))]
+    assert runs_in(path) == [(0, 1, 1, "fit")] * 2
+    assert num_loaded(path, run_id=2)["0:2:collate[2]"] >= 8 - at
+    for row in query_task_stats(path):
+        assert row["elapsed"] >= 0
+        assert row["num_tasks"] >= 0
+
+
+# -- ranks -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_ranks_are_compared_when_asked(tmp_path):
     """Two real processes; the file of rank 0 has the least, mean and largest wait."""
-    monitor = PipelineStatsMonitor(stages=False, across_ranks=True)
+    monitor = PipelineStatsMonitor(stages=False, across_ranks=True, db_path=tmp_path / "s.db")
     options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1, "log_every_n_steps": 1}
     trainer(tmp_path, monitor, **options).fit(Module(), ours())
     seen = [row for row in rows(tmp_path) if "data/wait_ratio" in row]
     assert [int(row["step"]) for row in seen] == [0, 1]
+    for rank in (0, 1):
+        assert runs_in(tmp_path / f"s.rank{rank}.db") == [(rank, 2, 1, "fit")]
+        assert num_loaded(tmp_path / f"s.rank{rank}.db") == {"0:1:fetch[2]": 6, "0:2:collate[2]": 2}
     for row in seen:
         least, mean, most = (row[f"data/wait_ratio_{what}"] for what in ("min", "mean", "max"))
         assert least <= mean <= most
@@ -242,3 +599,11 @@ def test_laps_of_a_run_add_up_to_it():
         assert busy == pytest.approx(stage.tasks.busy_time)
         assert all(0 <= part.busy_ratio <= 1 for part in parts)
     assert lap_between(whole, laps[0]) is laps[0], "of another run"
+    again = sum_of_laps(laps)
+    assert again.elapsed == pytest.approx(whole.elapsed)
+    assert again.consumer_wait_ratio == pytest.approx(whole.consumer_wait_ratio)
+    for one, other in zip(again.stages, whole.stages, strict=True):
+        for figure in ("num_tasks", "num_failures", "ave_time", "ave_cpu_time", "busy_time"):
+            assert getattr(one.tasks, figure) == pytest.approx(getattr(other.tasks, figure)), figure
+        assert one.queue.num_items == other.queue.num_items
+        assert one.cpu_ratio == pytest.approx(other.cpu_ratio)

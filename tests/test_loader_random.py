@@ -1,16 +1,30 @@
-"""Random numbers on worker threads: a stream for each sample, and the trainer's left alone."""
+"""Random numbers while loading: a stream for each sample, and the trainer's left alone."""
 
+import hashlib
+import pickle
 import random
+from random import gauss as gauss_imported_early
+from random import randint as randint_imported_early
+from random import seed as seed_imported_early
 
 import numpy as np
 import pytest
 import torch
-from _loader_helpers import assert_threads_end
-from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+from _loader_helpers import assert_threads_end, run_script, torch_loader
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    get_worker_info,
+)
 from torchvision.transforms import v2
 
 from spdl_torch import DataLoader
-from spdl_torch.data.random import sample_seed
+from spdl_torch.data.random import Purpose, StreamKey
+from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.testing import assert_reproducible
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -33,6 +47,18 @@ class Augmented(Dataset):
     def __getitem__(self, index):
         image = torch.arange(3 * 32 * 32, dtype=torch.int64).reshape(3, 32, 32) + index
         return AUGMENT((image % 256).to(torch.uint8))
+
+
+class Delayed(Augmented):
+    """The same; each sample takes a random time, in which other threads run."""
+
+    def __getitem__(self, index):
+        work = bytes(random.SystemRandom().randrange(1 << 18))
+        hashlib.sha256(work).digest()  # lets go of the interpreter
+        image = super().__getitem__(index)
+        hashlib.sha256(work).digest()
+        noise = np.random.normal(size=3)
+        return image, random.gauss(0, 1), random.sample(range(99), 3), noise, torch.rand(2)
 
 
 class InOneCall(Augmented):
@@ -70,15 +96,122 @@ def two_epochs(dataset, num_workers, **options):
     return batches, torch.rand(3)
 
 
+def drawn(loader):
+    """What the loader's samples drew, of an epoch."""
+    return [each for batch in loader for each in as_list(batch)]
+
+
+def as_list(batch):
+    """Rows of a batch as comparable values."""
+    return [tuple(row.flatten().tolist()) for row in batch]
+
+
+def three_draws(_=None):
+    """A number from each library, as one tensor."""
+    numbers = [torch.rand(()), random.random(), np.random.rand()]
+    return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("kind", [Augmented, InOneCall])
 def test_augmentations_are_equal_for_any_number_of_threads(kind, persistent):
-    """torchvision's transforms give the same bits from 1, 2, 3 and 7 threads."""
+    """torchvision's transforms give the same bits from 0, 1, 2, 3 and 7 threads."""
     expected, trainer = two_epochs(Augmented(), 1, persistent_workers=persistent)
     for num_workers in (1, 2, 3, 7):
         got, after = two_epochs(kind(), num_workers, persistent_workers=persistent)
         assert all(map(torch.equal, got, expected))
         assert torch.equal(after, trainer)
+    expected, trainer = two_epochs(Augmented(), 2)
+    got, after = two_epochs(kind(), 0)
+    assert all(map(torch.equal, got, expected))
+    assert torch.equal(after, trainer)
+
+
+def test_augmentations_are_equal_when_threads_are_delayed_at_random():
+    """Whoever comes first, every sample draws the same, from all three libraries."""
+    for _ in range(2):
+        assert_reproducible(
+            lambda n: DataLoader(Delayed(), 5, shuffle=True, num_workers=n, in_order=True)
+        )
+
+
+def test_dataset_is_left_as_it_was_when_loaded_without_threads():
+    """The trainer's own object keeps no stream of the loader."""
+    dataset = InOneCall()
+    iterator = iter(DataLoader(dataset, 4))
+    next(iterator)
+    assert dataset.sample_context is None
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 8, 24])
+def test_streams_do_not_depend_on_batch_size(batch_size, num_workers):
+    """They follow from the sample's position in the epoch."""
+    expected = drawn(DataLoader(Drawing(three_draws, 24), 5, seed=3))
+    loader = DataLoader(Drawing(three_draws, 24), batch_size, seed=3, num_workers=num_workers)
+    got = [tuple(s.tolist()) for s in loader] if batch_size is None else drawn(loader)
+    assert got == expected
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize("own_batch_sampler", [False, True])
+def test_streams_do_not_depend_on_the_number_of_ranks(num_replicas, own_batch_sampler):
+    """With the same global batch, its samples draw the same; so ranks differ."""
+    dataset = Drawing(lambda i: torch.cat([torch.tensor([float(i)]), torch.rand(2)]), 24)
+
+    def loader_of(rank, num_replicas):
+        sampler = DistributedSampler(dataset, num_replicas, rank, seed=1)
+        sampler.set_epoch(4)
+        size = 8 // num_replicas
+        if own_batch_sampler:
+            batches = BatchSampler(sampler, size, drop_last=False)
+            return DataLoader(dataset, batch_sampler=batches, seed=9, num_workers=2)
+        return DataLoader(dataset, size, sampler=sampler, seed=9, num_workers=2)
+
+    def steps(num_replicas):
+        ranks = [list(loader_of(rank, num_replicas)) for rank in range(num_replicas)]
+        return [
+            {row for batch in step for row in as_list(batch)} for step in zip(*ranks, strict=True)
+        ]
+
+    assert steps(num_replicas) == steps(1)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_seed_makes_every_epoch_replayable(persistent):
+    """Epoch n has the same streams in a new loader, whatever torch's own seed is."""
+    options = {"seed": 5, "num_workers": 2, "persistent_workers": persistent}
+    loader = DataLoader(Drawing(three_draws), 4, **options)
+    epochs = [drawn(loader) for _ in range(3)]
+    torch.manual_seed(123)
+    again = DataLoader(Drawing(three_draws), 4, **{**options, "persistent_workers": False})
+    assert [drawn(again) for _ in range(3)] == epochs
+    assert [drawn(DataLoader(Drawing(three_draws), 4, seed=5))] == epochs[:1]
+    assert drawn(DataLoader(Drawing(three_draws), 4, seed=6)) != epochs[0]
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_epoch_is_the_samplers_when_it_was_told():
+    """``set_epoch`` names the streams as it names the order, in a resumed program too."""
+    dataset = Drawing(three_draws)
+    sampler = DistributedSampler(dataset, 1, 0, shuffle=False)
+    loader = DataLoader(dataset, 4, sampler=sampler, seed=5)
+    epochs = []
+    for epoch in (0, 1, 2, 1):
+        sampler.set_epoch(epoch)
+        epochs.append(drawn(loader))
+    assert epochs[3] == epochs[1]
+    assert len(set(map(tuple, epochs))) == 3
+    assert epochs[:3] == [drawn(plain) for plain in [DataLoader(dataset, 4, seed=5)] * 3]
+
+
+def test_seed_leaves_the_order_to_torch():
+    """The shuffle is drawn as torch draws it, with a seed or without."""
+    for seed in (None, 5):
+        torch.manual_seed(2)
+        ours = [b.tolist() for b in DataLoader(Drawing(int, 9), 4, shuffle=True, seed=seed)]
+        torch.manual_seed(2)
+        assert ours == [b.tolist() for b in torch_loader(Drawing(int, 9), 4, shuffle=True)]
 
 
 def test_augmentations_differ_between_epochs_and_samples():
@@ -198,20 +331,277 @@ def test_collate_fn_has_a_stream_of_its_own():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_iterable_draws_from_its_workers_stream():
-    """As in torch, each worker of an iterable has one stream, seeded base_seed + id."""
+class Numbers(IterableDataset):
+    """Draws while it begins and for each item; splits itself by worker."""
 
-    class Stream(IterableDataset):
-        """Two draws from each worker."""
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        begun = torch.rand(1, dtype=torch.float64)
+        for _ in range(first, 12, step):
+            yield torch.cat([begun, three_draws()])
 
-        def __iter__(self):
-            seed = get_worker_info().seed
-            for _ in range(2):
-                yield torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(seed))
 
-    loader = DataLoader(Stream(), batch_size=None, num_workers=2)
-    batches = list(loader)
-    assert [torch.equal(drawn, fresh) for drawn, fresh in batches] == [True, True, False, False]
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_iterables_item_draws_from_its_own_stream(batch_size):
+    """By its position, so an iterable that deals items out in turn draws the same for any split."""
+    runs = []
+    for num_workers in (0, 1, 2, 3):
+        loader = DataLoader(Numbers(), batch_size, seed=3, num_workers=num_workers)
+        # Where a generator begins, it draws from torch's, in its first item's stream.
+        runs.append(sorted(item[2:] for b in loader for item in b.reshape(-1, 4).tolist()))
+    assert len(set(map(tuple, runs[0]))) == 12
+    assert all(run == runs[0] for run in runs)
+
+
+def test_iterables_epochs_are_replayable():
+    """Each worker and each epoch draws its own, and the same again."""
+    loader = DataLoader(Numbers(), None, seed=3, num_workers=3, persistent_workers=True)
+    epochs = [[item.tolist() for item in loader] for _ in range(2)]
+    again = DataLoader(Numbers(), None, seed=3, num_workers=3)
+    assert [[item.tolist() for item in again] for _ in range(2)] == epochs
+    assert len({item[0] for item in epochs[0]}) == 3
+    assert epochs[0] != epochs[1]
+
+
+class FromWorkers(Dataset):
+    """What each library draws, and the worker's seed."""
+
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return three_draws(), torch.randperm(5), 0 if info is None else info.seed
+
+
+class IterableFromWorkers(IterableDataset):
+    """The same, 9 items from each worker."""
+
+    def __iter__(self):
+        for index in range(9):
+            yield FromWorkers()[index]
+
+
+def collate_and_draw(samples):
+    """Draws for the batch."""
+    return torch.utils.data.default_collate(samples), three_draws()
+
+
+def seed_workers(number):
+    """What Lightning's does, in short."""
+    seed = torch.initial_seed() + number
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def flat(value):
+    """All numbers in a batch."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [flat(part) for part in value]
+
+
+@pytest.mark.parametrize("dataset", [FromWorkers(), IterableFromWorkers()], ids=["map", "iterable"])
+@pytest.mark.parametrize("init_fn", [None, seed_workers])
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_worker_streams_are_torchs_own(dataset, init_fn, num_workers):
+    """rng="worker": the bits that torch's worker processes draw, from all three libraries."""
+    options = {
+        "num_workers": num_workers,
+        "collate_fn": collate_and_draw,
+        "worker_init_fn": init_fn,
+        "persistent_workers": num_workers > 1,
+    }
+
+    def two_epochs(make, **more):
+        torch.manual_seed(11)
+        random.seed(12)
+        np.random.seed(13)
+        loader = make(dataset, 4, **options, **more)
+        return [flat(batch) for _ in range(2) for batch in loader], three_draws().tolist()
+
+    assert two_epochs(DataLoader, rng="worker") == two_epochs(torch_loader)
+
+
+def test_worker_streams_are_replayable_when_seeded():
+    """With a seed they are dealt out anew for every epoch, also on threads that live on."""
+    options = {"num_workers": 2, "seed": 4, "rng": "worker"}
+    loader = DataLoader(FromWorkers(), 4, persistent_workers=True, **options)
+    epochs = [[flat(batch[:2]) for batch in loader] for _ in range(2)]
+    again = DataLoader(FromWorkers(), 4, **options)
+    assert [[flat(batch[:2]) for batch in again] for _ in range(2)] == epochs
+    assert epochs[0] != epochs[1]
+
+
+def test_batches_of_a_worker_that_cannot_start_fail_in_their_turn():
+    """rng="worker": each batch has its worker, as in torch, and nobody else makes it."""
+
+    def start(number):
+        if number == 1:
+            raise OSError("no file")
+
+    loader = DataLoader(range(9), 2, num_workers=3, worker_init_fn=start, rng="worker")
+    iterator, got = iter(loader), []
+    for _ in range(5):
+        try:
+            got.append(next(iterator).tolist())
+        except (OSError, RuntimeError) as error:
+            got.append(str(error)[-7:])
+    assert got == [[0, 1], "no file", [4, 5], [6, 7], "no file"]
+
+
+def test_seed_is_refused_where_nothing_draws_from_it():
+    """torch's rule without workers is the global generators."""
+    with pytest.raises(UnsupportedOptionError, match="seed=3 has no effect"):
+        DataLoader([1], seed=3, rng="worker")
+
+
+PYTHON_DRAWS = {
+    "random": lambda: random.random(),
+    "randint": lambda: randint_imported_early(0, 1 << 40),
+    "getrandbits": lambda: random.getrandbits(50),
+    "gauss": lambda: [gauss_imported_early(0, 1) for _ in range(3)],
+    "sample": lambda: random.sample(range(1000), 4),
+    "choices": lambda: random.choices(range(1000), k=4),
+    "expovariate": lambda: random.expovariate(1),
+    "randbytes": lambda: list(random.randbytes(4)),
+    "np.rand": lambda: np.random.rand(3).tolist(),
+    "np.randint": lambda: np.random.randint(1 << 30, size=3).tolist(),
+    "np.permutation": lambda: np.random.permutation(50).tolist(),
+    "np.normal": lambda: np.random.normal(size=3).tolist(),
+    "np.sample": lambda: np.random.sample(3).tolist(),
+    "np.choice": lambda: np.random.choice(100, 3).tolist(),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize("name", PYTHON_DRAWS)
+def test_draw_of_python_and_numpy_comes_from_the_samples_stream(name, num_workers):
+    """The same for any number of threads, and the trainer's own generators stand still."""
+    dataset = Drawing(lambda _: torch.tensor(PYTHON_DRAWS[name](), dtype=torch.float64))
+    expected, _ = two_epochs(dataset, 1)
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    got, _ = two_epochs(dataset, num_workers)
+    assert all(map(torch.equal, got, expected))
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+    assert len({str(row) for batch in got for row in batch.tolist()}) == 24
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_seeding_python_and_numpy_in_a_sample_stays_there(num_workers):
+    """Seed, draw, seed again and draw the same: image and mask alike; the trainer is not seeded."""
+
+    def pair(index):
+        rows = []
+        for seed in (random.seed, seed_imported_early):
+            seed(index)
+            np.random.seed(index)
+            states = random.getstate(), np.random.get_state()
+            first = random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            again = random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()
+            assert first == again
+            rows.append(first)
+        own = random.Random(index), np.random.RandomState(index)
+        rows.append((own[0].random(), own[0].gauss(0, 1), own[1].rand(), own[1].randn()))
+        return torch.tensor(rows, dtype=torch.float64)
+
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    rows = torch.cat(list(DataLoader(Drawing(pair), 4, num_workers=num_workers)))
+    assert torch.equal(rows[:, 0], rows[:, 1])
+    assert torch.equal(rows[:, 0], rows[:, 2])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+
+
+def test_python_and_numpy_draw_on_the_trainers_thread_as_before():
+    """Once loaders led their functions elsewhere, the trainer's numbers, states and pickles are
+    what they are without a loader."""
+    script = """
+        import os, pickle, random
+        import numpy as np
+        if os.environ["LOAD"] == "1":
+            list(DataLoader([1, 2, 3], num_workers=2))
+            list(DataLoader([1, 2, 3]))
+        random.seed(4)
+        np.random.seed(4)
+        print([getattr(random, n)() for n in ("random", "random")], random.getrandbits(70))
+        print(random.gauss(0, 1), random.gauss(0, 1), random.sample(range(99), 5))
+        print(np.random.rand(2), np.random.randn(3), np.random.permutation(9), np.random.ranf())
+        print(sum(random.getstate()[1]), random.getstate()[2], np.random.get_state()[2:])
+        again = pickle.loads(pickle.dumps((random.random, random.gauss, np.random.rand)))
+        print([draw() for draw in again], np.random.rand.__name__)
+        print(type(random.Random(3)).__name__, random.Random(3).random(), random.randint.__name__)
+    """
+    results = [run_script(script, LOAD=load) for load in "01"]
+    assert [r.stderr for r in results] == ["", ""]
+    assert results[0].stdout == results[1].stdout != ""
+
+
+def test_spawned_process_takes_over_what_random_is_pickled_as():
+    """The object behind ``random`` is pickled as torch's and Python's own classes alone."""
+    list(DataLoader([1], num_workers=1))
+    for value in (random.random, random.randint, random._inst, np.random.rand):
+        assert b"spdl" not in pickle.dumps(value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+def test_trainers_generators_stand_still_while_loading(kind, num_workers):
+    """torch's, Python's and numpy's, whatever the dataset and collate_fn draw."""
+    dataset = Drawing(three_draws) if kind == "map" else Numbers()
+    loader = DataLoader(
+        dataset,
+        4,
+        num_workers=num_workers,
+        collate_fn=collate_and_draw,
+        generator=torch.Generator(),
+    )
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    for _ in loader:
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert random.getstate() == before[1]
+        assert np.random.get_state()[1].tolist() == before[2]
+
+
+def test_trainer_draws_between_batches_from_its_own():
+    """With 0 workers the streams end where the batch does, and after an error too."""
+
+    def fail_at_5(index):
+        if index == 5:
+            raise ValueError("bad")
+        return torch.rand(1)
+
+    torch.manual_seed(3)
+    generator = torch.Generator().manual_seed(3)
+    iterator = iter(DataLoader(Drawing(fail_at_5), 1, generator=torch.Generator()))
+    for _ in range(5):
+        next(iterator)
+        assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
+    with pytest.raises(ValueError, match="bad"):
+        next(iterator)
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
+
+
+def test_draws_on_another_default_device_are_left_alone():
+    """Without threads the trainer's default device is in force in the dataset."""
+    iterator = iter(DataLoader(Drawing(lambda _: torch.rand(2)), 3))
+    with torch.device("meta"):
+        batch = next(iterator)
+    assert batch.device.type == "meta"
+
+
+def test_loader_inside_a_dataset_gives_the_streams_back():
+    """A sample that itself loads, without threads, goes on in its own stream."""
+
+    def nested(index):
+        first = three_draws()
+        inner = DataLoader(Drawing(three_draws, 3), 3, seed=index)
+        return torch.cat([first, *next(iter(inner)), three_draws()])
+
+    assert_reproducible(lambda n: DataLoader(Drawing(nested), 4, num_workers=n, seed=1))
 
 
 def test_worker_init_fn_cannot_reseed_the_trainer():
@@ -237,12 +627,12 @@ def test_worker_init_fn_cannot_reseed_the_trainer():
     assert_threads_end()
 
 
-def test_sample_seeds_do_not_collide():
-    """Neighbouring epochs, batches and positions have different seeds."""
+def test_seeds_do_not_collide():
+    """Neighbouring epochs, positions and purposes have different seeds."""
     seeds = {
-        sample_seed(epoch, batch, position)
+        StreamKey(epoch).seed(position, purpose)
         for epoch in range(8)
-        for batch in range(40)
-        for position in range(-1, 40)
+        for position in range(1000)
+        for purpose in Purpose
     }
-    assert len(seeds) == 8 * 40 * 41
+    assert len(seeds) == 8 * 1000 * len(Purpose)

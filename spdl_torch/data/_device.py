@@ -11,6 +11,8 @@ but the interpreter's exit, at most 5 s. Batches that nobody took are freed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,11 +21,13 @@ from ..errors import UnsupportedOptionError
 from ..io._transfer.transfer import Transfer
 from ..pipeline.channel import Channel, ChannelClosed
 from ..pipeline.hooks import StageInfo, TaskStatsHook
-from .fetch import add_thread_note, timed
 from .jobs import Failed, Loaded
+from .notes import add_thread_note
+from .timing import timed
 
 if TYPE_CHECKING:
     from ..pipeline.hooks import TaskCell
+    from ..pipeline.recorder import Ring
     from .jobs import Epoch, Result
 
 __all__ = ["DeviceStage", "check_device", "open_device_stage"]
@@ -75,36 +79,47 @@ class DeviceStage:
         """The owner's thread: epoch after epoch, until ``epochs`` is closed."""
         while True:
             try:
-                self._run_epoch(epochs.get())
+                epoch = epochs.get()
+                self._run_epoch(epoch, epoch.recorder.new_ring("transfer", 2))
             except ChannelClosed:
                 if epochs.closed:
                     return
 
-    def _run_epoch(self, epoch: Epoch) -> None:
+    def _run_epoch(self, epoch: Epoch, ring: Ring) -> None:
+        inlet, outlet = epoch.results, epoch.outlet
+        since_ns = ring.begin()
         while True:
-            result = epoch.results.get()
+            result = inlet.get()
+            started_ns, number = perf_counter_ns(), result.number
             if isinstance(result, Loaded):
                 result = self._staged(result)
-            epoch.outlet.put(result)
+            ended_ns = perf_counter_ns()
+            outlet.put(result)
             # Or the last error would stay alive while this thread waits, and with it the frames
             # of the loop, the iterator among them.
             del result
+            done_ns = perf_counter_ns()
+            if done_ns - since_ns >= ring.shortest_ns:
+                ring.add(
+                    *(since_ns, started_ns, ended_ns, done_ns, -1, number, number, inlet, outlet)
+                )
+            since_ns = done_ns
 
     def _staged(self, result: Loaded) -> Result:
         try:
-            return Loaded(result.number, self._stage(result.batch, result.number))
+            return replace(result, batch=self._stage(result.batch, result.number))
         except BaseException as error:  # the trainer waits for an answer
-            return Failed(result.number, error)
+            return Failed(result.number, error, result.progress)
 
     def hand_over(self, result: Result) -> Result:
         """Called on the trainer's thread: from now on its current stream may use the batch."""
         if not isinstance(result, Loaded):
             return result
         try:
-            return Loaded(result.number, result.batch.receive())
+            return replace(result, batch=result.batch.receive())
         except BaseException as error:
             self._tell(error, result.number)
-            return Failed(result.number, error)
+            return Failed(result.number, error, result.progress)
 
     def move(self, batch: Any, number: int) -> Any:
         """Without a thread of its own: the batch, for the calling thread's current stream."""

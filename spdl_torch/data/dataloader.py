@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import numbers
+import os
 import warnings
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
+from ..autotune.tuning import Tuning, TuningState
+from ..autotune.workers import AutoWorkers
 from ..errors import UnsupportedOptionError
+from ..observe.headspace import cached_batches
+from ..observe.tracing import profile_of_run
+from ..pipeline.recorder import new_pipeline_number
 from ._device import check_device
+from .dataset import PipelineDataset
+from .fetch import takes_state
+from .figures import with_remarks_of
+from .isolation.start import check_context
 from .iterator import InlineIterator, ThreadIterator
+from .random import epoch_of
+from .resume import ResumeState, before_first_epoch, generators_of, tell_epoch
+from .sharding import is_shared_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+    from ..autotune.window import Decision
+    from ..observe.profile import Profile
     from ..observe.report import Report
     from ..pipeline.stats import PipelineStats
-    from .iterator import Figures
+    from .figures import Figures
+    from .resume import Progress
+    from .skipping import SkippedSample
 
 __all__ = ["DataLoader"]
 
@@ -31,7 +50,8 @@ class DataLoader(TorchDataLoader[T_co]):
     """``torch.utils.data.DataLoader`` whose workers are threads of this process.
 
     Change the import and nothing else: the arguments, the order of the batches, the batches and
-    the errors are torch's. ``num_workers=N`` starts N threads; 0 loads in the calling thread.
+    the errors are torch's. ``num_workers=N`` starts N threads; 0 loads in the calling thread;
+    ``"auto"`` finds the number while training runs (see ``is_tuned``), ``num_workers`` tells it.
 
     What differs, each for a reason told in the documentation: an exception of the dataset
     arrives as the very same object with a note instead of a copy rebuilt from text; a map-style
@@ -46,12 +66,27 @@ class DataLoader(TorchDataLoader[T_co]):
         device: a CUDA device on which batches arrive, ready for the stream that is current where
             they are taken; ``"cuda"`` is the device that is current at ``iter()``. None or the
             CPU: they stay in host memory.
-        isolation: ``"thread"``; this release refuses ``"process"``.
-        seed, rng: of random streams; this release refuses both. On threads torch's random
-            functions draw from a stream of each sample's own, seeded from ``generator`` (or
-            torch's global generator) and the sample's place in the epoch: the same for any
-            ``num_workers`` >= 1. ``random`` and ``numpy.random`` are the process's own.
-        on_error: ``"raise"``; this release refuses ``"skip"``.
+        isolation: ``"thread"``: the workers are threads of this process. ``"process"``: they are
+            threads of one child process, and batches come back through shared memory; the
+            dataset, ``collate_fn`` and ``worker_init_fn`` have to be picklable.
+        seed: base seed of the random streams. With None it is drawn from ``generator`` or torch's
+            global generator at ``iter()``, as torch draws it. With a number the streams of an
+            epoch depend on it and on the epoch alone: the one given to the sampler by
+            ``set_epoch``, else the count of ``iter(loader)``. The order is not seeded by it.
+        rng: ``"sample"``: a sample draws from a stream of its own, by its position in the epoch,
+            through the functions of torch, ``random`` and ``numpy.random``: the same bits for
+            any ``num_workers``, 0 included, and for any number of ranks. ``"worker"``: torch's
+            rule, a stream for each worker, which makes whole batches; the process's generators
+            with ``num_workers=0``.
+        on_error: ``"raise"``: a sample that fails is its batch's error. ``"skip"``: it is told in
+            the log and the report, and its batch is made of the others. Errors of ``collate_fn``
+            are never skipped.
+        error_budget: with ``"skip"``, how many samples of an epoch may fail: a count, or from 100
+            samples on a share (``0.01``); None is 5 %. The batch in which it is overdrawn raises
+            PipelineFailure, a group of the samples' own errors.
+        replace: with ``"skip"``, the next good sample (index + 1, ...) takes the place of one that
+            fails, so that batches stay whole and ranks have as many as each other. Without it a
+            batch without any good sample is left out or, with several ranks, PipelineFailure.
         stats: collect the figures that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
         everything else as torch does.
@@ -64,7 +99,7 @@ class DataLoader(TorchDataLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -80,11 +115,22 @@ class DataLoader(TorchDataLoader[T_co]):
         device: torch.device | str | int | None = None,
         isolation: Literal["thread", "process"] = "thread",
         seed: int | None = None,
-        rng: Literal["sample", "worker"] | None = None,
+        rng: Literal["sample", "worker"] = "sample",
         on_error: Literal["raise", "skip"] = "raise",
+        error_budget: float | Fraction | None = None,
+        replace: bool = False,
         stats: bool = True,
     ) -> None:
-        _check_options(dataset, num_workers, device, isolation, seed, rng, on_error)
+        if num_workers == "auto":
+            tuning = Tuning()
+            num_workers = AutoWorkers.to_begin_with(tuning, tuning.limits())
+        if isinstance(num_workers, AutoWorkers) and not stats:
+            raise UnsupportedOptionError(
+                'DataLoader: num_workers="auto" needs figures to go by, got stats=False. Leave it '
+                "out, or pass a number of threads."
+            )
+        _check_options(dataset, num_workers, device, isolation, seed, rng)
+        _check_error_options(dataset, on_error, error_budget, replace)
         # Lightning builds a copy of a loader from its attributes, so each parameter is kept under
         # its own public name as it was given.
         self.device = device
@@ -92,8 +138,16 @@ class DataLoader(TorchDataLoader[T_co]):
         self.seed = seed
         self.rng = rng
         self.on_error = on_error
+        self.error_budget = error_budget
+        self.replace = replace
         self.stats = stats
         self._figures: Figures | None = None
+        self._cached_step: float | None = None
+        self._pipeline_number = new_pipeline_number()
+        self._num_epochs_begun = 0
+        self._progress: Progress | None = None
+        self._resume: ResumeState | None = None
+        self._tuning_state: TuningState | None = None
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -113,7 +167,12 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if multiprocessing_context is not None:
+        # Accelerate would share out a second time what its ranks share already.
+        if is_shared_out(self) or isinstance(dataset, PipelineDataset):
+            self._is_accelerate_prepared = True
+        if isolation == "process":
+            check_context(multiprocessing_context)
+        elif multiprocessing_context is not None:
             warnings.warn(
                 f"DataLoader: multiprocessing_context={multiprocessing_context!r} has no effect: "
                 "workers are threads of this process. Remove it.",
@@ -121,14 +180,40 @@ class DataLoader(TorchDataLoader[T_co]):
             )
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        iterator: InlineIterator | ThreadIterator
         if self.num_workers == 0:
-            iterator = InlineIterator(self, self.device, stats=self.stats)
+            kind: type[InlineIterator | ThreadIterator] = InlineIterator
         else:
             self.check_worker_number_rationality()
-            iterator = ThreadIterator(self, self.device, stats=self.stats)
+            kind = ThreadIterator
+        iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
         self._figures = iterator.figures()
         return iterator
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the number of workers changes while they run: ``num_workers="auto"``, where it
+        shows in nothing but the speed. An iterable dataset divides itself among its workers, and
+        with ``rng="worker"`` each has a stream of its own, so there the first number stays; so it
+        does with ``isolation="process"``, where this process has no workers to add to.
+        """
+        is_fixed = (
+            isinstance(self.dataset, IterableDataset)
+            or self.rng == "worker"
+            or self.isolation == "process"
+        )
+        return isinstance(self.num_workers, AutoWorkers) and not is_fixed and self.stats
+
+    def tuning_state(self) -> TuningState:
+        """What tuning has found so far, over all epochs. Only where ``is_tuned``."""
+        if self._tuning_state is None:
+            assert isinstance(self.num_workers, AutoWorkers), "guaranteed by is_tuned"
+            self._tuning_state = TuningState(self.num_workers.tuning, "DataLoader")
+        return self._tuning_state
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """With ``num_workers="auto"``, what was changed so far, and why; at most the last 1000."""
+        return [] if self._tuning_state is None else list(self._tuning_state.decisions)
 
     def snapshot(self) -> PipelineStats:
         """Figures of the epoch that is running or, between epochs, of the last one: the stages
@@ -145,7 +230,44 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        return self._measured().report()
+        return self.profile().report() if self._cached_step else self._report()
+
+    def profile(self) -> Profile:
+        """The report, and what every thread did in the last seconds of the epoch that is running
+        or, between epochs, of the last one: ``loader.profile().write_trace("trace.json.gz")``.
+
+        Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
+        """
+        return profile_of_run(self._report(), self._measured().timeline(), self._cached_step)
+
+    def headspace(self, num_batches: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
+        """Loop over this instead of the loader to see how fast training is without loading: it
+        keeps ``num_batches`` batches and yields them over and over, for ``num_steps`` steps.
+        From then on ``report()`` tells how much longer the loader's steps take than these.
+
+        It holds ``num_batches`` in memory, and draws the order of an epoch.
+        Raises: ValueError: a number < 1.
+        """
+
+        def tell(seconds: float) -> None:
+            self._cached_step = seconds
+            self._figures = measured or self._figures
+
+        measured = self._figures  # that of a real epoch is not to be replaced
+        return cached_batches(self, num_batches, num_steps, tell)
+
+    @property
+    def skipped(self) -> list[SkippedSample]:
+        """With ``on_error="skip"``, the samples that failed in the epoch that is running or,
+        between epochs, in the last one, in the order of their batches, up to where the loop is: at
+        most the last 1000. ``key`` is what the dataset was asked for (of an iterable dataset the
+        number of the item in its worker's iterator), ``error`` the type and text.
+        """
+        skipped = None if self._figures is None else self._figures.skipped
+        return [] if skipped is None else list(skipped.samples)
+
+    def _report(self) -> Report:
+        return with_remarks_of(self.dataset, self._measured().report())
 
     def _measured(self) -> Figures:
         if not self.stats or self._figures is None:
@@ -153,28 +275,80 @@ class DataLoader(TorchDataLoader[T_co]):
             raise RuntimeError(f"DataLoader: there are no figures: {state}.")
         return self._figures
 
-    def __getattr__(self, name: str) -> Any:
-        # Not methods that raise: Lightning and torchdata would take the loader for a stateful one
-        # and call them at every checkpoint.
-        if name in ("state_dict", "load_state_dict"):
-            raise AttributeError(
-                f"DataLoader.{name} is not in this release: an epoch cannot be resumed in its "
-                "middle. Save at the end of an epoch, or use torchdata's StatefulDataLoader."
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands: what the loop was handed, not what was prefetched. Numbers and
+        text alone, but for what a dataset's or sampler's own ``state_dict()`` puts in, so it can
+        be saved as JSON and by ``torch.save``. Do not call it from another thread than the loop's.
+        """
+        return self._state(behind=False)
+
+    def _state_before_last(self) -> dict[str, Any]:
+        """The state of before the last batch was handed out."""
+        return self._state(behind=True)
+
+    def _state(self, *, behind: bool) -> dict[str, Any]:
+        if self._resume is not None:
+            return self._resume.as_dict()
+        generators = [generator.get_state() for generator in generators_of(self)]
+        if self._progress is None:
+            state = before_first_epoch(self, generators)
+        else:
+            state = self._progress.state(generators, behind=behind)
+        return {
+            **state.as_dict(),
+            "dataset": None
+            if self._stateful_dataset is None
+            else self._stateful_dataset.state_dict(),
+        }
+
+    @property
+    def _stateful_dataset(self) -> Any:
+        """A map-style dataset that keeps a state of its own, and is the only one of its kind."""
+        is_one = self.num_workers == 0 and not isinstance(self.dataset, IterableDataset)
+        return self.dataset if is_one and takes_state(self.dataset) else None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next ``iter(loader)`` go on where a state stands, or, if that is of an epoch
+        whose end the loop had seen, begin the next one. Later epochs follow as they would have.
+
+        The loader is made as it was then; ``num_workers`` may be another (of a map-style
+        dataset), ``batch_size`` and the number of ranks too, as long as the state stands between
+        two batches. A sampler that has ``set_epoch`` is told the state's epoch.
+
+        Raises: ValueError: not such a state, or it does not fit; some of it is seen at ``iter()``.
+        """
+        self._resume = resume = ResumeState.checked(state_dict)
+        if resume.sampler_epoch is not None:
+            tell_epoch(self, resume.sampler_epoch)
+
+    def _state_to_resume(self) -> ResumeState | None:
+        """Taken by the iterator that begins."""
+        resume, self._resume = self._resume, None
+        if resume is not None and epoch_of(self._index_sampler) != resume.sampler_epoch:
+            return None  # the user has named another epoch since, which begins at its beginning
+        if resume is not None and resume.dataset is not None and self._stateful_dataset is not None:
+            self._stateful_dataset.load_state_dict(resume.dataset)
+        return resume
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle has loaded nothing yet."""
-        return {**self.__dict__, "_figures": None}
+        names = ("_figures", "_cached_step", "_progress", "_resume", "_tuning_state")
+        unused = dict.fromkeys(names)
+        return {**self.__dict__, **unused, "_num_epochs_begun": 0}
 
     def check_worker_number_rationality(self) -> None:
         """Warn, where torch does, of more workers than usable cores."""
+        if isinstance(self.num_workers, AutoWorkers):
+            return  # nobody asked for so many
         cores = torch._utils.cpu_count()
-        if cores is None or self.num_workers > cores:
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by torchrun
+        num_ranks = max(1, int(ranks)) if ranks.isdecimal() else 1
+        if cores is None or self.num_workers * num_ranks > cores:
+            of_ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
             warnings.warn(
-                f"This DataLoader will create {self.num_workers} worker threads in total, on "
-                f"{cores} usable cores. More threads than cores help only where they wait for "
-                "storage or a network; otherwise they slow the training step.",
+                f"This DataLoader will create {self.num_workers} worker threads in total"
+                f"{of_ranks}, on {cores} usable cores. More threads than cores help only where "
+                "they wait for storage or a network; otherwise they slow the training step.",
                 stacklevel=3,
             )
 
@@ -186,7 +360,6 @@ def _check_options(
     isolation: object,
     seed: object,
     rng: object,
-    on_error: object,
 ) -> None:
     """Refuse what this release cannot honour, and say what to do instead."""
     if isinstance(dataset, IterDataPipe | MapDataPipe):
@@ -194,25 +367,63 @@ def _check_options(
             f"DataLoader: dataset must not be a DataPipe, got {type(dataset).__name__}. torch has "
             "deprecated DataPipes; pass a Dataset or an IterableDataset."
         )
-    if num_workers == "auto":
-        raise UnsupportedOptionError(
-            'DataLoader: num_workers="auto" is not in this release. Pass a number of threads; the '
-            "number of cores is a good start."
-        )
     check_device(device)
-    for name, value, honoured, instead in (
-        ("isolation", isolation, "thread", "torch's own DataLoader runs workers as processes."),
-        (
-            "on_error",
-            on_error,
-            "raise",
-            "Catch the error in the dataset and return another sample.",
-        ),
-        ("seed", seed, None, "Seed torch's generator, as for torch's DataLoader."),
-        ("rng", rng, None, "Leave it out: on threads each sample has a stream of its own already."),
-    ):
-        if value != honoured:
-            raise UnsupportedOptionError(
-                f"DataLoader: {name}={value!r} is not in this release; only {honoured!r} is. "
-                f"{instead}"
-            )
+    if isolation not in ("thread", "process"):
+        raise UnsupportedOptionError(
+            f'DataLoader: isolation must be "thread" or "process", got {isolation!r}.'
+        )
+    if isolation == "process" and num_workers == 0:
+        raise UnsupportedOptionError(
+            'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
+            "calling thread. Pass num_workers=1 or more, the threads of the child process, or "
+            "leave isolation out."
+        )
+    _check_random_options(num_workers, seed, rng)
+
+
+def _check_error_options(
+    dataset: object, on_error: object, error_budget: Any, replace: bool
+) -> None:
+    if on_error not in ("raise", "skip"):
+        raise UnsupportedOptionError(
+            f'DataLoader: on_error must be "raise" or "skip", got {on_error!r}.'
+        )
+    if on_error == "raise" and (error_budget is not None or replace):
+        given = f"error_budget={error_budget!r}" if error_budget is not None else "replace=True"
+        raise UnsupportedOptionError(
+            f'DataLoader: {given} has no effect with on_error="raise". Pass on_error="skip", or '
+            "leave it out."
+        )
+    is_count = isinstance(error_budget, int) and not isinstance(error_budget, bool)
+    is_share = isinstance(error_budget, float | Fraction) and 0 < error_budget <= 1
+    if error_budget is not None and not is_share and not (is_count and error_budget >= 0):
+        raise UnsupportedOptionError(
+            "DataLoader: error_budget must be a count >= 0 or a share above 0 and up to 1.0, got "
+            f"{error_budget!r}."
+        )
+    if replace and not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
+        raise UnsupportedOptionError(
+            "DataLoader: replace=True needs a dataset with a length, to know which sample is the "
+            f"next; {type(dataset).__name__} has none. Give it __len__, or leave replace out."
+        )
+
+
+def _check_random_options(num_workers: object, seed: object, rng: object) -> None:
+    if rng not in ("sample", "worker"):
+        raise UnsupportedOptionError(
+            f'DataLoader: rng must be "sample" or "worker", got {rng!r}. The default, "sample", '
+            "gives every sample a random stream of its own."
+        )
+    if seed is None:
+        return
+    if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
+        raise UnsupportedOptionError(
+            f"DataLoader: seed must be an integer or None, got {seed!r}. With None the random "
+            "streams are seeded from generator=, as in torch."
+        )
+    if rng == "worker" and num_workers == 0:
+        raise UnsupportedOptionError(
+            f'DataLoader: seed={seed!r} has no effect with rng="worker" and num_workers=0: there '
+            "torch draws from the global generators. Leave rng out, or seed with "
+            "torch.manual_seed()."
+        )

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 
 from ..errors import PipelineFailure
 from ..io._transfer.transfer import Transfer
+from ..observe.headspace import cached_batches
 from ..observe.probes import (
     join_probing,
     probe_counters,
@@ -19,20 +20,34 @@ from ..observe.probes import (
     stop_probing,
 )
 from ..observe.report import Report, make_report
+from ..observe.tracing import profile_of_run
 from ..pipeline.definition import OpKind, StageSpec
 from ..pipeline.pipeline import Pipeline
+from ..pipeline.recorder import FlightRecorder, new_pipeline_number
 from ._device import AHEAD, check_device
-from .sharding import length_of_shard, rank_shard, take_shard, worker_shard
+from .passes import PassProgress, PassState, unordered_stage
+from .sharding import (
+    check_tail,
+    is_shared_out,
+    length_of_shard,
+    padding_of_shard,
+    rank_shard,
+    take_shard,
+    worker_shard,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
 
+    from ..observe.profile import Profile
     from ..pipeline.builder import PipelineBuilder
     from ..pipeline.definition import MaxFailures, SourceSpec
     from ..pipeline.hooks import HookFactory, StatsQueue
     from ..pipeline.stats import PipelineStats
+    from ..pipeline.tuning import Tuner
+    from .sharding import Tail
 
 __all__ = ["PipelineDataset"]
 
@@ -55,8 +70,8 @@ class PipelineDataset(IterableDataset[T_co]):
     good items: ``PipelineFailure``, an ExceptionGroup of the ops' own exceptions.
 
     Ranks: each takes its own part of the source. A source with ``shard(index, count)`` makes the
-    parts itself; of others, rank ``r`` of ``n`` takes items ``r, r + n, ...``, so that one rank may
-    have one item more than another. Workers of a DataLoader divide their rank's part again.
+    parts itself; of others, rank ``r`` of ``n`` takes items ``r, r + n, ...``. ``tail`` makes the
+    parts equally long. Workers of a DataLoader divide their rank's part again.
 
     Epochs: passes count 0, 1, 2, ... and tell the source by ``set_epoch``, if it has that.
 
@@ -69,8 +84,11 @@ class PipelineDataset(IterableDataset[T_co]):
             current when a pass begins. None or the CPU: items stay where the stages made them.
         num_replicas, rank: in place of torch.distributed's world size and rank; ``1, 0`` = this
             process takes everything.
-        num_threads, max_failures, report_stats_interval, queue_class, task_hook_factory: as for
-            ``PipelineBuilder.build``.
+        tail: of items that do not suffice for another one on every rank: ``"drop"`` leaves them
+            out; ``"pad"`` gives the ranks that lack one an item of the source's beginning;
+            ``"uneven"`` gives them to the first ranks, so that those may make one step more.
+        num_threads, max_failures, report_stats_interval, queue_class, task_hook_factory, stats,
+            tuner: as for ``PipelineBuilder.build``.
     Raises: RuntimeError: the builder has no source or sink; ValueError: see the message.
     """
 
@@ -82,30 +100,42 @@ class PipelineDataset(IterableDataset[T_co]):
         device: torch.device | str | int | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
+        tail: Tail = "drop",
         num_threads: int | None = None,
         max_failures: MaxFailures | None = None,
         report_stats_interval: float | None = None,
         queue_class: Callable[..., StatsQueue] | None = None,
         task_hook_factory: HookFactory | None = None,
+        stats: bool = True,
+        tuner: Tuner | None = None,
     ) -> None:
         _check_arguments(length, num_replicas, rank)
+        check_tail(tail, "PipelineDataset")
         check_device(device, "PipelineDataset")
         self._spec = builder.get_config()
         self._length = length
         self._device = device
         self._num_replicas = num_replicas
         self._rank = rank
+        self._tail: Tail = tail
         self._build_options: dict[str, Any] = {
             "num_threads": num_threads,
             "max_failures": max_failures,
             "report_stats_interval": report_stats_interval,
             "queue_class": queue_class,
             "task_hook_factory": task_hook_factory,
+            "tuner": tuner,
         }
+        self._stats = stats
+        self._pipeline_number = new_pipeline_number()
         self._next_epoch = 0
         self._source_is_spent = False
         self._pass: _Pass | None = None
-        self._last_report: Report | None = None
+        self._last: _Ended | None = None
+        self._cached_step: float | None = None
+        self._progress: PassProgress | None = None
+        self._resume: PassState | None = None
+        self._has_warned = False
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next pass, told to a source that has ``set_epoch`` (its shuffle
@@ -113,19 +143,30 @@ class PipelineDataset(IterableDataset[T_co]):
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"set_epoch: epoch must be an int >= 0, got {epoch!r}.")
+        if self._resume is not None and self._resume.epoch != epoch:
+            self._resume = None  # another pass is meant, which begins at its beginning
         self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[T_co]:
         # A generator: Lightning calls iter() just to look, and must not start threads by it.
-        spec = replace(self._spec, source=self._begin_pass())
+        source, progress = self._begin_pass()
+        spec = replace(self._spec, source=source)
         place = check_device(self._device)
         if place is not None:
             spec = replace(spec, stages=(*spec.stages, _transfer_stage(place)))
-        current = self._pass = _Pass(Pipeline(spec, **self._build_options))
+        recorder = FlightRecorder("PipelineDataset", self._pipeline_number, enabled=self._stats)
+        recorder.belongs_to(self)
+        pipeline = Pipeline(spec, recorder=recorder, **self._build_options)
+        current = self._pass = _Pass(pipeline, recorder)
+        progress.pipeline = pipeline
         try:
             current.pipeline.start()
-            for item in current.pipeline:
+            items = iter(current.pipeline)
+            progress.throw_away(items)
+            for item in items:
+                progress.num_items += 1
                 yield item if place is None else item.receive()
+            progress.finish()
         except PipelineFailure:
             current.is_failure_raised = True
             raise
@@ -144,11 +185,42 @@ class PipelineDataset(IterableDataset[T_co]):
         """What holds training back in the pass that runs or, between passes, did in the last one:
         ``print(dataset.report())``. Errors as of ``stats()``.
         """
-        if self._pass is not None:
-            return self._pass.report()
-        if self._last_report is None:
+        return self.profile().report() if self._cached_step else self._measured().report()
+
+    def profile(self) -> Profile:
+        """The report, and what every thread did in the last seconds of the pass that runs or,
+        between passes, of the last one: ``dataset.profile().write_trace("trace.json.gz")``. Errors
+        as of ``stats()``.
+        """
+        measured = self._measured()
+        return profile_of_run(measured.report(), measured.recorder.timeline(), self._cached_step)
+
+    def headspace(self, num_items: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
+        """Loop over this instead of the dataset to see how fast training is without loading: it
+        keeps ``num_items`` items and yields them over and over, for ``num_steps`` steps. From then
+        on ``report()`` tells how much longer the steps of a pass take than these.
+
+        It runs the source from its beginning, for the items that it keeps.
+        Raises: ValueError: a number < 1.
+        """
+
+        def tell(seconds: float) -> None:
+            self._cached_step = seconds
+            self._last = measured or self._last
+
+        measured = self._last  # that of a real pass is not to be replaced
+        return cached_batches(self, num_items, num_steps, tell)
+
+    @property
+    def decisions(self) -> list[Any]:
+        """With a tuner, what was changed so far, and why; at most the last 1000."""
+        return list(getattr(self._build_options["tuner"], "decisions", ()))
+
+    def _measured(self) -> _Pass | _Ended:
+        measured = self._pass or self._last
+        if measured is None:
             raise RuntimeError("PipelineDataset: there are no figures, nothing was loaded yet.")
-        return self._last_report
+        return measured
 
     def __len__(self) -> int:
         """Items of one pass on this rank: ``length``, or what follows from the source; fewer come
@@ -159,9 +231,8 @@ class PipelineDataset(IterableDataset[T_co]):
         if self._length is not None:
             return self._length
         try:
-            num_items = length_of_shard(
-                self._spec.source.iterable, rank_shard(self._num_replicas, self._rank)
-            )
+            ranks = rank_shard(self._num_replicas, self._rank)
+            num_items = length_of_shard(self._spec.source.iterable, ranks, self._tail)
         except TypeError as error:
             raise TypeError(f"PipelineDataset has no len(): {error}. Pass length=.") from None
         for stage in self._spec.stages:
@@ -175,24 +246,84 @@ class PipelineDataset(IterableDataset[T_co]):
                 num_items = (num_items + missing) // stage.batch_size
         return num_items
 
-    def __getattr__(self, name: str) -> Any:
-        # Not methods that raise: whoever saves checkpoints would call them.
-        if name in ("state_dict", "load_state_dict"):
-            raise AttributeError(
-                f"PipelineDataset.{name} is not in this release: a pass cannot be resumed in its "
-                "middle. Save at the end of an epoch and call set_epoch() after loading."
+    @property
+    def num_padded(self) -> int:
+        """How many items of the source this rank has only because of ``tail="pad"``: the last ones
+        of its part, which other ranks have too. Raises: TypeError: the source has no len.
+        """
+        ranks = rank_shard(self._num_replicas, self._rank)
+        return padding_of_shard(self._spec.source.iterable, ranks, self._tail)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass stands: what the loop was handed, not what is under way. Numbers alone,
+        but for what a source's own ``state_dict()`` puts in.
+
+        Exact if items come in the source's order. Behind a stage of several threads without
+        ``output_order="input"`` they do not, and a warning says so: then up to as many items as
+        were under way are lost or repeated.
+        """
+        return self._state(behind=False)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next pass go on where a state stands, or, if the loop had seen the end of that
+        pass, begin the next one. The source is told the pass's epoch.
+
+        The items that were handed out are passed over in the source, at once if it has
+        ``iterate(start)``. If an op had dropped or failed any, the pass runs from its beginning and
+        what was handed out is thrown away.
+
+        Raises: ValueError: not such a state; later, when the pass begins: another number of ranks
+            than it can be shared out among.
+        """
+        self._resume = PassState.checked(state_dict)
+        self._next_epoch = self._resume.epoch
+
+    def _state(self, *, behind: bool) -> dict[str, Any]:
+        """``behind``: of before the last item was handed out."""
+        if self._resume is not None:
+            return self._resume.as_dict()
+        if self._progress is None:
+            return PassState(epoch=self._next_epoch, finished=True, begun=False).as_dict()
+        unordered = unordered_stage(self._spec.stages)
+        if unordered is not None and not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "PipelineDataset.state_dict: stage %r passes items on as they are done, so what "
+                'was under way is lost or repeated. Give it output_order="input".',
+                unordered,
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._progress.state(behind=behind).as_dict()
+
+    def _state_before_last(self) -> dict[str, Any]:
+        return self._state(behind=True)
+
+    def _ends_empty_tail(self) -> bool:
+        """Whether the pass that was begun, or is to begin, is resumed behind its last item. Then
+        the one that begins now is the next.
+        """
+        try:
+            length = len(self)
+        except TypeError:
+            return False
+        if self._resume is not None and not self._resume.finished:
+            is_empty = self._resume.num_items >= length > 0
+            if is_empty:
+                self._next_epoch, self._resume = self._resume.epoch + 1, None
+            return is_empty
+        return self._progress is not None and self._progress.resumed_at >= length > 0
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle has loaded nothing yet."""
-        return {**self.__dict__, "_pass": None, "_last_report": None}
+        unused = ("_pass", "_last", "_cached_step", "_progress")
+        return {**self.__dict__, **dict.fromkeys(unused)}
 
     def __repr__(self) -> str:
         return "\n".join(["PipelineDataset", *(f"  {part}" for part in self._spec.parts())])
 
-    def _begin_pass(self) -> SourceSpec:
-        """The source of the pass that begins: this rank's and worker's part, in its epoch."""
+    def _begin_pass(self) -> tuple[SourceSpec, PassProgress]:
+        """The source of the pass that begins: this rank's and worker's part, in its epoch, from
+        where a state stands.
+        """
         source = self._spec.source.iterable
         if self._source_is_spent:
             raise RuntimeError(
@@ -201,11 +332,18 @@ class PipelineDataset(IterableDataset[T_co]):
                 "class with a generator for __iter__) instead of an iterator."
             )
         self._source_is_spent = _runs_once(source)
+        resume, self._resume = self._resume, None
+        if resume is not None and resume.finished:
+            self._next_epoch, resume = resume.epoch + resume.begun, None
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         if hasattr(source, "set_epoch"):
             source.set_epoch(epoch)
         ranks = rank_shard(self._num_replicas, self._rank)
-        return replace(self._spec.source, iterable=take_shard(source, ranks, worker_shard()))
+        part = take_shard(source, ranks, worker_shard(), self._tail)
+        progress = self._progress = PassProgress(epoch, ranks.count, self._spec.stages)
+        is_fixed = hasattr(source, "shard") or is_shared_out(source)
+        part = progress.begin(part, resume, is_fixed=is_fixed)
+        return replace(self._spec.source, iterable=part), progress
 
     def _end_pass(self, ending: _Pass) -> None:
         report = ending.report()
@@ -220,7 +358,7 @@ class PipelineDataset(IterableDataset[T_co]):
         if ending.pipeline.failure is not None and not ending.is_failure_raised:
             _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)
         if self._pass is ending:
-            self._pass, self._last_report = None, report
+            self._pass, self._last = None, _Ended(report, ending.recorder)
 
 
 def _transfer_stage(device: torch.device) -> StageSpec:
@@ -238,8 +376,9 @@ def _transfer_stage(device: torch.device) -> StageSpec:
 class _Pass:
     """A running pipeline, and what the probes had counted when it began."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, recorder: FlightRecorder) -> None:
         self.pipeline = pipeline
+        self.recorder = recorder
         self.is_failure_raised = False
         start_probing()
         self._before = probe_counters()
@@ -247,6 +386,17 @@ class _Pass:
     def report(self) -> Report:
         probes = probes_between(self._before, probe_counters())
         return make_report(self.pipeline.stats(), probes)
+
+
+class _Ended:
+    """What is kept of a pass that is over."""
+
+    def __init__(self, report: Report, recorder: FlightRecorder) -> None:
+        self._report = report
+        self.recorder = recorder
+
+    def report(self) -> Report:
+        return self._report
 
 
 def _runs_once(source: Any) -> bool:

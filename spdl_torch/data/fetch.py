@@ -5,23 +5,48 @@ Used by the worker threads and, for ``num_workers=0``, on the trainer's thread.
 
 from __future__ import annotations
 
-import threading
+import inspect
+import logging
+from functools import partial
 from itertools import repeat
 from operator import getitem
-from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 from ..pipeline.failures import describe
+from .notes import (
+    add_thread_note,
+    cause_of,
+    describe_indices,
+    not_stop_iteration,
+    noted_sample,
+)
+from .resume import WorkerState
+from .rows import is_torchs_collate, row_reader
+from .skipping import (
+    MISSING,
+    BadSample,
+    NoGoodSample,
+    Tries,
+    nothing_good,
+    too_many_in_a_row,
+)
+from .timing import END, timed, timed_sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..pipeline.hooks import TaskCell
-    from .random import SampleRandom
+    from .random import SampleRandom, StreamKey
+    from .skipping import Tolerance
 
-__all__ = ["BatchMaker", "EndOfIterable", "add_thread_note", "takes_batches", "timed"]
+__all__ = [
+    *("BatchMaker", "EndOfIterable"),
+    *("takes_batches", "takes_state"),
+]
+
+_logger = logging.getLogger("spdl_torch.data")
 
 
 class EndOfIterable(Exception):
@@ -43,68 +68,183 @@ class BatchMaker:
         auto_collation: bool,
         drop_last: bool,
         streams: SampleRandom | None = None,
-        epoch_seed: int = 0,
+        key: StreamKey | None = None,
+        resume: WorkerState | None = None,
+        tolerance: Tolerance | None = None,
         fetch_cell: TaskCell | None,
         collate_cell: TaskCell | None,
     ) -> None:
         self._dataset = dataset
         self._dataset_name = type(dataset).__name__
+        self._fetch_one = _one_of(dataset)
         self._collate_fn = collate_fn
+        # torch's own draws nothing: it need not be watched.
+        self._collates_aside = streams is not None and is_torchs_collate(collate_fn)
         self._drop_last = drop_last
-        self._streams = streams  # None: the caller's own generators, as torch with no workers
-        self._epoch_seed = epoch_seed
+        self._streams = streams if key is not None else None  # None: draws are left as they are
+        self._key = key
+        self._tolerance = tolerance  # None: an error of a sample is the batch's
+        self._auto_collation = auto_collation
+        self._bad: list[BadSample] = []  # of the batch
+        self._first = 0
+        self._is_collating = False
+        self._under_way: list[Any] = []  # without streams: the batch's samples so far
         self._fetch_cell = fetch_cell
         self._collate_cell = collate_cell
-        self._ended = False
-        self._iterator = iter(dataset) if iterable else None
+        self._ended = resume is not None and resume.ended
+        self._num_items = 0  # taken from an iterable, since the epoch began
+        if iterable and streams is not None and key is not None:
+            streams.begin_iterable(key)
+        self._iterator: Any = self._iterate(resume or WorkerState()) if iterable else None
+        self._rows = row_reader(dataset, collate_fn) if auto_collation and not iterable else None
+        self._rows = row_reader(dataset, collate_fn) if auto_collation and not iterable else None
         self._fetch: Callable[[Any], Any]
         if iterable:
             self._fetch = self._next_group if auto_collation else self._next_item
         elif not auto_collation:
-            self._fetch = self.sample
+            self._fetch = self.sample if tolerance is None else partial(self.sample_at, 0)
         elif takes_batches(dataset):
             self._fetch = self._in_one_call
         else:
-            self._fetch = self._one_by_one
+            self._fetch = self._one_by_one if self._rows is None else self._as_rows
 
-    def make(self, number: int, index: Any) -> Any:
-        """Batch ``number``, of ``index``. Raises: EndOfIterable, or what the user's code raises."""
-        if self._streams is not None and self._iterator is None:
-            self._streams.begin(self._epoch_seed, number)
-        return self.collate(self._fetch(index))
+    def make(self, first: int, index: Any) -> tuple[Any, Tries | None]:
+        """The batch of ``index``, whose first sample is at position ``first`` of the epoch, and
+        what it took to fetch it if samples may fail.
 
-    def sample_at(self, number: int, position: int, index: Any) -> Any:
-        """The sample at ``position`` of batch ``number``."""
+        Raises: EndOfIterable, NoGoodSample, or what the user's code raises.
+        """
+        self.begin(first if self._iterator is None else self._num_items)
+        samples, tries = self._fetch(index), None
+        if self._tolerance is not None:
+            try:
+                samples, tries = self.good_of(samples, self._bad)
+            except NoGoodSample:
+                self.forget_bad()
+                raise
+        batch = self.collate(samples)
+        self.forget_bad()
+        return batch, tries
+
+    def good_of(self, samples: Any, bad: list[BadSample]) -> tuple[Any, Tries]:
+        """What is to be collated of samples some of which failed.
+
+        Raises: NoGoodSample, with the tries.
+        """
+        num_good = 1
+        if self._auto_collation:
+            if bad:
+                samples = [sample for sample in samples if sample is not MISSING]
+            num_good = len(samples) if hasattr(samples, "__len__") else 1
+        elif samples is MISSING:
+            num_good = 0
+        tries = Tries.of(num_good, bad)
+        if bad and not num_good:
+            raise NoGoodSample(tries)
+        return samples, tries
+
+    def at_work(self, index: Any) -> str:
+        """What is done for the batch of ``index`` now, in words; for other threads to ask."""
+        if self._is_collating:
+            return "stage 'collate'"
+        if self._iterator is not None:
+            return f"stage 'fetch', item {self._num_items} of the iterator of {self._dataset_name}"
+        if not self._auto_collation:
+            return f"stage 'fetch', sample index {describe(index)}"
+        place = len(self._under_way) if self._streams is None else self._streams.place
+        if self._fetch == self._in_one_call or not 0 <= place < len(index):
+            return f"stage 'fetch', {describe_indices(index)}"
+        return f"stage 'fetch', sample index {describe(index[place])}"
+
+    def forget_bad(self) -> None:
+        """The batch that was begun has them: their errors may come to know the loop's frames."""
+        self._bad = []
+
+    def tries(self) -> Tries | None:
+        """Of a batch that came to nothing, once; None = no sample may fail."""
+        bad, self._bad = self._bad, []
+        return None if self._tolerance is None else Tries.of(0, bad)
+
+    def progress(self) -> WorkerState | None:
+        """Where an iterable stands behind the last batch; None for a map-style dataset."""
+        if self._iterator is None:
+            return None
+        at, ended = self._num_items, self._ended
+        if takes_state(self._iterator):
+            return WorkerState(num_items=at, ended=ended, state=self._iterator.state_dict())
+        if takes_state(self._dataset):
+            state = self._dataset.state_dict()
+            return WorkerState(num_items=at, ended=ended, state=state, of_dataset=True)
+        return WorkerState(num_items=at, ended=ended)
+
+    def _iterate(self, resume: WorkerState) -> Any:
+        """The iterable's items, from where it stood."""
+        if resume.of_dataset:
+            self._dataset.load_state_dict(resume.state)
+        iterator: Any = iter(self._dataset)
+        self._num_items = resume.num_items
+        if resume.state is None:
+            _pass_over(iterator, 0 if resume.ended else resume.num_items)
+        elif not resume.of_dataset:
+            iterator.load_state_dict(resume.state)
+        return iterator
+
+    def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
+        """On this thread, samples of the batch whose first is at ``first`` of the epoch follow.
+
+        ``bad``: where those that fail are noted, if several threads make the batch.
+        """
+        self._first, self._bad, self._is_collating = first, [] if bad is None else bad, False
+        if self._streams is not None and self._key is not None:
+            self._streams.begin(self._key, first)
+
+    def sample_at(self, place: int, index: Any) -> Any:
+        """The sample at ``place`` of the batch that was begun; MISSING: it failed and may."""
         if self._streams is not None:
-            self._streams.begin(self._epoch_seed, number)
-            self._streams.at(position)
-        return self.sample(index)
+            self._streams.at(place)
+        if self._tolerance is None:
+            return self.sample(index)
+        try:
+            return self.sample(index)
+        except Exception as error:
+            self._note_bad(place, index, error)
+        return self._instead_of(place, index)
 
     def sample(self, index: Any) -> Any:
         """One sample of a map-style dataset."""
         try:
-            return timed(self._fetch_cell, getitem, self._dataset, index)
+            return timed_sample(self._fetch_cell, self._fetch_one, index)
         except BaseException as error:
-            raise _noted(error, index) from _cause(error)
+            raise noted_sample(error, index) from cause_of(error)
 
     def collate(self, samples: Any) -> Any:
         """Samples as one batch."""
-        if self._streams is not None and self._iterator is None:
+        self._is_collating = True
+        if self._streams is not None:
             self._streams.at_collate()
         if self._collate_fn is default_collate:
             batch = getattr(samples, "collated", None)
             if batch is not None:
                 return batch  # the dataset wrote its samples into one batch already
         try:
+            if self._streams is not None and self._collates_aside:
+                return self._streams.aside(timed, self._collate_cell, self._collate_fn, samples)
             return timed(self._collate_cell, self._collate_fn, samples)
         except BaseException as error:
-            raised = _not_stop_iteration(error, "collate_fn")
+            raised = not_stop_iteration(error, "collate_fn")
             add_thread_note(raised, "in collate_fn", f"given {describe(samples)}")
-            raise raised from _cause(error)
+            raise raised from cause_of(error)
+
+    def _as_rows(self, index: Any) -> Any:
+        rows: Any = self._rows
+        numbers = rows.numbers(index)
+        if numbers is None:
+            return self._one_by_one(index)  # which says what sample is wrong, if one is
+        return timed(self._fetch_cell, rows.read, numbers, tasks=len(index))
 
     def _one_by_one(self, index: Any) -> list[Any]:
         indices = index if isinstance(index, list | tuple) else list(index)
-        samples: list[Any] = []
+        samples = self._under_way = []
         try:
             timed(
                 self._fetch_cell,
@@ -116,16 +256,62 @@ class BatchMaker:
                 tasks=len(indices),
             )
         except BaseException as error:
-            raise _noted(error, indices[len(samples)]) from _cause(error)
+            raised, place = noted_sample(error, indices[len(samples)]), len(samples)
+            self._under_way = []
+            if self._fetch_cell is not None:
+                self._fetch_cell.num_tasks += place
+            if self._tolerance is None or not isinstance(raised, Exception):
+                raise raised from cause_of(error)
+            self._note_bad(place, indices[place], raised)
+        if len(samples) < len(indices):
+            place = len(samples)
+            samples.append(self._instead_of(place, indices[place]))
+            samples += [self.sample_at(n, indices[n]) for n in range(place + 1, len(indices))]
+        self._under_way = []  # or the batch would stay alive while this thread waits
         return samples
 
     def _in_one_call(self, index: Any) -> Any:
         try:
             return timed(self._fetch_cell, self._dataset.__getitems__, index)
         except BaseException as error:
-            raised = _not_stop_iteration(error, "__getitems__")
-            add_thread_note(raised, f"in {self._dataset_name}.__getitems__", _indices(index))
-            raise raised from _cause(error)
+            raised = not_stop_iteration(error, "__getitems__")
+            tolerates = self._tolerance is not None and isinstance(raised, Exception)
+            if not tolerates or not isinstance(index, list | tuple):
+                add_thread_note(
+                    raised, f"in {self._dataset_name}.__getitems__", describe_indices(index)
+                )
+                raise raised from cause_of(error)
+        if self._fetch_cell is not None:  # its samples are counted now
+            self._fetch_cell.num_tasks -= 1
+            self._fetch_cell.num_failures -= 1
+        self._begin_streams(0)
+        return [self.sample_at(place, each) for place, each in enumerate(index)]
+
+    def _instead_of(self, place: int, index: Any) -> Any:
+        """What takes the place of a sample that failed; MISSING: nothing does.
+
+        It depends on the indices alone, and draws what the first one would have drawn.
+        """
+        tolerance = self._tolerance
+        assert tolerance is not None, "guaranteed by the callers: it is their branch"
+        if not tolerance.replaces:
+            return MISSING
+        for instead in tolerance.instead_of(index):
+            self._begin_streams(place)
+            try:
+                return self.sample(instead)
+            except Exception as error:
+                self._note_bad(place, instead, error)
+        raise nothing_good([each for each in self._bad if each.place == place])
+
+    def _begin_streams(self, place: int) -> None:
+        """Of the batch's samples anew: none of them has drawn anything."""
+        if self._streams is not None and self._key is not None:
+            self._streams.begin(self._key, self._first)
+            self._streams.at(place)
+
+    def _note_bad(self, place: int, key: Any, error: Exception) -> None:
+        self._bad.append(BadSample(place, key, error))
 
     def _next_group(self, index: Sequence[Any]) -> list[Any]:
         samples: list[Any] = []
@@ -139,36 +325,53 @@ class BatchMaker:
         return samples
 
     def _next_item(self, _: Any = None) -> Any:
+        """The next good item of the iterable."""
+        num_bad = 0
+        while True:
+            place = self._num_items - self._first
+            if self._streams is not None:
+                self._streams.at(place)
+            try:
+                return self._next_of_iterable()
+            except EndOfIterable:
+                if num_bad:
+                    _logger.warning(
+                        "DataLoader: the iterator of %s ended right behind an error that was "
+                        "skipped. If it reads from a generator, that ended there, and the rest "
+                        "of its data is lost.",
+                        self._dataset_name,
+                    )
+                raise
+            except Exception as error:
+                if self._tolerance is None:
+                    raise
+                if inspect.isgenerator(self._iterator):
+                    error.add_note(
+                        'on_error="skip" cannot go on behind it: a generator ends at its first '
+                        "error. Catch it inside, or return an iterator that has __next__."
+                    )
+                    raise
+                self._note_bad(place, self._num_items - 1, error)
+                num_bad += 1
+            if (failure := too_many_in_a_row(self._bad[-num_bad:])) is not None:
+                raise failure
+
+    def _next_of_iterable(self) -> Any:
         assert self._iterator is not None, "guaranteed by __init__: only iterables come here"
         if self._ended:
             raise EndOfIterable
         try:
-            item = timed(self._fetch_cell, next, self._iterator, _END)
+            item = timed_sample(self._fetch_cell, next, self._iterator, END)
         except BaseException as error:
+            if isinstance(error, Exception):  # an iterable that goes on has that item behind it
+                self._num_items += 1
             add_thread_note(error, f"in the iterator of {self._dataset_name}")
             raise
-        if item is _END:
+        if item is END:
             self._ended = True
             raise EndOfIterable
+        self._num_items += 1
         return item
-
-
-_END = object()
-
-
-def timed(cell: TaskCell | None, call: Callable[..., Any], *args: Any, tasks: int = 1) -> Any:
-    """``call(*args)``, its wall and CPU time on this thread counted in ``cell``."""
-    if cell is None:
-        return call(*args)
-    wall, cpu = perf_counter_ns(), thread_time_ns()
-    try:
-        result = call(*args)
-    except BaseException:
-        cell.add_failure(perf_counter_ns() - wall, thread_time_ns() - cpu)
-        raise
-    if result is not _END:
-        cell.add(perf_counter_ns() - wall, thread_time_ns() - cpu, tasks)
-    return result
 
 
 def _fetch_into(
@@ -180,6 +383,29 @@ def _fetch_into(
         raise StopIteration  # raised by the dataset, and taken by extend() for the end
 
 
+def _pass_over(iterator: Iterator[Any], count: int) -> None:
+    """Items, and errors that are taken for items."""
+    for _ in range(count):
+        try:
+            if next(iterator, END) is END:
+                return
+        except Exception:  # it was told of when the item's turn was
+            continue
+
+
+def _one_of(dataset: Any) -> Callable[[Any], Any]:
+    """How one sample of a map-style dataset is had; some have ``__getitems__`` alone."""
+    own = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
+    if own is Dataset.__getitem__ and hasattr(dataset, "__getitems__"):
+        return lambda index: dataset.__getitems__([index])[0]
+    return partial(getitem, dataset)
+
+
+def takes_state(each: Any) -> bool:
+    """Whether a dataset or an iterator keeps a state of its own."""
+    return all(callable(getattr(each, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
 def takes_batches(dataset: Any) -> bool:
     """Whether a whole batch comes by one call of ``__getitems__``, as torch's loader asks for it.
 
@@ -188,38 +414,3 @@ def takes_batches(dataset: Any) -> bool:
     if type(dataset) is Subset:
         return takes_batches(dataset.dataset)
     return bool(getattr(dataset, "__getitems__", None))
-
-
-def add_thread_note(error: BaseException, where: str, what: str = "") -> None:
-    """Say on the user's own exception where it happened, once, and on which worker thread."""
-    thread = threading.current_thread().name
-    note = f"{where} ({thread})" if thread.startswith("spdl-") else where
-    note = f"{note}, {what}" if what else note
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
-
-
-def _noted(error: BaseException, index: Any) -> BaseException:
-    error = _not_stop_iteration(error, f"dataset[{describe(index)}]")
-    add_thread_note(error, "in the dataset", f"sample index {describe(index)}")
-    return error
-
-
-def _not_stop_iteration(error: BaseException, where: str) -> BaseException:
-    """StopIteration would end the trainer's loop early and in silence; torch lets it."""
-    if isinstance(error, StopIteration):
-        return RuntimeError(
-            f"{where} raised StopIteration, which would end the epoch early. A map-style dataset "
-            "ends by its length; raise IndexError or another error for a bad index."
-        )
-    return error
-
-
-def _cause(error: BaseException) -> BaseException | None:
-    """``raise ... from`` this keeps what the user's own ``raise ... from`` said."""
-    return error if isinstance(error, StopIteration) else error.__cause__
-
-
-def _indices(index: Any) -> str:
-    text = ", ".join(map(describe, list(index)[:8]))
-    return f"indices [{text}{', ...' if len(index) > 8 else ''}]"

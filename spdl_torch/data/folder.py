@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torchvision.datasets
 
+from spdl_torch.io._image.codec import check_codec, image_codec
 from spdl_torch.io._image.decode import decode_image, to_pil
 from spdl_torch.io._image.images import image_loader, load_planned
 from spdl_torch.io._image.kernel import is_compiled
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from spdl_torch.io._image.codec import Codec
     from spdl_torch.io._image.kernel import Plan
 
 __all__ = ["CollatedSamples", "ImageFolder"]
@@ -64,6 +66,9 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
     Random numbers are drawn as torchvision draws them: ``dataset[i]`` with the same random state
     has the same crop and flip, and pixels within one level (of 255) of Pillow's.
 
+    ``codec`` is that of :func:`spdl_torch.io.load_image_batch`: with libjpeg-turbo, a random crop
+    is all that is decoded of a JPEG. Neither samples nor random numbers depend on it.
+
     Raises (on access): DecodeError: a file cannot be decoded; OSError: it cannot be read.
     """
 
@@ -83,7 +88,11 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
         loader: Callable[[str], Any] = load_pil_image,
         is_valid_file: Callable[[str], bool] | None = None,
         allow_empty: bool = False,
+        *,
+        codec: Codec = "auto",
     ) -> None:
+        check_codec(codec, "ImageFolder")
+        self.codec: Codec = codec
         super().__init__(
             root,
             transform=transform,
@@ -113,6 +122,16 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
                     samples.append(self[index])
             return samples
         return self._load(indices, recipe, self.sample_context)
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """What a loader's report says of the dataset: which library decodes."""
+        if self.loader is not load_pil_image and self.loader is not image_loader:
+            return ()
+        recipe = self._recipe()
+        library = image_codec(self.codec)
+        if recipe is None or not recipe.crops_first or library == "torchvision":
+            return ("fetch: JPEGs are decoded whole, by torchvision.",)
+        return (f"fetch: of JPEGs only the part in the crop is decoded, by {library}.",)
 
     def _recipe(self) -> Recipe | None:
         """The recipe in the present transform; not kept, because users replace transforms."""
@@ -145,7 +164,8 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
                 return recipe.plan(height, width)
 
         paths, targets = zip(*[self.samples[index] for index in indices], strict=True)
-        images = recipe.finish(load_planned(paths, plan, recipe.height, recipe.width))
+        pictures = load_planned(paths, plan, recipe.height, recipe.width, codec=self.codec)
+        images = recipe.finish(pictures)
         samples = CollatedSamples()
         for k, (image, target) in enumerate(zip(images, targets, strict=True)):
             with stream(k):

@@ -7,49 +7,57 @@ torch's order, and by which Lightning recognises an iterator that must not be pi
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory as _torch_pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..observe.report import make_report
 from ..pipeline.hooks import StageInfo, TaskStatsHook
-from ..pipeline.stats import PipelineStats, QueueCounters, StageStats, queue_stats, task_stats
+from ..pipeline.patience import told_when_long
+from ..pipeline.recorder import FlightRecorder
 from ._device import open_device_stage
+from .auto_workers import LoaderTuner
+from .epoch_iterator import EpochIterator
 from .fetch import BatchMaker, EndOfIterable
-from .jobs import Exhausted, Failed
-from .workers import LoadSpec, WorkerPool
+from .figures import InlineFigures
+from .jobs import Exhausted, Failed, NoBatch
+from .load_spec import LoadSpec
+from .random import (
+    SampleRandom,
+    lent,
+    takes_streams,
+)
+from .skipping import NoGoodSample, Tries
+from .timing import record_parts
+from .workers import WorkerPool
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-    from ..observe.report import Report
+    from .dataloader import DataLoader
+    from .figures import Figures
+    from .isolation.pool import ProcessPool
 
     Device = torch.device | str | int | None
 
-__all__ = ["Figures", "InlineIterator", "ThreadIterator"]
+__all__ = ["InlineIterator", "ThreadIterator"]
 
 
-class Figures(Protocol):
-    """What a loader measures: readable during an epoch, and of the last one after it."""
+_logger = logging.getLogger("spdl_torch.data")
 
-    def stats(self) -> PipelineStats:
-        """The figures alone."""
-        ...
-
-    def report(self) -> Report:
-        """With the probes' readings and the verdict, which cost more."""
-        ...
+_NO_BATCH = object()
+_NO_STREAMS: AbstractContextManager[Any] = nullcontext()
 
 
-class InlineIterator(_BaseDataLoaderIter):
+class InlineIterator(EpochIterator):
     """``num_workers=0``: batches are made on the trainer's thread when they are asked for."""
 
-    def __init__(self, loader: DataLoader[Any], device: Device, *, stats: bool) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], device: Device, *, stats: bool, pipeline_number: int
+    ) -> None:
         super().__init__(loader)
         if self._timeout > 0:
             raise AssertionError(
@@ -60,42 +68,104 @@ class InlineIterator(_BaseDataLoaderIter):
             TaskStatsHook(StageInfo(0, n, s)) for n, s in ((1, "fetch"), (2, "collate"))
         ]
         self._device_stage = open_device_stage(device, stats=stats)
-        self._maker = BatchMaker(
-            self._dataset,
-            self._collate_fn,
-            iterable=isinstance(self._dataset, IterableDataset),
-            auto_collation=self._auto_collation,
-            drop_last=self._drop_last,
-            fetch_cell=self._stages[0].new_cell() if stats else None,
-            collate_cell=self._stages[1].new_cell() if stats else None,
-        )
+        recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
+        self._recorder = recorder
+        self._figures = InlineFigures(self._stages, recorder)
+        self._figures.skipped = self._skipped
+        weakref.finalize(self, self._figures.end).atexit = False
+        self._ring = recorder.new_consumer_ring(0)
+        cells = [stage.new_cell() if stats else None for stage in self._stages]
+        record_parts(self._ring, fetch=cells[0], collate=cells[1])
+        # Without streams, what user code draws comes from the process's generators.
+        self._streams = SampleRandom(self._epoch_seed) if loader.rng == "sample" else None
+        self._borrowers = takes_streams(self._dataset)
+        with self._own_streams():
+            self._maker = BatchMaker(
+                self._dataset,
+                self._collate_fn,
+                iterable=isinstance(self._dataset, IterableDataset),
+                auto_collation=self._auto_collation,
+                drop_last=self._drop_last,
+                streams=self._streams,
+                key=self._stream_key(),
+                resume=next(iter(self._progress.workers), None),
+                tolerance=self._tolerance(loader),
+                fetch_cell=cells[0],
+                collate_cell=cells[1],
+            )
         if self._device_stage is not None:
             self._stages.append(self._device_stage.hook)
 
     def _next_data(self) -> Any:
-        index = next(self._sampler_iter)
-        try:
-            batch = self._maker.make(self._num_yielded, index)
-        except EndOfIterable:
-            raise StopIteration from None
+        self._ring.ask(())
+        while True:
+            batch, tries = self._make_next()
+            is_empty = batch is _NO_BATCH
+            failure = self._failure_of(tries, self._num_taken - 1, empty=is_empty)
+            if failure is not None:
+                raise failure
+            if not is_empty:
+                break
         if self._pin_memory:
             batch = _pinned(batch, self._pin_memory_device)
-        stage = self._device_stage
-        return batch if stage is None else stage.move(batch, self._num_yielded)
+        if self._device_stage is not None:
+            batch = self._device_stage.move(batch, self._num_yielded)
+        self._ring.got(self._num_yielded)
+        return batch
+
+    def _make_next(self) -> tuple[Any, Tries | None]:
+        try:
+            index, first = self._take_index()
+            with self._own_streams():
+                batch, tries = self._maker.make(first, index)
+        except (EndOfIterable, StopIteration):
+            state = self._maker.progress()
+            if state is not None:
+                self._progress.ended(0, state)
+            self._progress.finished = True
+            self._ring.end()
+            self._figures.end()
+            failure = self._failure_of(self._maker.tries(), self._num_taken, empty=False)
+            raise (failure or self._failure_at_end() or StopIteration) from None
+        except NoGoodSample as nothing:
+            batch, tries = _NO_BATCH, nothing.args[0]
+        except Exception:  # not Ctrl-C: who resumes behind that makes the batch again
+            self._failure_of(self._maker.tries(), self._num_taken, empty=False)  # which is told
+            self._note()  # an error in place of a batch counts as handed out
+            raise
+        self._note()
+        for each in () if tries is None else tries.bad:
+            self._recorder.failed("fetch", self._num_taken - 1, each.error)
+        return batch, tries
+
+    def _note(self) -> None:
+        state = self._maker.progress()
+        if state is not None:
+            self._progress.handed_by(0, state)
+        else:
+            self._progress.handed(self._num_taken - 1)
+
+    def _own_streams(self) -> AbstractContextManager[Any]:
+        """While user code runs; what runs between batches is the trainer's."""
+        if self._streams is None:
+            return _NO_STREAMS
+        return lent(self._borrowers, self._streams) if self._borrowers else self._streams
 
     def figures(self) -> Figures:
         """Reads the figures, also after the end, without keeping this iterator alive."""
-        return _InlineFigures(self._stages)
+        return self._figures
 
 
-class ThreadIterator(_BaseDataLoaderIter):
+class ThreadIterator(EpochIterator):
     """Batches made by threads ahead of the trainer, received in torch's order.
 
     The sampler is pulled here, on the trainer's thread, where torch pulls it: for
     ``prefetch_factor * num_workers`` batches at ``iter()``, then for one at each ``next()``.
     """
 
-    def __init__(self, loader: DataLoader[Any], device: Device, *, stats: bool) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], device: Device, *, stats: bool, pipeline_number: int
+    ) -> None:
         super().__init__(loader)
         assert loader.prefetch_factor is not None, "set by torch for num_workers > 0"
         self._max_outstanding = loader.prefetch_factor * loader.num_workers
@@ -103,17 +173,30 @@ class ThreadIterator(_BaseDataLoaderIter):
             raise AssertionError(
                 f"DataLoader: prefetch_factor must be >= 1, got {loader.prefetch_factor}."
             )
+        self._in_order = loader.in_order
         self._iterable = isinstance(self._dataset, IterableDataset)
-        self._pool = WorkerPool(
-            self._load_spec(loader, stats), open_device_stage(device, stats=stats)
+        open_pool: Any = WorkerPool
+        if loader.isolation == "process":
+            from .isolation.pool import ProcessPool  # torch.multiprocessing, and a child, only then
+
+            open_pool = partial(ProcessPool, context=loader.multiprocessing_context)
+        self._pool: WorkerPool | ProcessPool = open_pool(
+            self._load_spec(loader, stats, pipeline_number),
+            self._stream_key(),
+            self._progress.workers,
+            open_device_stage(device, stats=stats),
         )
+        self._pool.figures.skipped = self._skipped
+        self._tuner = None
+        if loader.is_tuned:
+            self._tuner = LoaderTuner(loader, loader.tuning_state(), self._pool)
         # The pool knows nothing of this object: dropping it (Lightning's way to end a loader)
         # stops the threads.
         self._finalizer = weakref.finalize(self, self._pool.request_stop)
         self._finalizer.atexit = False  # at exit the pool's thread group stops and joins them
         self._prime()
 
-    def _load_spec(self, loader: DataLoader[Any], stats: bool) -> LoadSpec:
+    def _load_spec(self, loader: DataLoader[Any], stats: bool, pipeline_number: int) -> LoadSpec:
         pin = partial(_pinned, device=self._pin_memory_device) if self._pin_memory else None
         return LoadSpec(
             dataset=self._dataset,
@@ -125,16 +208,24 @@ class ThreadIterator(_BaseDataLoaderIter):
             max_outstanding=self._max_outstanding,
             in_order=loader.in_order,
             stats=stats,
-            base_seed=int(self._base_seed),
+            base_seed=self._epoch_seed,
+            stream_per_sample=loader.rng == "sample",
+            is_seeded=loader.seed is not None,
             worker_init_fn=loader.worker_init_fn,
             finalize=pin,
+            pipeline_number=pipeline_number,
+            tolerance=self._tolerance(loader),
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
+            most_workers=loader.tuning_state().tuner().bounds.threads if loader.is_tuned else None,
         )
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Another epoch of a persistent loader; what is still outstanding is dropped."""
         super()._reset(loader, first_iter)
-        self._pool.restart()
+        self._pool.restart(self._stream_key(), self._progress.workers)
+        self._pool.figures.skipped = self._skipped
+        if self._tuner is not None:
+            self._tuner.begin()
         self._prime()
 
     def _prime(self) -> None:
@@ -143,14 +234,26 @@ class ThreadIterator(_BaseDataLoaderIter):
         # Iterables: which worker has job n, and who has not ended yet. As in torch, a job that
         # was given to a worker behind its end is passed over.
         self._worker_of: dict[int, int] = {}
-        self._active = set(range(self._num_workers))
-        self._turns = itertools.cycle(range(self._num_workers))
-        for _ in range(self._max_outstanding):
+        self._taken_of: dict[int, int] = {}  # map-style: the number of job n in the sampler's order
+        numbers = range(self._num_workers)
+        workers, first = self._progress.workers, self._progress.next_worker
+        self._active = {n for n in numbers if not workers or not workers[n].ended}
+        self._turns = itertools.cycle([*numbers[first:], *numbers[:first]])
+        self._submit_more()
+
+    def _submit_more(self) -> None:
+        """As many as there is room for: one for each that was received, as long as that stays."""
+        if self._tuner is not None:
+            self._max_outstanding = self._tuner.max_outstanding
+        while self._num_submitted - self._num_received < self._max_outstanding:
+            num_submitted = self._num_submitted
             self._submit_next()
+            if self._num_submitted == num_submitted:
+                return
 
     def _submit_next(self) -> None:
         try:
-            index = next(self._sampler_iter)
+            index, first = self._take_index()
         except StopIteration:
             return
         if not self._active:
@@ -158,22 +261,34 @@ class ThreadIterator(_BaseDataLoaderIter):
         worker = next(w for w in self._turns if w in self._active)
         if self._iterable:
             self._worker_of[self._num_submitted] = worker
-        self._pool.submit(self._num_submitted, index, worker)
+        else:
+            self._taken_of[self._num_submitted] = self._num_taken - 1
+        self._pool.submit(self._num_submitted, index, worker, first)
         self._num_submitted += 1
 
     def _next_data(self) -> Any:
         while self._num_received < self._num_submitted:
             result = self._receive()
             self._num_received += 1
-            if isinstance(result, Exhausted):
-                self._active.discard(self._worker_of[result.number])
-                self._submit_next()
-                continue
-            self._submit_next()
-            return result
-        if not self._persistent_workers:
+            self._note(result)
+            if self._tuner is not None:
+                self._tuner.after(getattr(result, "batch", None))
+            self._submit_more()
+            is_empty = isinstance(result, NoBatch)
+            failure = self._failure_of(result.tries, result.number, empty=is_empty)
+            if failure is not None and not isinstance(result, Failed):
+                return Failed(result.number, failure)
+            if not is_empty and not isinstance(result, Exhausted):
+                return result
+        self._progress.finished = True
+        if self._tuner is not None:
+            self._tuner.end()
+        failure = self._failure_at_end()
+        if self._persistent_workers:
+            self._pool.figures.end()
+        else:
             self._pool.stop()
-        raise StopIteration
+        raise failure or StopIteration
 
     def __next__(self) -> Any:
         result = super().__next__()
@@ -185,52 +300,41 @@ class ThreadIterator(_BaseDataLoaderIter):
             raise error
         return result.batch
 
+    def _note(self, result: Any) -> None:
+        """What the trainer is given now is what a state of this moment says."""
+        if not self._iterable:
+            self._progress.handed(self._taken_of.pop(result.number))
+            return
+        worker = self._worker_of.pop(result.number)
+        is_end = isinstance(result, Exhausted)
+        if is_end:
+            self._active.discard(worker)
+        if result.progress is not None:
+            note = self._progress.ended if is_end else self._progress.handed_by
+            note(worker, result.progress)
+
     def _receive(self) -> Any:
+        if not self._timeout:
+            return told_when_long(self._pool.get, self._tell_stall)
         try:
-            return self._pool.get(self._timeout or None)
+            return self._pool.get(self._timeout)
         except TimeoutError:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+            at_work = self._at_work()
+        raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds. {at_work}")
+
+    def _tell_stall(self, seconds: float) -> None:
+        _logger.warning(
+            "DataLoader: the loop has waited %g s for a batch. %s", seconds, self._at_work()
+        )
+
+    def _at_work(self) -> str:
+        awaited = self._num_received if self._in_order else None
+        which = "Any batch" if awaited is None else f"Batch {awaited}"
+        return f"{which} is awaited. {self._pool.at_work(awaited)}"
 
     def figures(self) -> Figures:
         """Reads this epoch's figures, also after its end, without keeping this iterator alive."""
-        return self._pool
-
-
-class _InlineFigures:
-    """Figures of the stages; the trainer waits for all of their time."""
-
-    def __init__(self, stages: list[TaskStatsHook]) -> None:
-        self._stages = stages
-
-    def stats(self) -> PipelineStats:
-        return _inline_stats(self._stages)
-
-    def report(self) -> Report:
-        return make_report(self.stats(), pooled=("fetch", "collate"))
-
-
-def _inline_stats(stages: list[TaskStatsHook]) -> PipelineStats:
-    readings = [stage.counters() for stage in stages]
-    elapsed_ns = max(1, readings[0].elapsed_ns)
-    rows = (
-        StageStats(
-            name=hook.info.stage_name,
-            concurrency=1,
-            tasks=task_stats(tasks),
-            queue=queue_stats(QueueCounters()),
-            num_dropped=0,
-            busy_ratio=tasks.busy_ns / elapsed_ns,
-            wait_in_ratio=0.0,
-            wait_out_ratio=0.0,
-        )
-        for hook, tasks in zip(stages, readings, strict=True)
-    )
-    waited_ns = sum(tasks.busy_ns for tasks in readings)
-    return PipelineStats(
-        elapsed=elapsed_ns / 1e9,
-        consumer_wait_ratio=min(1.0, waited_ns / elapsed_ns),
-        stages=tuple(rows),
-    )
+        return self._pool.figures
 
 
 def _pinned(batch: Any, device: str | None) -> Any:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..observe.probes import ProbeCounters
     from ..pipeline.channel import Channel
+    from ..pipeline.recorder import ConsumerRing, FlightRecorder
     from ..pipeline.stats import TaskCounters
+    from .random import StreamKey
+    from .resume import WorkerState
+    from .skipping import BadSample, Tries
 
-__all__ = ["Epoch", "Exhausted", "Failed", "Job", "Loaded", "Result"]
+__all__ = ["Epoch", "Exhausted", "Failed", "Job", "Loaded", "NoBatch", "Result"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,19 @@ class Loaded:
 
     number: int
     batch: Any
+    progress: WorkerState | None = None
+    """Of the worker's iterable, behind this batch; None = map-style."""
+    tries: Tries | None = None
+    """None = no sample may fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoBatch:
+    """None of the batch's samples was good."""
+
+    number: int
+    tries: Tries
+    progress: WorkerState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +47,8 @@ class Failed:
 
     number: int
     error: BaseException
+    progress: WorkerState | None = None
+    tries: Tries | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +56,29 @@ class Exhausted:
     """This worker's iterable has ended."""
 
     number: int
+    progress: WorkerState | None = None
+    tries: Tries | None = None
 
 
-Result = Loaded | Failed | Exhausted
+Result = Loaded | Failed | Exhausted | NoBatch
 
 
 class Job:
     """One batch to make; if shared, also which of its samples are taken, done or failed."""
 
-    __slots__ = ("_done", "_next", "errors", "first_error", "index", "number", "samples", "shared")
+    __slots__ = (
+        *("_done", "_next", "bad", "errors", "first", "first_error", "index", "number", "samples"),
+        "shared",
+    )
 
-    def __init__(self, number: int, index: Any, *, shared: bool) -> None:
+    def __init__(self, number: int, index: Any, first: int, *, shared: bool) -> None:
         self.number = number
+        self.first = first  # the position of its first sample in the epoch
         self.index = index
         self.shared = shared
         self.samples: list[Any] = [None] * len(index) if shared else []
         self.errors: dict[int, BaseException] = {}
+        self.bad: list[BadSample] = []  # those that are tolerated
         self.first_error = len(index) if shared else 0
         self._next = itertools.count()  # a step is one C call, so it is atomic
         self._done = itertools.count(1)
@@ -70,17 +98,28 @@ class Epoch:
     """The queues of one pass. Another pass gets new ones, so nothing stale can reach it."""
 
     jobs: tuple[Channel[Job], ...]
-    """One for all workers, or one each where every worker has an iterable of its own."""
+    """One for all workers, or one each where they take turns."""
     results: Channel[Result]
     """What the workers made."""
     outlet: Channel[Result]
     """What the trainer takes: the results, or behind them what was sent to its device."""
     in_order: bool
-    seed: int
+    key: StreamKey
+    workers: Sequence[WorkerState]
+    """How far each worker's iterable is to go before its first batch; () = map-style."""
     fetch_before: TaskCounters
     collate_before: TaskCounters
     transfer_before: TaskCounters
     probes_before: ProbeCounters
+    recorder: FlightRecorder
+    consumer: ConsumerRing
+    """The trainer's."""
+
+    def key_of(self, worker: int) -> StreamKey:
+        """Workers with iterables of their own count their items each for itself."""
+        if not self.workers:
+            return self.key
+        return replace(self.key, num_replicas=len(self.workers), rank=worker)
 
     def jobs_of(self, worker: int) -> Channel[Job]:
         return self.jobs[worker % len(self.jobs)]
@@ -92,7 +131,13 @@ class Epoch:
         else:
             self.results.put(result)
 
+    def record_bad(self, result: Result) -> None:
+        """Keep the moment of samples that failed and are left out."""
+        for each in () if result.tries is None else result.tries.bad:
+            self.recorder.failed("fetch", result.number, each.error)
+
     def close(self) -> None:
+        self.consumer.end()
         for jobs in self.jobs:
             jobs.close()
         self.results.close()

@@ -26,7 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["acting_as_worker", "own_copy", "rebound"]
+__all__ = ["acting_as_worker", "own_copy", "rebound", "use_one_intra_op_thread"]
 
 _logger = logging.getLogger("spdl_torch.data")
 _install_lock = threading.Lock()
@@ -60,6 +60,14 @@ def rebound(function: Callable[..., Any], dataset: Any, own: Any) -> Callable[..
     if isinstance(function, types.MethodType) and function.__self__ is dataset:
         return types.MethodType(function.__func__, own)
     return function
+
+
+def use_one_intra_op_thread() -> None:
+    """On this thread: workers do not each start a team of them."""
+    torch.set_num_threads(1)
+    # torch applies its process-wide setting to a thread at the thread's first look at it: let
+    # that happen now, before the trainer's setting is put back.
+    torch.get_num_threads()
 
 
 _TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvision's convention

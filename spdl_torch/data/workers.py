@@ -10,48 +10,50 @@ Nothing here refers to the iterator that the trainer holds, so that dropping it 
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import PipelineStopped
-from ..observe.probes import (
-    join_probing,
-    probe_counters,
-    probes_between,
-    start_probing,
-    stop_probing,
-)
-from ..observe.report import Report, make_report
-from ..pipeline.channel import Channel, ChannelClosed
+from ..observe.probes import join_probing, probe_counters, start_probing, stop_probing
+from ..pipeline.channel import Channel, ChannelClosed, Dismissed
 from ..pipeline.hooks import StageInfo, TaskStatsHook
-from ..pipeline.stats import (
-    PipelineStats,
-    QueuePerfStats,
-    StageStats,
-    TaskCounters,
-    queue_stats,
-    task_stats,
-)
+from ..pipeline.recorder import FlightRecorder
+from ..pipeline.stats import TaskCounters
 from ..pipeline.threads import ThreadGroup
+from ..pipeline.timeline import Outcome
 from ._device import AHEAD
-from .fetch import BatchMaker, EndOfIterable, add_thread_note, takes_batches
-from .jobs import Epoch, Exhausted, Failed, Job, Loaded, Result
-from .random import SampleRandom, process_generators_kept
-from .worker_info import acting_as_worker, own_copy, rebound
+from .broken import Broken
+from .desks import Desk, describe_desks
+from .fetch import BatchMaker, EndOfIterable
+from .figures import PoolFigures
+from .generators import process_generators_kept
+from .jobs import Epoch, Exhausted, Failed, Job, Loaded, NoBatch, Result
+from .notes import add_thread_note
+from .random import SampleRandom, StreamKey, takes_streams
+from .skipping import NoGoodSample
+from .timing import record_parts
+from .worker_info import acting_as_worker, own_copy, rebound, use_one_intra_op_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ..pipeline.recorder import Ring
     from ._device import DeviceStage
+    from .load_spec import LoadSpec
+    from .resume import WorkerState
 
-__all__ = ["LoadSpec", "WorkerPool"]
+__all__ = ["WorkerPool"]
+
+_logger = logging.getLogger("spdl_torch.data")
 
 # Below this time for a whole batch, waking other threads costs more than they gain (a wake-up
 # takes 10 to 50 µs, measured), so one thread makes the batch alone.
@@ -59,34 +61,11 @@ _SHARE_ABOVE_NS = 1_000_000
 
 _JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
 
+_NOTHING_LEFT = Exhausted(-1)  # the others took all samples of a shared job
+
+_TRANSFER = -1  # in place of a worker's number
+
 _MAX_EPOCHS_WAITING = 1_000  # resets of a persistent loader before its workers look again
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadSpec:
-    """What the workers need to know of the loader, as it was when iteration began."""
-
-    dataset: Any
-    iterable: bool
-    auto_collation: bool
-    collate_fn: Callable[[Any], Any]
-    drop_last: bool
-    num_workers: int
-    max_outstanding: int
-    """Jobs given out and not yet received: ``prefetch_factor * num_workers``."""
-    in_order: bool
-    base_seed: int
-    worker_init_fn: Callable[[int], None] | None
-    stats: bool
-    finalize: Callable[[Any], Any] | None
-    """Applied to every batch by the thread that made it (pinning); None = nothing to do."""
-    device_index: int | None
-    """The accelerator that is current on the trainer's thread; None = none is in use."""
-
-    @property
-    def shares_jobs(self) -> bool:
-        """Whether several threads can work on one batch."""
-        return self.auto_collation and not self.iterable and not takes_batches(self.dataset)
 
 
 class WorkerPool:
@@ -97,71 +76,133 @@ class WorkerPool:
     waits for that, for a bounded time.
     """
 
-    def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
+    def __init__(
+        self,
+        spec: LoadSpec,
+        key: StreamKey,
+        workers: Sequence[WorkerState] = (),
+        device_stage: DeviceStage | None = None,
+    ) -> None:
         self._spec = spec
+        self._shares_jobs = spec.shares_jobs
         self._device_stage = device_stage
         self._pid = os.getpid()
         self._threads = ThreadGroup(self.request_stop)
+        self._desks = [Desk() for _ in range(spec.told_workers)]
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
-        self._num_epochs = 0
         self._init_errors: dict[int, BaseException] = {}
+        self._is_whole = True  # no worker has left because it could not start
         self._sample_ns = 0.0  # of the last batch; the workers write, the trainer's thread reads
-        # One for each worker and, last, one for the owner of the way to the device.
-        self._epochs = tuple(
-            Channel[Epoch](_MAX_EPOCHS_WAITING)
-            for _ in range(spec.num_workers + (device_stage is not None))
-        )
-        self._last_report = make_report(
-            PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
+        # One for each worker that there is, and one for the owner of the way to the device.
+        self._epochs = {n: Channel[Epoch](_MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
+        if device_stage is not None:
+            self._epochs[_TRANSFER] = Channel(_MAX_EPOCHS_WAITING)
+        self.figures = PoolFigures(
+            self._fetch_stats,
+            self._collate_stats,
+            None if device_stage is None else device_stage.hook,
         )
         self._is_probing = spec.stats
         if spec.stats:
             start_probing()
-        self._epoch: Epoch | None = self._begin_epoch()
+        self._epoch: Epoch | None = self._begin_epoch(key, workers)
         self._start_threads()
 
     # -- the trainer's thread ------------------------------------------------------------------
 
-    def submit(self, number: int, index: Any, worker: int) -> None:
-        """Give out a job: to ``worker``, or to whoever is free where all share one queue."""
+    def submit(self, number: int, index: Any, worker: int, first: int) -> None:
+        """Give out a job: to ``worker``, or to whoever is free where all share one queue.
+
+        ``first`` is the position of its first sample in the epoch.
+        """
         epoch, hands = self._running(), self._hands_for(index)
-        job = Job(number, index, shared=hands > 1)
+        job = Job(number, index, first, shared=hands > 1)
         for _ in range(hands):
             epoch.jobs_of(worker).put(job)
 
     def get(self, timeout: float | None) -> Result:
         """The next result, in order if the spec says so. Raises: TimeoutError."""
-        result = self._running().outlet.get(timeout)
+        epoch = self._running()
+        epoch.consumer.ask(epoch.outlet)
+        result = epoch.outlet.get(timeout)
+        epoch.consumer.got(result.number)
         # Another thread may have made the batch that torch would give to this worker first.
         error = self._init_errors.pop(result.number, None)
         if error is not None:
             return Failed(result.number, error)
         return result if self._device_stage is None else self._device_stage.hand_over(result)
 
-    def restart(self) -> None:
+    def resize(self, num_workers: int, max_outstanding: int) -> int:
+        """Work on so many threads from now on, where all take from one queue; returns how many
+        there are. Those that join are waited for; those too many leave before another job. If
+        ``worker_init_fn`` fails on one, it leaves again, the log tells, and their number stays.
+        """
+        epoch, more = self._running(), num_workers - self._spec.num_workers
+        assert not self._spec.has_turns, "guaranteed by the iterator"
+        if not self._is_whole or max_outstanding < 1:
+            return self._spec.num_workers
+        jobs = epoch.jobs[0]
+        jobs.grow(max_outstanding * num_workers)
+        epoch.results.grow(max_outstanding)
+        self._set_size(num_workers, max_outstanding)
+        if more < 0:
+            jobs.dismiss(-more)
+            return num_workers
+        free = (n for n in range(self._spec.told_workers) if n not in self._epochs)
+        joining = tuple(itertools.islice(free, more - jobs.recall(more)))
+        for number in joining:
+            self._epochs[number] = Channel(_MAX_EPOCHS_WAITING)
+            self._epochs[number].put(epoch)
+        if joining:
+            self._start_threads(joining)
+        if not self._is_whole:
+            errors = [self._init_errors.pop(n) for n in joining if n in self._init_errors]
+            _logger.warning("DataLoader: %d workers left again", len(errors), exc_info=errors[0])
+            self._set_size(num_workers - len(errors), max_outstanding)
+        return self._spec.num_workers
+
+    def _set_size(self, num_workers: int, max_outstanding: int) -> None:
+        spec = self._spec
+        self._spec = replace(spec, num_workers=num_workers, max_outstanding=max_outstanding)
+        self.figures.workers.change(num_workers)
+
+    def at_work(self, awaited: int | None) -> str:
+        """What the threads do, in words; ``awaited``: the batch that the trainer waits for."""
+        return describe_desks(self._desks, self._threads.threads(), awaited)
+
+    def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
         """Begin another epoch on the same threads; what is outstanding is dropped."""
+        leaving = self._running().jobs[0].recall(self._spec.told_workers)
+        self.interrupt()
+        self._epoch = epoch = self._begin_epoch(key, workers)
+        epoch.jobs[0].dismiss(leaving)  # who has not left yet
+
+    def interrupt(self) -> None:
+        """Drop what is outstanding, so that who waits in ``get`` goes on; ``restart`` follows."""
         self._running().close()
-        self._epoch = self._begin_epoch()
 
     def request_stop(self) -> None:
         """End every wait and with it the threads. Never blocks; safe in a finalizer."""
         if not self.in_this_process:
             return  # a forked child has no threads to stop, and perhaps locks that nobody holds
-        epoch, self._last_report = self._epoch, self.report()
-        if epoch is not None:
-            epoch.close()
-        is_probing, self._is_probing = self._is_probing, False
-        if is_probing:
-            stop_probing()
-        self._epoch = None  # batches that nobody will take are freed, whoever keeps the pool
-        for channel in self._epochs:
-            channel.close()
+        epoch = self._epoch
+        try:
+            self.figures.end()
+        finally:  # whatever becomes of the figures
+            if epoch is not None:
+                epoch.close()
+            is_probing, self._is_probing = self._is_probing, False
+            if is_probing:
+                stop_probing()
+            self._epoch = None  # batches that nobody will take are freed, whoever keeps the pool
+            for channel in tuple(self._epochs.values()):
+                channel.close()
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = _JOIN_SECONDS) -> None:
         """``request_stop`` and wait for the threads, which have nothing left to do."""
         self.request_stop()
-        self._threads.join(_JOIN_SECONDS)
+        self._threads.join(timeout)
         join_probing(_JOIN_SECONDS)
 
     def _running(self) -> Epoch:
@@ -178,109 +219,65 @@ class WorkerPool:
         """False in a forked child: the threads stayed in the parent."""
         return os.getpid() == self._pid
 
-    def stats(self) -> PipelineStats:
-        """Figures of this epoch or, when the threads have ended, of the last one."""
-        epoch = self._epoch
-        return self._last_report.stats if epoch is None else self._stats(epoch)
-
-    def report(self) -> Report:
-        """What holds training back in this epoch or, when the threads have ended, did in the
-        last one.
-        """
-        epoch = self._epoch
-        if epoch is None:
-            return self._last_report
-        probes = probes_between(epoch.probes_before, probe_counters())
-        return make_report(self._stats(epoch), probes, pooled=("fetch", "collate"))
-
-    def _stats(self, epoch: Epoch) -> PipelineStats:
-        results, outlet = epoch.results.counters(), epoch.outlet.counters()
-        ready = queue_stats(results)
-        jobs_wait_ns = sum(channel.counters().get_wait[0] for channel in epoch.jobs)
-        fetch = self._fetch_stats.counters().since(epoch.fetch_before)
-        collate = self._collate_stats.counters().since(epoch.collate_before)
-        stages = [
-            self._stage_stats("fetch", fetch, ready, jobs_wait_ns),
-            self._stage_stats("collate", collate, ready, jobs_wait_ns),
-        ]
-        if self._device_stage is not None:
-            lap = self._device_stage.hook.counters().since(epoch.transfer_before)
-            waits_ns = results.get_wait[0], outlet.put_wait[0]
-            stages.append(self._stage_stats("transfer", lap, queue_stats(outlet), *waits_ns))
-        return PipelineStats(
-            elapsed=fetch.elapsed_ns / 1e9,
-            consumer_wait_ratio=min(1.0, outlet.get_wait[0] / max(1, outlet.elapsed_ns)),
-            stages=tuple(stages),
-        )
-
-    def _stage_stats(
-        self,
-        name: str,
-        lap: TaskCounters,
-        queue: QueuePerfStats,
-        wait_in_ns: int,
-        wait_out_ns: int = 0,
-    ) -> StageStats:
-        num_threads = 1 if name == "transfer" else self._spec.num_workers
-        thread_ns = max(1, lap.elapsed_ns * num_threads)
-        return StageStats(
-            name=name,
-            concurrency=num_threads,
-            tasks=task_stats(lap),
-            queue=queue,
-            num_dropped=0,
-            busy_ratio=min(1.0, lap.busy_ns / thread_ns),
-            wait_in_ratio=min(1.0, wait_in_ns / thread_ns),
-            wait_out_ratio=min(1.0, wait_out_ns / thread_ns),
-        )
-
     def _hands_for(self, index: Any) -> int:
         """How many workers shall work on a batch: all, or one if it is too small to share."""
-        if not self._spec.shares_jobs or not isinstance(index, list | tuple):
+        if not self._shares_jobs or not isinstance(index, list | tuple):
             return 1
         if 0 < self._sample_ns * len(index) < _SHARE_ABOVE_NS:
             return 1
         return max(1, min(self._spec.num_workers, len(index)))
 
-    def _begin_epoch(self) -> Epoch:
+    def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
         spec = self._spec
-        self._num_epochs += 1
         results = Channel[Result](spec.max_outstanding)
         stage = self._device_stage
+        recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
+        recorder.belongs_to(self.figures)
+        outlet = results if stage is None else Channel[Result](AHEAD)
         epoch = Epoch(
             # A job stands in its queue once for every worker that is to help with it.
             tuple(
                 Channel[Job](spec.max_outstanding * spec.num_workers)
-                for _ in range(spec.num_workers if spec.iterable else 1)
+                for _ in range(spec.num_workers if spec.has_turns else 1)
             ),
             results,
-            results if stage is None else Channel[Result](AHEAD),
+            outlet,
             spec.in_order,
-            # torch draws a base seed only once for a persistent loader; its epochs must differ.
-            spec.base_seed + self._num_epochs,
+            key,
+            tuple(workers),
             self._fetch_stats.counters(),
             self._collate_stats.counters(),
             TaskCounters() if stage is None else stage.hook.counters(),
             probe_counters(),
+            recorder,
+            recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
-        for channel in self._epochs:
-            channel.put(epoch)
+        self.figures.begin(epoch)
+        recorder.add_queue(0, "jobs", epoch.jobs[0].capacity)
+        recorder.add_queue(1, "batches", results.capacity)
+        if stage is not None:
+            recorder.add_queue(2, "device batches", epoch.outlet.capacity)
+        for epochs in tuple(self._epochs.values()):
+            epochs.put(epoch)
         return epoch
 
-    def _start_threads(self) -> None:
+    def _start_threads(self, more: Sequence[int] = ()) -> None:
+        """All, or some more workers; waits until they are ready."""
         # set_num_threads(1) in a worker also changes what later threads start with, and the
         # trainer's own setting if that was never used: read it first, put it back at the end.
         intra_op = torch.get_num_threads()
         ready = threading.Semaphore(0)
+        numbers = more or tuple(self._epochs)
         try:
             with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
-                for number in range(self._spec.num_workers):
-                    target = partial(self._run_worker, number, ready)
-                    self._threads.spawn(f"loader-{number}", target)
-                if self._device_stage is not None:
-                    target = partial(self._run_transfer, self._device_stage, ready)
-                    self._threads.spawn("transfer", target)
-                for _ in self._epochs:
+                for number in numbers:
+                    if number == _TRANSFER and self._device_stage is not None:
+                        target = partial(self._run_transfer, self._device_stage, ready)
+                        self._threads.spawn("transfer", target)
+                    else:
+                        target = partial(self._run_worker, number, ready)
+                        self._threads.spawn(f"loader-{number}", target)
+                for _ in numbers:
                     ready.acquire()
         finally:
             torch.set_num_threads(intra_op)
@@ -288,17 +285,20 @@ class WorkerPool:
     # -- the owner of the way to the device ----------------------------------------------------
 
     def _run_transfer(self, stage: DeviceStage, ready: threading.Semaphore) -> None:
-        _use_one_intra_op_thread()
+        use_one_intra_op_thread()
         ready.release()
-        stage.run(self._epochs[-1])
+        stage.run(self._epochs[_TRANSFER])
 
     # -- the worker threads --------------------------------------------------------------------
 
     def _run_worker(self, number: int, ready: threading.Semaphore) -> None:
         spec = self._spec
-        _use_one_intra_op_thread()
-        dataset, streams = own_copy(spec.dataset), SampleRandom(spec.base_seed + number)
-        _offer_streams(dataset, streams)
+        use_one_intra_op_thread()
+        dataset, streams = own_copy(spec.dataset), SampleRandom(spec.base_seed, number)
+        for each in takes_streams(dataset) if spec.stream_per_sample else ():
+            each.sample_context = streams.sample_context
+        fetch_cell = self._fetch_stats.new_cell() if spec.stats else None
+        collate_cell = self._collate_stats.new_cell() if spec.stats else None
         make_batches = partial(
             BatchMaker,
             dataset,
@@ -307,24 +307,39 @@ class WorkerPool:
             auto_collation=spec.auto_collation,
             drop_last=spec.drop_last,
             streams=streams,
-            fetch_cell=self._fetch_stats.new_cell() if spec.stats else None,
-            collate_cell=self._collate_stats.new_cell() if spec.stats else None,
+            tolerance=spec.tolerance,
+            fetch_cell=fetch_cell,
+            collate_cell=collate_cell,
         )
-        with acting_as_worker(number, spec.num_workers, spec.base_seed, dataset), streams:
+        self._desks[number].thread = threading.current_thread()
+        with acting_as_worker(number, spec.told_workers, spec.base_seed, dataset), streams:
             broken = self._init_worker(number, dataset)
             # Where all share one queue, the workers that could start do the work; if none could,
             # the last one to find out stays, to fail the jobs. Decided before the trainer goes on.
-            leave = broken and not spec.iterable and len(self._init_errors) < spec.num_workers
+            leave = broken and not spec.has_turns and len(self._init_errors) < spec.num_workers
             ready.release()
+            begun = False
             while not leave:
                 try:
                     epoch = self._epochs[number].get()
-                    made = partial(make_batches, epoch_seed=epoch.seed)
-                    self._work(epoch, epoch.jobs_of(number), made, broken)
+                    if begun and spec.is_seeded:
+                        streams.begin_worker(epoch.key.epoch_seed)
+                    begun = True
+                    ring = epoch.recorder.new_ring("worker", 1, number)
+                    record_parts(ring, fetch=fetch_cell, collate=collate_cell)
+                    made = partial(
+                        make_batches,
+                        key=epoch.key_of(number) if spec.stream_per_sample else None,
+                        resume=epoch.workers[number] if spec.iterable else None,
+                    )
+                    self._work(epoch, number, ring, made, broken)
                 except ChannelClosed:
                     leave = self._epochs[number].closed
+                except Dismissed:
+                    leave = True
+        self._epochs.pop(number, None)  # last: the number may be given again
 
-    def _init_worker(self, number: int, dataset: Any) -> _Broken | None:
+    def _init_worker(self, number: int, dataset: Any) -> Broken | None:
         try:
             if self._spec.device_index is not None:
                 torch.accelerator.set_device_index(self._spec.device_index)
@@ -333,99 +348,103 @@ class WorkerPool:
         except BaseException as error:
             add_thread_note(error, f"in worker_init_fn({number})")
             self._init_errors[number] = error
-            return _Broken(error, raised=True)
+            self._is_whole = False
+            return Broken(error, raised=True)
         return None
 
     def _work(
         self,
         epoch: Epoch,
-        jobs: Channel[Job],
+        worker: int,
+        ring: Ring,
         make_batches: Callable[[], BatchMaker],
-        broken: _Broken | None,
+        broken: Broken | None,
     ) -> None:
         """One epoch; ends by ChannelClosed. An error in setting up comes in place of batches."""
-        maker: BatchMaker | _Broken
+        maker: BatchMaker | Broken
+        jobs, desk = epoch.jobs_of(worker), self._desks[worker]
+        desk.maker = None
         try:
             maker = broken or make_batches()
+            desk.maker = maker if isinstance(maker, BatchMaker) else None
         except BaseException as error:
             add_thread_note(error, f"in iter({type(self._spec.dataset).__name__})")
-            maker = _Broken(error)
+            maker = Broken(error)
+        since_ns = ring.begin()
         while True:
             job = jobs.get()
+            started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
+            desk.since_ns, desk.job = started_ns, job
             result = self._help(maker, job) if job.shared else self._make(maker, job)
+            desk.job = None
+            if result is _NOTHING_LEFT:
+                # Nor may it keep the job: an error there has the loop's frames, these the
+                # iterator, and the iterator this thread.
+                del job
+                continue
+            ended_ns, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
+            output = -1 if result is None else number
             if result is not None:
                 epoch.deliver(result)
+            outcome = Outcome.PASSED
+            if isinstance(result, Failed):
+                outcome = Outcome.FAILED
+                epoch.recorder.failed("worker", number, result.error)
+            if result is not None:
+                epoch.record_bad(result)
             del job, result  # or the last batch would stay alive while this thread waits
+            done_ns = perf_counter_ns()
+            if done_ns - since_ns >= ring.shortest_ns:
+                ring.add(
+                    *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
+                    *(jobs, epoch.results, outcome),
+                )
+            since_ns = done_ns
 
-    def _make(self, maker: BatchMaker | _Broken, job: Job) -> Result:
+    def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:
         started_ns = perf_counter_ns()
         try:
-            batch = maker.make(job.number, job.index)
-            if self._spec.shares_jobs:
+            batch, tries = maker.make(job.first, job.index)
+            if self._shares_jobs:
                 self._sample_ns = (perf_counter_ns() - started_ns) / max(1, len(job.index))
-            return Loaded(job.number, self._finalize(batch))
+            return Loaded(job.number, self._finalize(batch), maker.progress(), tries)
+        except NoGoodSample as nothing:
+            return NoBatch(job.number, nothing.args[0], maker.progress())
         except EndOfIterable:
-            return Exhausted(job.number)
+            return Exhausted(job.number, maker.progress(), maker.tries())
         except BaseException as error:  # SystemExit too: the trainer waits for an answer
-            return Failed(job.number, error)
+            return Failed(job.number, error, maker.progress(), maker.tries())
 
-    def _help(self, maker: BatchMaker | _Broken, job: Job) -> Result | None:
+    def _help(self, maker: BatchMaker | Broken, job: Job) -> Result | None:
         """Take samples of a shared job until none is left; the result if this was the last."""
         last, taken, started_ns = False, 0, perf_counter_ns()
+        maker.begin(job.first, job.bad)
         while (position := job.take()) is not None:
             if position < job.first_error:  # torch fetches nothing behind a batch's first error
                 try:
-                    job.samples[position] = maker.sample_at(
-                        job.number, position, job.index[position]
-                    )
+                    job.samples[position] = maker.sample_at(position, job.index[position])
                 except BaseException as error:
                     job.errors[position] = error
                     job.first_error = min(job.first_error, position)
             taken += 1
             last = job.finish_one()
-        if taken:
-            self._sample_ns = (perf_counter_ns() - started_ns) / taken
+        maker.forget_bad()
+        if not taken:
+            return _NOTHING_LEFT
+        self._sample_ns = (perf_counter_ns() - started_ns) / taken
         if not last:
             return None
         if job.errors:
             return Failed(job.number, job.errors[min(job.errors)])
+        samples, tries = job.samples, None
         try:
-            return Loaded(job.number, self._finalize(maker.collate(job.samples)))
+            if self._spec.tolerance is not None:
+                samples, tries = maker.good_of(samples, job.bad)
+            return Loaded(job.number, self._finalize(maker.collate(samples)), None, tries)
+        except NoGoodSample as nothing:
+            return NoBatch(job.number, nothing.args[0])
         except BaseException as error:
             return Failed(job.number, error)
 
     def _finalize(self, batch: Any) -> Any:
         return batch if self._spec.finalize is None else self._spec.finalize(batch)
-
-
-def _use_one_intra_op_thread() -> None:
-    torch.set_num_threads(1)
-    # torch applies its process-wide setting to a thread at the thread's first look at it: let
-    # that happen now, before the trainer's setting is put back.
-    torch.get_num_threads()
-
-
-def _offer_streams(dataset: Any, streams: SampleRandom) -> None:
-    """A dataset that makes whole batches, and says so, draws for each sample from its stream."""
-    while dataset is not None:
-        if hasattr(type(dataset), "sample_context"):
-            dataset.sample_context = streams.sample_context
-        dataset = getattr(dataset, "dataset", None)  # torch's Subset and its kin pass lists on
-
-
-class _Broken:
-    """Stands for a BatchMaker that could not be made: raises the reason once, then what it was.
-
-    Once, because the error that the trainer gets refers to the trainer's frames, perhaps to the
-    iterator: a thread that kept it would keep itself alive.
-    """
-
-    def __init__(self, error: BaseException, *, raised: bool = False) -> None:
-        self._error: BaseException | None = None if raised else error
-        self._reason = f"{type(error).__name__}: {error}"
-
-    def make(self, *_: Any) -> Any:
-        error, self._error = self._error, None
-        raise error or RuntimeError(f"DataLoader: this worker could not start, {self._reason}")
-
-    sample_at = collate = make

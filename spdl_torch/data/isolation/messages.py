@@ -1,0 +1,88 @@
+"""What passes between the trainer and the loading process; small, whatever the size of a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..jobs import Result
+    from ..random import StreamKey
+    from ..resume import WorkerState
+    from .portable import Portable
+
+__all__ = ["Answer", "Ask", "Fatal", "Free", "LogLine", "Reply", "Restart", "Span", "Submit"]
+
+
+class Submit(NamedTuple):
+    """To the child: make a batch. The fields are ``WorkerPool.submit``'s."""
+
+    number: int
+    index: Any
+    worker: int
+    first: int
+    freed: tuple[int, ...]
+    """Slabs that no tensor of the trainer views any more."""
+
+
+class Restart(NamedTuple):
+    """To the child: begin another epoch; what is outstanding is dropped."""
+
+    epoch: int
+    key: StreamKey
+    workers: Sequence[WorkerState]
+
+
+class Free(NamedTuple):
+    """To the child: these slabs may be written again."""
+
+    slabs: tuple[int, ...]
+
+
+class Ask(NamedTuple):
+    """To the child: what do you say to this? A ``Reply`` follows."""
+
+    question: str
+    """``at_work`` or ``timeline``."""
+    argument: Any = None
+
+
+class Span(NamedTuple):
+    """A part of a slab, in bytes."""
+
+    offset: int
+    size: int
+
+
+class Answer(NamedTuple):
+    """From the child: what came of a job. A batch is a ``Packed`` here."""
+
+    epoch: int
+    result: Result
+    retired: tuple[int, ...]
+    """Slabs that will not be used again, because they were too small."""
+    readings: bytes | None
+    """The pickle of a ``Readings``, opened when somebody asks; None = as told last."""
+
+
+class Reply(NamedTuple):
+    """From the child."""
+
+    question: str
+    value: Any
+
+
+class LogLine(NamedTuple):
+    """From the child: what one of our loggers said there."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class Fatal(NamedTuple):
+    """From the child, its last word: why it cannot go on."""
+
+    what: str
+    error: Portable

@@ -1,0 +1,88 @@
+"""Where two nested values differ, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["first_difference", "path_of_difference"]
+
+
+def first_difference(expected: list[list[Any]], got: list[list[Any]]) -> str | None:
+    """Which batch of which epoch differs, and where in it; None: none does."""
+    for epoch, (ours, theirs) in enumerate(zip(expected, got, strict=True)):
+        for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+            path = path_of_difference(a, b)
+            if path is not None:
+                return f"epoch {epoch}, batch {number} differs{path}"
+        if len(ours) != len(theirs):
+            return f"epoch {epoch} has {len(theirs)} batches in place of {len(ours)}"
+    return None
+
+
+def path_of_difference(a: Any, b: Any) -> str | None:
+    """Where two nested values differ, as `` at [0][3]``; None: they are equal, bit by bit."""
+    if type(a) is not type(b):
+        return f": {type(b).__name__} in place of {type(a).__name__}"
+    if isinstance(a, torch.Tensor):
+        return _tensors_differ(a, b)
+    if isinstance(a, np.ndarray) and a.dtype == object:
+        a, b = a.tolist(), b.tolist()
+    if isinstance(a, np.ndarray):
+        same_kind = (a.dtype, a.shape) == (b.dtype, b.shape)
+        if not same_kind:
+            return f": {b.dtype}{list(b.shape)} in place of {a.dtype}{list(a.shape)}"
+        rows = enumerate(zip(np.atleast_1d(a), np.atleast_1d(b), strict=True))
+        return _at(next((i for i, (x, y) in rows if x.tobytes() != y.tobytes()), None))
+    if isinstance(a, Mapping):
+        if list(a) != list(b):
+            return f": the keys are {list(b)} in place of {list(a)}"
+        return _nested((f"[{key!r}]", a[key], b[key]) for key in a)
+    if isinstance(a, Sequence) and not isinstance(a, str | bytes):
+        if len(a) != len(b):
+            return f": {len(b)} elements in place of {len(a)}"
+        return _nested((f"[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b, strict=True)))
+    kind: Any = type(a)
+    if is_dataclass(a) or (kind.__eq__ is object.__eq__ and hasattr(a, "__dict__")):
+        return _nested((f".{name}", *values) for name, *values in _attributes(a, b))
+    return None if a == b or (a != a and b != b) else f": {b!r} in place of {a!r}"
+
+
+def _attributes(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    names = [field.name for field in fields(a)] if is_dataclass(a) else list(vars(a))
+    return [(name, getattr(a, name), getattr(b, name, None)) for name in names]
+
+
+def _nested(parts: Iterable[Any]) -> str | None:
+    for step, a, b in parts:
+        path = path_of_difference(a, b)
+        if path is not None:
+            inner = path.removeprefix(" at ")
+            return f" at {step}{inner}"
+    return None
+
+
+def _tensors_differ(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return f": {b.dtype}{list(b.shape)} in place of {a.dtype}{list(a.shape)}"
+    ours, theirs = (t.detach().cpu().contiguous() for t in (a, b))
+    if a.ndim == 0:
+        return None if _bits(ours) == _bits(theirs) else f": {b.item()!r} in place of {a.item()!r}"
+    if _bits(ours) == _bits(theirs):
+        return None
+    return _at(next(i for i in range(len(ours)) if _bits(ours[i]) != _bits(theirs[i])))
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def _at(index: int | None) -> str | None:
+    return None if index is None else f" at [{index}]"

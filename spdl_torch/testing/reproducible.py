@@ -1,0 +1,105 @@
+"""The same bits for any number of threads."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ._differences import first_difference
+from ._generators import States, generators_kept, seed_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["assert_reproducible"]
+
+
+def assert_reproducible(
+    make_loader: Callable[[int], Iterable[Any]],
+    *,
+    num_workers: Sequence[int] = (0, 1, 2, 7),
+    num_epochs: int = 2,
+    num_batches: int | None = None,
+    seed: int = 0,
+) -> None:
+    """Check that a loader yields the same bits for any number of threads.
+
+    ``make_loader(n)`` returns a new loader with ``num_workers=n``. Before it is called, torch's
+    global generator is seeded with ``seed``, and those of ``random`` and ``numpy.random`` with
+    another seed each time, so that a draw from them is found out also where threads happen to keep
+    the order. (Not if the sampler draws from them: then with the same.) All three are put back.
+
+    Args:
+        make_loader: called once for each of ``num_workers`` and once for the sampler alone.
+        num_workers: numbers of threads to compare with the first of them.
+        num_epochs: how often each loader is iterated.
+        num_batches: of each epoch; None = all. Those of one loader are kept in memory.
+        seed: of the order, and of the streams unless the loader has a seed of its own.
+    Raises: AssertionError: which batch and sample differs, and the likely reason.
+        ValueError: fewer than two numbers of workers.
+    """
+    if len(num_workers) < 2:
+        raise ValueError(
+            f"assert_reproducible: num_workers must be two numbers or more, got {num_workers!r}. "
+            "There is nothing to compare."
+        )
+
+    def batches(loader: Iterable[Any]) -> list[list[Any]]:
+        return [list(islice(loader, num_batches)) for _ in range(num_epochs)]
+
+    with generators_kept(), warnings.catch_warnings():
+        # More threads than cores are wanted here.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        seed_all(seed, 0)
+        drawn_by_sampler = _drawn_by_sampler(make_loader(num_workers[0]), num_batches)
+        expected: list[list[Any]] = []
+        for run, workers in enumerate(num_workers):
+            seed_all(seed, 0 if drawn_by_sampler else run)
+            loader, before = make_loader(workers), States.now()
+            got = batches(loader)
+            if run == 0:
+                expected = got
+                continue
+            difference = first_difference(expected, got)
+            if difference is not None:
+                drawn = before.changed() - drawn_by_sampler
+                raise AssertionError(
+                    f"assert_reproducible: num_workers={workers} must give the same batches as "
+                    f"num_workers={num_workers[0]}, but {difference}. {_reason(loader, drawn)}"
+                )
+
+
+_IMPORTED_BY_NAME = {
+    "random": "as `from random import random` or `getrandbits` does, when it runs before the "
+    "loader starts. Call `random.random()`",
+    "numpy.random": "as a name imported from numpy.random does, when that runs before the loader "
+    "starts, and scipy's and scikit-learn's `random_state=None`. Call `np.random.<name>()`, or "
+    "pass a generator that is seeded from torch.randint()",
+}
+
+
+def _reason(loader: Any, drawn: set[str]) -> str:
+    if getattr(loader, "rng", "sample") == "worker":
+        return 'rng="worker" deals streams out to workers. Leave it out.'
+    if drawn:
+        return " ".join(
+            f"While loading, something drew from the process's generator of {name}, "
+            f"{_IMPORTED_BY_NAME[name]}."
+            for name in sorted(drawn)
+        )
+    return (
+        "Nothing was drawn from the process's generators of random and numpy.random. Look for "
+        "generators without a seed (np.random.default_rng()), dropout, draws on an accelerator "
+        "or in threads of the dataset's own, and for state that one sample leaves to the next."
+    )
+
+
+def _drawn_by_sampler(loader: Any, num_batches: int | None) -> set[str]:
+    """Which generators the order comes from: those may be drawn from."""
+    before = States.now()
+    sampler = getattr(loader, "_index_sampler", ())  # torch's attribute for the one it pulls
+    if hasattr(sampler, "__len__"):  # an iterable dataset's never ends
+        for _ in islice(sampler, num_batches):
+            pass
+    return before.changed()

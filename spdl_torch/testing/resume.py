@@ -1,0 +1,136 @@
+"""The exact next batch from every state of a loader."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._differences import first_difference
+from ._generators import generator_states, generators_kept, seed_all, set_generator_states
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["assert_resume_exact"]
+
+_NUM_RESUMES = 3  # in one epoch, one after the other
+
+
+def assert_resume_exact(
+    make_loader: Callable[[], Any],
+    *,
+    num_epochs: int = 2,
+    make_resumed: Callable[[], Any] | None = None,
+    seed: int = 0,
+) -> None:
+    """Check that a loader goes on at the exact next batch from each of its states.
+
+    A loader runs undisturbed for ``num_epochs``; its state is taken before the first batch, behind
+    every batch and behind every epoch, and goes through JSON and ``torch.load(weights_only=True)``.
+    From every state another loader goes on: the rest of its epoch and the epochs behind it must be
+    those of the undisturbed run. Last, one epoch is broken off and resumed three times.
+
+    torch's, Python's and numpy's global generators are seeded with ``seed`` in the beginning, set
+    to what they were when a state was taken, as a trainer does, and put back in the end.
+
+    Args:
+        make_loader: returns a new loader, a ``spdl_torch.DataLoader`` or anything that has
+            ``state_dict()`` and ``load_state_dict()``. Give each its own ``generator``, if any.
+        num_epochs: of the undisturbed run. Its batches are kept in memory.
+        make_resumed: of the loaders that go on; None = ``make_loader``. Another number of threads
+            must make no difference.
+        seed: see above.
+    Raises: AssertionError: from which state, and which batch and sample differs.
+    """
+    make_resumed = make_resumed or make_loader
+    with generators_kept(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        seed_all(seed, 0)
+        epochs, snapshots = _undisturbed(make_loader(), num_epochs)
+        for snapshot in snapshots:
+            set_generator_states(snapshot.generators)
+            loader = make_resumed()
+            loader.load_state_dict(snapshot.state)
+            got = [list(loader) for _ in range(snapshot.epoch, num_epochs)]
+            if got:
+                expected = [epochs[snapshot.epoch][snapshot.position :]]
+                expected += epochs[snapshot.epoch + 1 :]
+                _compare(expected, got, f"resumed {snapshot}")
+        seed_all(seed, 0)
+        _compare(
+            epochs[:1],
+            [_in_pieces(make_loader(), make_resumed, len(epochs[0]))],
+            f"resumed {_NUM_RESUMES} times in one epoch",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    epoch: int
+    position: int
+    state: Any
+    generators: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"in epoch {self.epoch} behind batch {self.position}"
+
+
+def _undisturbed(loader: Any, num_epochs: int) -> tuple[list[list[Any]], list[_Snapshot]]:
+    epochs: list[list[Any]] = []
+    snapshots = [_snapshot(loader, 0, 0)]
+    for epoch in range(num_epochs):
+        batches: list[Any] = []
+        for batch in loader:
+            batches.append(batch)
+            snapshots.append(_snapshot(loader, epoch, len(batches)))
+        epochs.append(batches)
+        snapshots.append(_snapshot(loader, epoch + 1, 0))
+    return epochs, snapshots
+
+
+def _snapshot(loader: Any, epoch: int, position: int) -> _Snapshot:
+    return _Snapshot(epoch, position, _stored(loader.state_dict()), generator_states())
+
+
+def _stored(state: Any) -> Any:
+    """What comes back from a checkpoint."""
+    try:
+        state = json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise AssertionError(
+            f"assert_resume_exact: a state must be made of what JSON can hold: {error}. A "
+            "dataset's or sampler's own state_dict() is part of it."
+        ) from error
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def _in_pieces(loader: Any, make_resumed: Callable[[], Any], num_batches: int) -> list[Any]:
+    """One epoch that is broken off and resumed again and again."""
+    batches: list[Any] = []
+    piece = max(1, num_batches // (_NUM_RESUMES + 1))
+    for _ in range(_NUM_RESUMES):
+        batches += islice(loader, piece)
+        state, generators = _stored(loader.state_dict()), generator_states()
+        loader = make_resumed()
+        set_generator_states(generators)
+        loader.load_state_dict(state)
+    return batches + list(loader)
+
+
+def _compare(expected: list[list[Any]], got: list[list[Any]], how: str) -> None:
+    difference = first_difference(expected, got)
+    if difference is not None:
+        raise AssertionError(
+            f"assert_resume_exact: {how}, {difference}; epochs and batches are counted from there. "
+            "Look for a sampler or an iterable that draws from what nobody restores, or that keeps "
+            "a position and has no state_dict()."
+        )

@@ -1,0 +1,232 @@
+"""Datasets and functions for the loading process, which imports this module and not the tests."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+
+class Coded(Exception):
+    """Has arguments that are no text, and survives pickling."""
+
+    def __init__(self, code, where):
+        super().__init__(code, where)
+        self.code = code
+
+
+class Unportable(Exception):
+    """Cannot be rebuilt: its arguments are not what its class takes."""
+
+    def __init__(self, code, where):
+        super().__init__(f"{code} at {where}")
+
+
+def image_of(index, side=80):
+    """What every dataset here has at ``index``: large enough for shared memory."""
+    return torch.full((3, side, side), float(index)) + torch.rand(3, side, side)
+
+
+class Images(Dataset):
+    """Draws from all three generators."""
+
+    def __init__(self, length=24):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        draws = torch.tensor([random.random(), np.random.rand()], dtype=torch.float64)
+        return {"image": image_of(index), "index": index, "name": f"#{index}", "draws": draws}
+
+
+class BulkImages(Images):
+    """The whole batch in one call."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class ImageStream(IterableDataset):
+    """Divides itself among the workers."""
+
+    def __init__(self, length=24):
+        self.length = length
+
+    def __iter__(self):
+        info = get_worker_info()
+        for index in range(info.id, self.length, info.num_workers):
+            yield {"image": image_of(index), "index": index, "worker": info.id}
+
+
+class StatefulStream(IterableDataset):
+    """Keeps its own state: how far it is."""
+
+    def __init__(self, length=24):
+        self.length = length
+        self.next_item = None
+
+    def __iter__(self):
+        info = get_worker_info()
+        item = info.id if self.next_item is None else self.next_item
+        while item < self.length:
+            self.next_item = item + info.num_workers
+            yield torch.tensor([item, int(torch.randint(10**9, ()))])
+            item += info.num_workers
+        self.next_item = None
+
+    def state_dict(self):
+        return {"next_item": self.next_item}
+
+    def load_state_dict(self, state):
+        self.next_item = state["next_item"]
+
+
+class Failing(Images):
+    """Raises where ``bad`` says so."""
+
+    def __init__(self, bad, length=12):
+        super().__init__(length)
+        self.bad = bad
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            kind = self.bad[index]
+            if kind is KeyError:
+                raise Coded(index, "here") from KeyError(f"key {index}")
+            raise kind(index, "here")
+        return super().__getitem__(index)
+
+
+class Sized(Dataset):
+    """A sample of ``sizes[index]`` floats, all of them ``index``."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, index):
+        return torch.full((self.sizes[index],), float(index))
+
+
+class WhoAmI(Dataset):
+    """Tells where it runs."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return os.getpid(), os.getppid(), threading.current_thread().name, info.num_workers, info.id
+
+
+class Waiting(Dataset):
+    """Sample ``held`` tells its process through a named pipe and then waits for ever."""
+
+    def __init__(self, path, held=5):
+        self.path = str(path)
+        self.held = held
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        if index == self.held:
+            with open(self.path, "w", encoding="utf-8") as file:  # waits for a reader
+                file.write(str(os.getpid()))
+            threading.Event().wait()
+        return image_of(index)
+
+
+class Crashing(Dataset):
+    """Ends its process at sample 5."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        if index == 5:
+            if isinstance(self.how, int):
+                os.kill(os.getpid(), self.how)
+                threading.Event().wait()  # the signal may be another thread's
+            os._exit(3)
+        return index
+
+
+class Unreadable:
+    """Is pickled, and cannot be unpickled."""
+
+    def __len__(self):
+        return 4
+
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def _refuse():
+    raise ValueError("this file is not mounted here")
+
+
+class Environment(Dataset):
+    """Shows a variable of its process's environment."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return os.environ.get("SPDL_TORCH_TEST", "none"), os.environ.get("RANK", "none")
+
+
+class Holder(Dataset):
+    """Has an attribute."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+
+def as_list(samples):
+    """Keep samples apart."""
+    return samples
+
+
+def unpicklable_batch(samples):
+    """A batch that cannot leave its process."""
+    return lambda: samples
+
+
+def set_counter(number):
+    """A worker_init_fn whose effect the dataset shows."""
+    get_worker_info().dataset.tag = f"worker {number}"
+
+
+class Tagged(Dataset):
+    """Shows what worker_init_fn did."""
+
+    tag = "none"
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.tag
+
+
+def failing_init(number):
+    """A worker_init_fn that raises."""
+    raise Coded(number, "init")

@@ -1,0 +1,324 @@
+"""What test_distributed.py runs as several ranks: ``python _ranks.py PROGRAM FOLDER [OPTION...]``.
+
+Each rank writes what it saw to a file of its own in FOLDER.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.utils.data as torch_data
+
+import spdl_torch
+from spdl_torch.data.sampling import DistributedSampler
+from spdl_torch.pipeline import PipelineBuilder
+
+NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 22, 3, 2
+TAILS = ("drop", "pad", "uneven")
+LOADERS = {"torch": torch_data.DataLoader, "ours": spdl_torch.DataLoader}
+GLOBAL_BATCH, NUM_STEPS = 8, 6
+
+
+def sampler_of(data, **options):
+    """A sampler that asks for its rank."""
+    return DistributedSampler(data, seed=3, **options)
+
+
+def numbers_of(batches):
+    """What a loader gave, as plain numbers."""
+    return [batch.tolist() for batch in batches]
+
+
+def pipeline_of(length, **options):
+    """A pipeline of batches of numbers."""
+    builder = PipelineBuilder().add_source(range(length)).aggregate(BATCH_SIZE)
+    return spdl_torch.PipelineDataset(
+        builder.pipe(torch.tensor, output_order="input").add_sink(), **options
+    )
+
+
+def write(folder, rank, value):
+    """For the test to read."""
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(value))
+
+
+def join_group():
+    """A group of processes that does not wait for ever."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=40))
+    dist.barrier()  # gloo fails where another one is gone before all are connected
+    return dist.get_rank(), dist.get_world_size()
+
+
+def shares(folder):
+    """Every tail with both loaders, two epochs; and an evaluation that counts each sample once."""
+    torch.set_num_threads(1)
+    made_before = sampler_of(range(NUM_SAMPLES))
+    rank, _ = join_group()
+    seen = {"rank": [made_before.rank, made_before.num_replicas]}
+    data = range(NUM_SAMPLES + 1)  # divides by neither 2 nor 4
+    for tail, name in itertools.product(TAILS, LOADERS):
+        sampler = sampler_of(data, tail=tail)
+        loader = LOADERS[name](data, batch_size=BATCH_SIZE, sampler=sampler, num_workers=1)
+        for epoch in range(NUM_EPOCHS):
+            sampler.set_epoch(epoch)
+            seen[f"{tail} {name} {epoch}"] = numbers_of(loader)
+    for tail in TAILS:
+        seen[f"{tail} pipeline"] = numbers_of(pipeline_of(len(data), tail=tail))
+    seen["evaluated"] = evaluate(data)
+    write(folder, rank, seen)
+    dist.destroy_process_group()
+
+
+def evaluate(data):
+    """The sum and number of all samples, in steps that all ranks make together."""
+    sampler = sampler_of(data, shuffle=False, tail="pad")
+    loader = spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, sampler=sampler, num_workers=1)
+    totals = torch.zeros(2)
+    for number, batch in enumerate(loader):
+        dist.barrier()  # as a model that is spread over the ranks would
+        valid = batch[: sampler.num_valid(number, BATCH_SIZE)]
+        totals += torch.tensor([valid.sum(), len(valid)])
+    dist.all_reduce(totals)
+    return totals.tolist()
+
+
+def train(folder, stop_after, kill_at):
+    """Steps in common, a checkpoint after each; ends after some, or loses a rank to kill -9."""
+    torch.set_num_threads(1)
+    folder = Path(folder)
+    rank, world = join_group()
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    data = range(NUM_STEPS * GLOBAL_BATCH + 3)
+    sampler = sampler_of(data)
+    loader = spdl_torch.DataLoader(
+        data, batch_size=GLOBAL_BATCH // world, sampler=sampler, num_workers=1, drop_last=True
+    )
+    checkpoint = folder / "checkpoint.pt"
+    first_epoch, step = 0, 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        loader.load_state_dict(saved["loader"])
+        first_epoch, step = saved["epoch"], saved["step"]
+    for epoch in range(first_epoch, NUM_EPOCHS):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            if int(kill_at) == step and attempt == 0 and rank == world - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(torch.ones(1))  # what the gradients do
+            step += 1
+            with open(folder / f"{world}-{attempt}-{rank}.log", "a") as log:
+                log.write(json.dumps([step, batch.tolist()]) + "\n")
+            dist.barrier()
+            if rank == 0:
+                saved = {"loader": loader.state_dict(), "epoch": epoch, "step": step}
+                torch.save(saved, folder / "new.pt")
+                os.replace(folder / "new.pt", checkpoint)
+            dist.barrier()
+            if step == int(stop_after):
+                dist.destroy_process_group()
+                return
+    write(folder, rank, "done")
+    dist.destroy_process_group()
+
+
+def lightning(folder):
+    """Loaders of every kind in one fit, then validation and prediction, with strategy="ddp"."""
+    import lightning as pl
+
+    data = range(NUM_SAMPLES)
+    loader_class = spdl_torch.DataLoader
+
+    def loader(**options):
+        return loader_class(data, batch_size=BATCH_SIZE, num_workers=1, **options)
+
+    class Model(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen = {}
+
+        def note(self, kind, batch):
+            self.seen.setdefault(kind, []).append(batch.tolist())
+
+        def training_step(self, batch, batch_idx):
+            for name, part in batch.items():
+                self.note(f"{name} {self.current_epoch}", part)
+            return self.layer(torch.ones(1, 1)).sum()
+
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            self.note(f"validation {dataloader_idx}", batch)
+
+        def predict_step(self, batch, batch_idx, dataloader_idx=0):
+            self.note(f"prediction {dataloader_idx}", batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=NUM_EPOCHS,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    model = Model()
+    training = {
+        "injected": loader(shuffle=True),
+        "torch's sampler": loader(sampler=LateSampler(data)),
+        "our sampler": loader(sampler=sampler_of(data)),
+        "pipeline": pipeline_of(NUM_SAMPLES),
+        "pipeline in a loader": loader_class(pipeline_of(NUM_SAMPLES), batch_size=None),
+    }
+    trainer.fit(model, training)
+    combined = trainer.fit_loop._combined_loader.iterables
+    model.seen["classes"] = [type(combined[name]).__module__ for name in ("injected",)]
+    trainer.validate(model, loader(sampler=sampler_of(data, shuffle=False)), verbose=False)
+    odd = range(NUM_SAMPLES - 1)
+    trainer.predict(
+        model,
+        [
+            loader_class(odd, batch_size=BATCH_SIZE),
+            loader_class(odd, batch_size=BATCH_SIZE, sampler=sampler_of(odd, tail="uneven")),
+        ],
+        return_predictions=False,
+    )
+    write(folder, trainer.global_rank, model.seen)
+
+
+class LateSampler(torch_data.DistributedSampler):
+    """torch's, made before the process group as users of Lightning have to."""
+
+    def __init__(self, data):
+        super().__init__(data, 2, int(os.environ.get("LOCAL_RANK", 0)), seed=3)
+
+
+def accelerate(folder):
+    """Loaders that Accelerate shares out, those that are shared out already, and an evaluation."""
+    from accelerate import Accelerator
+
+    from spdl_torch.accelerate import prepare_data_loader
+
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    data = range(NUM_SAMPLES + 2)
+    torch.manual_seed(accelerator.process_index)  # Accelerate has to agree on an order
+
+    def loader(data=data, **options):
+        return spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, num_workers=1, **options)
+
+    pipeline = pipeline_of(len(data))
+    loaders = {
+        "plain": loader(shuffle=True),
+        "torch's sampler": loader(sampler=torch_data.DistributedSampler(data, seed=3)),
+        "our sampler": loader(sampler=sampler_of(data)),
+        "pipeline": spdl_torch.DataLoader(pipeline, batch_size=None),
+        "stream": loader(Stream()),
+    }
+    seen = {}
+    for name, given in loaders.items():
+        prepared = prepare_data_loader(accelerator, given)
+        for epoch in range(NUM_EPOCHS):
+            seen[f"{name} {epoch}"] = numbers_of(prepared)
+        seen[f"{name} class"] = type(prepared.base_dataloader).__module__
+        if name != "stream" or accelerator.is_main_process:  # which alone loads it
+            seen[f"{name} stages"] = len(prepared.report().stats.stages)
+    seen["by Accelerate itself"] = numbers_of(accelerator.prepare(loader(shuffle=True)))
+    odd = prepare_data_loader(accelerator, loader(range(NUM_SAMPLES + 1)))
+    seen["evaluated"] = [accelerator.gather_for_metrics(batch).tolist() for batch in odd]
+    seen["resumed"] = resume_with(accelerator, prepare_data_loader, loader, data)
+    write(folder, accelerator.process_index, seen)
+    accelerator.end_training()
+
+
+def resume_with(accelerator, prepare_data_loader, loader, data):
+    """Epoch 1, one batch, a new process's loader, the rest."""
+    sampler = sampler_of(data)
+    prepared = prepare_data_loader(accelerator, loader(sampler=sampler))
+    prepared.set_epoch(1)
+    batches = [next(iter(prepared)).tolist()]
+    state = sampler.state_dict(BATCH_SIZE)
+    sampler = sampler_of(data)
+    sampler.load_state_dict(state)
+    prepared = prepare_data_loader(accelerator, loader(sampler=sampler))
+    prepared.set_epoch(state["epoch"])
+    return batches + numbers_of(prepared)
+
+
+class Stream(torch_data.IterableDataset):
+    """Knows nothing of ranks."""
+
+    def __iter__(self):
+        return iter(range(NUM_SAMPLES + 2))
+
+
+def ray(folder):
+    """A TorchTrainer of Ray Train with two workers."""
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    root = str(Path(__file__).parent)
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        configure_logging=False,
+        runtime_env={"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}},
+    )
+    trainer = TorchTrainer(
+        ray_worker,
+        train_loop_config={"folder": folder},
+        scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
+        run_config=RunConfig(storage_path=folder),
+    )
+    trainer.fit()
+    ray.shutdown()
+
+
+def ray_worker(config):
+    """What each of Ray's workers runs."""
+    import ray.train
+    import ray.train.torch
+
+    data = range(NUM_SAMPLES)
+    sampler = sampler_of(data)
+    loader = spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, sampler=sampler, num_workers=1)
+    seen = {}
+    prepared = ray.train.torch.prepare_data_loader(loader)
+    for epoch in range(NUM_EPOCHS):
+        sampler.set_epoch(epoch)
+        seen[f"our sampler {epoch}"] = numbers_of(loader)
+        seen[f"prepared {epoch}"] = numbers_of(prepared)
+        seen[f"pipeline {epoch}"] = numbers_of(pipeline_of(NUM_SAMPLES))
+    seen["prepared class"] = type(getattr(prepared, "_dataloader", prepared)).__module__
+    plain = spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, num_workers=1, shuffle=True)
+    plain = ray.train.torch.prepare_data_loader(plain)
+    seen["by Ray itself"] = numbers_of(plain)
+    seen["by Ray itself class"] = type(getattr(plain, "_dataloader", plain)).__module__
+    write(config["folder"], ray.train.get_context().get_world_rank(), seen)
+
+
+PROGRAMS = {
+    "shares": shares,
+    "train": train,
+    "lightning": lightning,
+    "accelerate": accelerate,
+    "ray": ray,
+}
+
+if __name__ == "__main__":
+    # These are ranks of a very small machine.
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])

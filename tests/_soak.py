@@ -1,0 +1,189 @@
+"""A program that uses loaders and pipelines in every way, over and over, and measures itself.
+
+``python tests/_soak.py SECONDS``: prints JSON: the number of rounds, and about 100 readings of what
+must not grow, each taken between two rounds, when nothing is under way but one loader whose
+workers live through the whole run.
+"""
+
+import ctypes
+import gc
+import json
+import logging
+import os
+import resource
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+import torch
+from _gates import Boom
+from _loader_helpers import MapData, StreamData, assert_threads_end, loader_threads
+from _stages import KINDS, Plan, add
+
+from spdl_torch import DataLoader
+from spdl_torch.errors import DecodeError, PipelineFailure
+from spdl_torch.io import load_image_batch, load_npz
+from spdl_torch.pipeline import PipelineBuilder
+
+NUM_READINGS = 100
+PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
+
+
+def pictures():
+    """Real photographs where they are, pictures made for other tests elsewhere."""
+    found = sorted(PHOTOGRAPHS.glob("*/*"))[:16]
+    if found:
+        return [path.read_bytes() for path in found]
+    from test_io_decode import KINDS as MADE
+
+    return [MADE["jpeg"], MADE["png"], MADE["webp"]] * 4
+
+
+class Broken(Exception):
+    """What the loop raises."""
+
+
+def finish(loader):
+    for _ in loader:
+        pass
+
+
+def leave(loader, after):
+    for number, _ in enumerate(loader):
+        if number == after:
+            break
+
+
+def whole_epochs(state):
+    for num_workers in (0, 1, 3):
+        finish(DataLoader(MapData(40), batch_size=4, num_workers=num_workers, shuffle=True))
+        finish(DataLoader(StreamData(20), batch_size=4, num_workers=num_workers))
+
+
+def persistent_workers(state):
+    loader = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
+    finish(loader)
+    leave(loader, 3)
+    finish(loader)
+
+
+def survivor(state):
+    leave(state["survivor"], 2)
+    finish(state["survivor"])
+    state["survivor"].snapshot()
+    str(state["survivor"].report())
+
+
+def broken_off(state):
+    for num_workers in (1, 2):
+        leave(DataLoader(MapData(40), batch_size=2, num_workers=num_workers), 5)
+        leave(DataLoader(StreamData(40), num_workers=num_workers, in_order=False), 5)
+        iter(DataLoader(MapData(40), num_workers=num_workers))  # started, never asked
+
+
+def errors(state):
+    with suppress(Broken):
+        for _ in DataLoader(MapData(40), num_workers=2):
+            raise Broken
+    batches = iter(DataLoader(MapData(20, {5: Boom, 9: KeyError}), batch_size=2, num_workers=2))
+    while True:
+        try:
+            next(batches)
+        except StopIteration:
+            return
+        except (Boom, KeyError):
+            pass
+
+
+def pipelines(state):
+    for concurrency in (1, 3):
+        builder = PipelineBuilder().add_source(range(30))
+        for kind in KINDS:
+            if not kind.startswith("executor"):
+                add(builder, Plan(kind, concurrency, concurrency == 3, None, 3), None)
+        builder.add_sink()
+        list(builder.build(max_failures=10_000))
+        pipeline = builder.build(max_failures=10_000)
+        with pipeline.auto_stop():
+            for _, _ in zip(range(3), pipeline, strict=False):
+                pipeline.stats()
+            pipeline.timeline()
+        next(iter(builder.build(max_failures=10_000)), None)  # dropped
+        with suppress(PipelineFailure):
+            list(builder.build(max_failures=1))
+
+
+def images(state):
+    names = state["pictures"]
+    for number in range(2):
+        load_image_batch(names[number::2], width=64, height=64)
+    with suppress(DecodeError):
+        load_image_batch([names[0][:300], *names[1:3]], width=64, height=64)
+    builder = PipelineBuilder().add_source(names)
+    builder.pipe(shrink, concurrency=2).aggregate(4).add_sink()
+    list(builder.build())
+
+
+def shrink(content):
+    return load_image_batch([content], width=32, height=32)
+
+
+def arrays(state):
+    from test_io_arrays_hostile import SEEDS
+
+    dict(load_npz(SEEDS[3]))
+    with suppress(DecodeError):
+        dict(load_npz(SEEDS[3][:-40]))
+
+
+ACTIVITIES = (
+    *(whole_epochs, persistent_workers, survivor, broken_off, errors),
+    *(pipelines, images, arrays),
+)
+
+
+def reading():
+    """What must not grow."""
+    deadline = monotonic() + 30
+    gc.collect()
+    while len(loader_threads()) > 4 and monotonic() < deadline:
+        for thread in loader_threads():
+            thread.join(0.01)  # told to end, on its way
+    # Memory that was given back to the allocator is no leak: let it give it back to the system.
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "rss_bytes": pages * resource.getpagesize(),
+        "blocks": sys.getallocatedblocks(),
+        "threads": threading.active_count(),
+        "fds": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def main():
+    seconds = float(sys.argv[1])
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    loader = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
+    state = {"survivor": loader, "pictures": pictures()}
+    for activity in ACTIVITIES:
+        activity(state)
+    gc.collect()
+    gc.freeze()  # what torch has brought is not looked through at every reading
+    began, rounds, readings = monotonic(), 0, []
+    while (passed := monotonic() - began) < seconds:
+        for activity in ACTIVITIES:
+            activity(state)
+        rounds += 1
+        if passed >= seconds * len(readings) / NUM_READINGS:
+            readings.append(reading())
+    print(json.dumps({"rounds": rounds, "readings": readings}))
+    state.clear()
+    del loader
+    assert_threads_end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Batches that are read at once equal those that torch stacks row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from _loader_helpers import (
+    DataLoader,
+    frozen,
+    no_thread_left,  # noqa: F401
+    torch_loader,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from spdl_torch.data.rows import row_reader
+
+LENGTH = 12
+TENSORS = {
+    "rows": torch.arange(LENGTH * 3.0).reshape(LENGTH, 3),
+    "labels": torch.arange(LENGTH),
+    "columns of another": torch.arange(LENGTH * 2).reshape(2, LENGTH).T,
+    "images, channels last": torch.arange(LENGTH * 24)
+    .reshape(LENGTH, 2, 3, 4)
+    .to(memory_format=torch.channels_last),
+    "one row, repeated": torch.arange(3).expand(LENGTH, 3),
+    "truth": torch.arange(LENGTH) % 2 == 0,
+    "nothing in a row": torch.empty(LENGTH, 0),
+    "complex": torch.arange(LENGTH).to(torch.complex64),
+}
+numbers = st.integers(-LENGTH, LENGTH - 1)
+tensors = st.lists(st.sampled_from(sorted(TENSORS)), min_size=1, max_size=3)
+
+
+def events_of(loader):
+    """Batches with their layout, or the error's type and text."""
+    batches, events = iter(loader), []
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return events
+        except Exception as error:
+            events.append((type(error), str(error)))
+        else:
+            events.append((frozen(batch), [each.stride() for each in batch]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    names=tensors,
+    indices=st.lists(st.lists(numbers, min_size=1, max_size=5), max_size=6),
+    subset=st.none() | st.lists(numbers, min_size=LENGTH, max_size=LENGTH),
+    num_workers=st.sampled_from([0, 0, 2]),
+    rng=st.sampled_from(["sample", "worker"]),
+)
+def test_batches_equal_torchs(names, indices, subset, num_workers, rng):
+    """Values, types and strides, in every order of rows, negative ones too."""
+    data = TensorDataset(*(TENSORS[name] for name in names))
+    if subset is not None:
+        data = Subset(data, subset)
+    assert row_reader(data, default_collate) is not None
+    ours = DataLoader(data, batch_sampler=indices, num_workers=num_workers, rng=rng)
+    assert events_of(ours) == events_of(torch_loader(data, batch_sampler=indices))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [[0, LENGTH], [-LENGTH - 1], [True, 2], [torch.tensor(3), 1], [slice(0, 2)], [0.5], []],
+    ids=repr,
+)
+@pytest.mark.parametrize("of", [TensorDataset, Subset])
+def test_other_indices_give_what_torch_gives(index, of):
+    """Rows that do not exist, and what is no plain number: torch's batch or torch's error."""
+    data = TensorDataset(TENSORS["rows"], TENSORS["labels"])
+    if of is Subset:
+        data = Subset(data, range(LENGTH))
+    ours = DataLoader(data, batch_sampler=[[1], index, [2]])
+    assert events_of(ours) == events_of(torch_loader(data, batch_sampler=[[1], index, [2]]))
+
+
+class Doubled(TensorDataset):
+    """A subclass may do anything."""
+
+    def __getitem__(self, index):
+        return tuple(2 * each for each in super().__getitem__(index))
+
+
+class Rows(Dataset):
+    """No TensorDataset, though it has its tensors."""
+
+    tensors = (TENSORS["rows"],)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Doubled(TENSORS["rows"]),
+        Rows(),
+        TensorDataset(torch.ones(3, requires_grad=True)),
+        TensorDataset(torch.eye(3).to_sparse()),
+        TensorDataset(torch.nn.Parameter(torch.ones(3), requires_grad=False)),
+        TensorDataset(torch.ones(3, dtype=torch.complex64).conj()),
+        Subset(Subset(TensorDataset(torch.ones(3)), [0, 1]), [0]),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_only_plain_tensors_are_read_at_once(data):
+    """Everything else goes torch's way, where gradients, subclasses and layouts survive."""
+    assert row_reader(data, default_collate) is None
+
+
+def test_users_own_collation_is_asked():
+    """A collate function of the user's, or one added to torch's, sees the rows."""
+    data = TensorDataset(TENSORS["labels"])
+    assert row_reader(data, list) is None
+    before = default_collate_fn_map[torch.Tensor]
+    default_collate_fn_map[torch.Tensor] = lambda batch, *, collate_fn_map: sum(batch)
+    try:
+        (first, *_) = DataLoader(data, batch_size=4)
+    finally:
+        default_collate_fn_map[torch.Tensor] = before
+    assert first == [6]
+
+
+def test_rows_are_counted_as_samples():
+    """The figures do not depend on how rows are read."""
+    loader = DataLoader(TensorDataset(TENSORS["labels"]), batch_size=5)
+    list(loader)
+    fetch = next(stage for stage in loader.snapshot().stages if stage.name == "fetch")
+    assert fetch.tasks.num_tasks == LENGTH
+    assert fetch.tasks.num_failures == 0
+
+
+def test_user_code_in_default_collate_draws_from_its_stream():
+    """Where a function of the user's is part of torch's collation, its draws stay reproducible."""
+
+    class Number:
+        """A sample that torch does not know."""
+
+    def noise(batch, *, collate_fn_map):
+        return torch.rand(len(batch))
+
+    def epoch(num_workers):
+        data = [Number() for _ in range(6)]
+        return [b.tolist() for b in DataLoader(data, 2, num_workers=num_workers, seed=3)]
+
+    default_collate_fn_map[Number] = noise
+    try:
+        assert epoch(0) == epoch(2)
+    finally:
+        del default_collate_fn_map[Number]

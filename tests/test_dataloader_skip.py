@@ -1,0 +1,539 @@
+"""on_error="skip": what becomes of samples that fail, and how the loop hears of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+import weakref
+from fractions import Fraction
+
+import pytest
+import torch
+from _lazy_device import backends  # noqa: F401
+from _loader_helpers import (
+    BulkData,
+    DataLoader,
+    MapData,
+    RecordingSampler,
+    StreamData,
+    as_list,
+    no_thread_left,  # noqa: F401
+    torch_loader,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset
+
+from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
+from spdl_torch.testing import assert_resume_exact
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+WORKERS = [0, 1, 3]
+
+
+class Noisy(Dataset):
+    """A sample is its index and a number that it draws; the bad ones draw, then fail."""
+
+    def __init__(self, length, bad, *, error=ValueError):
+        self.length = length
+        self.bad = bad
+        self.error = error
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        drawn = torch.rand(()).item()
+        if index in self.bad:
+            raise self.error(f"bad {index}")
+        return index, drawn
+
+
+class NoisyBulk(Noisy):
+    """The same by torch's bulk protocol, as a loader that gives every sample its stream asks."""
+
+    sample_context = None
+
+    def __getitems__(self, indices):
+        samples = []
+        for place, index in enumerate(indices):
+            if self.sample_context is None:
+                samples.append(self[index])
+            else:
+                with self.sample_context(place):
+                    samples.append(self[index])
+        return samples
+
+
+class BulkOnly(Dataset):
+    """Has no way to ask for one sample but a batch of one."""
+
+    def __len__(self):
+        return 8
+
+    def __getitems__(self, indices):
+        if 5 in indices:
+            raise ValueError("bad 5")
+        return list(indices)
+
+
+def skipping(dataset, **options):
+    options = {"collate_fn": as_list, "error_budget": 1.0, "seed": 3, **options}
+    return DataLoader(dataset, on_error="skip", **options)
+
+
+def expected(order, good_of, batch_size, *, drop_last=False):
+    """Batches of ``order`` with what ``good_of`` says of each position; empty ones left out."""
+    batches = [order[n : n + batch_size] for n in range(0, len(order), batch_size)]
+    if drop_last:
+        batches = [batch for batch in batches if len(batch) == batch_size]
+    position, found = 0, []
+    for batch in batches:
+        samples = [good_of(position + n, index) for n, index in enumerate(batch)]
+        position += len(batch)
+        found.append([sample for sample in samples if sample is not None])
+    return [batch for batch in found if batch]
+
+
+# Which samples come
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 24),
+    bad=st.sets(st.integers(0, 23)),
+    batch_size=st.integers(1, 7),
+    workers=st.sampled_from(WORKERS),
+    kind=st.sampled_from([Noisy, NoisyBulk]),
+    replace=st.booleans(),
+    drop_last=st.booleans(),
+    in_subset=st.booleans(),
+    data=st.data(),
+)
+def test_batches_are_the_oracles_whatever_is_bad(
+    length, bad, batch_size, workers, kind, replace, drop_last, in_subset, data
+):
+    """Good samples keep their places and their random numbers; a bad one is left out, or is the
+    next good index, which draws what the bad one would have drawn."""
+    order = data.draw(st.permutations(range(length)))
+    bad = bad & set(range(length))
+    if len(bad) == length:
+        bad = bad - {order[0]}
+    drawn = dict(
+        enumerate(
+            value for [(_, value)] in DataLoader(Noisy(length, ()), seed=3, collate_fn=as_list)
+        )
+    )
+
+    def good_of(position, index):
+        if index in bad and not replace:
+            return None
+        while index in bad:
+            index = (index + 1) % length
+        return index, drawn[position]
+
+    dataset = kind(length, bad)
+    if in_subset:
+        dataset = Subset(dataset, range(length))
+    loader = skipping(
+        dataset,
+        sampler=list(order),
+        batch_size=batch_size,
+        num_workers=workers,
+        replace=replace,
+        drop_last=drop_last,
+    )
+    batches = [list(batch) for batch in loader]
+    assert batches == expected(order, good_of, batch_size, drop_last=drop_last)
+    if replace:
+        assert len(batches) == len(loader)
+    elif not drop_last:
+        assert [sample.key for sample in loader.skipped] == [i for i in order if i in bad]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_nothing_changes_when_nothing_is_bad(workers):
+    """The same batches as without the option, and as torch's."""
+    ours = skipping(MapData(11), batch_size=4, collate_fn=None, num_workers=workers)
+    theirs = torch_loader(MapData(11), batch_size=4)
+    assert str(list(ours)) == str(list(theirs))
+    assert ours.skipped == []
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("replace", [False, True])
+def test_single_samples_are_skipped_when_there_are_no_batches(workers, replace):
+    """batch_size=None: a bad sample is its whole batch."""
+    dataset = Noisy(6, {2, 3})
+    loader = skipping(dataset, batch_size=None, num_workers=workers, replace=replace)
+    assert [index for index, _ in loader] == ([0, 1, 4, 4, 4, 5] if replace else [0, 1, 4, 5])
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_bad_sample_is_found_when_the_dataset_takes_whole_batches_alone(workers):
+    """__getitems__ without __getitem__ is asked for batches of one."""
+    loader = skipping(BulkOnly(), batch_size=4, num_workers=workers)
+    assert [list(batch) for batch in loader] == [[0, 1, 2, 3], [4, 6, 7]]
+    assert [sample.key for sample in loader.skipped] == [5]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_stream_for_each_worker_when_the_user_wants_it(workers):
+    """rng="worker" skips and replaces too."""
+    loader = DataLoader(
+        MapData(8, {2: KeyError}),
+        batch_size=4,
+        num_workers=workers,
+        rng="worker",
+        on_error="skip",
+        replace=True,
+        collate_fn=lambda samples: [sample["y"] for sample in samples],
+    )
+    assert list(loader) == [[0, 1, 3, 3], [4, 5, 6, 7]]
+
+
+# Iterable datasets
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+def test_iterable_goes_on_behind_a_bad_item(workers, batch_size):
+    """An iterator that can go on is asked for the next item; batches stay whole."""
+    bad = {2: ValueError, 3: KeyError, 9: ValueError}
+    dataset = StreamData(11, bad, split=True)
+    loader = skipping(dataset, batch_size=batch_size, num_workers=workers)
+    found = [item for batch in loader for item in ([batch] if batch_size is None else batch)]
+    assert sorted(item["y"] for item in found) == [n for n in range(11) if n not in bad]
+    assert sorted(sample.error for sample in loader.skipped) == [
+        "KeyError: 'bad 3'",
+        "ValueError: bad 2",
+        "ValueError: bad 9",
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_generator_is_not_skipped_over(workers):
+    """It ends at its first error, and the rest of the data would be lost unseen."""
+
+    class Lines(IterableDataset):
+        """The usual way to write one."""
+
+        def __iter__(self):
+            yield 1
+            raise ValueError("cut short")
+
+    loader = skipping(Lines(), batch_size=None, num_workers=workers)
+    batches = iter(loader)
+    assert next(batches) == 1
+    with pytest.raises(ValueError, match="cut short") as caught:
+        next(batches)
+    assert "a generator ends at its first error" in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_end_right_behind_a_bad_item_is_told(workers, caplog):
+    """A generator inside of another iterator ends there too; nobody else would say so."""
+
+    class Mapped(IterableDataset):
+        """An iterator around a generator."""
+
+        def __iter__(self):
+            def lines():
+                yield 1
+                raise ValueError("cut short")
+
+            return map(int, lines())
+
+    assert list(skipping(Mapped(), batch_size=None, num_workers=workers)) == [1]
+    assert "the rest of its data is lost" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_iterator_that_only_fails_ends_the_loop(workers):
+    """A hundred errors in a row are no bad samples; the loop gets them."""
+
+    class Offline(IterableDataset):
+        """A storage that has gone."""
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            raise ConnectionError("no route")
+
+    with pytest.raises(PipelineFailure, match="100 samples in a row") as caught:
+        next(iter(skipping(Offline(), num_workers=workers)))
+    assert {type(error) for error in caught.value.exceptions} == {ConnectionError}
+
+
+# What is never skipped
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_error_of_collate_fn_is_raised(workers):
+    """It is the code's, not the data's."""
+
+    def collate(samples):
+        raise ValueError("ragged")
+
+    with pytest.raises(ValueError, match="ragged"):
+        list(skipping(MapData(4), num_workers=workers, collate_fn=collate))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", [Noisy, NoisyBulk])
+def test_what_is_no_exception_is_raised(kind, workers):
+    """SystemExit and its kind mean the program, not a sample."""
+    loader = skipping(kind(8, {3}, error=SystemExit), batch_size=4, num_workers=workers)
+    with pytest.raises(SystemExit, match="bad 3"):
+        list(loader)
+
+
+# Too many
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_budget_ends_the_loop_at_the_same_batch(workers):
+    """The third bad sample is one too many for a budget of 2, with any number of threads."""
+    loader = skipping(Noisy(40, {5, 17, 21, 33}), batch_size=4, num_workers=workers, error_budget=2)
+    batches = iter(loader)
+    assert [len(next(batches)) for _ in range(5)] == [4, 3, 4, 4, 3]
+    with pytest.raises(
+        PipelineFailure, match="3 of 24 samples failed, error_budget is 2"
+    ) as caught:
+        next(batches)
+    errors = caught.value.exceptions
+    assert [str(error) for error in errors] == ["bad 5", "bad 17", "bad 21"]
+    assert "sample index 21" in errors[-1].__notes__[0]
+    assert len(next(batches)) == 4
+
+
+@pytest.mark.parametrize(("budget", "tried"), [(None, 120), (0.05, 120), (Fraction(1, 10), 220)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_share_counts_from_100_samples_on(budget, tried, workers):
+    """7 of the first 20 are bad: a share of fewer than 100 samples says little. 5 % is the
+    default."""
+    bad = {*range(7), 110} if tried == 120 else {*range(7), *range(200, 220)}
+    loader = skipping(Noisy(300, bad), batch_size=20, num_workers=workers, error_budget=budget)
+    batches = iter(loader)
+    for _ in range(tried // 20 - 1):
+        next(batches)
+    with pytest.raises(PipelineFailure, match=f"of {tried} samples failed"):
+        next(batches)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_epoch_without_a_good_sample_fails(workers):
+    """Too short for a share, but nothing came of it: an empty loop would look like success."""
+    loader = skipping(Noisy(6, set(range(6))), num_workers=workers, error_budget=0.5)
+    with pytest.raises(PipelineFailure, match="6 of 6 samples failed"):
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_replacement_gives_up_when_all_are_bad(workers):
+    """A batch that cannot be filled is an error, not an endless search."""
+    loader = skipping(Noisy(500, set(range(500))), num_workers=workers, replace=True)
+    with pytest.raises(PipelineFailure, match="100 samples in a row failed, the first is 0"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("replace", [False, True])
+def test_ranks_have_as_many_batches_as_each_other(workers, replace):
+    """A batch without a good sample is an error where other ranks would wait for it."""
+    counts = []
+    for rank in range(2):
+        dataset = Noisy(12, {0, 2, 4})
+        sampler = DistributedSampler(dataset, num_replicas=2, rank=rank, shuffle=False)
+        loader = skipping(
+            dataset, batch_size=2, sampler=sampler, num_workers=workers, replace=replace
+        )
+        if not replace and rank == 0:
+            with pytest.raises(PipelineFailure, match="other ranks would wait"):
+                list(loader)
+        else:
+            counts.append(len(list(loader)))
+    assert counts == ([3, 3] if replace else [3])
+
+
+# How it is told
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_log_names_the_first_and_thins_out(workers, caplog):
+    """10 lines, then one at 16, 32, ..., and one at the end."""
+    list(skipping(Noisy(60, set(range(0, 60, 2))), batch_size=5, num_workers=workers))
+    lines = [record.message for record in caplog.records if record.name == "spdl_torch.data"]
+    assert len(lines) == 12
+    assert "sample 0 failed in stage 'fetch'" in lines[0]
+    assert "ValueError: bad 0" in lines[0]
+    assert "(16 of" in lines[10]
+    assert "30 of 60 samples of the epoch" in lines[-1]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_figures_and_report_and_trace_tell(workers):
+    """Counted in the stage, named in a remark, and an instant in the trace for each."""
+    loader = skipping(Noisy(20, {3, 11}), batch_size=5, num_workers=workers)
+    list(loader)
+    fetch = loader.snapshot().stages[0]
+    assert (fetch.tasks.num_tasks, fetch.tasks.num_failures) == (20, 2)
+    report = loader.report()
+    assert any("3 (ValueError: bad 3), 11 (Val" in remark for remark in report.verdict.remarks)
+    assert "samples that were skipped" in json.loads(report.as_json())["verdict"]["remarks"][-1]
+    (timeline,) = loader.profile().timelines
+    told = [i.details["error"] for i in timeline.instants if i.name == "failure"]
+    assert sorted(told) == ["ValueError: bad 11", "ValueError: bad 3"]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_figures_count_samples_when_a_batch_was_fetched_again(workers):
+    """The call of __getitems__ that failed is not counted beside its samples."""
+    loader = skipping(BulkData(8, {3: ValueError}), batch_size=4, num_workers=workers)
+    list(loader)
+    tasks = loader.snapshot().stages[0].tasks
+    assert (tasks.num_tasks, tasks.num_failures) == (5, 1)
+
+
+def test_skipped_starts_over_with_every_epoch():
+    """It tells of the epoch that runs or ran, as the report does."""
+    loader = skipping(Noisy(8, {3}), num_workers=2, persistent_workers=True)
+    assert loader.skipped == []
+    for _ in range(2):
+        list(loader)
+        assert loader.skipped == [(3, "fetch", "ValueError: bad 3")]
+
+
+def test_copy_has_skipped_nothing():
+    """A pickle or a copy has loaded nothing yet."""
+    loader = skipping(Noisy(8, {3}))
+    list(loader)
+    assert pickle.loads(pickle.dumps(loader)).skipped == []
+
+
+def test_error_does_not_keep_the_batch_alive():
+    """What is remembered of a bad sample is its error, not its neighbours."""
+
+    class Item:
+        """Can be watched."""
+
+    class Data(Dataset):
+        """The second of three is bad."""
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            if index == 1:
+                raise ValueError("bad 1")
+            return Item()
+
+    loader = skipping(Data(), batch_size=3, num_workers=0)
+    batches = iter(loader)
+    seen = [weakref.ref(item) for item in next(batches)]
+    gc.collect()
+    assert [ref() for ref in seen] == [None, None]
+    assert "raise ValueError" in loader._figures.skipped.errors[0].__notes__[-1]
+    del batches
+
+
+# Resume
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("replace", [False, True])
+def test_resume_is_exact_when_samples_are_bad(workers, replace):
+    """A skipped sample counts as handed out."""
+
+    def make():
+        return skipping(
+            Noisy(18, {0, 1, 2, 3, 7, 12}),
+            batch_size=4,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(5),
+            num_workers=workers,
+            replace=replace,
+        )
+
+    assert_resume_exact(make)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_of_an_iterable_passes_over_its_bad_items(workers):
+    """They were told of when their turn was."""
+
+    def make():
+        dataset = StreamData(15, {0: ValueError, 4: KeyError, 5: ValueError})
+        return skipping(dataset, batch_size=3, num_workers=workers)
+
+    assert_resume_exact(make)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_error": "ignore"}, "on_error must be"),
+        ({"error_budget": 3}, r'error_budget=3 has no effect with on_error="raise"'),
+        ({"replace": True}, "replace=True has no effect"),
+        ({"on_error": "skip", "error_budget": -1}, "error_budget must be a count"),
+        ({"on_error": "skip", "error_budget": 0.0}, "error_budget must be a count"),
+        ({"on_error": "skip", "error_budget": 1.5}, "error_budget must be a count"),
+        ({"on_error": "skip", "error_budget": True}, "error_budget must be a count"),
+        ({"on_error": "skip", "error_budget": "1%"}, "error_budget must be a count"),
+    ],
+)
+def test_option_is_refused_when_it_says_nothing(options, message):
+    """A typing error is not taken for the default."""
+    with pytest.raises(UnsupportedOptionError, match=message):
+        DataLoader(MapData(3), **options)
+
+
+def test_replace_is_refused_when_the_dataset_has_no_length():
+    """Nobody could say which sample is the next."""
+
+    class Endless(Dataset):
+        """Any index is good."""
+
+        def __getitem__(self, index):
+            return index
+
+    with pytest.raises(UnsupportedOptionError, match="needs a dataset with a length"):
+        DataLoader(Endless(), sampler=[1], on_error="skip", replace=True)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_replace_is_refused_when_the_sampler_gives_no_numbers(workers):
+    """Said when a replacement is needed, and named."""
+
+    class Named(Dataset):
+        """Its samples have names."""
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            raise ValueError(index)
+
+    loader = skipping(Named(), sampler=RecordingSampler(["a"]), num_workers=workers, replace=True)
+    with pytest.raises(UnsupportedOptionError, match=r"integers.*'a'"):
+        list(loader)
+
+
+def test_device_batches_are_made_of_the_good_ones(backends):  # noqa: F811
+    """The way to a device passes on what became of the samples."""
+    for workers in (0, 2):
+        loader = DataLoader(
+            MapData(8, {2: ValueError, 4: ValueError, 5: ValueError}),
+            batch_size=2,
+            num_workers=workers,
+            device="cuda",
+            on_error="skip",
+            error_budget=3,
+        )
+        assert [batch["y"].tolist() for batch in loader] == [[0, 1], [3], [6, 7]]
+        assert [sample.key for sample in loader.skipped] == [2, 4, 5]

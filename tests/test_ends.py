@@ -1,0 +1,126 @@
+"""However a program ends, it ends: a loader, a pipeline and a statistics file are all in use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from _loader_helpers import PATIENCE_SECONDS
+
+from spdl_torch.observe import query_task_stats
+
+PROGRAM = """
+    import itertools, os, signal, sys, threading, time
+    sys.path.insert(0, {tests!r})
+    import torch
+    import _lazy_device
+    from spdl_torch import DataLoader
+    from spdl_torch.io._transfer import cuda, transfer
+    from spdl_torch.observe import SQLiteStatsWriter, recorders
+    from spdl_torch.pipeline import PipelineBuilder
+
+    how = {how!r}
+    ending = threading.Event()
+
+    class Backend(_lazy_device.LazyBackend):
+        def copy(self, target, source):
+            if ending.is_set() and how == "transfer":
+                raise RuntimeError("the link is down")
+            super().copy(target, source)
+
+    cuda.CudaBackend = Backend
+    cuda.resolve = lambda device: torch.device("cuda", 0)
+
+    def collate(samples):
+        if ending.is_set() and how == "collate":
+            raise RuntimeError("ragged")
+        return torch.tensor(samples)
+
+    def stop(*_):
+        sys.exit(143)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, stop)
+    writer = SQLiteStatsWriter({path!r}, flush_interval=3600)
+    writer.start()
+    builder = PipelineBuilder().add_source(itertools.count()).pipe(str, name="decode")
+    pipeline = builder.add_sink().build(**recorders(writer.log))
+    loader = DataLoader(
+        range(10**6), batch_size=8, num_workers=2, collate_fn=collate, device={device!r}
+    )
+
+    def end():
+        ending.set()
+        print(time.time(), flush=True)
+        if how == "ctrl-c":
+            os.kill(os.getpid(), signal.SIGINT)
+        elif how == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif how == "consumer":
+            raise RuntimeError("loss is nan")
+        elif how == "sys.exit":
+            sys.exit(0)
+        elif how == "fork":
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            sys.exit(0)
+
+    for step, batch in enumerate(loader):
+        pipeline.get_item()
+        if step == 20:
+            end()
+            if how == "exit":
+                break
+"""
+
+ENDS = {
+    "exit": (0, ""),
+    "sys.exit": (0, ""),
+    "fork": (0, ""),
+    "ctrl-c": (-signal.SIGINT, "KeyboardInterrupt"),
+    "SIGTERM": (143, ""),
+    "consumer": (1, "RuntimeError: loss is nan"),
+    "collate": (1, "RuntimeError: ragged\nin collate_fn (spdl-loader-"),
+    "transfer": (1, "RuntimeError: the link is down"),
+}
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("how", ENDS)
+def test_program_ends_and_its_file_is_whole(tmp_path, how, device):
+    """The exit code and the one traceback are the user's, nothing is left in shared memory, and
+    what the pipeline did last is in the file."""
+    if how == "transfer" and device is None:
+        pytest.skip("there is no transfer")
+    if how == "fork" and not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    path = tmp_path / "stats.db"
+    names = {"tests": str(Path(__file__).parent), "how": how, "path": str(path), "device": device}
+    before = _shared_memory()
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM).format(**names)],
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_SECONDS,
+    )
+    code, words = ENDS[how]
+    print(f"{how}, {device}: {time.time() - float(child.stdout):.2f} s")  # to see with -s
+    assert child.returncode == code, child.stderr
+    assert child.stderr.count("Traceback") == (1 if code == 1 or how == "ctrl-c" else 0)
+    assert words in child.stderr
+    assert _shared_memory() <= before
+    (row,) = query_task_stats(path)
+    assert row["num_tasks"] >= 21
+
+
+def _shared_memory():
+    folder = Path("/dev/shm")
+    return {each.name for each in folder.glob("torch_*")} if folder.is_dir() else set()

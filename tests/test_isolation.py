@@ -1,0 +1,510 @@
+"""``isolation="process"``: what the loop gets is what threads would have given it."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import multiprocessing
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from _gates import num_fds
+from _isolation_data import (
+    BulkImages,
+    Coded,
+    Crashing,
+    Environment,
+    Failing,
+    Holder,
+    Images,
+    ImageStream,
+    Sized,
+    StatefulStream,
+    Tagged,
+    Unportable,
+    Unreadable,
+    WhoAmI,
+    as_list,
+    failing_init,
+    set_counter,
+    unpicklable_batch,
+)
+from _lazy_device import backends
+from _loader_helpers import DataLoader, assert_threads_end
+from torch.utils.data import BatchSampler, RandomSampler, Subset
+
+from spdl_torch.errors import PipelineFailure
+
+__all__ = ["backends"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.skipif(os.name != "posix", reason="counts children and descriptors"),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No thread, no child, no mapping of a slab, no name in /dev/shm outlives a test."""
+    named = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    yield
+    assert_threads_end()
+    assert not [c for c in multiprocessing.active_children() if c.name == "spdl-loader"]
+    assert not num_mapped_slabs()
+    if named:
+        assert not {name for name in os.listdir("/dev/shm") if "spdl" in name} - named
+
+
+def num_mapped_slabs():
+    """Of this process (Linux; elsewhere there is nothing to count)."""
+    gc.collect()
+    if not os.path.exists("/proc/self/maps"):
+        return 0
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        return sum("spdl-torch-slab" in line for line in file)
+
+
+def isolated(dataset, *args, num_workers=2, **options):
+    """A loader whose workers are threads of a child process."""
+    return DataLoader(dataset, *args, num_workers=num_workers, isolation="process", **options)
+
+
+def bits(value):
+    """A batch as something that compares by type, dtype, shape and every bit."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes()
+    if isinstance(value, dict):
+        return tuple((key, bits(entry)) for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *map(bits, value))
+    return type(value).__name__, repr(value)
+
+
+def epochs_of(loader, count=2):
+    """Some epochs, as comparable values."""
+    return [[bits(batch) for batch in loader] for _ in range(count)]
+
+
+def pair(dataset, *args, num_workers=2, **options):
+    """The loader and its oracle: the same in threads, from the same seeds."""
+    found: list[list] = []
+    for isolation in ("process", "thread"):
+        torch.manual_seed(7)
+        options["isolation"] = isolation
+        found.append(epochs_of(DataLoader(dataset, *args, num_workers=num_workers, **options)))
+        assert_threads_end()
+    return found
+
+
+MAP_CASES = {
+    "1 worker": {"num_workers": 1, "batch_size": 5},
+    "2 workers, shuffled, persistent": {
+        "num_workers": 2,
+        "batch_size": 5,
+        "shuffle": True,
+        "persistent_workers": True,
+    },
+    "4 workers, batch sampler": {
+        "num_workers": 4,
+        "batch_sampler": BatchSampler(range(23, -1, -1), 5, False),
+    },
+    "no batches": {"num_workers": 2, "batch_size": None, "sampler": range(3, 12)},
+    "a generator, drop_last": {
+        "num_workers": 4,
+        "batch_size": 5,
+        "sampler": RandomSampler(range(24), replacement=True),
+        "drop_last": True,
+        "persistent_workers": True,
+    },
+    "streams of workers": {"num_workers": 2, "batch_size": 4, "rng": "worker"},
+    "seeded": {"num_workers": 1, "batch_size": 7, "seed": 5, "persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("case", MAP_CASES)
+def test_batches_are_bit_equal_to_those_of_threads(case):
+    """Order, contents and random numbers of two epochs of a map-style dataset."""
+    found, expected = pair(Images(), **MAP_CASES[case])
+    assert found == expected
+    assert found[0]
+
+
+def test_batches_are_bit_equal_when_the_dataset_takes_whole_batches():
+    """``__getitems__``, and a Subset around it."""
+    found, expected = pair(Subset(BulkImages(), range(2, 20)), 5, num_workers=2, shuffle=True)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "options"),
+    [
+        (1, {"batch_size": 5}),
+        (2, {"batch_size": None, "persistent_workers": True}),
+        (4, {"batch_size": 3, "drop_last": True}),
+    ],
+)
+def test_batches_are_bit_equal_when_the_dataset_is_iterable(num_workers, options):
+    """Each worker has its own iterator and sees its own number."""
+    found, expected = pair(ImageStream(), num_workers=num_workers, **options)
+    assert found == expected
+    assert found[0]
+
+
+def test_every_batch_comes_once_when_order_does_not_matter():
+    """in_order=False: as they are ready."""
+    loader = isolated(Images(), 4, num_workers=4, in_order=False, seed=3)
+    expected = [bits(batch) for batch in DataLoader(Images(), 4, num_workers=1, seed=3)]
+    assert sorted(bits(batch) for batch in loader) == sorted(expected)
+
+
+def test_workers_are_threads_of_one_child():
+    """All of them in one process, each with a worker info of its own."""
+    loader = isolated(WhoAmI(), 1, num_workers=2, collate_fn=as_list, rng="worker")
+    pids, _, names, nums, ids = zip(*(batch[0] for batch in loader), strict=True)
+    assert len(set(pids)) == 1
+    assert os.getpid() not in pids
+    assert set(nums) == {2}
+    assert set(zip(ids, names, strict=True)) == {(0, "spdl-loader-0"), (1, "spdl-loader-1")}
+
+
+@pytest.mark.slow
+def test_batches_are_bit_equal_when_the_child_is_spawned():
+    """multiprocessing_context is honoured, without a warning."""
+    found, expected = pair_spawned()
+    assert found == expected
+
+
+def pair_spawned():
+    """One epoch each way; a spawned child takes seconds to start."""
+    found = isolated(
+        Images(), 5, seed=1, multiprocessing_context=multiprocessing.get_context("spawn")
+    )
+    expected = DataLoader(Images(), 5, num_workers=2, seed=1)
+    return epochs_of(found, 1), epochs_of(expected, 1)
+
+
+# -- shared memory ---------------------------------------------------------------------------
+
+
+def test_batches_stay_right_when_the_loop_keeps_all_of_them():
+    """A slab is not written again while anything views it; beyond some, batches are copied."""
+    loader = isolated(Sized([20_000] * 60), 2)
+    kept = list(loader)
+    assert [batch[:, 0].tolist() for batch in kept] == [[2.0 * n, 2.0 * n + 1] for n in range(30)]
+    assert all((batch == batch[:, :1]).all() for batch in kept)
+    assert 0 < num_mapped_slabs() <= 4 + 8 + 4  # waiting, kept, and one for each outstanding job
+    loader = isolated(Sized([20_000] * 60), 2)
+    kept, batches = [], iter(loader)
+    kept.extend(next(batches) for _ in range(25))
+    assert "batches were copied out of shared memory" in str(loader.report())
+
+
+def test_slabs_are_used_again_when_the_loop_lets_batches_go():
+    """A long epoch needs no more of them than are under way."""
+    most = 0
+    for number, batch in enumerate(isolated(Sized([20_000] * 120), 2)):
+        most = max(most, num_mapped_slabs() if number % 10 == 0 else 0)
+        assert batch[0, 0] == 2 * number
+    assert 0 < most <= 4 + 4
+
+
+def test_batches_of_any_size_arrive():
+    """Growing, shrinking, below what goes through shared memory, and empty."""
+    sizes = [0, 1, 100, 50_000, 10, 400_000, 30_000, 1_000_000, 0, 500_000]
+    for index, sample in enumerate(isolated(Sized(sizes), None)):
+        assert sample.tolist() == [float(index)] * sizes[index]
+
+
+def test_batch_is_the_loops_own():
+    """It may be changed in place, kept in part, and is no larger than it says."""
+    batches = iter(isolated(Sized([20_000] * 20), 2, num_workers=1))
+    first = next(batches)
+    first.mul_(2).add_(1)
+    part = first[1, :5]
+    assert first.untyped_storage().nbytes() == first.nbytes
+    del first
+    for number, batch in enumerate(batches, 1):
+        assert batch[0, 0] == 2 * number
+        del batch
+    assert part.tolist() == [3.0] * 5
+
+
+def test_small_tensors_keep_no_slab():
+    """Labels that are kept do not keep the images."""
+    batches = isolated(Images(12), 4)
+    labels = [batch["index"] for batch in batches]
+    assert torch.cat(labels).tolist() == list(range(12))
+    assert not num_mapped_slabs()
+
+
+def test_descriptors_and_slabs_are_flat_over_epochs():
+    """Nothing is left of a child but the fork server, which is there from the first one on."""
+    list(isolated(Images(), 4))
+    assert_threads_end()
+    before = num_fds()
+    for _ in range(3):
+        list(isolated(Images(), 4))
+        assert_threads_end()
+    assert num_fds() == before
+    loader = isolated(Images(), 4, persistent_workers=True)
+    list(loader)
+    during = num_fds()
+    for _ in range(5):
+        list(loader)
+    assert num_fds() == during
+
+
+# -- errors ----------------------------------------------------------------------------------
+
+
+def test_error_keeps_its_type_its_notes_and_its_cause():
+    """And the child's traceback, as a note; then the epoch goes on."""
+    batches = iter(isolated(Failing({5: KeyError}), 4))
+    assert next(batches)["index"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(Coded, match=r"\(5, 'here'\)") as caught:
+        next(batches)
+    assert caught.value.code == 5
+    notes = "\n".join(caught.value.__notes__)
+    assert "in the dataset (spdl-loader-" in notes
+    assert "sample index 5" in notes
+    assert "raised in the loading process (pid" in notes
+    assert "_isolation_data.py" in notes
+    assert 'raise Coded(index, "here")' in notes
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert next(batches)["index"].tolist() == [8, 9, 10, 11]
+
+
+def test_error_that_cannot_be_pickled_is_named():
+    """A RuntimeError says type and text."""
+    batches = iter(isolated(Failing({1: Unportable}), 4))
+    with pytest.raises(RuntimeError, match=r"Unportable: 1 at here .*cannot be pickled") as caught:
+        next(batches)
+    assert "sample index 1" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "note"),
+    [
+        ({"worker_init_fn": failing_init}, Coded, r"in worker_init_fn\(0\)"),
+        ({"collate_fn": unpicklable_batch}, (AttributeError, pickle.PicklingError), "collate_fn"),
+    ],
+)
+def test_error_of_a_function_reaches_the_loop(options, kind, note):
+    """worker_init_fn, and a batch that cannot be pickled."""
+    with pytest.raises(kind, match=r"init|lambda") as caught:
+        next(iter(isolated(Images(4), 4, num_workers=1, **options)))
+    assert any(note.replace("\\", "") in each for each in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ((Holder(transform=[int, Holder(fn=lambda x: x)]),), r"dataset\.transform\[1\]\.fn .*<lam"),
+        ((Holder(tables={"a": (x for x in ())}),), r"dataset\.tables\['a'\] .*<generator"),
+        ((Subset(Holder(file=io.FileIO(os.devnull)), [0]),), r"dataset\.dataset\.file .*FileIO"),
+    ],
+)
+def test_unpicklable_part_is_named(arguments, path):
+    """By the way to it, and what to do; no process is left, and none was started."""
+    with pytest.raises(pickle.PicklingError, match=rf"{path}.*threads need no pickling"):
+        iter(isolated(*arguments))
+
+
+def test_unpicklable_function_is_named():
+    """collate_fn and worker_init_fn are looked at too."""
+    with pytest.raises(pickle.PicklingError, match="but collate_fn cannot be pickled"):
+        iter(isolated(Images(), collate_fn=lambda samples: samples))
+    with pytest.raises(pickle.PicklingError, match="but worker_init_fn cannot be pickled"):
+        iter(isolated(Images(), worker_init_fn=lambda number: None))
+
+
+def test_dataset_that_the_child_cannot_open_is_an_error():
+    """With the reason, and each time that a batch is asked for."""
+    batches = iter(isolated(Unreadable()))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="could not be set up: ValueError: this file is not"):
+            next(batches)
+
+
+def test_index_that_cannot_be_pickled_is_the_samplers_error():
+    """It is raised where the sampler gave it."""
+    sampler = [lambda: 0]
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        iter(isolated(Images(), 1, sampler=sampler))
+
+
+def test_bad_samples_are_skipped():
+    """on_error="skip": left out, replaced, told; as in threads."""
+    for replace in (False, True):
+        dataset = Failing({2: Coded, 7: KeyError})
+        found, expected = (
+            DataLoader(
+                dataset,
+                4,
+                num_workers=2,
+                seed=1,
+                isolation=isolation,
+                on_error="skip",
+                error_budget=5,
+                replace=replace,
+            )
+            for isolation in ("process", "thread")
+        )
+        assert epochs_of(found, 1) == epochs_of(expected, 1)
+        assert found.skipped == expected.skipped
+        assert [each.key for each in found.skipped] == [2, 7]
+        assert "samples that were skipped" in str(found.report())
+
+
+def test_budget_is_overdrawn_by_the_samples_own_errors():
+    """PipelineFailure with members of the user's type, where each was raised as a note."""
+    loader = isolated(Failing({1: Coded, 2: Coded}), 4, on_error="skip", error_budget=1)
+    with pytest.raises(PipelineFailure, match="2 of 4 samples failed") as caught:
+        list(loader)
+    assert [type(each) for each in caught.value.exceptions] == [Coded, Coded]
+    assert "raised in the loading process" in "\n".join(caught.value.exceptions[0].__notes__)
+
+
+# -- resume, figures and the rest ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", [Images(), StatefulStream(), ImageStream()])
+def test_epoch_goes_on_where_its_state_stands(dataset):
+    """After every second batch of an epoch, in a process and in threads alike."""
+    torch.manual_seed(1)
+    options = {"shuffle": True} if isinstance(dataset, Images) else {}
+    loader = isolated(dataset, 3, **options)
+    states, expected = [], []
+    for batch in loader:
+        expected.append(bits(batch))
+        states.append(json.dumps(loader.state_dict()))
+    for done in (1, 4, len(states)):
+        for make in (isolated, DataLoader):
+            resumed = make(dataset, 3, num_workers=2, **options)
+            resumed.load_state_dict(json.loads(states[done - 1]))
+            assert [bits(batch) for batch in resumed] == expected[done:]
+
+
+def test_worker_init_fn_sees_the_workers_dataset():
+    """On every worker, before its first sample."""
+    loader = isolated(Tagged(), 1, num_workers=1, worker_init_fn=set_counter)
+    assert [batch[0] for batch in loader] == ["worker 0"] * 4
+
+
+def test_default_dtype_is_the_trainers():
+    """Threads would see it too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert next(iter(isolated(Images(4), 4)))["image"].dtype == torch.float64
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_environment_is_the_trainers(monkeypatch):
+    """As it is now, and not when the fork server was started."""
+    for value in ("one", "two"):
+        monkeypatch.setenv("SPDL_TORCH_TEST", value)
+        assert list(isolated(Environment(), None, collate_fn=as_list)) == [
+            (value, os.environ.get("RANK", "none"))
+        ]
+
+
+def test_rank_is_the_trainers(tmp_path):
+    """Datasets that share themselves out find it, though the child is in no process group."""
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        assert next(iter(isolated(Environment(), None, collate_fn=as_list)))[1] == "0"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_shared_values_of_multiprocessing_pass():
+    """As they do to torch's workers: they are pickled while the process is started."""
+    context = multiprocessing.get_context("forkserver")
+    counter = context.Value("i", 7)
+    shared = torch.zeros(3).share_memory_()
+    loader = isolated(Holder(counter=counter, shared=shared), 2, multiprocessing_context=context)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+def test_figures_are_those_of_the_child(tmp_path):
+    """Every sample is counted, the trace shows the workers, and the clock stops at the end."""
+    loader = isolated(Images(), 4, persistent_workers=True)
+    list(loader)
+    stats = loader.snapshot()
+    assert [stage.name for stage in stats.stages] == ["fetch", "collate"]
+    assert [stage.tasks.num_tasks for stage in stats.stages] == [24, 6]
+    assert stats.stages[0].queue.num_items == 6
+    assert stats.stages[0].tasks.busy_time > 0
+    assert 0 < stats.consumer_wait_ratio <= 1
+    assert loader.snapshot() == stats
+    assert "fetch" in str(loader.report())
+    batches = iter(loader)
+    for _ in range(5):  # which worker made them is chance: one may have found nothing to do
+        next(batches)
+    loader.profile().write_trace(str(tmp_path / "trace.json"))
+    text = (tmp_path / "trace.json").read_text(encoding="utf-8")
+    assert '"training"' in text
+    assert any(f'"worker[{n}]"' in text for n in range(2))
+
+
+def test_epoch_that_was_left_does_not_reach_the_next_one():
+    """Of a persistent loader: what was under way is dropped, its slabs are free again."""
+    loader = isolated(Images(), 4, seed=2, persistent_workers=True)
+    expected = epochs_of(DataLoader(Images(), 4, num_workers=1, seed=2), 12)
+    for epoch, batches in enumerate(expected[:-1]):
+        found = iter(loader)
+        num_taken = epoch % 6
+        assert [bits(next(found)) for _ in range(num_taken)] == batches[:num_taken]
+    assert [bits(batch) for batch in loader] == expected[-1]
+    assert num_mapped_slabs() <= 4 * 4  # under way in two epochs, on both sides
+
+
+def test_log_of_the_child_is_the_trainers(caplog):
+    """What our loggers say there is said here."""
+    loader = isolated(Holder(transform=Uncopyable()), 2)
+    list(loader)
+    assert "Uncopyable cannot be copied" in caplog.text
+
+
+class Uncopyable:
+    """Threads have to share it."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("not copied")
+
+
+def test_device_stage_moves_what_has_arrived(backends):
+    """In the trainer: same batches, errors in their places, epoch after epoch; then death."""
+    options = {"seed": 4, "device": "cuda", "persistent_workers": True}
+    loader = isolated(Failing({5: Coded}), 4, **options)
+    for _ in range(2):
+        batches = iter(loader)
+        assert next(batches)["index"].tolist() == [0, 1, 2, 3]
+        with pytest.raises(Coded, match="5"):
+            next(batches)
+        assert next(batches)["index"].tolist() == [8, 9, 10, 11]
+        assert next(batches, None) is None
+    assert [stage.name for stage in loader.snapshot().stages] == ["fetch", "collate", "transfer"]
+    found = epochs_of(isolated(Images(), 4, **options))
+    assert found == epochs_of(DataLoader(Images(), 4, num_workers=2, seed=4))
+    batches = iter(isolated(Crashing("exit"), 1, num_workers=1, device="cuda"))
+    with pytest.raises(RuntimeError, match="ended by itself with exit code 3"):
+        list(batches)
+
+
+def test_arrays_and_numbers_come_as_they_are():
+    """Of numpy and Python, nested; what is writeable there is writeable here."""
+    sample = {"a": (np.arange(30_000.0), [np.float32(1)]), "b": {"c": "text", "d": None}}
+    loader = isolated([sample] * 3, None, collate_fn=as_list)
+    for found in loader:
+        assert np.array_equal(found["a"][0], sample["a"][0])
+        assert found["a"][0].flags.writeable
+        assert found["b"] == sample["b"]
+        assert type(found["a"][1][0]) is np.float32

@@ -1,0 +1,240 @@
+"""However a loading process, its trainer or its loop ends: it is told, and nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import deque
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from _gates import until
+from _isolation_data import Crashing, Images, Waiting, WhoAmI, as_list
+from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
+from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
+
+__all__ = ["nothing_left"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.skipif(os.name != "posix", reason="sends signals"),
+]
+
+
+def failing_step(batch):
+    """A training step."""
+    return len(batch) / 0
+
+
+@pytest.mark.parametrize("how", ["break", "error", "drop", "end"])
+def test_child_ends_when_the_loop_does(how):
+    """And what the loop holds stays right."""
+    batches = iter(isolated(Images(40), 4, seed=1))
+    first = next(batches)
+    expected = next(iter(DataLoader(Images(40), 4, num_workers=1, seed=1)))
+    pids = [child.pid for child in multiprocessing.active_children()]
+    if how == "break":
+        for _ in map(type, batches):
+            break
+    elif how == "error":
+        with pytest.raises(ZeroDivisionError, match="division"):
+            deque(map(failing_step, batches))
+    elif how == "end":
+        assert sum(1 for _ in batches) == 9
+    del batches
+    assert_threads_end()
+    assert pids
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert bits(first) == bits(expected)
+    assert num_mapped_slabs() == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL.*memory"),
+        (signal.SIGSEGV, "was killed by SIGSEGV.*crashed"),
+        (3, "ended by itself with exit code 3"),
+    ],
+)
+def test_death_of_the_child_is_an_error(how, told):
+    """It says how and how to go on; asked again it says so again."""
+    how = int(how) if isinstance(how, signal.Signals) else "exit"
+    batches = iter(isolated(Crashing(how), 1, num_workers=1))
+    with pytest.raises(RuntimeError, match=rf"the loading process \(pid \d+\) {told}"):
+        list(batches)
+    with pytest.raises(RuntimeError, match=told):
+        next(batches)
+
+
+def test_loader_has_a_new_child_when_the_old_one_was_killed():
+    """Also one with persistent workers; its error comes first."""
+    loader = isolated(WhoAmI(), 1, collate_fn=as_list, persistent_workers=True)
+    batches = iter(loader)
+    pid = next(batches)[0][0]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
+        list(batches)
+    del batches
+    again = [batch[0][0] for batch in loader]
+    assert len(again) == 8
+    assert pid not in again
+
+
+def test_waiting_loop_is_told_what_the_child_does(tmp_path):
+    """timeout=: the batch, the sample and the stack of the thread in the child."""
+    os.mkfifo(tmp_path / "held")
+    loader = isolated(Waiting(tmp_path / "held", held=1), 1, num_workers=1, timeout=1)
+    batches = iter(loader)
+    pid = int((tmp_path / "held").read_text(encoding="utf-8"))
+    assert next(batches)[0, 0, 0, 0] < 1
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds") as caught:
+        next(batches)
+    told = r"(?s)Batch 1 is awaited.*At work:.*spdl-loader-0, batch 1.*sample index 1.*_isolation_"
+    assert re.search(told, str(caught.value))
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_iterator_in_a_forked_process_says_so():
+    """The child is the parent's; the fork's end does not end it."""
+    batches = iter(isolated(Images(), 4))
+    next(batches)
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(batches)
+        except BaseException as error:
+            sending.send(f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert "PipelineStopped: DataLoader: the loading process" in receiving.recv()
+    assert len(list(batches)) == 5
+
+
+# -- whole programs --------------------------------------------------------------------------
+
+PROGRAM = """
+    import os, signal, sys, threading, time
+    sys.path.insert(0, {tests!r})
+    from _isolation_data import Images, Waiting, WhoAmI, as_list
+    from spdl_torch import DataLoader
+
+    def main():
+        loader = DataLoader({dataset}, 2, num_workers=2, isolation="process",
+                            collate_fn=as_list, persistent_workers=True)
+        batches = iter(loader)
+        first = next(batches)
+        import multiprocessing
+        pids = [p.pid for p in multiprocessing.active_children()]
+        print("children", *pids, flush=True)
+        {end}
+
+    if __name__ == "__main__":
+        main()
+"""
+
+ENDS = {
+    "exit": ("globals().update(kept=(batches, first))", 0),
+    "error": ("raise ValueError('loss is nan')", 1),
+    "ctrl-c": ("os.kill(0, signal.SIGINT); threading.Event().wait()", -signal.SIGINT),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_nothing_is_left_when_the_program_ends(how, tmp_path):
+    """Neither a process, nor a name in /dev/shm, nor a word on stderr that is not the program's."""
+    code, expected = ENDS[how]
+    assert_program_ends(tmp_path, "Images(1000)", code, expected, how)
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "exit"])
+def test_nothing_is_left_when_a_sample_never_comes(how, tmp_path):
+    """A sample that waits for ever does not keep the child alive: it is ended all the same."""
+    code, expected = ENDS[how]
+    path = str(tmp_path / "held")
+    os.mkfifo(path)
+    assert_program_ends(
+        tmp_path, f"Waiting({path!r}, held=3)", f"open({path!r}).close(); {code}", expected, how
+    )
+
+
+def assert_program_ends(tmp_path, dataset, end, expected, how):
+    """Run it in a session of its own, and look for what it leaves."""
+    file = tmp_path / "program.py"
+    source = PROGRAM.format(tests=str(Path(__file__).parent), dataset=dataset, end=end)
+    file.write_text(textwrap.dedent(source), encoding="utf-8")
+    named = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    program = subprocess.Popen(
+        [sys.executable, str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = program.communicate(timeout=5 * PATIENCE_SECONDS)
+        pids = [int(pid) for pid in stdout.split()[1:]]
+        assert pids, stderr
+        until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+        until(lambda: not session_of(program.pid))
+    finally:
+        for process in session_of(program.pid):
+            process.kill()
+    assert program.returncode == expected, stderr
+    allowed = {"error": "loss is nan", "ctrl-c": "KeyboardInterrupt"}.get(how)
+    if allowed is None:
+        assert stderr == ""
+    else:
+        assert allowed in stderr
+        assert stderr.count("Traceback") == 1, stderr
+    if named:
+        assert not {name for name in set(os.listdir("/dev/shm")) - named if "spdl" in name}
+
+
+def session_of(leader):
+    """The processes that belong to a session."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess, PermissionError):
+            pass
+    return found
+
+
+def test_script_without_a_main_guard_says_so(tmp_path):
+    """The child runs it again, which multiprocessing refuses; the trainer is told what to do."""
+    file = tmp_path / "program.py"
+    file.write_text(
+        "from spdl_torch import DataLoader\n"
+        "import multiprocessing\n"
+        "list(DataLoader([1, 2], num_workers=1, isolation='process'))\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 1
+    assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
+
+
+def test_garbage_that_keeps_a_batch_keeps_its_memory():
+    """The child is gone, the loader too: the batch is still there."""
+    batch = next(iter(isolated(Images(), 4)))["image"]
+    gc.collect()
+    assert_threads_end()
+    before = batch.clone()
+    assert torch.equal(batch, before)
+    assert num_mapped_slabs() == 1

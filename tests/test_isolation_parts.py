@@ -1,0 +1,241 @@
+"""What isolation="process" is made of: batches in slabs, exceptions as bytes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from _isolation_data import Coded, Unportable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision import tv_tensors
+
+from spdl_torch.data.isolation.packing import LARGE_BYTES, pack, unpack
+from spdl_torch.data.isolation.portable import portable, restored
+from spdl_torch.data.isolation.slabs import Mappings, SlabPool
+from spdl_torch.data.jobs import Loaded
+from spdl_torch.errors import PipelineFailure
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
+
+Point = namedtuple("Point", "x y")
+
+
+class Passage:
+    """Both sides of the border, in one process."""
+
+    def __init__(self, most_held=8):
+        self.slabs = SlabPool()
+        self.mappings = Mappings(most_held, pin=False)
+
+    def __call__(self, batch):
+        packed = pack(batch, self.slabs)
+        message = packed.as_message()
+        if message.ticket is not None:
+            if message.ticket.is_new:
+                self.mappings.open(message.ticket, os.dup(packed.lease.slab.descriptor))
+            packed.lease.sent()
+        self.mappings.forget(self.slabs.retired())
+        message = pickle.loads(pickle.dumps(message, 5))
+        return unpack(Loaded(0, message), self.mappings).batch
+
+    def tell_freed(self):
+        """Slabs that nothing views any more go back."""
+        freed = self.mappings.freed()
+        for slab in freed:
+            self.slabs.give_back(slab)
+        return freed
+
+
+BIG = torch.rand(4, 3, 100, 100)
+
+
+def sparse_blocks():
+    """torch says once that these are new."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.eye(300).to_sparse_bsc((10, 10))
+
+
+TENSORS = {
+    "contiguous": BIG,
+    "channels last": BIG.to(memory_format=torch.channels_last),
+    "with holes": BIG[:, :, ::2],
+    "transposed": torch.rand(200, 200).t(),
+    "expanded": torch.tensor(3.0).expand(300, 300),
+    "expanded rows": torch.rand(300, 1, 300).expand(300, 5, 300),
+    "part of a larger one": torch.rand(3, 300, 300)[1],
+    "empty": torch.zeros(0, 3),
+    "scalar": torch.tensor(7),
+    "small": torch.arange(5, dtype=torch.int16),
+    "bfloat16": torch.rand(300, 300).to(torch.bfloat16),
+    "bool": torch.rand(300, 300) > 0.5,
+    "complex, conjugated": torch.rand(300, 300, dtype=torch.complex64).conj(),
+    "sparse": torch.eye(300).to_sparse(),
+    "sparse, not coalesced": torch.sparse_coo_tensor(
+        [[0, 0]], [1.0, 2.0], (3,), check_invariants=True
+    ),
+    "sparse blocks": sparse_blocks(),
+    "needs gradients": torch.rand(300, 300, requires_grad=True),
+    "parameter": torch.nn.Parameter(torch.rand(300, 300)),
+    "subclass": tv_tensors.Image(torch.randint(0, 255, (3, 300, 300), dtype=torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensor_is_itself_on_the_other_side(name):
+    """Type, dtype, shape, strides where they are dense, gradients and every bit."""
+    tensor = TENSORS[name]
+    found = Passage()({"x": [tensor]})["x"][0]
+    assert type(found) is type(tensor)
+    assert (found.dtype, found.shape, found.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert found.requires_grad == tensor.requires_grad
+    if name != "with holes" and tensor.layout is torch.strided:
+        assert found.stride() == tensor.stride()
+    is_sparse = tensor.layout is not torch.strided
+    assert torch.equal(*(t.to_dense() if is_sparse else t for t in (found, tensor)))
+    if tensor.is_sparse:
+        assert found.is_coalesced() == tensor.is_coalesced()
+    assert not getattr(torch._utils, "_sparse_tensors_to_validate", [])  # which torch.load would
+
+
+leaves = st.one_of(
+    st.integers(0, 2 * LARGE_BYTES).map(lambda size: torch.arange(size, dtype=torch.uint8)),
+    st.integers(0, LARGE_BYTES).map(lambda size: np.arange(size, dtype=np.int16)),
+    st.text(max_size=5),
+    st.none(),
+    st.just("x" * 50_000),
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.tuples(inner, inner).map(lambda pair: Point(*pair)),
+    ),
+    max_leaves=8,
+)
+
+
+def comparable(tree):
+    """A batch as something that compares."""
+    if isinstance(tree, torch.Tensor | np.ndarray):
+        return type(tree).__name__, str(tree.dtype), tuple(tree.shape), bytes(np.asarray(tree))
+    if isinstance(tree, dict):
+        return {key: comparable(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree), [comparable(each) for each in tree]
+    return tree
+
+
+def test_batches_of_any_form_pass_and_stay():
+    """Through the same slabs, one after the other, some of them kept."""
+    passage = Passage(most_held=3)
+    kept = []
+
+    @settings(max_examples=150, deadline=None)
+    @given(trees, st.booleans())
+    def check(tree, keep):
+        found = passage(tree)
+        assert comparable(found) == comparable(tree)
+        if keep:
+            kept.append((found, comparable(tree)))
+            del kept[:-5]
+        passage.tell_freed()
+        for batch, expected in kept:
+            assert comparable(batch) == expected
+
+    check()
+    kept.clear()
+    passage.tell_freed()
+    assert len(passage.mappings._memory) <= 3 + 2
+
+
+def test_slab_is_free_when_the_last_view_dies():
+    """A view of a view keeps it; so does an array."""
+    passage = Passage()
+    batch = passage([BIG, np.arange(100_000.0)])
+    part, array = batch[0][1].reshape(-1)[5:], batch[1][::2]
+    del batch
+    assert passage.tell_freed() == ()
+    del part
+    assert passage.tell_freed() == ()
+    del array
+    assert passage.tell_freed() == (0,)
+    passage([BIG])
+    assert passage.tell_freed() == (0,)  # the same one again
+
+
+def test_slab_that_is_too_small_is_replaced():
+    """And forgotten on both sides."""
+    passage = Passage()
+    for size in (100_000, 200_000, 400_000):
+        passage(torch.zeros(size))
+        passage.tell_freed()
+    assert list(passage.mappings._memory) == [2]
+
+
+def test_batch_that_was_never_sent_gives_its_slab_back():
+    """An epoch that was left drops what was ready."""
+    slabs = SlabPool()
+    first = pack(BIG, slabs)
+    number = first.lease.slab.number
+    del first
+    assert pack(BIG, slabs).lease.slab.number == number
+
+
+def test_slab_is_a_nameless_file_where_there_is_no_memfd(monkeypatch):
+    """As on macOS."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    passage = Passage()
+    found = passage([BIG])
+    assert torch.equal(found[0], BIG)
+
+
+# -- exceptions ------------------------------------------------------------------------------
+
+
+def raised(error, cause=None):
+    """The error as a handler gets it."""
+    try:
+        raise error from cause
+    except BaseException as caught:
+        caught.add_note("a note")
+        return caught
+
+
+def test_exception_keeps_what_it_has():
+    """Type, arguments, attributes, notes, cause; the traceback is a note."""
+    found = restored(portable(raised(Coded(3, "there"), raised(KeyError("k")))))
+    assert type(found) is Coded
+    assert (found.args, found.code) == ((3, "there"), 3)
+    assert found.__notes__[0] == "a note"
+    assert "test_isolation_parts.py" in found.__notes__[1]
+    assert isinstance(found.__cause__, KeyError)
+
+
+def test_exception_that_cannot_be_rebuilt_is_named():
+    """Wherever it is: alone, or inside of a group."""
+    found = restored(portable(raised(Unportable(1, "a"))))
+    assert type(found) is RuntimeError
+    assert str(found).startswith("Unportable: 1 at a (of type _isolation_data.Unportable")
+    group = PipelineFailure("two", [raised(Unportable(1, "a")), raised(Coded(2, "b"))])
+    found = restored(portable(raised(group)))
+    assert type(found) is PipelineFailure
+    assert [type(each) for each in found.exceptions] == [RuntimeError, Coded]
+    assert "raised in the loading process" in found.exceptions[1].__notes__[-1]
+
+
+@pytest.mark.cuda
+def test_slabs_are_pinned_where_the_trainer_has_a_gpu():
+    """What views them needs no staging, and is whole on the device."""
+    passage = Passage()
+    passage.mappings = Mappings(8, pin=True)
+    found = passage([BIG])[0]
+    assert found.is_pinned()
+    assert torch.equal(found.to("cuda", non_blocking=True).cpu(), BIG)

@@ -1,0 +1,161 @@
+"""Resuming inside Lightning: every batch of every epoch is trained on once, whatever was saved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from _loader_helpers import DataLoader
+from torch.utils.data import Dataset, IterableDataset
+
+lightning = pytest.importorskip("lightning")
+
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+
+from spdl_torch import PipelineDataset  # noqa: E402
+from spdl_torch.lightning import PipelineStatsMonitor  # noqa: E402
+from spdl_torch.pipeline import PipelineBuilder  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
+    pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
+    pytest.mark.filterwarnings("ignore:.*but not on `on_train_epoch_end`"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
+]
+
+NUM_EPOCHS = 3
+
+
+class Numbers(Dataset):
+    """Sample i is the number i and what it drew."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index), torch.rand(()).item()])
+
+
+class Stream(IterableDataset):
+    """The same without a length."""
+
+    def __iter__(self):
+        for index in range(10):
+            yield torch.tensor([float(index), torch.rand(()).item()])
+
+
+class Model(lightning.LightningModule):
+    """Keeps a diary, which is part of its checkpoint."""
+
+    def __init__(self, touches_estimate):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.seen = []
+        self.touches_estimate = touches_estimate
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append((self.current_epoch, batch.tolist()))
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        if self.touches_estimate:
+            assert self.trainer.estimated_stepping_batches is not None
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+
+def sized(num_workers):
+    return DataLoader(
+        Numbers(),
+        batch_size=3,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(4),
+        seed=1,
+        num_workers=num_workers,
+    )
+
+
+class Shuffled:
+    """A source with another order every epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        return iter(
+            torch.randperm(10, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        )
+
+
+def pipeline(num_workers):
+    """A PipelineDataset by itself."""
+
+    def batch_of(numbers):
+        return torch.tensor([[float(n), 0.5] for n in numbers])
+
+    builder = PipelineBuilder().add_source(Shuffled()).aggregate(3)
+    return PipelineDataset(
+        builder.pipe(batch_of, concurrency=num_workers + 1, output_order="input").add_sink()
+    )
+
+
+def unsized(num_workers):
+    return DataLoader(Stream(), batch_size=3, seed=1, num_workers=num_workers)
+
+
+def fit(loader, folder, *, touches_estimate=False, checkpoint=None):
+    """Train; the diary. The first run leaves a checkpoint behind every step and every epoch."""
+    callbacks = [PipelineStatsMonitor(db_path=folder / "run.db")]
+    if checkpoint is None:
+        steps, epochs = folder / "steps", folder / "epochs"
+        callbacks += [
+            ModelCheckpoint(steps, "{step}", save_top_k=-1, every_n_train_steps=1),
+            ModelCheckpoint(epochs, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True),
+        ]
+    trainer = lightning.Trainer(
+        max_epochs=NUM_EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=checkpoint is None,
+        enable_model_summary=False,
+        callbacks=callbacks,
+    )
+    model = Model(touches_estimate)
+    trainer.fit(model, loader, ckpt_path=checkpoint, weights_only=True)
+    return model.seen
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("touches_estimate", [False, True])
+@pytest.mark.parametrize("make", [sized, unsized, pipeline])
+def test_every_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_estimate, num_workers):
+    """Behind every step and every epoch: what was trained before and what is trained after are
+    together the undisturbed run, with and without ``len()`` (D4), and where Lightning forgets to
+    load the loaders' states (D5)."""
+    whole = fit(make(num_workers), tmp_path / "whole", touches_estimate=touches_estimate)
+    assert len(whole) == 4 * NUM_EPOCHS
+    checkpoints = [
+        (step, tmp_path / "whole" / "steps" / f"step={step}.ckpt") for step in range(1, 12)
+    ] + [
+        (4 * (n + 1), tmp_path / "whole" / "epochs" / f"epoch={n}.ckpt")
+        for n in range(NUM_EPOCHS - 1)
+    ]
+    for number, (step, path) in enumerate(checkpoints):
+        seen = fit(
+            make(num_workers),
+            tmp_path / f"again{number}",
+            touches_estimate=touches_estimate,
+            checkpoint=path,
+        )
+        assert [batch for _, batch in seen] == [batch for _, batch in whole[step:]], path.name
+        if make is not unsized:  # otherwise Lightning does not know that it saved at an epoch's end
+            assert seen[0][0] == whole[step][0], "the epoch's number goes on, too"

@@ -1,0 +1,371 @@
+"""DistributedSampler: every sample once over the ranks, and on from anywhere with other ranks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import random
+import tracemalloc
+
+import pytest
+import torch
+import torch.utils.data as torch_data
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, RandomSampler
+
+import spdl_torch
+from spdl_torch.data.sampling import DistributedSampler
+
+lengths = st.integers(0, 60)
+worlds = st.integers(1, 7)
+TAILS = ("drop", "pad", "uneven")
+
+
+def shares(dataset, world, *, epoch=0, **options):
+    """The indices of every rank."""
+    samplers = [DistributedSampler(dataset, world, rank, **options) for rank in range(world)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return [list(sampler) for sampler in samplers]
+
+
+def order_of(length, **options):
+    """What a single rank would see."""
+    return shares(length, 1, **options)[0]
+
+
+def in_turns(parts):
+    """The order that the ranks walk through together."""
+    rounds = itertools.zip_longest(*parts)
+    return [index for dealt in rounds for index in dealt if index is not None]
+
+
+# -- shares ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), worlds, st.booleans(), st.booleans(), st.integers(0, 3))
+def test_indices_are_torchs(length, world, shuffle, drop, epoch):
+    """Whoever changes over in the middle of a project sees the same order."""
+    if drop and length < world:
+        return  # torch's own count of samples is below 0 there
+    for rank, ours in enumerate(
+        shares(length, world, shuffle=shuffle, seed=5, epoch=epoch, tail="drop" if drop else "pad")
+    ):
+        oracle = torch_data.DistributedSampler(
+            range(length), world, rank, shuffle=shuffle, seed=5, drop_last=drop
+        )
+        oracle.set_epoch(epoch)
+        assert ours == list(oracle)
+
+
+@given(lengths, worlds, st.booleans(), st.sampled_from(TAILS))
+def test_every_sample_is_on_one_rank(length, world, shuffle, tail):
+    """But for a last round that is not whole, with which each tail does what it says."""
+    parts = shares(length, world, shuffle=shuffle, tail=tail)
+    whole = order_of(length, shuffle=shuffle)
+    together = in_turns(parts)
+    if tail == "drop":
+        assert together == whole[: length - length % world]
+    elif tail == "pad":
+        assert together[:length] == whole
+        assert len(together) == -(-length // world) * world
+    else:
+        assert together == whole
+    assert len({len(part) for part in parts}) == 1 or tail == "uneven"
+    sampler = DistributedSampler(length, world, 0, shuffle=shuffle, tail=tail)
+    assert (len(sampler), sampler.num_samples) == (len(parts[0]),) * 2
+    assert sampler.total_size == len(together)
+
+
+@given(lengths, worlds, st.integers(1, 5))
+def test_valid_counts_leave_out_what_is_padding(length, world, batch_size):
+    """Evaluation with ``tail="pad"`` counts each sample once."""
+    counted = []
+    for rank in range(world):
+        sampler = DistributedSampler(length, world, rank, shuffle=False, tail="pad")
+        num_valid = 0
+        for number, batch in enumerate(BatchSampler(sampler, batch_size, drop_last=False)):
+            counted += batch[: sampler.num_valid(number, batch_size)]
+            num_valid += min(len(batch), sampler.num_valid(number, batch_size))
+        assert num_valid == len(sampler) - sampler.num_padded
+    assert sorted(counted) == list(range(length))
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    """Other epochs and seeds, other orders; the same ones, the same."""
+    orders = [order_of(50, seed=seed, epoch=epoch) for seed, epoch in ((0, 0), (0, 1), (9, 0))]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    torch.manual_seed(3)
+    assert order_of(50, seed=0, epoch=1) == orders[1]
+    state = torch.get_rng_state()
+    order_of(50)
+    assert torch.equal(torch.get_rng_state(), state), "the trainer's generator was drawn from"
+
+
+def test_memory_is_below_eight_bytes_a_sample(monkeypatch):
+    """A permutation of four bytes a sample, of which a rank keeps its part; never Python ints."""
+    length = 400_000
+    sizes = []
+    randperm = torch.randperm
+
+    def measured(*args, **kwargs):
+        sizes.append(randperm(*args, **kwargs))
+        return sizes[-1]
+
+    monkeypatch.setattr(torch, "randperm", measured)
+    sampler = DistributedSampler(length, 2, 0)
+    tracemalloc.start()
+    indices = iter(sampler)
+    first = next(indices)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    (permutation,) = sizes
+    assert permutation.nbytes == 4 * length
+    kept = next(part for part in _tensors_of(indices.gi_frame.f_locals["indices"]) if part.numel())
+    assert kept.untyped_storage().nbytes() == 2 * length
+    assert peak < length, "Python objects"
+    assert first == permutation[0]
+
+
+def _tensors_of(indices):
+    return [value for value in vars(indices).values() if isinstance(value, torch.Tensor)]
+
+
+# -- where the rank comes from ---------------------------------------------------------------------
+
+
+def test_rank_is_asked_for_when_it_is_needed(monkeypatch):
+    """Lightning makes the process group after the sampler."""
+    sampler = DistributedSampler(range(10), shuffle=False)
+    assert len(sampler) == 10
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert (sampler.rank, sampler.num_replicas, len(sampler)) == (1, 3, 3)
+    assert list(sampler) == [1, 4, 7]
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(RuntimeError, match="DistributedSampler: this process is LOCAL_RANK=2"):
+        list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dataset": -1}, ValueError, "a length must be >= 0, got -1"),
+        ({"dataset": RandomSampler(range(3))}, TypeError, "got the sampler RandomSampler"),
+        ({"num_replicas": 2}, ValueError, "go together, got 2 and None"),
+        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be within 0 and 1, got 2"),
+        ({"tail": "keep"}, ValueError, "tail must be .* got 'keep'"),
+    ],
+)
+def test_argument_is_refused_when_it_makes_no_sense(options, error, message):
+    """At once, with what was given."""
+    with pytest.raises(error, match=message):
+        DistributedSampler(**{"dataset": 10, **options})
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, True])
+def test_set_epoch_fails_when_it_is_no_count(epoch):
+    """A loop variable that went wrong."""
+    with pytest.raises(ValueError, match="epoch must be an int >= 0"):
+        DistributedSampler(3).set_epoch(epoch)
+
+
+@pytest.mark.parametrize("loader_class", [torch_data.DataLoader, spdl_torch.DataLoader])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loaders_take_it(loader_class, num_workers):
+    """In place of torch's sampler; set_epoch moves it."""
+    sampler = DistributedSampler(range(11), 2, 1, seed=4, tail="uneven")
+    loader = loader_class(range(11), batch_size=2, sampler=sampler, num_workers=num_workers)
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        batches = [batch.tolist() for batch in loader]
+        assert [*itertools.chain(*batches)] == shares(11, 2, seed=4, epoch=epoch, tail="uneven")[1]
+        assert len(loader) == len(batches) == 3
+
+
+# -- going on --------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 60), worlds, st.sampled_from(TAILS), st.data())
+def test_start_is_behind_what_all_ranks_had(length, world, tail, data):
+    """The rest of the same order; the pass after it is whole again, and so is len()."""
+    start = data.draw(st.integers(0, length))
+    parts = []
+    for rank in range(world):
+        sampler = DistributedSampler(length, world, rank, tail=tail)
+        whole = len(sampler)
+        sampler.start_at(start)
+        iter(sampler)  # only to look
+        parts.append(list(sampler))
+        assert len(sampler) == whole == len(list(sampler))
+    rest = order_of(length)[start:]
+    expected = rest[: len(rest) - len(rest) % world] if tail == "drop" else rest
+    assert in_turns(parts)[: len(expected)] == expected
+    assert len(set(map(len, parts))) == 1 or tail == "uneven"
+
+
+def test_start_belongs_to_its_epoch():
+    """A loop that names the epoch of the checkpoint goes on; naming another begins it."""
+    sampler = DistributedSampler(8, 2, 0, shuffle=False)
+    sampler.set_epoch(3)
+    sampler.start_at(4)
+    sampler.set_epoch(3)
+    assert list(sampler) == [4, 6]
+    sampler.start_at(4)
+    sampler.set_epoch(4)
+    assert list(sampler) == [0, 2, 4, 6]
+    with pytest.raises(ValueError, match="num_consumed must be within 0 and 8"):
+        sampler.start_at(9)
+    padded = DistributedSampler(8, 3, 2, shuffle=False, tail="pad")
+    padded.start_at(9)  # 3 samples on each of 3 ranks
+    assert list(padded) == []
+
+
+def histories(number):
+    """A run as chance will have it: what it trains on, and when how many ranks it has."""
+    chance = random.Random(number)
+    global_batch = chance.choice([4, 8, 12, 24])
+    worlds = [world for world in (1, 2, 3, 4, 6, 8, 12) if global_batch % world == 0]
+    length = chance.randrange(0, 12 * global_batch)
+    options = {"shuffle": chance.random() < 0.8, "seed": chance.randrange(100)}
+    return chance, global_batch, worlds, length, options
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_no_sample_is_lost_or_repeated_over_random_histories(tail, drop_last):
+    """200 runs of 3 epochs, broken off after any batch and continued by any number of ranks."""
+    for number in range(200):
+        chance, global_batch, worlds, length, options = histories(number)
+        state, seen = None, {epoch: [] for epoch in range(3)}
+        for epoch in range(3):
+            while True:  # until the epoch is over
+                world = chance.choice(worlds)
+                batch_size = global_batch // world
+                samplers = [
+                    DistributedSampler(length, world, rank, tail=tail, **options)
+                    for rank in range(world)
+                ]
+                for sampler in samplers:
+                    if state is not None:
+                        sampler.load_state_dict(json.loads(state))
+                    sampler.set_epoch(epoch)
+                ranks = [iter(BatchSampler(s, batch_size, drop_last)) for s in samplers]
+                num_steps = chance.choice([None, chance.randrange(12)])
+                for _ in itertools.count() if num_steps is None else range(num_steps):
+                    batches = [next(rank, []) for rank in ranks]
+                    seen[epoch] += in_turns(batches)
+                    if not any(batches):
+                        break
+                else:
+                    # Rank 0's is for all of them.
+                    state = json.dumps(samplers[0].state_dict())
+                    continue
+                state = json.dumps({**samplers[0].state_dict(), "num_consumed": length})
+                break
+        for epoch, indices in seen.items():
+            expected = order_of(length, epoch=epoch, **options)
+            if drop_last:
+                expected = expected[: length - length % global_batch]
+                if tail != "drop":
+                    # The ranks' last batches may be whole thanks to padding or uneven shares.
+                    assert indices[: len(expected)] == expected
+                    continue
+            if tail == "drop":
+                # As many as the ranks that finished the epoch could share.
+                assert indices == expected[: len(indices)]
+                assert len(expected) - len(indices) < max(worlds)
+            else:
+                assert indices[: len(expected)] == expected
+                assert tail == "pad" or len(indices) == length
+                assert len(indices) - length < max(worlds)
+
+
+def test_four_ranks_and_two_have_the_same_global_batches():
+    """Half the ranks with twice the batch, from the middle on."""
+    global_batches = {}
+    for world in (2, 4):
+        batch_size = 8 // world
+        ranks = [
+            iter(BatchSampler(DistributedSampler(50, world, rank), batch_size, drop_last=True))
+            for rank in range(world)
+        ]
+        steps = zip(*ranks, strict=True)
+        global_batches[world] = [in_turns(batches) for batches in steps]
+    assert global_batches[2] == global_batches[4]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_state_is_the_same_for_every_rank(rank):
+    """Numbers that JSON and ``weights_only`` loading know; what nobody gets counts as had."""
+    sampler = DistributedSampler(11, 3, rank)
+    indices = iter(sampler)
+    [next(indices) for _ in range(2)]
+    assert sampler.state_dict()["num_consumed"] == 6
+    assert sampler.state_dict(1)["num_consumed"] == 3
+    assert json.loads(json.dumps(sampler.state_dict())) == sampler.state_dict()
+    assert sampler.state_dict(3)["num_consumed"] == 11
+    list(indices)
+    assert sampler.state_dict() == {
+        "version": 1,
+        "epoch": 0,
+        "seed": 0,
+        "shuffle": True,
+        "length": 11,
+        "num_consumed": 11,
+    }
+
+
+def test_state_is_that_of_the_start_when_nothing_was_taken():
+    """A checkpoint right after a resume, or after looking at iter()."""
+    sampler = DistributedSampler(10, 2, 0)
+    sampler.start_at(4)
+    iter(sampler)
+    assert sampler.state_dict()["num_consumed"] == 4
+    assert pickle.loads(pickle.dumps(sampler)).state_dict() == sampler.state_dict()
+    sampler.set_epoch(1)
+    assert sampler.state_dict()["num_consumed"] == 0
+
+
+def test_seed_comes_with_the_state():
+    """The order is the one that was broken off."""
+    state = DistributedSampler(20, 1, 0, seed=7).state_dict()
+    sampler = DistributedSampler(20, 1, 0, seed=1)
+    sampler.load_state_dict(state)
+    assert list(sampler) == order_of(20, seed=7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version 1, as here, got 2"),
+        ({"length": 9}, "length 10, as here, got 9"),
+        ({"shuffle": False}, "shuffle True, as here, got False"),
+    ],
+)
+def test_state_is_refused_when_its_order_is_another(change, message):
+    """The position would name other samples."""
+    sampler = DistributedSampler(10, 1, 0)
+    with pytest.raises(ValueError, match=message):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("num_taken", range(6))
+def test_torchdatas_loader_resumes_it(num_taken):
+    """Its StatefulDataLoader saves samplers that have a state."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make_loader():
+        sampler = DistributedSampler(range(11), 2, 0, tail="pad")
+        return stateful.StatefulDataLoader(range(11), batch_size=1, sampler=sampler)
+
+    loader = make_loader()
+    batches = iter(loader)
+    [next(batches) for _ in range(num_taken)]
+    resumed = make_loader()
+    resumed.load_state_dict(loader.state_dict())
+    assert list(resumed) == list(batches)

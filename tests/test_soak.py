@@ -1,0 +1,80 @@
+"""Loaders and pipelines over and over: memory, threads and descriptors stay where they were."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+from _fuzz import FUZZ_SECONDS, LONG_TIMEOUT
+
+PROGRAM = Path(__file__).with_name("_soak.py")
+MOST_RSS_GROWTH = {"short": 1 / 10, "long": 1 / 50}
+"""Between the medians of two thirds. The short form has few readings, while caches fill."""
+MOST_BLOCKS_PER_ROUND = {"short": 1000, "long": 40}
+"""Python objects kept by one round, of which a reading keeps 4 itself. In the first 30 rounds weak
+references, free lists and caches still fill, by 100 a round. After that an object for each thread,
+batch or sample of a round would be 40, 300 or 2000."""
+
+
+def soak(seconds):
+    """Rounds and readings, and the first third of the readings left out: caches fill."""
+    # With an arena for each thread, glibc keeps some more of what was freed for as long as threads
+    # come and go (6 % in ten minutes); with one, what grows is a leak.
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", PROGRAM, str(seconds)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=3 * seconds + 60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    return told["rounds"], told["readings"]
+
+
+def assert_flat(rounds, readings, form):
+    third = len(readings) // 3
+    middle, last = readings[third : 2 * third], readings[-third:]
+
+    def typical(part, what):
+        return median(reading[what] for reading in part)
+
+    for what in ("threads", "fds"):
+        most = max(reading[what] for reading in middle)
+        assert max(reading[what] for reading in last) <= most, (what, readings)
+    before, after = typical(middle, "rss_bytes"), typical(last, "rss_bytes")
+    assert after <= before * (1 + MOST_RSS_GROWTH[form]), f"{before} bytes, then {after}"
+    before, after = typical(middle, "blocks"), typical(last, "blocks")
+    grown = (after - before) / (rounds / 3)
+    assert grown <= MOST_BLOCKS_PER_ROUND[form], f"{grown} objects a round: {before}, then {after}"
+    return {what: (typical(middle, what), typical(last, what)) for what in middle[0]}
+
+
+def test_nothing_grows_in_many_rounds():
+    """The short form: some tens of rounds."""
+    rounds, readings = soak(12)
+    assert rounds >= 9
+    assert_flat(rounds, readings, "short")
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(LONG_TIMEOUT)
+def test_nothing_grows_for_long():
+    """The same for ten minutes, or however long is asked for."""
+    rounds, readings = soak(FUZZ_SECONDS)
+    print(f"{rounds} rounds; middle and last third: {assert_flat(rounds, readings, 'long')}")
+
+
+def test_growth_is_noticed():
+    """Each of the four, if it were there."""
+    flat = {"rss_bytes": 10**9, "blocks": 10**6, "threads": 4, "fds": 6}
+    assert_flat(300, [flat] * 99, "long")
+    for what, step in (("rss_bytes", 10**6), ("blocks", 150), ("threads", 1), ("fds", 1)):
+        growing = [{**flat, what: flat[what] + step * number} for number in range(99)]
+        with pytest.raises(AssertionError, match=r"then|objects a round|threads|fds"):
+            assert_flat(300, growing, "long")

@@ -1,0 +1,200 @@
+"""Whoever waits too long is told what is stuck: the stage, the item and the thread's stack."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+
+import pytest
+from _loader_helpers import (
+    PATIENCE_SECONDS,
+    DataLoader,
+    GatedData,
+    no_thread_left,  # noqa: F401
+)
+from torch.utils.data import IterableDataset
+
+from spdl_torch.observe import flight_recorder
+from spdl_torch.pipeline import PipelineBuilder, patience
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+class GatedBulk(GatedData):
+    """The same by torch's bulk protocol."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class GatedStream(IterableDataset):
+    """The same as an iterable."""
+
+    def __init__(self, length, *, held):
+        self.data = GatedData(length, held=held)
+        self.gate, self.entered = self.data.gate, self.data.entered
+
+    def __iter__(self):
+        return map(self.data.__getitem__, range(self.data.length))
+
+
+def message_of_timeout(loader, gate, entered):
+    batches = iter(loader)
+    assert entered.wait(PATIENCE_SECONDS), "nobody is stuck"
+    try:
+        while True:
+            next(batches)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        gate.set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "item"),
+    [
+        (GatedData, {"batch_size": 4}, "sample index 6"),
+        (GatedData, {"batch_size": None}, "sample index 6"),
+        (GatedData, {"batch_size": 4, "rng": "worker"}, "sample index 6"),
+        (GatedBulk, {"batch_size": 4}, "indices [4, 5, 6, 7]"),
+        (GatedStream, {"batch_size": 4}, "item 6 of the iterator of GatedStream"),
+    ],
+)
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_timeout_names_the_stage_the_item_and_the_stack(kind, options, item, on_error):
+    """torch's words come first; ours say whose fault it is."""
+    dataset = kind(8, held=6)
+    options = {"num_workers": 1, "prefetch_factor": 8, "on_error": on_error, **options}
+    loader = DataLoader(dataset, timeout=0.5, **options)
+    text = message_of_timeout(loader, dataset.gate, dataset.entered)
+    number = 6 if options["batch_size"] is None else 1
+    assert text.startswith(f"DataLoader timed out after 0.5 seconds. Batch {number} is awaited")
+    assert f"stage 'fetch', {item}\n" in text
+    assert "spdl-loader-0, batch" in text
+    assert "in __getitem__\n    assert self.gate.wait(" in text
+    assert "fetch.py" not in text
+
+
+def test_timeout_names_collate_fn():
+    """The other stage of a worker."""
+    gate, entered = threading.Event(), threading.Event()
+
+    def collate(samples):
+        entered.set()
+        assert gate.wait(PATIENCE_SECONDS)
+
+    loader = DataLoader(range(4), num_workers=1, timeout=0.2, collate_fn=collate)
+    text = message_of_timeout(loader, gate, entered)
+    assert "batch 0" in text
+    assert "stage 'collate'\n" in text
+    assert "in collate\n" in text
+
+
+def test_timeout_names_an_iterator_that_cannot_be_opened():
+    """iter(dataset) is stuck: there is no batch yet."""
+    gate, entered = threading.Event(), threading.Event()
+
+    class Opening(IterableDataset):
+        """Waits for its server."""
+
+        def __iter__(self):
+            entered.set()
+            assert gate.wait(PATIENCE_SECONDS)
+            return iter([1])
+
+    text = message_of_timeout(DataLoader(Opening(), num_workers=1, timeout=0.2), gate, entered)
+    assert "spdl-loader-0, between batches\n" in text
+    assert "in __iter__\n" in text
+
+
+def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
+    """Who gave no timeout hears of it in the log, and gets the batch when it comes."""
+    monkeypatch.setattr(patience, "STALL_SECONDS", 0.05)
+    dataset = GatedData(4, held=2)
+    told = "Batch 2 is awaited"
+    opener = threading.Thread(target=_open_when_told, args=(dataset.gate, caplog, told))
+    opener.start()
+    assert [batch.item() for batch in DataLoader(dataset, num_workers=1)] == [0, 1, 2, 3]
+    opener.join()
+    lines = [line for line in caplog.messages if "the loop has waited" in line]
+    assert "waited 0.05 s for a batch. Batch" in lines[0]
+    assert any("Batch 2 is awaited" in line and "sample index 2\n" in line for line in lines)
+
+
+def test_long_wait_for_a_pipeline_is_logged(caplog, monkeypatch):
+    """Nobody has to have thought of a timeout or of the flight recorder before."""
+    monkeypatch.setattr(patience, "STALL_SECONDS", 0.05)
+    gate = threading.Event()
+
+    def wait(item):
+        assert gate.wait(PATIENCE_SECONDS)
+        return item
+
+    pipeline = PipelineBuilder().add_source([1]).pipe(wait, name="stuck").add_sink(1).build()
+    opener = threading.Thread(target=_open_when_told, args=(gate, caplog, "At work: spdl-stuck-0."))
+    opener.start()
+    with pipeline.auto_stop():
+        assert list(pipeline) == [1]
+    opener.join()
+    (first, *_) = [line for line in caplog.messages if "the loop has waited" in line]
+    assert first.startswith("pipeline: the loop has waited 0.05 s for an item. At work: ")
+
+
+def _open_when_told(gate, caplog, told):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while told not in caplog.text and time.monotonic() < deadline:
+        gate.wait(0.01)
+    gate.set()
+
+
+@pytest.mark.parametrize("where", ["source", "op", "async op"])
+def test_timeout_of_a_pipeline_names_what_is_at_work(where):
+    """The source, the op or the event loop; threads that wait for these are left out."""
+    gate, entered = threading.Event(), threading.Event()
+
+    def wait(item=None):
+        entered.set()
+        assert gate.wait(PATIENCE_SECONDS)
+        return item
+
+    async def wait_async(item):
+        entered.set()
+        while not gate.is_set():
+            await asyncio.sleep(0)
+
+    def source():
+        yield wait() if where == "source" else 1
+
+    op = {"source": str, "op": wait, "async op": wait_async}[where]
+    pipeline = PipelineBuilder().add_source(source()).pipe(op, name="stuck").add_sink(1).build()
+    with pipeline.auto_stop():
+        assert entered.wait(PATIENCE_SECONDS)
+        with pytest.raises(TimeoutError, match=r"no item came within 0\.2 seconds") as caught:
+            pipeline.get_item(timeout=0.2)
+        gate.set()
+    text = str(caught.value)
+    names = {"source": "spdl-src", "op": "spdl-stuck-0", "async op": "spdl-stuck-loop"}
+    assert f"At work: {names[where]}." in text
+    assert ("the event loop" if where == "async op" else "in wait\n") in text
+
+
+def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
+    """Beside the trace, which tells when, the log tells where."""
+    caplog.set_level(logging.WARNING)
+    dataset = GatedData(2, held=0)
+    opener = threading.Thread(target=_open_when_logged, args=(dataset.gate, caplog))
+    with flight_recorder(tmp_path, stall_seconds=0.1):
+        opener.start()
+        assert len(list(DataLoader(dataset, num_workers=1))) == 2
+    opener.join()
+    assert "At work: spdl-loader-0.\nspdl-loader-0:\n" in caplog.text
+    assert "self.gate.wait(PATIENCE_SECONDS)" in caplog.text
+
+
+def _open_when_logged(gate, caplog):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while "a loop waits for data" not in caplog.text and time.monotonic() < deadline:
+        gate.wait(0.01)
+    gate.set()

@@ -1,0 +1,145 @@
+"""What spdl_torch.testing finds in loaders that are not what they should be."""
+
+import random
+from dataclasses import dataclass
+from random import random as random_imported_early
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import rand as rand_imported_early
+from torch.utils.data import Dataset, Sampler
+
+from spdl_torch import DataLoader
+from spdl_torch.testing import assert_reproducible
+
+
+class Samples(Dataset):
+    """12 samples, made by a function."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return self.make(index)
+
+
+def check(make, **options):
+    """assert_reproducible of a shuffled loader."""
+    assert_reproducible(
+        lambda n: DataLoader(Samples(make), 4, shuffle=True, num_workers=n, **options),
+        num_workers=(0, 1, 3),
+    )
+
+
+def test_reproducible_loader_passes_and_all_generators_are_put_back():
+    """Draws through the modules' functions; the caller's own numbers go on as they were."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    check(lambda i: {"x": (torch.rand(2), random.gauss(0, 1)), "y": np.random.rand(3), "z": str(i)})
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda _: random_imported_early(), r"generator of random, as `from random import random`"),
+        (lambda _: rand_imported_early(2), r"generator of numpy\.random, as a name imported"),
+        (lambda _: np.random.default_rng().random(), r"generators without a seed"),
+    ],
+    ids=["random", "numpy", "default_rng"],
+)
+def test_draw_that_is_not_reproducible_is_found_and_explained(make, reason):
+    """Every time, not only when threads change places."""
+    match = (
+        rf"(?s)num_workers=1 must give .* as num_workers=0.*epoch 0, batch 0.*at \[0\].*{reason}"
+    )
+    with pytest.raises(AssertionError, match=match):
+        check(make)
+
+
+def test_rng_worker_is_named_as_the_reason():
+    """Its streams are dealt out to workers."""
+    with pytest.raises(AssertionError, match='rng="worker" deals streams out'):
+        check(lambda _: torch.rand(1), rng="worker")
+
+
+def test_place_of_the_difference_is_told():
+    """The batch, the way into it, and the sample."""
+    generator = random.SystemRandom()
+
+    def make(index):
+        return {"image": (torch.zeros(2), torch.tensor([generator.random() if index == 9 else 0]))}
+
+    with pytest.raises(AssertionError, match=r"epoch 0, batch 2 differs at \['image'\]\[1\]\[1\]"):
+        assert_reproducible(lambda n: DataLoader(Samples(make), 4, num_workers=n), num_epochs=1)
+
+
+class FromNumpy(Sampler):
+    """An order from numpy's global generator, on the trainer's thread."""
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        return iter(np.random.permutation(12).tolist())
+
+
+def test_sampler_may_draw_from_the_process():
+    """It runs on the trainer's thread, where numpy's generator is the trainer's."""
+    assert_reproducible(
+        lambda n: DataLoader(Samples(int), 4, sampler=FromNumpy(), num_workers=n),
+        num_workers=(0, 2),
+    )
+
+
+@dataclass
+class Batch:
+    """What some collate functions return."""
+
+    values: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), None),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), r"at \[0\]"),
+        (torch.zeros(2), torch.zeros(3), r"float32\[3\] in place of torch.float32\[2\]"),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), r"int64\[2\] in place of"),
+        (torch.tensor(1), torch.tensor(2), r": 2 in place of 1"),
+        (np.zeros((2, 2)), np.eye(2), r"at \[0\]"),
+        (np.array([1, "a"], dtype=object), np.array([1, "b"], dtype=object), r"at \[1\]: 'b'"),
+        ([1, (2, "x")], [1, (2, "y")], r"at \[1\]\[1\]: 'y' in place of 'x'"),
+        ({"a": 1}, {"b": 1}, r"the keys are \['b'\]"),
+        ([1], [1, 2], "2 elements in place of 1"),
+        (Batch(torch.zeros(1)), Batch(torch.ones(1)), r"at \.values\[0\]"),
+        (1, 1.0, "float in place of int"),
+        (float("nan"), float("nan"), None),
+    ],
+)
+def test_values_are_compared_bit_by_bit(first, second, what):
+    """Whatever the batches are made of."""
+    values = iter([[], [first], [second]])  # the first is asked for its sampler
+    if what is None:
+        assert_reproducible(lambda _: next(values), num_workers=(0, 1), num_epochs=1)
+        return
+    with pytest.raises(AssertionError, match=what):
+        assert_reproducible(lambda _: next(values), num_workers=(0, 1), num_epochs=1)
+
+
+def test_number_of_batches_is_compared_too():
+    """A loader that loses a batch is not reproducible."""
+    values = iter([[], [1, 2], [1]])
+    with pytest.raises(AssertionError, match="epoch 0 has 1 batches in place of 2"):
+        assert_reproducible(lambda _: next(values), num_workers=(0, 1), num_epochs=1)
+
+
+def test_single_number_of_workers_is_refused():
+    """There is nothing to compare."""
+    with pytest.raises(ValueError, match="num_workers must be two numbers or more"):
+        assert_reproducible(lambda _: [], num_workers=(2,))
