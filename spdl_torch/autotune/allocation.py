@@ -1,0 +1,119 @@
+"""How many threads each stage needs for a rate: Little's law under bounds. Pure.
+
+A stage that spends ``D`` thread-seconds on one item of the consumer's (calls an item times seconds
+a call) passes on at most ``c / D`` items a second on ``c`` threads. So ``c = rate * D`` for all of
+them, and where the threads do not suffice, one more goes to the stage that is slowest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from .window import Bounds, Window
+
+__all__ = ["Plan", "grow", "most_busy", "most_threads", "shrink"]
+
+_BUSY = 0.75
+"""A stage whose threads work less than this holds nobody back (prototype: 93 to 99 % of the
+optimum)."""
+
+_NEAR = 0.1
+"""Stages that are busy for as much less than the busiest may hold the others back as well."""
+
+_LEAST_HEADROOM = 1.03
+"""Below that the cores are as good as used up."""
+
+_SLACK = 1.2
+"""Threads beyond those that the consumer's rate needs, for the uneven times of tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Threads by stage, and what forbids more of them."""
+
+    counts: dict[str, int]
+    """Of those that change."""
+    bottleneck: str
+    """The stage that holds the others back."""
+    bound: str = ""
+    """``max``, ``cpu``, ``memory``: why it could not be more; "" = it is what was wanted."""
+
+
+def most_busy(window: Window, frozen: Collection[str]) -> str | None:
+    """The stage that holds the others back; None if nothing is busy, or if one is that must not be
+    changed: is ``frozen`` or has threads of another kind.
+    """
+    busiest = max((stage.busy_ratio for stage in window.stages), default=0.0)
+    candidates = [
+        stage
+        for stage in window.stages
+        if stage.is_free
+        and stage.name not in frozen
+        and stage.busy_ratio >= max(_BUSY, busiest - _NEAR)
+    ]
+    return max(candidates, key=lambda stage: stage.busy_ratio).name if candidates else None
+
+
+def grow(window: Window, bounds: Bounds, frozen: Collection[str], factor: float) -> Plan | None:
+    """Threads for ``factor`` times the present rate, or what the consumer wants if that is less;
+    None if no stage holds it back.
+    """
+    bottleneck = most_busy(window, frozen)
+    if bottleneck is None or not window.num_items:
+        return None
+    before = {stage.name: stage.concurrency for stage in window.stages if stage.is_free}
+    demands = {s.name: s.busy_seconds / window.num_items for s in window.stages if s.is_free}
+    headroom = _cpu_headroom(window, bounds)
+    if headroom < _LEAST_HEADROOM:
+        return Plan({}, bottleneck, "cpu")
+    rate = min(window.rate * min(factor, headroom), window.wanted_rate * _SLACK)
+    most = most_threads(window, bounds)
+    counts, bound = dict(before), ""
+    while True:
+        slowest = min(counts, key=lambda name: _capacity(counts[name], demands[name]))
+        if counts == before:
+            slowest = bottleneck  # at least one more there, whatever the estimate says
+        elif slowest in frozen or _capacity(counts[slowest], demands[slowest]) >= rate:
+            break  # more elsewhere would only wait for it
+        if sum(counts.values()) >= most:
+            bound = "max" if most >= bounds.threads else "memory"
+            break
+        counts[slowest] += 1
+    return Plan({n: c for n, c in counts.items() if c != before[n]}, bottleneck, bound)
+
+
+def shrink(window: Window, most: int) -> dict[str, int]:
+    """At most so many threads, one for each stage at least, taken from where they are needed least;
+    those that change.
+    """
+    before = {stage.name: stage.concurrency for stage in window.stages if stage.is_free}
+    demands = {s.name: s.busy_seconds for s in window.stages}
+    counts = dict(before)
+    while sum(counts.values()) > max(most, len(counts)):
+        spare = [name for name in counts if counts[name] > 1]
+        counts[max(spare, key=lambda name: _capacity(counts[name] - 1, demands[name]))] -= 1
+    return {name: count for name, count in counts.items() if count != before[name]}
+
+
+def _capacity(count: int, demand: float) -> float:
+    """Items a second of ``count`` threads."""
+    return count / demand if demand > 0 else math.inf
+
+
+def _cpu_headroom(window: Window, bounds: Bounds) -> float:
+    """How many times faster the stages' cores allow it to be."""
+    used = sum(stage.cpu_seconds for stage in window.stages) / max(1e-9, window.elapsed)
+    return bounds.cores / used if used > bounds.cores * 0.05 else math.inf
+
+
+def most_threads(window: Window, bounds: Bounds) -> int:
+    """Of the stages that may change, by number and by what each adds to the memory in flight."""
+    used, limit, now = window.memory_bytes, bounds.memory_bytes, window.num_threads
+    if used is None or limit is None or used <= 0:
+        return bounds.threads
+    return min(bounds.threads, max(now if used <= limit else 0, int(now * limit / used)))

@@ -1,0 +1,155 @@
+"""What this process may use of its machine, containers and other local ranks considered."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Limits", "read_limits"]
+
+_UNLIMITED_BYTES = 1 << 60
+"""From here on a limit is none: version 1 of cgroups writes the largest page-aligned number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What there is on this machine for all ranks that run on it together.
+
+    Raises: ValueError: a number that is too small.
+    """
+
+    num_cores: float
+    """Cores that the process may use; 1.5 in a container that may use one and a half."""
+    memory_bytes: int | None = None
+    """Memory that can be had without swapping; None = not known."""
+    local_world_size: int = 1
+    """Ranks that share cores and memory."""
+
+    def __post_init__(self) -> None:
+        if not self.num_cores > 0:
+            raise ValueError(f"Limits: num_cores must be > 0, got {self.num_cores!r}.")
+        if self.memory_bytes is not None and self.memory_bytes < 0:
+            raise ValueError(f"Limits: memory_bytes must be >= 0, got {self.memory_bytes!r}.")
+        if self.local_world_size < 1:
+            raise ValueError(f"Limits: local_world_size must be >= 1, got {self.local_world_size}.")
+
+    @classmethod
+    def of_this_machine(cls) -> Limits:
+        """What the system tells now.
+
+        Cores: those that this process may run on, and no more than its cgroup's CPU quota.
+        Memory: what the machine has available, and no more than its cgroup has left; cached files
+        do not count as used. Ranks: torchrun's variable ``LOCAL_WORLD_SIZE``, else 1.
+        """
+        return read_limits(Path("/"), _allowed_cores(), os.environ)
+
+
+def read_limits(root: Path, num_cores: int, environ: Mapping[str, str]) -> Limits:
+    """The limits told by the files below ``root``, which is ``/`` but in tests."""
+    quotas, memory = [], []
+    for version, folder in _cgroups(root):
+        quotas.append(_quota(folder, version))
+        memory.append(_memory_left(folder, version))
+    memory.append(_memory_available(root))
+    ranks = environ.get("LOCAL_WORLD_SIZE", "")
+    return Limits(
+        num_cores=min([float(num_cores), *(quota for quota in quotas if quota is not None)]),
+        memory_bytes=min((left for left in memory if left is not None), default=None),
+        local_world_size=max(1, int(ranks)) if ranks.isdecimal() else 1,
+    )
+
+
+class _Version(NamedTuple):
+    """How a version of cgroups names what it tells."""
+
+    memory_limit: str
+    memory_usage: str
+    memory_cache: str
+
+
+_VERSION_1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _Version("memory.max", "memory.current", "inactive_file")
+
+
+def _cgroups(root: Path) -> Iterator[tuple[_Version, Path]]:
+    """The folders of this process's cgroups and of all those around them, whose limits hold too.
+
+    A container may see its own cgroup as the outermost one while its name is told as seen from
+    outside; folders that are not there have no files, and so no limits.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if not controllers:
+            tops, version = [mount, mount / "unified"], _VERSION_2
+        elif {"cpu", "memory"} & {*controllers.split(",")}:
+            tops, version = [mount / controllers], _VERSION_1
+        else:
+            continue
+        inner = Path(name.lstrip("/"))
+        for top in tops:
+            for part in (inner, *inner.parents):
+                yield version, top / part
+
+
+def _quota(folder: Path, version: _Version) -> float | None:
+    """CPU time over wall time that a cgroup may use, in cores."""
+    if version is _VERSION_2:
+        fields = [*_text(folder / "cpu.max").split(), "", ""]
+    else:
+        fields = [_text(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
+    quota, period = fields[:2]  # no quota: "max" or "-1"
+    if not quota.isdecimal() or not period.isdecimal() or not int(quota) or not int(period):
+        return None
+    return int(quota) / int(period)
+
+
+def _memory_left(folder: Path, version: _Version) -> int | None:
+    """Bytes that a cgroup may still take, cached files being given up for them."""
+    limit, usage = (_text(folder / n).strip() for n in (version.memory_limit, version.memory_usage))
+    if not limit.isdecimal() or not usage.isdecimal() or int(limit) >= _UNLIMITED_BYTES:
+        return None
+    cache = _field(folder / "memory.stat", version.memory_cache) or 0
+    return max(0, int(limit) - int(usage) + cache)
+
+
+def _memory_available(root: Path) -> int | None:
+    """Bytes of the machine that can be had without swapping."""
+    kibibytes = _field(root / "proc/meminfo", "MemAvailable:")
+    if kibibytes is not None:
+        return kibibytes * 1024
+    # Not Linux: what is free, else half of what is built in, as nobody tells how much is free.
+    for name, share in (("SC_AVPHYS_PAGES", 1), ("SC_PHYS_PAGES", 2)):
+        try:
+            return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") // share
+        except (AttributeError, OSError, ValueError):
+            continue  # not on this system
+    return None
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number that follows a name at the beginning of a line."""
+    for line in _text(path).splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == name and words[1].isdecimal():
+            return int(words[1])
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""  # this system tells it elsewhere, or not at all
+
+
+def _allowed_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

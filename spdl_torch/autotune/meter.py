@@ -1,0 +1,94 @@
+"""Cuts a run into windows and their parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..observe.laps import lap_between, sum_of_laps
+from ..observe.probes import probe_counters, probes_between
+from .window import Part
+
+if TYPE_CHECKING:
+    from ..observe.verdict import Probes
+    from ..pipeline.stats import PipelineStats
+
+__all__ = ["PARTS", "Lap", "Meter"]
+
+PARTS = 4
+"""Looks at the consumer in a window; their spread tells the noise."""
+
+_LEAST_ITEMS = 20
+_LONGEST = 5
+"""Times its length a window may get if fewer items than that come."""
+
+
+class Lap(NamedTuple):
+    """What was measured in a window."""
+
+    parts: list[Part]
+    stats: PipelineStats
+    probes: Probes
+
+
+class Meter:
+    """Told the figures several times a window; tells when one is complete.
+
+    What follows at once on a beginning or a change is not measured: one part of a window. Where
+    runs (epochs) are shorter than a window, it goes on in the next one.
+    """
+
+    def __init__(self, window_seconds: float) -> None:
+        self._seconds = window_seconds
+        self.restart(skip=1)
+
+    def restart(self, *, skip: int = 0) -> None:
+        """Forget what was measured; a window begins, of which the first ``skip`` parts are left
+        out.
+        """
+        self._first: PipelineStats | None = None
+        self._last = (0.0, 0, 0.0)
+        self._num_to_skip = skip
+        self._parts: list[Part] = []
+        self._laps: list[PipelineStats] = []
+        self._probes_before = probe_counters()
+
+    def look(self, stats: PipelineStats, num_items: int) -> Lap | None:
+        """The window that is complete now, if one is; ``restart`` begins the next one.
+
+        num_items: that the consumer took since the run began.
+        """
+        self._measure(stats, num_items)
+        elapsed = sum(part.elapsed for part in self._parts)
+        taken = sum(part.num_items for part in self._parts)
+        if self._first is None or not self._parts or elapsed < 0.95 * self._seconds:
+            return None
+        if taken < _LEAST_ITEMS and elapsed < _LONGEST * self._seconds:
+            return None
+        probes = probes_between(self._probes_before, probe_counters())
+        stats = sum_of_laps([*self._laps, lap_between(self._first, stats)])
+        return Lap(self._parts, stats, probes)
+
+    def end_run(self, stats: PipelineStats, num_items: int) -> None:
+        """The last figures of a run; the window goes on with the next one."""
+        if self._first is None:
+            return
+        self._measure(stats, num_items)
+        if self._first is not None and self._parts:
+            self._laps.append(lap_between(self._first, stats))
+        self._first = None
+
+    @property
+    def is_within_run(self) -> bool:
+        """Whether a run was looked at and has not ended: its figures are not complete."""
+        return self._first is not None
+
+    def _measure(self, stats: PipelineStats, num_items: int) -> None:
+        now = stats.elapsed, num_items, stats.consumer_wait_ratio * stats.elapsed
+        then, self._last = self._last, now
+        if self._first is None:
+            self._first = stats
+        elif self._num_to_skip:
+            self._num_to_skip -= 1
+            self._first = stats
+        elif now[0] > then[0]:
+            self._parts.append(Part(now[0] - then[0], now[1] - then[1], now[2] - then[2]))

@@ -1,0 +1,313 @@
+"""Threads and buffer sizes as a value: worked out or given, printed, and put to use."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..pipeline.builder import PipelineBuilder
+from ..pipeline.definition import OpKind, StageSpec
+from .code import manual_call
+from .inference import Wishes, infer, may_run_at_once
+from .limits import Limits
+from .pipelines import PipelineTuner
+from .tuning import Tuning
+from .workers import AutoWorkers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from ..observe.entries import LogEntry
+
+__all__ = ["PerfParams"]
+
+_logger = logging.getLogger("spdl_torch.autotune")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerfParams:
+    """Threads and room for a DataLoader or a pipeline. Make one with :meth:`estimate`,
+    :meth:`manual` or :meth:`auto`; ``repr()`` is the call of ``manual`` that gives the same.
+    """
+
+    num_workers: int | None = None
+    """Of a DataLoader. None, here and below: say nothing of it."""
+    prefetch_factor: int | None = None
+    """Of a DataLoader: batches that each worker makes ahead."""
+    concurrency: Mapping[str, int] = field(default_factory=dict)
+    """By the name of a pipeline's stage: calls at once."""
+    buffer_size: Mapping[str, int] = field(default_factory=dict)
+    """By the name of a pipeline's stage: items that may wait behind it."""
+    num_threads: int | None = None
+    """Of a pipeline: calls at once over all stages."""
+    inferred: tuple[str, ...] = field(default=(), compare=False)
+    """What ``estimate`` found and concluded, in lines."""
+    tuning: Tuning | None = None
+    """How it is to be found while running; None = it is not."""
+
+    def __post_init__(self) -> None:
+        numbers = {
+            "num_workers": self.num_workers,
+            "prefetch_factor": self.prefetch_factor,
+            "num_threads": self.num_threads,
+            **{f"concurrency of {name!r}": n for name, n in self.concurrency.items()},
+            **{f"buffer_size of {name!r}": n for name, n in self.buffer_size.items()},
+        }
+        for name, number in numbers.items():
+            least = 0 if name == "num_workers" else 1
+            if number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise TypeError(f"PerfParams: {name} must be an int, got {number!r}.")
+            if number < least:
+                raise ValueError(f"PerfParams: {name} must be >= {least}, got {number}.")
+
+    @classmethod
+    def manual(
+        cls,
+        stages: Mapping[str, int] | None = None,
+        /,
+        *,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        buffer_size: int | Mapping[str, int] | None = None,
+        num_threads: int | None = None,
+        **concurrency: int,
+    ) -> PerfParams:
+        """What you say: ``PerfParams.manual(decode=12, collate=2)``, ``manual(num_workers=8)``.
+
+        stages: concurrency by stage, for names that are no identifiers or mean something here.
+        buffer_size: of all these stages, or by stage.
+        Raises: TypeError, ValueError: a number that is no positive int; a stage named twice.
+        """
+        twice = sorted((stages or {}).keys() & concurrency.keys())
+        if twice:
+            raise ValueError(f"PerfParams.manual: stage {twice[0]!r} is given twice.")
+        concurrency = {**(stages or {}), **concurrency}
+        if isinstance(buffer_size, int):
+            buffer_size = dict.fromkeys(concurrency, buffer_size)
+        return cls(
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            concurrency=concurrency,
+            buffer_size=dict(buffer_size or {}),
+            num_threads=num_threads,
+        )
+
+    @classmethod
+    def estimate(
+        cls,
+        target: Any,
+        *,
+        batch_size: int | None = None,
+        prefetch_factor: int = 2,
+        element_bytes: int | None = None,
+        num_samples: int = 5,
+        keep: Collection[str] = (),
+        cpu_util: float = 0.4,
+        memory_util: float = 0.7,
+        num_cores: float | None = None,
+        memory_bytes: int | None = None,
+        local_world_size: int | None = None,
+        write: Callable[[str], object] | None = print,
+    ) -> PerfParams:
+        """Threads and room that fit into a share of this rank's cores and memory.
+
+        For a dataset or a DataLoader: ``num_workers`` and ``prefetch_factor``. For a
+        ``PipelineBuilder``: the concurrency of every stage that has 1, is a plain function, has no
+        executor and is not in ``keep``, ``buffer_size`` of every stage that has none, and
+        ``num_threads``. Nothing is run but what measures the size of an element.
+
+        The formula, Scanner's with a share of cores beside that of memory (bytes everywhere):
+
+        - threads = ``cpu_util * num_cores / local_world_size``, at least 1: the most that run at
+          once, each stage may have as many;
+        - in flight, at most = ``memory_util * memory_bytes / local_world_size``. A loader has in
+          flight ``num_workers * prefetch_factor`` batches, the samples of those being collated and
+          the trainer's. A pipeline has, of each stage, two items a thread and its buffer; of the
+          sink, its buffer and the consumer's. An element of an aggregated list counts by itself;
+        - where that is too much, first the room shrinks to 1, then the threads, to 1 at least.
+
+        Room is never more than helps: ``prefetch_factor`` batches a worker; twice the threads at
+        either side of a buffer or, for small items, 64.
+
+        Args:
+            target: a map-style or iterable dataset, our or torch's DataLoader, a PipelineBuilder.
+            batch_size: None = the DataLoader's, else 1.
+            prefetch_factor: the most that is wanted.
+            element_bytes: of one sample or item where it is largest; None = measured.
+            num_samples: to measure. The calling thread loads them.
+            keep: stages whose op must not run several times at once.
+            cpu_util: share of the cores; 0.4, as SPDL's guide has it, leaves the training step
+                its own. More where nothing else needs them.
+            memory_util: share of the memory that is available; 0.7 as in Scanner.
+            num_cores, memory_bytes, local_world_size: None = :meth:`Limits.of_this_machine`. Where
+                each rank is bound to cores of its own: ``local_world_size=1``.
+            write: called with what was inferred, as one text; None = logged at INFO level.
+        Raises: TypeError, ValueError: an argument that is out of range.
+        Warns: UserWarning: the size of an element, or the memory, is not known, so that memory
+            sets no bound.
+        """
+        wishes = Wishes(
+            batch_size=batch_size,
+            prefetch_factor=prefetch_factor,
+            element_bytes=element_bytes,
+            num_samples=num_samples,
+            keep=frozenset(keep),
+            cpu_util=cpu_util,
+            memory_util=memory_util,
+        )
+        found = Limits.of_this_machine()
+        limits = Limits(
+            num_cores=found.num_cores if num_cores is None else num_cores,
+            memory_bytes=found.memory_bytes if memory_bytes is None else memory_bytes,
+            local_world_size=found.local_world_size
+            if local_world_size is None
+            else local_world_size,
+        )
+        inference = infer(target, wishes, limits)
+        if inference.doubt is not None:
+            warnings.warn(
+                f"PerfParams.estimate: memory sets no bound: {inference.doubt}.", stacklevel=2
+            )
+        params = cls(**inference.settings, inferred=inference.lines)
+        (write or _logger.info)(str(params))
+        return params
+
+    @classmethod
+    def auto(
+        cls,
+        *,
+        keep: Collection[str] = (),
+        max_threads: int | None = None,
+        cpu_util: float = 1.0,
+        memory_util: float = 0.7,
+        num_cores: float | None = None,
+        memory_bytes: int | None = None,
+        local_world_size: int | None = None,
+        window_seconds: float = 2.0,
+        log: Callable[[LogEntry], Any] | None = None,
+        write: Callable[[str], object] | None = print,
+    ) -> PerfParams:
+        """Threads that grow and shrink while training runs, for as long as that makes it faster.
+
+        For a ``PipelineBuilder``, by ``apply`` and ``build_options``: the concurrency of its plain
+        functions without executor that are not in ``keep``, and of generators with several threads.
+        For our DataLoader, by ``loader_options``: its workers. What comes out stays the same, and
+        in its order. The aim is a consumer that does not wait.
+
+        Args:
+            keep: stages whose op must not run several times at once.
+            max_threads: of all these stages together; None = 8 for each core of this rank, at
+                least 32.
+            cpu_util: share of this rank's cores that the stages may keep busy. What loading takes
+                from the training step shows in its speed, which is what a change is judged by.
+            memory_util: share of the memory that is available at first.
+            num_cores, memory_bytes, local_world_size: None = :meth:`Limits.of_this_machine`.
+            window_seconds: between two changes; longer if fewer than 20 items come.
+            log: called with an event ``decision`` for each one: ``SQLiteStatsWriter.log``.
+            write: called with the settings as code once nothing is left to gain, and at the end;
+                None = logged at INFO level alone.
+        Raises: TypeError, ValueError: an argument that is out of range.
+        """
+        return cls(
+            tuning=Tuning(
+                keep=frozenset(keep),
+                max_threads=max_threads,
+                cpu_util=cpu_util,
+                memory_util=memory_util,
+                num_cores=num_cores,
+                memory_bytes=memory_bytes,
+                local_world_size=local_world_size,
+                window_seconds=window_seconds,
+                log=log,
+                write=write,
+            )
+        )
+
+    def loader_options(self) -> dict[str, int]:
+        """Arguments for a DataLoader, ours or torch's: ``DataLoader(dataset, **these)``; those of
+        ``auto`` are for ours.
+
+        Raises: ValueError: nothing is said of ``num_workers``.
+        """
+        if self.tuning is not None:
+            limits = self.tuning.limits()
+            return {"num_workers": AutoWorkers.to_begin_with(self.tuning, limits)}
+        if self.num_workers is None:
+            raise ValueError(
+                "PerfParams.loader_options: num_workers must be given, got None. These are for a "
+                "pipeline: use apply() and build_options()."
+            )
+        options = {"num_workers": self.num_workers}
+        if self.prefetch_factor is not None and self.num_workers > 0:
+            options["prefetch_factor"] = self.prefetch_factor  # torch refuses it without workers
+        return options
+
+    def apply(self, builder: PipelineBuilder, /) -> PipelineBuilder:
+        """A builder of the same pipeline with these concurrencies and buffer sizes.
+
+        What comes out stays the same, and in its order: a stage that ran one call at a time gets
+        ``output_order="input"`` when it gets more, or may get more, unless its op is an async
+        generator.
+        Raises: ValueError: there is no such stage, or it is an aggregate and cannot run several
+            calls at once; RuntimeError: the builder has no source or sink.
+        """
+        spec = builder.get_config()
+        names = [stage.name for stage in spec.stages]
+        keep = () if self.tuning is None else sorted(self.tuning.keep)
+        for name in [*self.concurrency, *self.buffer_size, *keep]:
+            if name not in names:
+                raise ValueError(
+                    f"PerfParams.apply: the pipeline has no stage {name!r}; it has "
+                    f"{', '.join(map(repr, names)) or 'none'}."
+                )
+        stages = tuple(self._changed(stage) for stage in spec.stages)
+        return PipelineBuilder.from_config(replace(spec, stages=stages))
+
+    def build_options(self) -> dict[str, Any]:
+        """Arguments for ``PipelineBuilder.build`` or ``PipelineDataset``: ``num_threads``, if it is
+        known; of ``auto`` a tuner, for one pipeline or dataset.
+        """
+        options: dict[str, Any] = {}
+        if self.num_threads is not None:
+            options["num_threads"] = self.num_threads
+        if self.tuning is not None:
+            options["tuner"] = PipelineTuner(self.tuning)
+        return options
+
+    def __str__(self) -> str:
+        """What was inferred, then the settings as code."""
+        return "\n".join([*self.inferred, repr(self)])
+
+    def __repr__(self) -> str:
+        if self.tuning is not None:
+            return "PerfParams.auto()"
+        names = {
+            "num_workers": self.num_workers,
+            "prefetch_factor": self.prefetch_factor,
+            "num_threads": self.num_threads,
+        }
+        return manual_call(self.concurrency, self.buffer_size, **names)
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        concurrency = self.concurrency.get(stage.name, stage.concurrency)
+        if concurrency > 1 and stage.kind is OpKind.AGGREGATE:
+            raise ValueError(
+                f"PerfParams.apply: concurrency of {stage.name!r} must be 1, got {concurrency}. An "
+                "aggregate collects one list at a time."
+            )
+        # An async generator knows no other order than that of completion.
+        keeps_order = stage.concurrency == 1 < concurrency and (
+            stage.kind is not OpKind.ASYNC_GENERATOR
+        )
+        if self.tuning is not None and may_run_at_once(stage):
+            keeps_order = stage.name not in self.tuning.keep
+        return replace(
+            stage,
+            concurrency=concurrency,
+            buffer_size=self.buffer_size.get(stage.name, stage.buffer_size),
+            output_order="input" if keeps_order else stage.output_order,
+        )

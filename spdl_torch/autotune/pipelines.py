@@ -1,0 +1,165 @@
+"""Tunes pipelines while they run: measures windows, asks the tuner, does what it says."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ..observe.probes import start_probing, stop_probing
+from ..pipeline.definition import default_buffer_size
+from .code import manual_call
+from .inference import is_transfer
+from .limits import Limits
+from .meter import PARTS
+from .tuning import TuningState
+from .window import loads_of, window_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..pipeline.definition import StageSpec
+    from ..pipeline.tuning import Adjustable
+    from .meter import Lap
+    from .tuning import Tuning
+    from .window import Decision, Window
+
+__all__ = ["PipelineTuner"]
+
+_logger = logging.getLogger("spdl_torch.autotune")
+
+
+class PipelineTuner:
+    """Of one pipeline: what a run finds, the next one begins with. Two runs at a time: the second
+    is left as it is.
+    """
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.state = TuningState(tuning, "pipeline")
+        self._session: _Session | None = None
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What was changed so far, and why; at most the last 1000."""
+        return list(self.state.decisions)
+
+    def attach(self, run: Adjustable) -> _Session:
+        """A run was made. Raises: ValueError: it keeps no figures."""
+        if not run.recorder.enabled:
+            raise ValueError("build: tuner needs figures to go by. Leave out stats=False.")
+        is_second = self._session is not None and self._session.is_going_on
+        session = _Session(self.state, None if is_second else run)
+        if not is_second:
+            self._session = session
+        return session
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_session": None}
+
+
+class _Session:
+    """One run, on its reporter thread."""
+
+    def __init__(self, state: TuningState, run: Adjustable | None) -> None:
+        self.interval: float | None = state.tuning.window_seconds / PARTS
+        self._state = state
+        self._run = run
+        if run is None:
+            return
+        self._free = {stage.name: _is_free(stage, state.tuning.keep) for stage in run.spec.stages}
+        for name, count in Counter(stage.name for stage in run.spec.stages).items():
+            self._free[name] &= count == 1  # they are told apart by name
+        for name, count in state.found.items():
+            if self._free.get(name):
+                run.set_concurrency(name, count)
+        run.set_room(state.room)
+        self._limits = state.tuning.limits()
+        self._has_begun = False
+        if state.meter.is_within_run:
+            state.meter.restart(skip=1)
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the run may still be looked at."""
+        return self._run is not None
+
+    def report_lap(self) -> None:
+        """Called by the run."""
+        run = self._run
+        if run is None:
+            return
+        try:
+            if run.is_taking:
+                self._look(run)
+                return
+            self._state.meter.end_run(run.stats(), run.num_delivered)
+            self._state.tell_settings(self._settings(run))
+        except Exception:
+            _logger.exception("autotune: it broke; the pipeline goes on with what it has.")
+        self._run = None
+        if self._has_begun:
+            stop_probing()
+
+    def _look(self, run: Adjustable) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            start_probing()
+        lap = self._state.meter.look(run.stats(), run.num_delivered)
+        if lap is not None:
+            has_changed = self._step(run, self._window(run, lap))
+            self._state.meter.restart(skip=int(has_changed))
+
+    def _window(self, run: Adjustable, lap: Lap) -> Window:
+        used = None
+        left = Limits.of_this_machine().memory_bytes
+        if self._limits.memory_bytes is not None and left is not None:
+            used = max(0, self._limits.memory_bytes - left) // self._limits.local_world_size
+        loads = loads_of(lap.stats, free=self._free, rooms=self._rooms(run))
+        return window_of(lap.parts, loads, probes=lap.probes, memory_bytes=used)
+
+    def _rooms(self, run: Adjustable) -> dict[str, int]:
+        """Of the queues for which the user gave no number."""
+        return {
+            stage.name: max(
+                self._state.room.get(stage.name, 0),
+                default_buffer_size(self._state.found.get(stage.name, stage.concurrency)),
+            )
+            for stage in run.spec.stages
+            if stage.buffer_size is None
+        }
+
+    def _step(self, run: Adjustable, window: Window) -> bool:
+        state = self._state
+        step = state.tuner().step(window)
+        for name, count in step.counts.items():
+            run.set_concurrency(name, count)
+            state.found[name] = count
+        run.set_room(step.room)
+        state.room.update(step.room)
+        for decision in step.decisions:
+            state.tell(decision, run.recorder)
+        if step.decisions and state.tuner().is_settled:
+            state.tell_settings(self._settings(run))
+        return bool(step.counts or step.room)
+
+    def _settings(self, run: Adjustable) -> str:
+        concurrency: Mapping[str, int] = {
+            stage.name: self._state.found.get(stage.name, stage.concurrency)
+            for stage in run.spec.stages
+            if self._free[stage.name]
+        }
+        return manual_call(concurrency, self._state.room)
+
+
+def _is_free(stage: StageSpec, keep: frozenset[str]) -> bool:
+    """Threads of the stage's own, whose number does not show in what comes out."""
+    is_safe = stage.concurrency > 1 or (
+        stage.output_order == "input" and stage.kind.value == "function"
+    )
+    return (
+        stage.is_adjustable
+        and is_safe
+        and stage.executor is None
+        and stage.name not in keep
+        and not is_transfer(stage)
+    )

@@ -1,0 +1,165 @@
+"""How many bytes an element has, measured on a few of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import statistics
+import sys
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..pipeline.definition import OpKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..pipeline.definition import PipelineSpec
+
+__all__ = ["ElementSize", "nbytes_of", "size_in_dataset", "size_in_pipeline"]
+
+_NUMBER_BYTES = 8  # as a tensor: int64 or float64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ElementSize:
+    """What was measured."""
+
+    nbytes: int | None
+    """None = not known."""
+    origin: str
+    """How it was measured, or why it could not be."""
+
+
+class _Uncounted(Exception):
+    """Something whose size nobody tells."""
+
+
+def nbytes_of(element: Any) -> int | None:
+    """Bytes of the tensors, arrays, images, buffers, texts and numbers in nested containers;
+    None = there is something else in it.
+    """
+    try:
+        return _nbytes(element, set())
+    except _Uncounted:
+        return None
+
+
+def _nbytes(element: Any, above: set[int]) -> int:
+    if element is None:
+        return 0
+    if isinstance(element, int | float | complex):
+        return _NUMBER_BYTES
+    if isinstance(element, str | bytes | bytearray):
+        return len(element)
+    nbytes = getattr(element, "nbytes", None)  # tensors, arrays, NumPy's numbers, memoryviews
+    if isinstance(nbytes, int):
+        return nbytes
+    if callable(getattr(element, "getbands", None)):  # Pillow's images
+        return int(element.width * element.height * len(element.getbands()))
+    if id(element) in above:
+        return 0  # it contains itself
+    return sum(_nbytes(member, above | {id(element)}) for member in _members(element))
+
+
+def _members(element: Any) -> Iterable[Any]:
+    if isinstance(element, Mapping):
+        return element.values()
+    if isinstance(element, Sequence | Set):
+        return element
+    if dataclasses.is_dataclass(element) and not isinstance(element, type):
+        return [getattr(element, field.name) for field in dataclasses.fields(element)]
+    raise _Uncounted(type(element).__name__)
+
+
+def size_in_dataset(dataset: Any, num_samples: int) -> ElementSize:
+    """Of samples taken evenly from a dataset that has indices, else of the first ones.
+
+    The calling thread loads them; the state of random, NumPy's and torch's generators is as before.
+    """
+    if isinstance(dataset, Iterator):
+        return _spent_by_looking(dataset, "dataset")
+    with _random_state_kept():
+        return _largest_of(_loads_from(dataset, num_samples))
+
+
+def size_in_pipeline(spec: PipelineSpec, num_samples: int) -> ElementSize:
+    """Of the largest form that the source's first items take before the first aggregate, process or
+    coroutine. The calling thread runs the ops; random states as for a dataset.
+    """
+    source = spec.source.iterable
+    if isinstance(source, Iterator | AsyncIterable):
+        return _spent_by_looking(source, "source")
+    with _random_state_kept():
+        load = partial(_largest_form, spec, iter(source))
+        return _largest_of(itertools.repeat(load, num_samples))
+
+
+def _spent_by_looking(source: object, what: str) -> ElementSize:
+    kind = "asynchronous" if isinstance(source, AsyncIterable) else "an iterator, which runs once"
+    return ElementSize(None, f"the {what}, a {type(source).__name__}, is {kind}")
+
+
+def _loads_from(dataset: Any, num_samples: int) -> Iterable[Callable[[], Any]]:
+    """Calls, each of which gives a sample; StopIteration is the end."""
+    data = sys.modules.get("torch.utils.data")
+    is_stream = data is not None and isinstance(dataset, data.IterableDataset)
+    if is_stream or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        return itertools.repeat(iter(dataset).__next__, num_samples)
+    length = len(dataset)  # of 100: samples 0, 20, 40, 60, 80
+    places = dict.fromkeys(length * number // num_samples for number in range(num_samples))
+    return [partial(dataset.__getitem__, place) for place in places if place < length]
+
+
+def _largest_form(spec: PipelineSpec, items: Iterator[Any]) -> Any:
+    """Of the next item what is largest: itself, or what a stage makes of it."""
+    forms = [next(items)]
+    for stage in spec.stages:
+        if stage.kind is not OpKind.FUNCTION or stage.executor is not None:
+            break
+        form = stage.op(forms[-1])
+        if form is None:
+            break  # dropped
+        forms.append(form)
+    if nbytes_of(forms[-1]) is None:
+        return forms[-1]  # it may be the largest, for all that is known
+    return max(forms, key=lambda form: nbytes_of(form) or 0)
+
+
+def _largest_of(loads: Iterable[Callable[[], Any]]) -> ElementSize:
+    sizes: list[int] = []
+    why_not = "there is no sample"
+    for load in loads:
+        try:
+            sizes.append(_nbytes(load(), set()))
+        except StopIteration:
+            break
+        except _Uncounted as unknown:
+            return ElementSize(None, f"a sample has a {unknown} in it, whose size is not known")
+        except Exception as error:  # the user's own, of which training will tell if it matters
+            why_not = f"no sample could be loaded ({type(error).__name__}: {error})"
+    if not sizes:
+        return ElementSize(None, why_not)
+    median = int(statistics.median(sizes))
+    return ElementSize(max(sizes), f"the largest of {len(sizes)} samples, their median {median:,}")
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Measuring must not change what training draws."""
+    own = random.getstate()
+    # A module that is not loaded yet has drawn nothing.
+    numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    of_torch = None if torch is None else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(own)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+        if torch is not None:
+            torch.set_rng_state(of_torch)

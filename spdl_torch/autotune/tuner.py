@@ -1,0 +1,364 @@
+"""The tuner: from windows of a run to changes of its stages' concurrency. It has no thread and no
+clock.
+
+One change at a time is on trial: the window behind it says whether the consumer got faster, by more
+than the noise. If not, it is taken back and the stage is left alone, for a reason that is told.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Literal
+
+from .allocation import Plan, grow, most_threads, shrink
+from .window import Decision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .window import Bounds, StageLoad, Window
+
+__all__ = ["Step", "Tuner"]
+
+_ENOUGH_WAIT = 0.05
+"""Share of waiting up to which training is not input-bound; TensorFlow's threshold."""
+
+_CALM_WINDOWS = 3
+_IDLE_WINDOWS = 2
+"""In which no stage is busy, until it is believed."""
+
+_LEAST_GAIN = 0.02
+_EXTRA_WINDOWS = 2
+"""For a trial that gained, but not beyond the noise, and for what it is compared with."""
+
+_NOISY = 0.05
+
+_FIRST_FACTOR, _NEXT_FACTOR = 1.5, 2.0
+"""How much faster a step is to make it: at first, and after one that kept what it promised."""
+
+_SHORT_SECONDS = 1e-3
+"""Calls so short may go faster on fewer threads, which hand the GIL to each other less often."""
+
+_IDLE = 0.5
+_SHRINK_EVERY = 10
+_DRIFT = 0.20
+_DRIFT_WINDOWS = 3
+_MOST_ROOM = 1024
+_SEEN = 0.02
+"""Share of the time of waiting at a queue from which it counts as found empty, or full."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What to do now."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """New concurrency by stage."""
+    room: Mapping[str, int] = field(default_factory=dict)
+    """Items that may wait, by the stage that they wait behind."""
+    decisions: tuple[Decision, ...] = ()
+    """What was decided about earlier steps, or why there is none."""
+
+
+@dataclass(slots=True)
+class _Trial:
+    kind: Literal["more", "fewer", "idle", "room"]
+    stage: str
+    before: Window
+    counts: dict[str, int]
+    window: Window | None = None
+    num_windows: int = 0
+
+
+_NOTHING = Step()
+
+
+class Tuner:
+    """Give it window after window by :meth:`step`; it never changes more than ``bounds`` allow."""
+
+    def __init__(self, bounds: Bounds, *, warm_up: int = 1) -> None:
+        self.bounds = bounds
+        self.is_settled = False
+        """It found nothing that would gain, and watches whether that changes."""
+        self.num_windows = 0
+        """Looked at so far, but for the first ones."""
+        self._warm_up = warm_up
+        self._factor = _FIRST_FACTOR
+        self._frozen: dict[str, str] = {}  # stage -> why more threads there gain nothing
+        self._no_fewer: set[str] = set()
+        self._tried_room = False
+        self._trial: _Trial | None = None
+        self._baseline: list[Window] = []  # with the present numbers, while they are noisy
+        self._undecided: set[str] = set()  # stages whose trial gained, if within the noise
+        self._num_calm = self._num_idle = self._num_resting = self._num_drifted = 0
+        self._rested: Window | None = None
+        self._reason = ""
+
+    def step(self, window: Window) -> Step:
+        """What to do after a window in which nothing was changed."""
+        if self._warm_up:
+            self._warm_up -= 1
+            return _NOTHING
+        self.num_windows += 1
+        if not window.num_items:
+            return _NOTHING
+        if self._trial is not None:
+            return self._judge(self._trial, window)
+        over = self._back_into_memory(window)
+        if over is not None:
+            return over
+        return self._rest(window) if self.is_settled else self._propose(window)
+
+    # -- looking for a step --------------------------------------------------------------------
+
+    def _propose(self, window: Window) -> Step:
+        if window.wait_ratio <= _ENOUGH_WAIT:
+            self._num_calm += 1
+            return self._settle(window, "consumer") if self._num_calm >= _CALM_WINDOWS else _NOTHING
+        self._num_calm = 0
+        plan = grow(window, self.bounds, self._frozen, self._factor)
+        if plan is not None and plan.counts:
+            self._baseline.append(window)
+            before = reduce(_together, self._baseline)
+            if before.noise > _NOISY and len(self._baseline) <= _EXTRA_WINDOWS:
+                return _NOTHING
+            return self._try("more", plan.bottleneck, before, plan.counts)
+        if plan is not None:
+            self._frozen[plan.bottleneck] = plan.bound
+        why = self._why(window, plan)
+        self._num_idle = self._num_idle + 1 if why == "source" else 0
+        if 0 < self._num_idle < _IDLE_WINDOWS:
+            return _NOTHING  # one window may be an exception
+        fewer = self._fewer(window)
+        if fewer is not None:
+            return self._try("fewer", fewer.name, window, {fewer.name: fewer.concurrency // 2})
+        room = {} if self._tried_room else _more_room(window)
+        if room:
+            self._tried_room = True
+            self._trial = _Trial("room", "", window, {})
+            return Step(room=room)
+        return self._settle(window, why)
+
+    def _try(
+        self,
+        kind: Literal["more", "fewer", "idle"],
+        stage: str,
+        window: Window,
+        counts: dict[str, int],
+    ) -> Step:
+        self._trial = _Trial(kind, stage, window, counts)
+        self._baseline.clear()
+        return Step(counts=counts)
+
+    def _fewer(self, window: Window) -> StageLoad | None:
+        """A stage of short calls, or one that waits for the GIL or a core, on several threads."""
+        candidates = [
+            stage
+            for stage in window.stages
+            if stage.is_free
+            and stage.concurrency > 1
+            and stage.name not in self._no_fewer
+            and stage.num_tasks
+            and (
+                stage.task_seconds < _SHORT_SECONDS
+                or self._frozen.get(stage.name) in ("gil", "cpu")
+            )
+        ]
+        return max(candidates, key=lambda stage: stage.busy_ratio, default=None)
+
+    def _why(self, window: Window, plan: Plan | None) -> str:
+        """No step is left: what holds the consumer back."""
+        if plan is not None:
+            return plan.bound
+        busiest = max(window.stages, key=lambda stage: stage.busy_ratio, default=None)
+        if busiest is not None and busiest.name in self._frozen:
+            return self._frozen[busiest.name]
+        if busiest is not None and busiest.busy_ratio >= 0.75:
+            return "max"  # its concurrency is not ours to change
+        return "source"
+
+    # -- judging one ---------------------------------------------------------------------------
+
+    def _judge(self, trial: _Trial, window: Window) -> Step:
+        trial.num_windows += 1
+        after = window if trial.window is None else _together(trial.window, window)
+        trial.window = after
+        before = trial.before
+        gain = after.rate / before.rate - 1 if before.rate else math.inf
+        noise = math.hypot(before.noise, after.noise)
+        need = max(_LEAST_GAIN, 2 * noise)
+        if trial.kind == "idle":
+            return self._judge_idle(trial, after, gain, need)
+        is_noisy = noise > _NOISY and gain > -need
+        is_unclear = gain < need and (gain >= _LEAST_GAIN or is_noisy)
+        if is_unclear and trial.num_windows <= _EXTRA_WINDOWS:
+            return _NOTHING  # it may have gained: look longer
+        self._trial = None
+        if trial.kind == "room":
+            self._tried_room = gain < need
+            return self._propose(window)
+        if gain >= need:
+            if trial.kind == "more":
+                self._factor = _NEXT_FACTOR if gain >= 0.6 * (self._factor - 1) else _FIRST_FACTOR
+                self._no_fewer.discard(trial.stage)
+            return self._with(self._propose(window), self._decide(trial, after, "gained"))
+        reason = _cause_of(after, trial.stage)
+        if trial.kind == "more" and is_unclear and trial.stage not in self._undecided:
+            self._undecided.add(trial.stage)  # it is tried once more
+            reason = "noise"
+        elif trial.kind == "more":
+            self._frozen[trial.stage] = reason
+        else:
+            self._no_fewer.add(trial.stage)
+            reason = "no gain"
+        return Step(
+            counts=_counts_of(before, trial.counts),
+            decisions=self._decide(trial, after, reason, taken_back=True),
+        )
+
+    def _judge_idle(self, trial: _Trial, after: Window, gain: float, need: float) -> Step:
+        self._trial = None
+        was_calm = trial.before.wait_ratio <= _ENOUGH_WAIT
+        if gain > -need and (after.wait_ratio <= _ENOUGH_WAIT or not was_calm):
+            return Step(decisions=self._decide(trial, after, "idle"))
+        self._no_fewer.add(trial.stage)
+        return Step(
+            counts=_counts_of(trial.before, trial.counts),
+            decisions=self._decide(trial, after, "no gain", taken_back=True),
+        )
+
+    def _decide(
+        self, trial: _Trial, after: Window, reason: str, *, taken_back: bool = False
+    ) -> tuple[Decision, ...]:
+        then = _counts_of(trial.before, trial.counts)
+        pairs = (
+            (n, count, then[n]) if taken_back else (n, then[n], count)
+            for n, count in trial.counts.items()
+        )
+        return tuple(
+            Decision(
+                stage=name,
+                from_count=old,
+                to_count=new,
+                before=trial.before.rate,
+                after=after.rate,
+                reason=reason,
+            )
+            for name, old, new in pairs
+        )
+
+    # -- resting -------------------------------------------------------------------------------
+
+    def _settle(self, window: Window, reason: str) -> Step:
+        self.is_settled, self._rested, self._reason = True, window, reason
+        self._num_calm = self._num_resting = self._num_drifted = 0
+        return Step(decisions=(_no_change(window, window.rate, reason),))
+
+    def _rest(self, window: Window) -> Step:
+        self._num_resting += 1
+        assert self._rested is not None, "guaranteed by _settle"
+        drift = abs(window.rate / self._rested.rate - 1) if self._rested.rate else 0.0
+        noise = 4 * math.hypot(window.noise, self._rested.noise)
+        waits_again = self._reason == "consumer" or drift > max(_DRIFT, noise)
+        if waits_again and window.wait_ratio > _ENOUGH_WAIT:
+            self._num_drifted += 1
+        else:
+            self._num_drifted = 0
+        if self._num_drifted >= _DRIFT_WINDOWS:
+            return self._rearm(window)
+        if self._num_resting % _SHRINK_EVERY == 0:
+            idle = [s for s in window.stages if self._is_idle(s, window)]
+            if idle:
+                stage = min(idle, key=lambda stage: stage.busy_ratio)
+                return self._try("idle", stage.name, window, {stage.name: stage.concurrency - 1})
+        return _NOTHING
+
+    def _is_idle(self, stage: StageLoad, window: Window) -> bool:
+        return (
+            stage.is_free
+            and stage.concurrency > 1
+            and stage.busy_ratio < _IDLE
+            and stage.name not in self._no_fewer
+        )
+
+    def _rearm(self, window: Window) -> Step:
+        """The data or the training step has changed: look again."""
+        before = self._rested
+        assert before is not None, "guaranteed by _settle"
+        self.is_settled, self._tried_room = False, False
+        self._frozen.clear()
+        self._no_fewer.clear()
+        self._undecided.clear()
+        self._factor = _FIRST_FACTOR
+        step = self._propose(window)
+        return self._with(step, (_no_change(window, before.rate, "drift"),))
+
+    def _back_into_memory(self, window: Window) -> Step | None:
+        """Too much is in flight: fewer threads at once, without a trial."""
+        used, limit = window.memory_bytes, self.bounds.memory_bytes
+        if used is None or limit is None or used <= limit:
+            return None
+        counts = shrink(window, most_threads(window, self.bounds))
+        if not counts:
+            return None
+        trial = _Trial("fewer", "", window, counts)
+        return Step(counts=counts, decisions=self._decide(trial, window, "memory"))
+
+    @staticmethod
+    def _with(step: Step, decisions: tuple[Decision, ...]) -> Step:
+        return replace(step, decisions=(*decisions, *step.decisions))
+
+
+def _counts_of(window: Window, changed: Mapping[str, int]) -> dict[str, int]:
+    """What the stages that were changed had in a window."""
+    return {s.name: s.concurrency for s in window.stages if s.name in changed}
+
+
+def _no_change(window: Window, before: float, reason: str) -> Decision:
+    """Said of the busiest stage."""
+    busiest = max(window.stages, key=lambda stage: stage.busy_ratio, default=None)
+    count = 0 if busiest is None else busiest.concurrency
+    return Decision(
+        stage="" if busiest is None else busiest.name,
+        from_count=count,
+        to_count=count,
+        before=before,
+        after=window.rate,
+        reason=reason,
+    )
+
+
+def _together(first: Window, second: Window) -> Window:
+    """Two windows with the same numbers as one; what the stages did is that of the second."""
+    return replace(
+        second,
+        elapsed=first.elapsed + second.elapsed,
+        num_items=first.num_items + second.num_items,
+        wait_seconds=first.wait_seconds + second.wait_seconds,
+        noise=math.hypot(first.noise, second.noise) / 2,
+    )
+
+
+def _cause_of(window: Window, name: str) -> str:
+    """Why more threads gained nothing."""
+    probes = window.probes
+    stage = next(stage for stage in window.stages if stage.name == name)
+    if probes.gil_seconds is not None and probes.gil_seconds > 0.2 * probes.switch_interval:
+        return "gil"
+    if probes.run_delay_ratio is not None and probes.run_delay_ratio > 0.1:
+        return "cpu"
+    return "io-limit" if stage.cpu_ratio < 0.5 else "cpu"
+
+
+def _more_room(window: Window) -> dict[str, int]:
+    """Twice the room where a queue was found both empty and full."""
+    takers = [*window.stages[1:], None]
+    room = {}
+    for stage, taker in zip(window.stages, takers, strict=True):
+        empty = window.wait_ratio if taker is None else taker.wait_in_ratio
+        is_both = stage.wait_out_ratio > _SEEN and empty > _SEEN
+        if is_both and stage.room is not None and stage.room < _MOST_ROOM:
+            room[stage.name] = 2 * stage.room
+    return room

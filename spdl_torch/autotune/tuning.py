@@ -1,0 +1,147 @@
+"""How tuning is to be done, what it found, and whom it tells."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..observe.entries import EventLogEntry
+from .limits import Limits
+from .meter import Meter
+from .tuner import Tuner
+from .window import Bounds, Decision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..observe.entries import LogEntry
+    from ..pipeline.recorder import FlightRecorder
+
+__all__ = ["DECISION_EVENT", "Tuning", "TuningState", "decision_entry"]
+
+_logger = logging.getLogger("spdl_torch.autotune")
+
+DECISION_EVENT = "decision"
+"""Name of the event that keeps a decision."""
+
+_MOST_DECISIONS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """What the user may say; see ``PerfParams.auto``."""
+
+    keep: frozenset[str] = frozenset()
+    max_threads: int | None = None
+    cpu_util: float = 1.0
+    memory_util: float = 0.7
+    num_cores: float | None = None
+    memory_bytes: int | None = None
+    local_world_size: int | None = None
+    window_seconds: float = 2.0
+    log: Callable[[LogEntry], Any] | None = None
+    write: Callable[[str], object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_threads is not None and (
+            isinstance(self.max_threads, bool) or not isinstance(self.max_threads, int)
+        ):
+            raise TypeError(
+                f"PerfParams.auto: max_threads must be an int or None, got {self.max_threads!r}."
+            )
+        if self.max_threads is not None and self.max_threads < 1:
+            raise ValueError(f"PerfParams.auto: max_threads must be >= 1, got {self.max_threads}.")
+        if not self.window_seconds > 0:
+            raise ValueError(
+                f"PerfParams.auto: window_seconds must be > 0, got {self.window_seconds!r}."
+            )
+        for name in ("cpu_util", "memory_util"):
+            value = getattr(self, name)
+            if not 0 < value <= 1:
+                raise ValueError(
+                    f"PerfParams.auto: {name} must be a share above 0, at most 1, got {value!r}."
+                )
+
+    def limits(self) -> Limits:
+        """What there is, as far as the user has not said it."""
+        found = Limits.of_this_machine()
+        return Limits(
+            num_cores=found.num_cores if self.num_cores is None else self.num_cores,
+            memory_bytes=found.memory_bytes if self.memory_bytes is None else self.memory_bytes,
+            local_world_size=self.local_world_size or found.local_world_size,
+        )
+
+    def bounds(self, limits: Limits) -> Bounds:
+        """This rank's part."""
+        cores = limits.num_cores * self.cpu_util / limits.local_world_size
+        memory = limits.memory_bytes
+        return Bounds(
+            threads=self.max_threads or most_threads_for(limits),
+            cores=cores,
+            memory_bytes=None
+            if memory is None
+            else int(memory * self.memory_util / limits.local_world_size),
+        )
+
+
+def most_threads_for(limits: Limits) -> int:
+    """Where nobody says: enough for threads that wait for a store most of the time."""
+    return max(32, int(8 * limits.num_cores / limits.local_world_size))
+
+
+class TuningState:
+    """What is known over all the runs of one pipeline or loader."""
+
+    def __init__(self, tuning: Tuning, name: str) -> None:
+        self.tuning = tuning
+        self.name = name
+        self.found: dict[str, int] = {}
+        """Concurrency by stage, where it was changed; the next run begins with it."""
+        self.room: dict[str, int] = {}
+        self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
+        self.bounds: Bounds | None = None
+        self.meter = Meter(tuning.window_seconds)
+        self._tuner: Tuner | None = None
+        self._told = ""
+
+    def tuner(self) -> Tuner:
+        """The one that goes on where the last run ended."""
+        if self._tuner is None:
+            self.bounds = self.bounds or self.tuning.bounds(self.tuning.limits())
+            self._tuner = Tuner(self.bounds)
+        return self._tuner
+
+    def tell(self, decision: Decision, recorder: FlightRecorder | None) -> None:
+        """To the log, the trace and the store."""
+        decision = replace(decision, timestamp=time.time())
+        self.decisions.append(decision)
+        _logger.info("%s: %s", self.name, decision)
+        if recorder is not None:
+            recorder.note(DECISION_EVENT, decision.as_details())
+        if self.tuning.log is not None:
+            self.tuning.log(decision_entry(decision))
+
+    def tell_settings(self, settings: str) -> None:
+        """The code to paste, once for each outcome."""
+        if settings != self._told:
+            self._told = settings
+            _logger.info("%s: %s", self.name, settings)
+            if self.tuning.write is not None:
+                self.tuning.write(settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy begins with what was found, and looks for itself."""
+        return {
+            **self.__dict__,
+            "_tuner": None,
+            "decisions": deque(maxlen=_MOST_DECISIONS),
+            "meter": Meter(self.tuning.window_seconds),
+        }
+
+
+def decision_entry(decision: Decision, **more: Any) -> EventLogEntry:
+    """The event ``decision`` of a statistics file."""
+    return EventLogEntry(decision.timestamp, DECISION_EVENT, {**more, **decision.as_details()})

@@ -1,0 +1,218 @@
+"""What a tuner looks at: one window of a run, and the bounds it has to keep."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..observe.laps import thread_seconds
+from ..observe.verdict import Probes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..pipeline.stats import PipelineStats, StageStats
+
+__all__ = ["Bounds", "Decision", "Part", "StageLoad", "Window", "loads_of", "window_of"]
+
+_PAUSE = 3.0
+"""A part in which the consumer's own time for an item is so many times the usual is left out: it
+was doing something else (validation, a checkpoint)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """What tuning must not exceed."""
+
+    threads: int
+    """Of all stages that are tuned together."""
+    cores: float
+    """Keep the stages' CPU seconds a second below this."""
+    memory_bytes: int | None = None
+    """In flight; None = no bound."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageLoad:
+    """What one stage did in a window."""
+
+    name: str
+    concurrency: int
+    """At the end of the window."""
+    busy_seconds: float
+    """Inside the op, all threads together."""
+    busy_ratio: float
+    """Share of the threads' time in which they waited for nothing, 0 to 1."""
+    cpu_seconds: float = 0.0
+    num_tasks: int = 0
+    wait_in_ratio: float = 0.0
+    """Share of the threads' time spent waiting for an item."""
+    wait_out_ratio: float = 0.0
+    """Share spent waiting for room behind the stage."""
+    is_free: bool = True
+    """Whether its concurrency may be changed."""
+    room: int | None = None
+    """Items that may wait behind it; None = that is not to be changed."""
+
+    @property
+    def task_seconds(self) -> float:
+        """Of one call, on average."""
+        return self.busy_seconds / self.num_tasks if self.num_tasks else 0.0
+
+    @property
+    def cpu_ratio(self) -> float:
+        """CPU over wall time inside the op."""
+        return min(1.0, self.cpu_seconds / self.busy_seconds) if self.busy_seconds else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """Some seconds of a run without a change."""
+
+    elapsed: float
+    """Seconds."""
+    num_items: int
+    """That the consumer took."""
+    wait_seconds: float
+    """Of them it waited for items."""
+    stages: tuple[StageLoad, ...]
+    noise: float = 0.0
+    """Standard error of ``rate``, relative to it."""
+    probes: Probes = field(default_factory=Probes)
+    memory_bytes: int | None = None
+    """In flight at most, with the present numbers; None = not known."""
+
+    @property
+    def rate(self) -> float:
+        """Items a second."""
+        return self.num_items / self.elapsed if self.elapsed > 0 else 0.0
+
+    @property
+    def wait_ratio(self) -> float:
+        """Share of the time in which the consumer waited."""
+        return min(1.0, self.wait_seconds / self.elapsed) if self.elapsed > 0 else 0.0
+
+    @property
+    def wanted_rate(self) -> float:
+        """Items a second if the consumer never waited: from its own time for an item."""
+        own = max(0.0, self.elapsed - self.wait_seconds)
+        return self.num_items / own if own > 0 else math.inf
+
+    @property
+    def num_threads(self) -> int:
+        """Of the stages that may be changed."""
+        return sum(stage.concurrency for stage in self.stages if stage.is_free)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """A change, or why there is none, with what was measured before and after it."""
+
+    stage: str
+    from_count: int
+    to_count: int
+    before: float
+    """Items a second."""
+    after: float
+    """Items a second with the change; with one that is taken back: while it held."""
+    reason: str
+    """``gained``; taken back for ``noise``; taken back or not tried for ``gil``, ``cpu``,
+    ``io-limit``, ``memory``, ``max``; ``idle``, ``drift``; the end: ``consumer``, ``source``, or
+    one of those before."""
+    timestamp: float = 0.0
+    """Seconds since 1970."""
+
+    def as_details(self) -> dict[str, Any]:
+        """As it is stored: ``{t, stage, from, to, before, after, reason}``."""
+        return {
+            "t": self.timestamp,
+            "stage": self.stage,
+            "from": self.from_count,
+            "to": self.to_count,
+            "before": self.before,
+            "after": self.after,
+            "reason": self.reason,
+        }
+
+    def __str__(self) -> str:
+        rates = f"{self.before:.1f} -> {self.after:.1f} items/s"
+        return f"{self.stage}: {self.from_count} -> {self.to_count}, {rates}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a window, as far as the consumer is concerned."""
+
+    elapsed: float
+    num_items: int
+    wait_seconds: float
+
+
+def loads_of(
+    lap: PipelineStats, *, free: Mapping[str, bool], rooms: Mapping[str, int]
+) -> tuple[StageLoad, ...]:
+    """The stages of a lap. ``free``: which may be changed; ``rooms``: what buffers may be."""
+    return tuple(
+        StageLoad(
+            name=stage.name,
+            concurrency=stage.concurrency,
+            busy_seconds=stage.tasks.busy_time,
+            busy_ratio=_at_work(stage),
+            cpu_seconds=stage.tasks.ave_cpu_time * stage.tasks.num_tasks,
+            num_tasks=stage.tasks.num_tasks,
+            wait_in_ratio=stage.wait_in_ratio,
+            wait_out_ratio=stage.wait_out_ratio,
+            is_free=free.get(stage.name, False),
+            room=rooms.get(stage.name),
+        )
+        for stage in lap.stages
+    )
+
+
+def _at_work(stage: StageStats) -> float:
+    """Share of the threads' time in which they waited for no item and no room: inside the op, or on
+    the way there, where they lose their core or the GIL as well.
+    """
+    busy = stage.tasks.busy_time / max(1e-9, thread_seconds(stage))
+    return min(1.0, max(busy, 1.0 - stage.wait_in_ratio - stage.wait_out_ratio))
+
+
+def window_of(
+    parts: Sequence[Part],
+    stages: tuple[StageLoad, ...],
+    *,
+    probes: Probes | None = None,
+    memory_bytes: int | None = None,
+) -> Window:
+    """A window of its parts, without those in which the consumer paused."""
+    kept = _without_pauses(parts)
+    elapsed, num_items = sum(part.elapsed for part in kept), sum(part.num_items for part in kept)
+    rates = [part.num_items / part.elapsed for part in kept if part.elapsed > 0]
+    noise = 0.5 / max(1, num_items)  # an item more or less
+    if len(rates) > 1 and num_items:
+        error = statistics.stdev(rates) / math.sqrt(len(rates))
+        noise = math.hypot(noise, error / statistics.fmean(rates))
+    return Window(
+        elapsed=elapsed,
+        num_items=num_items,
+        wait_seconds=sum(part.wait_seconds for part in kept),
+        stages=stages,
+        noise=noise,
+        probes=probes or Probes(),
+        memory_bytes=memory_bytes,
+    )
+
+
+def _without_pauses(parts: Sequence[Part]) -> Sequence[Part]:
+    own = [(p.elapsed - p.wait_seconds) / p.num_items for p in parts if p.num_items]
+    if len(own) < 3:
+        return parts
+    usual = statistics.median(own)
+    kept = [
+        part
+        for part in parts
+        if part.elapsed - part.wait_seconds <= _PAUSE * usual * max(1, part.num_items) + 0.1
+    ]
+    return kept if any(part.num_items for part in kept) else parts

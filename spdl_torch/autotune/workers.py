@@ -1,0 +1,38 @@
+"""``num_workers="auto"`` as a number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .limits import Limits
+    from .tuning import Tuning
+
+__all__ = ["AutoWorkers"]
+
+_MOST_AT_FIRST = 8
+
+
+class AutoWorkers(int):
+    """The workers that a loader has now, and that their number is found while it runs.
+
+    An int, because torch, Lightning and others take it for one and build loaders from it: such a
+    copy is tuned as well, and begins with this number.
+    """
+
+    tuning: Tuning
+
+    def __new__(cls, count: int, tuning: Tuning) -> AutoWorkers:
+        workers = super().__new__(cls, count)
+        workers.tuning = tuning
+        return workers
+
+    @classmethod
+    def to_begin_with(cls, tuning: Tuning, limits: Limits) -> AutoWorkers:
+        """One for each core that this rank may use, up to 8."""
+        cores = limits.num_cores * tuning.cpu_util / limits.local_world_size
+        most = tuning.bounds(limits).threads
+        return cls(max(1, min(most, _MOST_AT_FIRST, int(cores + 1e-9))), tuning)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (int(self), self.tuning)

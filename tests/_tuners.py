@@ -1,0 +1,36 @@
+"""A tuner for tests of what is tuned."""
+
+from __future__ import annotations
+
+import random
+
+from spdl_torch.autotune.tuner import Step
+from spdl_torch.autotune.window import Decision
+
+
+class RandomTuner:
+    """Changes every free stage in every window, for no reason."""
+
+    is_settled = True
+
+    def __init__(self, bounds):
+        self.bounds = bounds
+        self._random = random.Random(0)
+        self.num_steps = 0
+
+    def step(self, window):
+        self.num_steps += 1
+        free = [stage for stage in window.stages if stage.is_free]
+        counts = {stage.name: self._random.randint(1, 5) for stage in free}
+        decisions = tuple(
+            Decision(
+                stage=stage.name,
+                from_count=stage.concurrency,
+                to_count=counts[stage.name],
+                before=1.0,
+                after=2.0,
+                reason="gained",
+            )
+            for stage in free
+        )
+        return Step(counts=counts, decisions=decisions)

@@ -1,0 +1,331 @@
+"""The tuner on a model of a pipeline whose optimum is known, and its bounds."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdl_torch.autotune import PerfParams
+from spdl_torch.autotune.tuner import Tuner
+from spdl_torch.autotune.window import Bounds, Part, StageLoad, Window, window_of
+from spdl_torch.observe import Probes
+
+
+@dataclass
+class ModelStage:
+    """Seconds that one item takes, and what its threads share."""
+
+    name: str
+    seconds: float
+    cpu: float = 0.0
+    """Share of them on a core."""
+    at_most: float = float("inf")
+    """Calls that make headway at once: 1 holds the GIL, 6 is a store with 6 connections."""
+    is_free: bool = True
+    convoy: float = 0.0
+    """Share that each further thread makes all of them slower."""
+
+
+@dataclass
+class Model:
+    """Stages in a row under saturation: the slowest passes on its rate to all."""
+
+    stages: list[ModelStage]
+    step: float = 0.0
+    """Seconds of the consumer's own work."""
+    cores: float = 1000.0
+    bytes_per_thread: int = 0
+    gil_seconds: float | None = None
+    noise: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def __post_init__(self):
+        self.counts = {s.name: self.counts.get(s.name, 1) for s in self.stages}
+
+    def capacity(self, stage, count):
+        """Items a second of one stage."""
+        at_once = min(count, stage.at_most)
+        slowed = 1 + stage.convoy * (count - 1)
+        return at_once / stage.seconds / slowed
+
+    def rate(self, counts):
+        """Items a second that the consumer gets."""
+        rates = [self.capacity(s, counts[s.name]) for s in self.stages]
+        cpu = sum(s.seconds * s.cpu for s in self.stages)
+        rates += [1 / self.step] if self.step else []
+        rates += [self.cores / cpu] if cpu else []
+        return min(rates)
+
+    def window(self, seconds=2.0):
+        """What would be measured."""
+        rate = self.rate(self.counts) * (1 + self.random.gauss(0, self.noise))
+        loads = []
+        for stage in self.stages:
+            count = self.counts[stage.name]
+            busy = min(1.0, rate / self.capacity(stage, count))
+            loads.append(
+                StageLoad(
+                    name=stage.name,
+                    concurrency=count,
+                    busy_seconds=busy * count * seconds,
+                    busy_ratio=busy,
+                    cpu_seconds=min(rate * stage.seconds * stage.cpu, self.cores) * seconds,
+                    num_tasks=int(rate * seconds),
+                    is_free=stage.is_free,
+                )
+            )
+        return Window(
+            elapsed=seconds,
+            num_items=max(1, round(rate * seconds)),
+            wait_seconds=max(0.0, seconds * (1 - rate * self.step)),
+            stages=tuple(loads),
+            noise=self.noise,
+            probes=Probes(gil_seconds=self.gil_seconds, run_delay_ratio=0.0),
+            memory_bytes=self.bytes_per_thread * sum(self.counts.values()) or None,
+        )
+
+    def optimum(self, bounds):
+        """The best rate within the bounds: one thread more for the slowest, as long as it helps."""
+        counts = {s.name: 1 if s.is_free else self.counts[s.name] for s in self.stages}
+        free = {s.name for s in self.stages if s.is_free}
+        best = self.rate(counts)
+        while sum(counts[name] for name in free) < self.most(bounds):
+            slowest = min(self.stages, key=lambda s: self.capacity(s, counts[s.name]))
+            if slowest.name not in free:
+                break
+            counts[slowest.name] += 1
+            best = max(best, self.rate(counts))
+        return best
+
+    def most(self, bounds):
+        """Threads within the bounds."""
+        if not self.bytes_per_thread or bounds.memory_bytes is None:
+            return bounds.threads
+        return min(bounds.threads, bounds.memory_bytes // self.bytes_per_thread)
+
+
+def tune(model, bounds, windows=40):
+    """Run the tuner on the model: decisions, and the windows that it took to settle."""
+    tuner = Tuner(bounds, warm_up=0)
+    decisions, settled = [], None
+    for number in range(windows):
+        step = tuner.step(model.window())
+        model.counts.update(step.counts)
+        decisions += step.decisions
+        assert_within(model, bounds)
+        if tuner.is_settled and settled is None:
+            settled = number + 1
+            break
+    return decisions, settled
+
+
+def assert_within(model, bounds):
+    """No bound is exceeded, but by one thread for each stage, the least there is."""
+    free = [s.name for s in model.stages if s.is_free]
+    total = sum(model.counts[name] for name in free)
+    assert total <= max(model.most(bounds), len(free))
+    assert all(model.counts[name] >= 1 for name in free)
+
+
+seconds_of_stages = st.lists(st.floats(0.002, 0.2), min_size=1, max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seconds_of_stages, st.integers(4, 64))
+def test_tuner_ends_at_the_optimum_within_its_bounds(seconds, threads):
+    """Whatever the stages take: within 15 windows, at 95 % of what the threads allow."""
+    model = Model([ModelStage(f"s{n}", s) for n, s in enumerate(seconds)])
+    bounds = Bounds(threads=threads, cores=1000)
+    start = model.rate(model.counts)
+    decisions, settled = tune(model, bounds)
+    assert (settled or 99) <= 15, decisions
+    rate = model.rate(model.counts)
+    assert rate >= 0.98 * start
+    assert rate >= 0.95 * model.optimum(bounds), (model.counts, decisions)
+
+
+@settings(max_examples=80, deadline=None)
+@given(seconds_of_stages, st.floats(0.002, 0.1))
+def test_tuner_gives_the_consumer_what_it_wants_and_not_much_more(seconds, step):
+    """It stops when the consumer does not wait; threads are at most a few times what that takes."""
+    model = Model([ModelStage(f"s{n}", s) for n, s in enumerate(seconds)], step=step)
+    _, settled = tune(model, Bounds(threads=1000, cores=1000))
+    assert settled is not None
+    assert model.window().wait_ratio <= 0.06
+    for stage in model.stages:
+        needed = stage.seconds / step
+        assert model.counts[stage.name] <= max(2, 1.2 * needed * 1.2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "options", "reason"),
+    [
+        ([ModelStage("slow", 0.01, cpu=1.0, at_most=1)], {"gil_seconds": 0.005}, "gil"),
+        ([ModelStage("slow", 0.02, cpu=1.0)], {"cores": 4}, "cpu"),
+        ([ModelStage("slow", 0.05, at_most=6)], {}, "io-limit"),
+        ([ModelStage("slow", 0.05)], {}, "max"),
+        ([ModelStage("slow", 0.05)], {"bytes_per_thread": 100}, "memory"),
+        ([ModelStage("quick", 0.001), ModelStage("slow", 0.1, is_free=False)], {}, "max"),
+        ([ModelStage("slow", 0.001)], {"step": 0.01}, "consumer"),
+    ],
+)
+def test_reason_is_told_when_nothing_is_left_to_gain(stages, options, reason):
+    """The last decision says what holds the consumer back; the rate is the best there is."""
+    model = Model(stages, **options)
+    bounds = Bounds(threads=32, cores=options.get("cores", 1000), memory_bytes=1000)
+    decisions, settled = tune(model, bounds)
+    assert (settled or 99) <= 15
+    assert decisions[-1].reason == reason
+    assert model.rate(model.counts) >= 0.95 * model.optimum(bounds)
+
+
+def test_source_is_named_when_no_stage_is_busy():
+    """Every stage waits, and so does the consumer."""
+    idle = StageLoad(name="s", concurrency=2, busy_seconds=0.4, busy_ratio=0.1, num_tasks=40)
+    window = Window(elapsed=2.0, num_items=40, wait_seconds=1.9, stages=(idle,))
+    tuner = Tuner(Bounds(threads=8, cores=8), warm_up=0)
+    assert not tuner.step(window).decisions  # one window may be an exception
+    step = tuner.step(window)
+    assert [d.reason for d in step.decisions] == ["source"]
+    assert not step.counts
+
+
+def test_step_that_does_not_gain_is_taken_back():
+    """And its stage is left alone."""
+    model = Model([ModelStage("slow", 0.05, at_most=2)], counts={"slow": 2})
+    tuner = Tuner(Bounds(threads=32, cores=1000), warm_up=0)
+    step = tuner.step(model.window())
+    assert step.counts == {"slow": 3}
+    model.counts.update(step.counts)
+    step = tuner.step(model.window())
+    assert step.counts == {"slow": 2}
+    (decision,) = step.decisions
+    assert decision.as_details() | {"t": 0} == {
+        "t": 0,
+        "stage": "slow",
+        "from": 3,
+        "to": 2,
+        "reason": "io-limit",
+        "before": pytest.approx(40),
+        "after": pytest.approx(40),
+    }
+    assert str(decision) == "slow: 3 -> 2, 40.0 -> 40.0 items/s: io-limit"
+
+
+def test_fewer_threads_are_tried_for_short_calls():
+    """From 8 threads that stand in each other's way to the one that is best alone."""
+    stage = ModelStage("quick", 0.0002, cpu=1.0, at_most=1, convoy=0.3)
+    model = Model([stage], gil_seconds=0.005, counts={"quick": 8})
+    decisions, settled = tune(model, Bounds(threads=32, cores=1000))
+    assert model.counts == {"quick": 1}
+    assert (settled or 99) <= 15, decisions
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.0, 0.05))
+def test_noise_does_not_keep_it_from_ending(seed, noise):
+    """It settles, near the optimum, also where windows differ by some per cent."""
+    stages = [ModelStage("read", 0.02), ModelStage("decode", 0.06), ModelStage("collate", 0.005)]
+    model = Model(stages, noise=noise, random=random.Random(seed))
+    bounds = Bounds(threads=40, cores=1000)
+    _, settled = tune(model, bounds, windows=100)
+    assert settled is not None
+    assert model.rate(model.counts) >= 0.5 * model.optimum(bounds)
+
+
+def settled_on(model, bounds):
+    """A tuner that rests, with the model as it left it."""
+    tuner = Tuner(bounds, warm_up=0)
+    for _ in range(40):
+        model.counts.update(tuner.step(model.window()).counts)
+        if tuner.is_settled:
+            return tuner
+    raise AssertionError("it never settled")
+
+
+def test_idle_stage_shrinks_slowly_while_nothing_is_lost():
+    """Down to where its threads work half of the time, one in ten windows."""
+    stages = [ModelStage("quick", 0.01), ModelStage("slow", 0.05)]
+    model = Model(stages, step=0.01, counts={"quick": 6, "slow": 12})
+    tuner = settled_on(model, Bounds(threads=64, cores=1000))
+    before = dict(model.counts)
+    history = []
+    for _ in range(120):
+        model.counts.update(tuner.step(model.window()).counts)
+        history.append(dict(model.counts))
+    assert history[10]["quick"] >= before["quick"] - 1
+    assert model.counts["quick"] <= 2
+    assert model.window().wait_ratio <= 0.06
+
+
+def test_it_looks_again_when_the_data_changes():
+    """Decoding takes four times as long from now on."""
+    model = Model([ModelStage("decode", 0.02)], step=0.01)
+    bounds = Bounds(threads=64, cores=1000)
+    tuner = settled_on(model, bounds)
+    model.stages[0].seconds = 0.08
+    reasons = []
+    for _ in range(20):
+        step = tuner.step(model.window())
+        model.counts.update(step.counts)
+        reasons += [d.reason for d in step.decisions]
+    assert reasons[0] == "drift"
+    assert model.window().wait_ratio <= 0.06
+
+
+def test_too_much_in_flight_is_taken_back_at_once():
+    """Threads are taken where they are needed least."""
+    stages = [ModelStage("a", 0.01), ModelStage("b", 0.04)]
+    model = Model(stages, bytes_per_thread=100, counts={"a": 8, "b": 8})
+    step = Tuner(Bounds(threads=64, cores=64, memory_bytes=1000), warm_up=0).step(model.window())
+    assert step.counts == {"a": 2}
+    assert {d.reason for d in step.decisions} == {"memory"}
+
+
+def test_pause_of_the_consumer_is_left_out_of_a_window():
+    """A validation of a minute between two batches is no slower loading."""
+    parts = [Part(0.5, 50, 0.1), Part(0.5, 50, 0.1), Part(60.0, 50, 0.1), Part(0.5, 50, 0.1)]
+    window = window_of(parts, ())
+    assert (window.num_items, window.elapsed) == (150, 1.5)
+    assert window.noise < 0.01
+    assert window_of([Part(1.0, 10, 0.0), Part(1.0, 30, 0.0)], ()).noise > 0.4
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"max_threads": 0}, "max_threads must be >= 1, got 0"),
+        ({"max_threads": 2.5}, "max_threads must be an int or None, got 2.5"),
+        ({"cpu_util": 0}, "cpu_util must be a share above 0"),
+        ({"memory_util": 1.5}, "memory_util must be a share above 0, at most 1, got 1.5"),
+        ({"window_seconds": 0}, "window_seconds must be > 0, got 0"),
+    ],
+)
+def test_option_of_auto_is_refused_when_out_of_range(options, match):
+    """The message names it and what was given."""
+    with pytest.raises((TypeError, ValueError), match=f"PerfParams.auto: {re.escape(match)}"):
+        PerfParams.auto(**options)
+
+
+def test_noisy_windows_are_looked_at_longer_and_a_gain_within_the_noise_is_tried_twice():
+    """Neither a step nor its judgement rests on one window of which half is chance."""
+    model = Model([ModelStage("slow", 0.05, at_most=3)], counts={"slow": 2})
+    tuner = Tuner(Bounds(threads=32, cores=1000), warm_up=0)
+    steps = []
+    for _ in range(14):
+        window = replace(model.window(), noise=0.6)
+        step = tuner.step(window)
+        model.counts.update(step.counts)
+        steps.append((dict(step.counts), [d.reason for d in step.decisions]))
+        if tuner.is_settled:
+            break
+    more, less, nothing = ({"slow": 3}, []), {"slow": 2}, ({}, [])
+    assert steps[:6] == [nothing, nothing, more, nothing, nothing, (less, ["noise"])]
+    assert steps[6:12] == [nothing, nothing, more, nothing, nothing, (less, ["io-limit"])]
+    assert tuner.is_settled

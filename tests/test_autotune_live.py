@@ -1,0 +1,326 @@
+"""Loaders and pipelines that are tuned while they run: the same results, and everything is told."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import pickle
+import random
+import threading
+
+import pytest
+import torch
+from _gates import PATIENCE_SECONDS, spdl_threads, until
+from _loader_helpers import (
+    BulkData,
+    GatedData,
+    MapData,
+    StreamData,
+    WorkerInfoData,
+    as_list,
+    epoch_of,
+    no_thread_left,
+)
+from _tuners import RandomTuner
+from torch.utils.data import Dataset
+
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.autotune import PerfParams
+from spdl_torch.autotune import tuning as tuning_module
+from spdl_torch.autotune.window import Bounds
+from spdl_torch.data.auto_workers import LoaderTuner
+from spdl_torch.observe import SQLiteStatsWriter, query_event_stats
+from spdl_torch.pipeline import PipelineBuilder
+
+__all__ = ["no_thread_left"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture
+def at_random(monkeypatch):
+    """Tuning that never rests, in windows so short that every other batch ends one."""
+    monkeypatch.setattr(tuning_module, "Tuner", RandomTuner)
+    return {"window_seconds": 1e-6, "write": None, "max_threads": 8, "num_cores": 2}
+
+
+def auto(options):
+    """``num_workers="auto"`` with these options."""
+    return PerfParams.auto(**options).loader_options()["num_workers"]
+
+
+class Augmented(Dataset):
+    """Draws from all three generators."""
+
+    def __len__(self):
+        return 150
+
+    def __getitem__(self, index):
+        return torch.tensor([index, random.random(), torch.rand(()).item()], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (MapData(150), {"shuffle": True}),
+        (MapData(150, {7: ValueError, 60: KeyError}), {}),
+        (BulkData(151), {"drop_last": True}),
+        (Augmented(), {"seed": 3}),
+        (MapData(150, dict.fromkeys(range(0, 150, 9), ValueError)), {"on_error": "skip"}),
+        (MapData(80), {"batch_size": None}),
+        (Augmented(), {"seed": 3, "persistent_workers": True, "prefetch_factor": 5}),
+    ],
+)
+def test_batches_are_those_of_any_fixed_number(dataset, options, at_random):
+    """Whatever the tuner does, in every epoch: order, samples, random bits, errors."""
+    options = {"batch_size": 2, "error_budget": 150 if "on_error" in options else None, **options}
+
+    def epochs(num_workers, **more):
+        torch.manual_seed(5)
+        loader = DataLoader(dataset, num_workers=num_workers, **{**options, **more})
+        events = [epoch_of(loader) for _ in range(3)]
+        return events, loader
+
+    found, loader = epochs(auto(at_random))
+    assert loader.decisions
+    assert len({decision.to_count for decision in loader.decisions}) > 2
+    assert found == epochs(3)[0]
+
+
+def test_epoch_that_was_tuned_resumes_at_the_next_batch(at_random):
+    """The state says nothing of the workers, so tuning does not matter to it."""
+    options = {"batch_size": 2, "seed": 1, "shuffle": True}
+    loader = DataLoader(Augmented(), num_workers=auto(at_random), **options)
+    batches = iter(loader)
+    for _ in range(20):
+        next(batches)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in batches]
+    fresh = DataLoader(Augmented(), num_workers=2, **options)
+    fresh.load_state_dict(state)
+    assert [batch.tolist() for batch in fresh] == rest
+
+
+def test_workers_join_and_leave():
+    """Four samples are fetched at once after growth; after shrinking one thread is left."""
+    data = GatedData(200)
+    inside, lock = set(), threading.Lock()
+
+    class Counted(Dataset):
+        def __len__(self):
+            return 200
+
+        def __getitem__(self, index):
+            with lock:
+                inside.add(threading.get_ident())
+            return data[0] if index < 20 else index
+
+    loader = DataLoader(Counted(), num_workers=auto({"num_cores": 1, "max_threads": 8}))
+    batches = iter(loader)
+    assert loader.num_workers == 1
+    assert batches._pool.resize(4, 8) == 4
+    batches._max_outstanding = 8
+    batches._tuner._num_workers = 4
+    batches._submit_more()
+    until(lambda: len(inside) == 4)
+    assert loader.snapshot().stages[0].concurrency == 4
+    data.gate.set()
+    assert batches._pool.resize(1, 2) == 1
+    until(lambda: sum(t.name.startswith("spdl-loader") for t in spdl_threads()) == 1)
+    batches._tuner._num_workers = 1
+    assert len(list(batches)) == 200
+
+
+def test_worker_that_joins_is_a_worker_like_any_other():
+    """Its id is below the number that all are told, and ``worker_init_fn`` ran on its thread."""
+    began = []
+    loader = DataLoader(
+        WorkerInfoData(40),
+        num_workers=auto({"num_cores": 1, "max_threads": 6}),
+        worker_init_fn=lambda number: began.append((number, threading.current_thread())),
+        collate_fn=as_list,
+    )
+    batches = iter(loader)
+    batches._pool.resize(3, 12)
+    infos = [info for batch in batches for _, info, _ in batch]
+    assert {info.num_workers for info in infos} == {6}
+    assert {info.id for info in infos} <= {0, 1, 2}
+    assert sorted(number for number, _ in began) == [0, 1, 2]
+    assert len({thread for _, thread in began}) == 3
+
+
+def test_worker_that_cannot_start_leaves_again(caplog):
+    """The log has its error, the others go on, and their number stays from then on."""
+
+    def only_the_first(number):
+        if number:
+            raise OSError(f"no licence for worker {number}")
+
+    loader = DataLoader(
+        MapData(30),
+        num_workers=auto({"num_cores": 1, "max_threads": 6}),
+        worker_init_fn=only_the_first,
+    )
+    batches = iter(loader)
+    assert batches._pool.resize(3, 6) == 1
+    assert "no licence for worker" in caplog.text
+    assert batches._pool.resize(1, 6) == batches._pool.resize(4, 8) == 1
+    assert len(list(batches)) == 30
+
+
+def test_prefetch_fits_into_the_memory():
+    """Ten batches of 800 bytes: 4 workers make 8 ahead where there is room, else 5, at least 4."""
+    state = tuning_module.TuningState(PerfParams.auto().tuning, "test")
+    loader = DataLoader(MapData(4), num_workers=auto({"num_cores": 4}))
+    assert loader.num_workers == 4
+
+    def most(memory_bytes):
+        loader.prefetch_factor = 2
+        tuner = LoaderTuner(loader, state, pool=None)
+        tuner._batch_bytes = 800
+        state.bounds = Bounds(threads=8, cores=4, memory_bytes=memory_bytes)
+        return tuner.max_outstanding
+
+    assert [most(n) for n in (None, 10_400, 8_000, 100)] == [8, 8, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (StreamData(60, split=True), {}),
+        (MapData(60), {"rng": "worker"}),
+        (MapData(60), {"isolation": "process"}),
+    ],
+)
+def test_number_stays_where_it_would_show(dataset, options, at_random):
+    """An iterable dataset divides itself among its workers; with rng="worker" each has a stream;
+    those of another process are not this one's to add to.
+    """
+    loader = DataLoader(dataset, num_workers=auto(at_random), **options)
+    number = loader.num_workers
+    assert not loader.is_tuned
+    fixed = DataLoader(dataset, num_workers=int(number), **options)
+    torch.manual_seed(0)
+    found = epoch_of(loader)
+    torch.manual_seed(0)
+    assert found == epoch_of(fixed)
+    assert (loader.num_workers, loader.decisions) == (number, [])
+
+
+def test_number_is_an_int_and_stays_auto_in_copies():
+    """torch, Lightning and Accelerate take it for a number and build loaders from it."""
+    loader = DataLoader(MapData(8), num_workers="auto")
+    assert isinstance(loader.num_workers, int)
+    assert loader.num_workers >= 1
+    again = DataLoader(MapData(8), num_workers=loader.num_workers)
+    for each in (loader, again, copy.copy(loader), pickle.loads(pickle.dumps(again))):
+        assert each.is_tuned
+        assert each.num_workers == loader.num_workers
+    assert not DataLoader(MapData(8), num_workers=int(loader.num_workers)).is_tuned
+    assert DataLoader(MapData(8), num_workers="auto", prefetch_factor=3).prefetch_factor == 3
+
+
+def test_auto_is_refused_without_figures():
+    """There would be nothing to go by."""
+    with pytest.raises(ValueError, match=r'num_workers="auto" needs figures.*stats=False'):
+        DataLoader(MapData(8), num_workers="auto", stats=False)
+
+
+def test_decisions_reach_the_store_the_trace_and_the_log(at_random, tmp_path, caplog):
+    """With the keys that the store promises; the settings are told as code."""
+    caplog.set_level(logging.INFO, logger="spdl_torch.autotune")
+    texts = []
+    with SQLiteStatsWriter(tmp_path / "run.db") as writer:
+        options = {**at_random, "log": writer.log, "write": texts.append}
+        loader = DataLoader(MapData(100), num_workers=auto(options))
+        assert len(epoch_of(loader)) == 100
+    decisions = loader.decisions
+    events = query_event_stats(tmp_path / "run.db", "decision")
+    assert [event.details for event in events] == [d.as_details() for d in decisions]
+    assert set(events[0].details) == {"t", "stage", "from", "to", "before", "after", "reason"}
+    instants = [i for i in loader._figures.timeline().instants if i.name == "decision"]
+    assert [i.details for i in instants] == [d.as_details() for d in decisions]
+    assert str(decisions[0]) in caplog.text
+    assert texts[-1] == f"PerfParams.manual(num_workers={loader.num_workers})"
+
+
+def doubled(item):
+    """A stage."""
+    return 2 * item
+
+
+def tuned_builder(source):
+    """Two stages that may be tuned, and one that is kept."""
+    builder = PipelineBuilder().add_source(source).pipe(doubled, name="a")
+    return builder.pipe(abs, name="b", concurrency=2, output_order="input").pipe(
+        lambda item: item + 1, name="kept"
+    )
+
+
+def test_pipeline_gives_the_same_items_in_the_same_order(at_random):
+    """And says what it did; the next run begins with what was found."""
+    params = PerfParams.auto(**{**at_random, "keep": ["kept"]})
+    options = params.build_options()
+    builder = params.apply(tuned_builder(itertools.count()).add_sink())
+    with builder.build(**options).auto_stop() as pipeline:
+        for number, item in enumerate(pipeline):
+            assert item == 2 * number + 1
+            if number > 200 and len(options["tuner"].state.decisions) > 10:
+                break
+        kept = pipeline.stats().stages[-1]
+        assert (kept.name, kept.concurrency) == ("kept", 1)
+    until(lambda: not options["tuner"]._session.is_going_on)
+    found = dict(options["tuner"].state.found)
+    assert set(found) == {"a", "b"}
+    pipeline = builder.build(**options)
+    assert {s.name: s.concurrency for s in pipeline.stats().stages[:2]} == found
+    pipeline.stop()
+
+
+def test_dataset_is_tuned_over_its_passes(at_random):
+    """Every pass gives the same items, also in a copy for a worker process."""
+    params = PerfParams.auto(**at_random)
+    builder = params.apply(tuned_builder(range(300)).aggregate(4).add_sink())
+    dataset = PipelineDataset(builder, **params.build_options())
+    expected = list(PipelineDataset(tuned_builder(range(300)).aggregate(4).add_sink()))
+    for each in (dataset, dataset, copy.deepcopy(dataset)):
+        assert list(each) == expected
+
+
+def test_second_run_at_a_time_is_left_as_it_is(at_random):
+    """One tuner, two runs of a dataset inside each other."""
+    params = PerfParams.auto(**at_random)
+    dataset = PipelineDataset(
+        params.apply(tuned_builder(range(50)).add_sink()), **params.build_options()
+    )
+    assert all(first == second for first, second in zip(dataset, dataset, strict=True))
+
+
+def test_tuner_that_breaks_does_not_break_the_pipeline(at_random, monkeypatch, caplog):
+    """The log has its error."""
+
+    def broken(self, window):
+        raise ZeroDivisionError("in the tuner")
+
+    monkeypatch.setattr(RandomTuner, "step", broken)
+    params = PerfParams.auto(**at_random)
+    builder = params.apply(tuned_builder(itertools.count()).add_sink())
+    with builder.build(**params.build_options()).auto_stop() as pipeline:
+        for _ in zip(pipeline, range(10**7), strict=False):
+            if "in the tuner" in caplog.text:
+                break
+        assert "in the tuner" in caplog.text
+        assert pipeline.get_item(PATIENCE_SECONDS) > 0
+
+
+def test_apply_keeps_the_order_of_stages_that_may_grow():
+    """Those with one thread; what is in keep stays as it is; a name that is no stage is refused."""
+    params = PerfParams.auto(keep=["kept"])
+    spec = params.apply(tuned_builder([]).aggregate(2).add_sink()).get_config()
+    assert [stage.output_order for stage in spec.stages] == [
+        *("input", "input", "completion", "completion")
+    ]
+    assert repr(params) == "PerfParams.auto()"
+    with pytest.raises(ValueError, match="no stage 'other'"):
+        PerfParams.auto(keep=["other"]).apply(tuned_builder([]).add_sink())

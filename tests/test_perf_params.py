@@ -1,0 +1,685 @@
+"""PerfParams: the formula, what is read from the machine, what is measured, and its use."""
+
+import logging
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
+
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.autotune import Limits, PerfParams
+from spdl_torch.autotune.limits import read_limits
+from spdl_torch.autotune.model import Budget, StageShape, budget_of, fit_loader, fit_stages
+from spdl_torch.autotune.sizes import nbytes_of
+from spdl_torch.io import transfer_tensor
+from spdl_torch.pipeline import PipelineBuilder
+
+MIB = 2**20
+
+sizes = st.integers(1, 10 * MIB)
+memories = st.integers(0, 2**36)
+threads = st.integers(1, 128)
+shapes = st.lists(
+    st.builds(
+        StageShape,
+        elements=st.integers(1, 64),
+        concurrency=st.none() | st.integers(1, 64),
+        room=st.none() | st.integers(1, 200),
+    ),
+    max_size=5,
+)
+
+
+# -- the formula ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "cpu_util", "expected"),
+    [
+        (Limits(num_cores=16), 0.4, 6),
+        (Limits(num_cores=100), 0.29, 29),
+        (Limits(num_cores=16, local_world_size=4), 1.0, 4),
+        (Limits(num_cores=1.5), 1.0, 1),
+        (Limits(num_cores=2), 0.4, 1),
+        (Limits(num_cores=0.5, local_world_size=8), 0.4, 1),
+    ],
+)
+def test_threads_are_a_share_of_the_cores(limits, cpu_util, expected):
+    """Of those of this rank, rounded down, at least one."""
+    assert budget_of(limits, cpu_util, 0.7) == Budget(expected, None)
+
+
+def test_memory_is_a_share_of_the_bytes():
+    """Of this rank's part."""
+    limits = Limits(num_cores=4, memory_bytes=1000, local_world_size=2)
+    assert budget_of(limits, 1.0, 0.5) == Budget(2, 250)
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        (None, (4, 2, 13)),
+        (13 * 32 * 100, (4, 2, 13)),
+        (13 * 32 * 100 - 1, (4, 1, 9)),
+        (9 * 32 * 100 - 1, (3, 1, 7)),
+        (5 * 32 * 100, (2, 1, 5)),
+        (4 * 32 * 100, (1, 2, 4)),
+        (0, (1, 1, 3)),
+    ],
+)
+def test_loader_of_four_threads_shrinks_when_memory_does(memory, expected):
+    """Batches of 32 elements of 100 bytes: first fewer ahead, then fewer workers; to 1 and 1."""
+    fit = fit_loader(Budget(4, memory), 100, batch_size=32, prefetch_factor=2)
+    workers, room, batches = expected
+    assert (fit.threads, fit.rooms, fit.in_flight_bytes) == (workers, (room,), batches * 32 * 100)
+
+
+def test_unit_of_memory_and_element_is_the_byte():
+    """An element of 1 MiB in batches of 1, on 7 MiB: three workers, one batch ahead each."""
+    budget = budget_of(Limits(num_cores=8, memory_bytes=10 * MIB), 1.0, 0.7)
+    fit = fit_loader(budget, MIB, batch_size=1, prefetch_factor=2)
+    assert (fit.threads, fit.rooms, fit.in_flight_bytes) == (3, (1,), 7 * MIB)
+
+
+@given(most=threads, memory=memories, element=sizes, batch=st.integers(1, 512), ahead=threads)
+def test_loader_stays_within_memory_and_grows_with_it(most, memory, element, batch, ahead):
+    """Above the floor of 1 and 1; more memory or more cores never mean less in flight or fewer
+    workers.
+    """
+
+    def fit(most, memory):
+        return fit_loader(Budget(most, memory), element, batch_size=batch, prefetch_factor=ahead)
+
+    this = fit(most, memory)
+    assert 1 <= this.threads <= most
+    assert 1 <= this.rooms[0] <= ahead
+    assert this.is_within(Budget(most, memory)) or (this.threads, this.rooms) == (1, (1,))
+    richer = fit(most, 2 * memory + 1)
+    assert richer.threads >= this.threads
+    assert richer.threads * richer.rooms[0] >= this.threads * this.rooms[0] or (
+        richer.threads > this.threads
+    )
+    assert fit(most + 1, memory).threads >= this.threads
+
+
+@given(most=threads, memory=memories, element=sizes, stages=shapes, sink=st.integers(1, 10))
+def test_pipeline_stays_within_memory_and_grows_with_it(most, memory, element, stages, sink):
+    """Above the floor; what was given is kept; the sum is that of the documented formula."""
+
+    def fit(most, memory):
+        return fit_stages(Budget(most, memory), element, stages, sink)
+
+    this = fit(most, memory)
+    assert 1 <= this.threads <= most
+    found = [room for room, stage in zip(this.rooms, stages, strict=True) if stage.room is None]
+    assert this.is_within(Budget(most, memory)) or (
+        this.threads == 1 and all(room == 1 for room in found)
+    )
+    items = (stages[-1].elements if stages else 1) * (sink + 1)
+    for stage, room in zip(stages, this.rooms, strict=True):
+        assert room >= 1
+        assert stage.room in (None, room)
+        items += stage.elements * (2 * (stage.concurrency or this.threads) + room)
+    assert this.in_flight_bytes == items * element
+    assert fit(most, 2 * memory + 1).threads >= this.threads
+    assert fit(most + 1, memory).threads >= this.threads
+
+
+@given(most=threads, element=sizes, stages=shapes)
+def test_room_is_no_more_than_helps_when_memory_is_plenty(most, element, stages):
+    """Twice the threads at either side, or 64 small items."""
+    assume(stages)
+    fit = fit_stages(Budget(most, None), element, stages, 3)
+    widths = [stage.concurrency or most for stage in stages]
+    for stage, room, width, after in zip(stages, fit.rooms, widths, [*widths[1:], 1], strict=True):
+        least = max(2 * width, 2 * after)
+        assert stage.room == room or least <= room <= max(least, 64)
+        assert stage.room == room or room == least or room * element * stage.elements <= 16 * MIB
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+def tree(root, files):
+    """Files with their texts."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:  9000 kB\nMemAvailable:  4000 kB\n"}
+V2 = "sys/fs/cgroup/job"
+V1_MEMORY, V1_CPU = "sys/fs/cgroup/memory", "sys/fs/cgroup/cpu,cpuacct"
+MACHINES = {
+    "bare": (MEMINFO, 8, 4000 * 1024),
+    "v2": (
+        {
+            **MEMINFO,
+            "proc/self/cgroup": "0::/job/inner\n",
+            f"{V2}/cpu.max": "150000 100000\n",
+            f"{V2}/inner/cpu.max": "max 100000\n",
+            f"{V2}/inner/memory.max": "3000000\n",
+            f"{V2}/inner/memory.current": "2500000\n",
+            f"{V2}/inner/memory.stat": "anon 1\ninactive_file 500000\n",
+            f"{V2}/memory.max": "max\n",
+        },
+        1.5,
+        1_000_000,
+    ),
+    "v1": (
+        {
+            **MEMINFO,
+            "proc/self/cgroup": "7:cpu,cpuacct:/docker/3f\n4:memory:/docker/3f\n1:pids:/\n0::/\n",
+            f"{V1_CPU}/cpu.cfs_quota_us": "200000\n",
+            f"{V1_CPU}/cpu.cfs_period_us": "100000\n",
+            f"{V1_MEMORY}/memory.limit_in_bytes": "2000000\n",
+            f"{V1_MEMORY}/memory.usage_in_bytes": "1900000\n",
+            f"{V1_MEMORY}/memory.stat": "inactive_file 7\ntotal_inactive_file 100000\n",
+        },
+        2,
+        200_000,
+    ),
+    "v1 without limits": (
+        {
+            **MEMINFO,
+            "proc/self/cgroup": "7:cpu,cpuacct:/\n4:memory:/\n",
+            f"{V1_CPU}/cpu.cfs_quota_us": "-1\n",
+            f"{V1_CPU}/cpu.cfs_period_us": "100000\n",
+            f"{V1_MEMORY}/memory.limit_in_bytes": "9223372036854771712\n",
+            f"{V1_MEMORY}/memory.usage_in_bytes": "1900000\n",
+        },
+        8,
+        4000 * 1024,
+    ),
+    "more quota than cores": (
+        {**MEMINFO, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000"},
+        8,
+        4000 * 1024,
+    ),
+    "full": (
+        {
+            **MEMINFO,
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": "1000",
+            "sys/fs/cgroup/memory.current": "1200",
+        },
+        8,
+        0,
+    ),
+    "garbage": ({**MEMINFO, "proc/self/cgroup": "\nnonsense\n0::/\n"}, 8, 4000 * 1024),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_limits_are_the_tightest_of_machine_and_cgroups(machine, tmp_path):
+    """Both versions, also when a limit stands further out or the name is that of the host."""
+    files, cores, memory = MACHINES[machine]
+    limits = read_limits(tree(tmp_path, files), 8, {})
+    assert limits == Limits(num_cores=cores, memory_bytes=memory)
+
+
+def test_memory_comes_from_elsewhere_when_there_is_no_proc(tmp_path):
+    """Other systems tell pages, or nothing; never an error."""
+    limits = read_limits(tmp_path, 4, {})
+    assert limits.num_cores == 4
+    assert limits.memory_bytes is None or limits.memory_bytes > 0
+
+
+@pytest.mark.parametrize(("value", "ranks"), [("4", 4), ("", 1), ("0", 1), ("many", 1)])
+def test_ranks_are_those_of_torchrun(value, ranks, tmp_path):
+    """LOCAL_WORLD_SIZE, or one."""
+    environ = {"LOCAL_WORLD_SIZE": value}
+    assert read_limits(tree(tmp_path, MEMINFO), 4, environ).local_world_size == ranks
+
+
+def test_limits_of_this_machine_can_be_had():
+    """There is at least a part of a core, and some memory on the machines that we know."""
+    limits = Limits.of_this_machine()
+    assert limits.num_cores > 0
+    assert limits.memory_bytes is None or limits.memory_bytes > MIB
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"num_cores": 0}, "num_cores must be > 0, got 0"),
+        ({"num_cores": 1, "memory_bytes": -1}, "memory_bytes must be >= 0, got -1"),
+        ({"num_cores": 1, "local_world_size": 0}, "local_world_size must be >= 1, got 0"),
+    ],
+)
+def test_limits_are_refused_when_nothing_is_left(numbers, message):
+    """The message has the name and the number."""
+    with pytest.raises(ValueError, match=message):
+        Limits(**numbers)
+
+
+# -- what is measured ----------------------------------------------------------------------------
+
+
+@dataclass
+class Sample:
+    """A user's own."""
+
+    image: torch.Tensor
+    label: int
+
+
+@pytest.mark.parametrize(
+    ("element", "nbytes"),
+    [
+        (torch.zeros(3, 4, dtype=torch.int16), 24),
+        (np.zeros((3, 4)), 96),
+        (memoryview(b"12345"), 5),
+        (b"12345", 5),
+        ("label", 5),
+        (7, 8),
+        (None, 0),
+        ((torch.zeros(2), {"a": [b"123", 1.5], "b": None}), 19),
+        (Sample(torch.zeros(5), 3), 28),
+        (Image.new("RGB", (4, 5)), 60),
+        ([], 0),
+        (object(), None),
+        ((torch.zeros(2), object()), None),
+    ],
+)
+def test_size_is_that_of_the_data(element, nbytes):
+    """Nested containers are looked through; what is not known is not guessed."""
+    assert nbytes_of(element) == nbytes
+
+
+def test_size_of_a_list_that_contains_itself_is_finite():
+    """Nothing recurses without end."""
+    element = [b"123"]
+    element.append(element)
+    assert nbytes_of(element) == 3
+
+
+class Growing:
+    """Sample n has n numbers, each drawn at random; knows what was asked for, and by whom."""
+
+    def __init__(self, length=100, bad=()):
+        self.length, self.bad = length, bad
+        self.asked = []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        assert threading.current_thread() is threading.main_thread()
+        if index in self.bad:
+            raise OSError(f"cannot read {index}")
+        random.random(), np.random.rand()  # as augmentations do
+        return torch.rand(index, dtype=torch.float64), index
+
+
+class Stream(IterableDataset):
+    """Like it, without places."""
+
+    def __iter__(self):
+        return iter([torch.zeros(n, dtype=torch.uint8) for n in range(1000)])
+
+
+def estimate(target, **options):
+    """On a machine of 10 cores and 100 MiB, all of which may be used; and the text."""
+    texts = []
+    machine = {"num_cores": 10, "memory_bytes": 100 * MIB, "local_world_size": 1}
+    shares = {"cpu_util": 1.0, "memory_util": 1.0}
+    params = PerfParams.estimate(target, **{**machine, **shares, "write": texts.append, **options})
+    (text,) = texts
+    return params, text
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        (Growing(), "648 bytes (the largest of 5 samples, their median 328)"),
+        (Growing(3), "24 bytes (the largest of 3 samples, their median 16)"),
+        (Growing(bad=[80]), "488 bytes (the largest of 4 samples, their median 248)"),
+        (Stream(), "4 bytes (the largest of 5 samples, their median 2)"),
+        ([b"1", b"22"], "2 bytes (the largest of 2 samples, their median 1)"),
+    ],
+)
+def test_element_is_measured_on_samples(target, found):
+    """Evenly chosen where there are places; what was measured is told."""
+    _, text = estimate(target)
+    assert f"element: {found}, 1 in a batch" in text.splitlines()
+
+
+def test_random_numbers_are_as_before_when_samples_were_measured():
+    """An estimate does not change what training draws."""
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    expected = torch.rand(1), random.random(), np.random.rand()
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    dataset = Growing()
+    estimate(dataset)
+    assert dataset.asked == [0, 20, 40, 60, 80]
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (Growing(0), "there is no sample"),
+        (Growing(bad=range(100)), r"no sample could be loaded \(OSError: cannot read 80\)"),
+        ([object()], "a sample has a object in it, whose size is not known"),
+        (iter([1]), "the dataset, a list_iterator, is an iterator, which runs once"),
+    ],
+)
+def test_estimate_warns_when_the_size_is_not_known(target, reason):
+    """Cores alone decide then, and torch's own prefetch_factor is kept."""
+    with pytest.warns(UserWarning, match=f"no bound: {reason}. Pass element_bytes"):
+        params, text = estimate(target)
+    assert params == PerfParams.manual(num_workers=10, prefetch_factor=2)
+    assert "element: not known" in text
+    assert "in flight" not in text
+
+
+def test_nothing_is_loaded_when_the_size_is_given():
+    """Nor is a word said of samples."""
+    dataset = Growing()
+    params, text = estimate(dataset, element_bytes=MIB, batch_size=4)
+    assert dataset.asked == []
+    assert params == PerfParams.manual(num_workers=10, prefetch_factor=1)
+    assert "element: 1,048,576 bytes (given), 4 in a batch" in text
+    assert "in flight: at most 84.0 MiB" in text
+
+
+# -- what comes out ------------------------------------------------------------------------------
+
+
+def test_every_figure_is_printed(capsys):
+    """Where it came from and what it led to, on stdout unless told otherwise."""
+    PerfParams.estimate(
+        Growing(),
+        batch_size=2,
+        num_cores=16,
+        memory_bytes=64 * MIB,
+        local_world_size=2,
+        cpu_util=0.5,
+        memory_util=0.5,
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "cores: 16 * 0.5 / 2 ranks -> threads: 4",
+        "memory: 64.0 MiB * 0.5 / 2 ranks -> 16.0 MiB",
+        "element: 648 bytes (the largest of 5 samples, their median 328), 2 in a batch",
+        "in flight: at most 16,848 bytes",
+        "PerfParams.manual(num_workers=4, prefetch_factor=2)",
+    ]
+
+
+def test_text_goes_to_the_log_when_it_is_not_written(caplog, capsys):
+    """At INFO level, of the logger that has the package's name."""
+    with caplog.at_level(logging.INFO, "spdl_torch.autotune"):
+        PerfParams.estimate([b"x"], write=None)
+    assert "PerfParams.manual(num_workers=" in caplog.text
+    assert capsys.readouterr().out == ""
+
+
+def test_floor_is_told_when_memory_is_too_small():
+    """One worker that makes one batch is the least."""
+    params, text = estimate(Growing(), element_bytes=90 * MIB)
+    assert params == PerfParams.manual(num_workers=1, prefetch_factor=1)
+    assert "in flight: at most 270.0 MiB, more than that: one thread" in text
+
+
+names = st.text(min_size=1, max_size=5) | st.sampled_from(
+    ["decode", "class", "cls", "\u00aa", "__debug__"]
+)
+counts = st.dictionaries(names, st.integers(1, 99), max_size=3)
+
+
+@given(
+    concurrency=counts,
+    buffer_size=counts,
+    num_workers=st.none() | st.integers(0, 9),
+    number=st.none() | st.integers(1, 9),
+)
+def test_repr_can_be_pasted(concurrency, buffer_size, num_workers, number):
+    """It is the call of manual() that gives the same, whatever the stages are called."""
+    params = PerfParams.manual(
+        concurrency,
+        num_workers=num_workers,
+        prefetch_factor=number,
+        buffer_size=buffer_size,
+        num_threads=number,
+    )
+    assert eval(repr(params), {"PerfParams": PerfParams}) == params
+
+
+def test_manual_takes_names_and_one_size_for_all():
+    """The short form and the long one mean the same."""
+    short = PerfParams.manual(decode=12, collate=2, buffer_size=24)
+    assert short == PerfParams.manual(
+        {"decode": 12}, collate=2, buffer_size={"decode": 24, "collate": 24}
+    )
+    assert repr(PerfParams.manual(decode=12)) == "PerfParams.manual(decode=12)"
+    assert repr(PerfParams.manual({"<lambda>": 2})) == "PerfParams.manual({'<lambda>': 2})"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: PerfParams.manual(decode=0), ValueError, "concurrency of 'decode' must be >= 1"),
+        (lambda: PerfParams.manual(decode="4"), TypeError, "must be an int, got '4'"),
+        (lambda: PerfParams.manual(num_workers=-1), ValueError, "num_workers must be >= 0, got -1"),
+        (lambda: PerfParams.manual(num_threads=True), TypeError, "num_threads must be an int"),
+        (lambda: PerfParams.manual({"a": 1}, a=2), ValueError, "stage 'a' is given twice"),
+        (lambda: estimate([1], cpu_util=40), ValueError, "cpu_util must be a share .* got 40"),
+        (lambda: estimate([1], memory_util=0), ValueError, "memory_util must be a share"),
+        (lambda: estimate([1], batch_size=0), ValueError, "batch_size must be >= 1, got 0"),
+        (lambda: estimate([1], element_bytes=1.5), TypeError, "element_bytes must be an int"),
+        (lambda: estimate([1], num_cores=0), ValueError, "num_cores must be > 0, got 0"),
+        (lambda: estimate([1], local_world_size=0), ValueError, "local_world_size must be >= 1"),
+        (lambda: estimate([1], keep=["a"]), ValueError, "keep is for a PipelineBuilder, got"),
+        (lambda: estimate(builder(), batch_size=4), ValueError, "must be None for a pipeline"),
+        (lambda: estimate(7), TypeError, "a DataLoader or a PipelineBuilder, got int"),
+    ],
+)
+def test_argument_is_refused_when_it_cannot_be_meant(make, error, message):
+    """The message has the argument's name and what was given."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+# -- put to use ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loader_class", [DataLoader, TorchDataLoader])
+def test_batches_are_the_same_when_a_loader_is_made_of_it(loader_class):
+    """A loader that was estimated gives what one without workers gives."""
+    dataset = [torch.full((3,), n) for n in range(20)]
+    plain = loader_class(dataset, batch_size=4)
+    params, text = estimate(plain, num_cores=2)
+    assert "element: 24 bytes (the largest of 5 samples, their median 24), 4 in a batch" in text
+    assert params.loader_options() == {"num_workers": 2, "prefetch_factor": 2}
+    if loader_class is TorchDataLoader:
+        return  # no processes for this test
+    loader = loader_class(dataset, batch_size=4, **params.loader_options())
+    assert torch.equal(torch.stack(list(loader)), torch.stack(list(plain)))
+
+
+def test_batch_size_is_that_of_the_batch_sampler_when_it_has_one():
+    """The loader itself says None then."""
+    dataset = [b"12"] * 20
+    sampler = torch.utils.data.BatchSampler(range(20), batch_size=5, drop_last=False)
+    _, text = estimate(DataLoader(dataset, batch_sampler=sampler))
+    assert text.splitlines()[2].endswith("5 in a batch")
+    _, text = estimate(DataLoader(dataset, batch_sampler=sampler), batch_size=7)
+    assert text.splitlines()[2].endswith("7 in a batch")
+
+
+@pytest.mark.parametrize(
+    ("params", "options"),
+    [
+        (PerfParams.manual(num_workers=0, prefetch_factor=4), {"num_workers": 0}),
+        (PerfParams.manual(num_workers=2), {"num_workers": 2}),
+    ],
+)
+def test_loader_options_are_what_torch_takes(params, options):
+    """torch refuses a prefetch_factor without workers."""
+    assert params.loader_options() == options
+    DataLoader([1, 2], **options)
+
+
+def test_loader_options_are_refused_when_they_are_for_a_pipeline():
+    """Not an empty dict, with which everything would be loaded on the training thread."""
+    with pytest.raises(ValueError, match="num_workers must be given, got None"):
+        PerfParams.manual(decode=2).loader_options()
+
+
+def decode(number):
+    return torch.full((1000,), number, dtype=torch.uint8)
+
+
+def pairs(number):
+    yield from (number, number)
+
+
+def builder():
+    """A pipeline with one of each."""
+    return (
+        PipelineBuilder()
+        .add_source(range(40))
+        .pipe(str, name="read", concurrency=5)
+        .pipe(int, name="parse")
+        .pipe(decode, buffer_size=7)
+        .aggregate(4)
+        .pipe(torch.stack)
+        .add_sink(2)
+    )
+
+
+def test_pipeline_gives_the_same_when_it_was_estimated():
+    """In the same order, though stages run several calls at once."""
+    plain = builder()
+    params, text = estimate(plain, num_cores=3)
+    assert params.concurrency == {"parse": 3, "decode": 3, "stack": 3}
+    assert params.buffer_size == {"read": 64, "parse": 64, "aggregate(4)": 64, "stack": 64}
+    assert params.build_options() == {"num_threads": 3 + 5 + 1}
+    assert "element: 1,000 bytes (the largest of 5 samples, their median 1,000)" in text
+    spec = params.apply(plain).get_config()
+    assert [stage.concurrency for stage in spec.stages] == [5, 3, 3, 1, 3]
+    assert [stage.buffer_size for stage in spec.stages] == [64, 64, 7, 64, 64]
+    assert spec.stages[0].output_order == "completion"  # as it was: not in order
+    assert spec.stages[1].output_order == "input"
+    pipeline = params.apply(plain.__class__.from_config(spec)).build(**params.build_options())
+    with pipeline.auto_stop():
+        found = torch.cat([batch[:, 0] for batch in pipeline])
+    assert sorted(found.tolist()) == list(range(40))
+
+
+def test_order_is_kept_when_a_stage_ran_one_call_at_a_time():
+    """The op that is slowest first does not change what comes out when."""
+    ready = threading.Event()
+
+    def last_first(number):
+        if number == 0:
+            assert ready.wait(30)
+        if number == 2:
+            ready.set()
+        return number
+
+    plain = PipelineBuilder().add_source(range(9)).pipe(last_first, name="op").add_sink()
+    params = PerfParams.manual(op=3)
+    with params.apply(plain).build(**params.build_options()).auto_stop() as pipeline:
+        assert list(pipeline) == list(range(9))
+
+
+def test_dataset_takes_the_options_of_build():
+    """A pipeline dataset is made of the same two."""
+    params, _ = estimate(builder(), num_cores=2)
+    dataset = PipelineDataset(params.apply(builder()), **params.build_options())
+    assert sum(len(batch) for batch in dataset) == 40
+    with pytest.raises(TypeError, match="got a PipelineDataset"):
+        estimate(dataset)
+
+
+def test_stages_are_left_as_they_are_when_they_must_be():
+    """Generators, coroutines, executors, transfers, given threads, those that are to be kept, and
+    those of one name.
+    """
+
+    async def fetch(item):
+        return item
+
+    with ThreadPoolExecutor(1) as executor:
+        plain = (
+            PipelineBuilder()
+            .add_source(range(4))
+            .pipe(pairs)
+            .pipe(fetch)
+            .pipe(str, name="elsewhere", executor=executor)
+            .pipe(int, name="given", concurrency=2)
+            .pipe(abs, name="kept")
+            .pipe(abs, name="free")
+            .pipe(abs, name="twin")
+            .pipe(abs, name="twin")
+            .pipe(partial(transfer_tensor, device="cpu"), name="send")
+            .add_sink()
+        )
+        params, text = estimate(plain, keep=["kept"])
+        assert params.concurrency == {"free": 10}
+        assert params.num_threads == 10 + 1 + 2 + 1 + 2 + 1
+        assert "element: 8 bytes" in text
+        with params.apply(plain).build(**params.build_options()).auto_stop() as pipeline:
+            assert sorted(pipeline) == [0, 0, 1, 1, 2, 2, 3, 3]
+    with pytest.raises(ValueError, match="keep must name stages of the pipeline, got 'keep'"):
+        estimate(plain, keep=["keep"])
+
+
+def test_aggregates_count_by_their_elements_until_they_are_taken_apart():
+    """Room for 64 MiB of elements of 1 MiB: lists of 8 have less of it."""
+    plain = (
+        PipelineBuilder()
+        .add_source([bytes(MIB)] * 2)
+        .pipe(bytes, name="a")
+        .aggregate(8)
+        .disaggregate()
+        .pipe(bytes, name="b")
+        .add_sink(1)
+    )
+    params, text = estimate(plain, num_cores=2, memory_bytes=2**40)
+    assert params.buffer_size == {"a": 16, "aggregate(8)": 2, "disaggregate": 16, "b": 16}
+    assert "in flight: at most 92.0 MiB" in text
+
+
+def test_source_is_untouched_when_it_can_be_iterated_only_once():
+    """No item is lost to measuring."""
+    plain = PipelineBuilder().add_source(iter(range(5))).pipe(abs).add_sink()
+    with pytest.warns(UserWarning, match="the source, a range_iterator, is an iterator"):
+        params, _ = estimate(plain)
+    with params.apply(plain).build().auto_stop() as pipeline:
+        assert list(pipeline) == [0, 1, 2, 3, 4]
+
+
+def test_size_is_not_known_when_the_last_form_has_none():
+    """A short path says nothing of the packets that were read from it."""
+    plain = PipelineBuilder().add_source(["a.mp4"]).pipe(lambda path: object(), name="demux")
+    with pytest.warns(UserWarning, match="has a object in it"):
+        estimate(plain.aggregate(2).add_sink())
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (PerfParams.manual(decod=2), "no stage 'decod'; it has 'read', 'parse', 'decode', 'agg"),
+        (PerfParams.manual(buffer_size={"x": 2}), "no stage 'x'"),
+        (PerfParams.manual({"aggregate(4)": 2}), "must be 1, got 2. An aggregate collects one"),
+    ],
+)
+def test_apply_is_refused_when_the_stage_cannot_have_it(params, message):
+    """A name that does not exist is an error that lists those that do."""
+    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        params.apply(builder())
