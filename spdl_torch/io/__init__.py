@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spdl_torch.io._array.npy import load_npy
     from spdl_torch.io._array.npz import NpzFile, load_npz
+    from spdl_torch.io._image.codec import Codec, image_codec
     from spdl_torch.io._image.decode import decode_image
     from spdl_torch.io._image.geometry import Crop, random_resized_crop, random_resized_crop_params
     from spdl_torch.io._image.images import image_loader, load_image, load_image_batch
@@ -54,6 +55,7 @@ __all__ = [
     "CUDAConfig",
     "Clip",
     "ClipSampler",
+    "Codec",
     "Crop",
     "ImageFrames",
     "NpzFile",
@@ -72,6 +74,7 @@ __all__ = [
     "demux_video",
     "get_filter_desc",
     "get_video_filter_desc",
+    "image_codec",
     "image_loader",
     "iter_tarfile",
     "load_clip",
@@ -95,6 +98,7 @@ __all__ = [
 
 _HOMES = {
     "_video.clips": ("Clip", "load_clip"),
+    "_image.codec": ("Codec", "image_codec"),
     "_image.decode": ("decode_image",),
     "_video.demux": ("demux_video",),
     "_video.filters": ("get_filter_desc", "get_video_filter_desc"),

@@ -6,10 +6,14 @@ size is read here from the first bytes (a few microseconds) instead of from a de
 
 from __future__ import annotations
 
+import re
 import struct
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-__all__ = ["ImageHeader", "missing_data", "read_header"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ImageHeader", "is_scan", "missing_data", "plain_jpeg_scan", "read_header"]
 
 ImageFormat = Literal["jpeg", "png", "webp"]
 
@@ -61,12 +65,56 @@ def missing_data(header: ImageHeader, num_bytes: int) -> bool:
 
 # Start-of-frame markers; C4, C8 and CC lie between them and are tables.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_SEQUENTIAL = (0xC0, 0xC1)  # Huffman coded
 # Markers that stand alone, with no length after them: TEM, RST0-7 and a repeated SOI.
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_END_OF_IMAGE, _JPEG_START_OF_SCAN = 0xD9, 0xDA
 
 
+def plain_jpeg_scan(data: memoryview) -> int | None:
+    """Where the coded pixels begin in a JPEG of the common kind, else None: sequential, Huffman
+    coded, 8 bits a sample, gray or three components, all of them in the first scan, and the end
+    marker where the bytes end.
+    """
+    num_components = None
+    if bytes(data[:2]) != b"\xff\xd8" or bytes(data[-2:]) != b"\xff\xd9":
+        return None
+    try:
+        for marker, position in _jpeg_segments(data):
+            if marker in _JPEG_FRAMES:
+                if marker not in _JPEG_SEQUENTIAL or data[position + 2] != 8:
+                    return None
+                num_components = data[position + 7]
+            elif marker == _JPEG_START_OF_SCAN:
+                is_plain = num_components in (1, 3) and data[position + 2] == num_components
+                (length,) = struct.unpack_from(">H", data, position)
+                return position + length if is_plain else None
+    except (IndexError, struct.error):
+        pass
+    return None
+
+
+_NOT_IN_A_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+
+
+def is_scan(data: memoryview) -> bool:
+    """Whether of all markers only those of restarts are among the coded pixels (70 µs for 100 KB).
+
+    If so there is nothing more in them that a codec could refuse: all it has is warnings.
+    """
+    return _NOT_IN_A_SCAN.search(data) is None
+
+
 def _jpeg_size(data: memoryview) -> ImageHeader | None:
+    for marker, position in _jpeg_segments(data):
+        if marker in _JPEG_FRAMES:
+            height, width = struct.unpack_from(">HH", data, position + 3)
+            return ImageHeader("jpeg", height, width)
+    return None
+
+
+def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int]]:
+    """Marker and place of the length of every segment, up to the first scan."""
     position = 2
     while True:
         while data[position] != 0xFF:  # libjpeg, too, skips garbage between segments
@@ -75,12 +123,12 @@ def _jpeg_size(data: memoryview) -> ImageHeader | None:
             position += 1
         marker = data[position]
         position += 1
-        if marker in _JPEG_FRAMES:
-            height, width = struct.unpack_from(">HH", data, position + 3)
-            return ImageHeader("jpeg", height, width)
-        if marker in (_JPEG_END_OF_IMAGE, _JPEG_START_OF_SCAN):
-            return None
+        if marker == _JPEG_END_OF_IMAGE:
+            return
         if marker != 0 and marker not in _JPEG_STANDALONE:
+            yield marker, position
+            if marker == _JPEG_START_OF_SCAN:
+                return
             position += max(2, struct.unpack_from(">H", data, position)[0])
 
 

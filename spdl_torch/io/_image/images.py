@@ -11,6 +11,7 @@ from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from .._source import read_sources, source_name
 from .._transfer.transfer import check_device_config, to_device
 from . import kernel
+from .codec import check_codec, decode_regions, region_library
 from .decode import decode_image, decode_tensor, header_size
 from .geometry import Crop
 
@@ -22,10 +23,15 @@ if TYPE_CHECKING:
 
     from .._source import Source
     from .._transfer.transfer import CUDAConfig
+    from .codec import Codec
     from .geometry import CropFunction
     from .kernel import Plan
 
 __all__ = ["image_loader", "load_image", "load_image_batch", "load_planned"]
+
+# Regions that are decoded before the kernel resizes them: 10 MB of photographs, however large the
+# batch is.
+_REGIONS_AT_ONCE = 32
 
 
 def image_loader(path: str | os.PathLike[str]) -> Tensor:
@@ -40,19 +46,25 @@ def image_loader(path: str | os.PathLike[str]) -> Tensor:
 
 
 def load_image(
-    source: Source, width: int, height: int, *, crop: CropFunction | None = None
+    source: Source,
+    width: int,
+    height: int,
+    *,
+    crop: CropFunction | None = None,
+    codec: Codec = "auto",
 ) -> Tensor:
     """Decode one image and resize it (bilinear, antialiased, as Pillow does).
 
     Args:
         source: as in :func:`decode_image`.
         width, height: of the result, in pixels.
-        crop: as in :func:`load_image_batch`.
+        crop, codec: as in :func:`load_image_batch`.
 
     Returns: uint8, shape (3, height, width), CPU, rows of RGB pixels in memory (channels_last).
-    Raises: as :func:`decode_image`.
+    Raises: as :func:`decode_image`; for ``codec`` as :func:`load_image_batch`.
     """
-    return _load([source], width, height, crop)[0]
+    check_codec(codec, "load_image")
+    return _load([source], width, height, crop, codec)[0]
 
 
 def load_image_batch(
@@ -64,6 +76,7 @@ def load_image_batch(
     pix_fmt: Literal["rgb24"] = "rgb24",
     device_config: CUDAConfig | None = None,
     strict: bool = True,
+    codec: Codec = "auto",
 ) -> Tensor:
     """Decode and resize a batch of images (bilinear, antialiased, as Pillow does).
 
@@ -77,10 +90,14 @@ def load_image_batch(
         device_config: of :func:`cuda_config`: where the batch goes, as by
             :func:`transfer_tensor`. None: it stays on the CPU.
         strict: False leaves images out that cannot be decoded.
+        codec: ``"libjpeg-turbo"`` decodes of a common JPEG only the region that ``crop`` wants,
+            ``"torchvision"`` all of it, with the same pixels; ``"auto"`` takes the first if it is
+            installed (extra ``jpeg``).
 
     Returns: uint8, shape (N, height, width, 3), contiguous.
     Raises:
         DecodeError: an image cannot be decoded; with ``strict=False``, none of them can.
+        ImportError: ``codec`` names libjpeg-turbo, and there is none of version 3.
         OSError: a path cannot be read.
         RuntimeError: ``device_config`` names a device that is not there.
         UnsupportedOptionError: ``pix_fmt`` or ``device_config`` ask for what cannot be done.
@@ -92,7 +109,8 @@ def load_image_batch(
         )
     if device_config is not None:
         check_device_config(device_config, "load_image_batch")
-    batch = _load(sources, width, height, crop, strict=strict).permute(0, 2, 3, 1)
+    check_codec(codec, "load_image_batch")
+    batch = _load(sources, width, height, crop, codec, strict=strict).permute(0, 2, 3, 1)
     return batch if device_config is None else to_device(batch, device_config)
 
 
@@ -102,6 +120,7 @@ def load_planned(
     height: int,
     width: int,
     *,
+    codec: Codec = "auto",
     strict: bool = True,
 ) -> Tensor:
     """Load a batch; ``plan(k, height, width)`` says what becomes of picture ``k`` of that size.
@@ -117,10 +136,10 @@ def load_planned(
     data, sizes = _measure(read_sources(sources), names, strict)
     plans = {k: plan(k, *size) for k, size in sizes.items()}
     try:
-        return _fill(data, plans, height, width)
+        return _fill(data, plans, height, width, codec)
     except RuntimeError:  # one of them is bad: take them one by one to learn which
         data = _decode_each(data, plans, names, strict)
-        return _fill(data, {k: plans[k] for k in data}, height, width)
+        return _fill(data, {k: plans[k] for k in data}, height, width, "torchvision")
 
 
 def _load(
@@ -128,6 +147,7 @@ def _load(
     width: int,
     height: int,
     crop: CropFunction | None,
+    codec: Codec,
     *,
     strict: bool = True,
 ) -> Tensor:
@@ -141,7 +161,7 @@ def _load(
         box = _checked(crop(*size), *size) if crop else Crop(0, 0, *size)
         return kernel.Plan(size, box[:4], resized=(height, width), flip=box.flip)
 
-    return load_planned(sources, plan, height, width, strict=strict)
+    return load_planned(sources, plan, height, width, codec=codec, strict=strict)
 
 
 def _checked(crop: Crop, height: int, width: int) -> Crop:
@@ -208,12 +228,21 @@ def _check_any(images: dict[int, Tensor], errors: list[DecodeError], num_given: 
         ) from errors[0]
 
 
-def _fill(data: dict[int, Tensor], plans: dict[int, Plan], height: int, width: int) -> Tensor:
+def _fill(
+    data: dict[int, Tensor], plans: dict[int, Plan], height: int, width: int, codec: Codec
+) -> Tensor:
     batch = torch.empty(
         (len(data), 3, height, width),
         dtype=torch.uint8,
         device="cpu",
         memory_format=torch.channels_last,
     )
-    kernel.fill_batch(list(data.values()), list(plans.values()), batch)
+    contents, orders = list(data.values()), list(plans.values())
+    library = region_library(codec)
+    if library is None:
+        kernel.fill_batch(contents, orders, batch)
+        return batch
+    for start in range(0, len(data), _REGIONS_AT_ONCE):
+        part = slice(start, start + _REGIONS_AT_ONCE)
+        kernel.fill_batch(*decode_regions(library, contents[part], orders[part]), batch[part])
     return batch

@@ -45,6 +45,8 @@ class Recipe:
     """The user's transforms that follow and that may run on the whole batch at once."""
     sample_tail: tuple[Any, ...]
     """The user's transforms after those, which run sample by sample."""
+    crops_first: bool
+    """Whether only a part of each picture is wanted, drawn at random."""
     from_pil: bool
     """Whether ``sample_tail`` takes Pillow images: nothing before it asked for tensors."""
 
@@ -101,6 +103,7 @@ def recognise(transform: object, *, from_tensor: bool) -> Recipe | None:
         converted = True
         # ToImage also changes the class, which a later transform may look at: it moves behind.
         steps = steps[1:] if _name(steps[0]) == "PILToTensor" else _move_behind(steps)
+    crops_first = bool(steps) and _name(steps[0]) == "RandomResizedCrop"
     geometry, size, steps = _geometry(steps, converted)
     if geometry is None:
         return None
@@ -109,7 +112,8 @@ def recognise(transform: object, *, from_tensor: bool) -> Recipe | None:
         flip, steps = steps[0].p, steps[1:]
     split = _split_tail(steps, converted)
     from_pil = split == 0 and not converted
-    return Recipe(*size, geometry, flip, tuple(steps[:split]), tuple(steps[split:]), from_pil)
+    tails = tuple(steps[:split]), tuple(steps[split:])
+    return Recipe(*size, geometry, flip, *tails, crops_first, from_pil)
 
 
 def _flatten(transform: object) -> list[Any]:

@@ -1,0 +1,92 @@
+"""Which library decodes a JPEG: the one place that chooses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from . import kernel, libjpeg_turbo
+from .header import is_scan, plain_jpeg_scan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .kernel import Plan
+
+__all__ = ["Codec", "check_codec", "decode_regions", "image_codec", "region_library"]
+
+Codec: TypeAlias = Literal["auto", "torchvision", "libjpeg-turbo"]
+
+# Looking at the bytes first and getting the GIL back once more eat up smaller savings.
+_LEAST_SHARE_SAVED = 1 / 8
+_LEAST_PIXELS = 96 * 96
+
+
+def image_codec(codec: Codec = "auto") -> str:
+    """Say which library decodes JPEGs: ``"torchvision"`` or ``"libjpeg-turbo (FILE)"``.
+
+    Raises: as :func:`check_codec`.
+    """
+    library = region_library(codec)
+    return "torchvision" if library is None else f"libjpeg-turbo ({library.path})"
+
+
+def check_codec(codec: Codec, where: str) -> None:
+    """Refuse a choice that cannot be had.
+
+    Raises: ValueError: no such codec; ImportError: libjpeg-turbo was asked for by name, and no
+        library of version 3 was found.
+    """
+    if codec not in get_args(Codec):
+        known = ", ".join(map(repr, get_args(Codec)))
+        raise ValueError(f"{where}: codec must be one of {known}, got {codec!r}.")
+    if codec == "libjpeg-turbo" and libjpeg_turbo.find_library() is None:
+        raise ImportError(
+            f"{where}: codec='libjpeg-turbo' needs libjpeg-turbo 3, which was not found: "
+            'pip install "spdl-torch[jpeg]", or install libturbojpeg 3 or newer. '
+            "codec='auto' does without."
+        )
+
+
+def region_library(codec: Codec) -> libjpeg_turbo.LibJpegTurbo | None:
+    """What decodes regions; None: torchvision decodes whole pictures.
+
+    Raises: as :func:`check_codec`.
+    """
+    check_codec(codec, "image_codec")
+    return None if codec == "torchvision" else libjpeg_turbo.find_library()
+
+
+def decode_regions(
+    library: libjpeg_turbo.LibJpegTurbo, data: list[Tensor], plans: list[Plan]
+) -> tuple[list[Tensor], list[Plan]]:
+    """Decode the JPEGs of which only a part is wanted, and plan for the part.
+
+    What is not worth it, or is in any way unusual, stays as it is for the batch kernel: what
+    cannot be decoded as a whole is not decoded in part either.
+
+    Args:
+        data: encoded bytes (uint8, one dimension) or decoded pictures (uint8, (3, H, W)).
+    """
+    scans = {}
+    for k, (content, plan) in enumerate(zip(data, plans, strict=True)):
+        if content.dim() == 1 and _is_worth_it(plan):
+            start = plain_jpeg_scan(content.numpy().data)
+            if start is not None:
+                scans[k] = start
+    has_markers = kernel.has_markers([data[k] for k in scans], list(scans.values()))
+    contents, fitted = list(data), list(plans)
+    for (k, start), has_marker in zip(scans.items(), has_markers, strict=True):
+        if has_marker and not is_scan(data[k].numpy().data[start:-2]):
+            continue
+        found = library.decode_region(data[k], plans[k].size, plans[k].box)
+        if found is not None:
+            contents[k], box = found
+            size = contents[k].shape[1], contents[k].shape[2]
+            fitted[k] = plans[k]._replace(size=size, box=box)
+    return contents, fitted
+
+
+def _is_worth_it(plan: Plan) -> bool:
+    num_pixels = plan.size[0] * plan.size[1]
+    num_wanted = plan.box[2] * plan.box[3]
+    return num_pixels >= _LEAST_PIXELS and num_wanted <= (1 - _LEAST_SHARE_SAVED) * num_pixels

@@ -1,0 +1,186 @@
+"""libjpeg-turbo 3 by its TurboJPEG API: it decodes a region without the rest of the picture.
+
+The library is one that is there anyhow (conda's, the system's) or that of the wheel which the extra
+``jpeg`` installs. Whatever it has a word to say about, be it a warning, is left to torchvision.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    Box = tuple[int, int, int, int]
+
+__all__ = ["LibJpegTurbo", "find_library"]
+
+_DECOMPRESS = 1  # of enum TJINIT
+_RGB = 0  # of enum TJPF
+_SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6  # of enum TJPARAM
+
+# Width in pixels of the blocks that are coded together, by TJSAMP: 4:4:4, 4:2:2, 4:2:0 and gray.
+# A region begins at a multiple of it. Other samplings are left to torchvision.
+_BLOCK_WIDTH = {0: 8, 1: 16, 2: 16, 3: 8}
+
+# The smooth upsampling of colours looks one sample, which is two pixels, beyond a pixel; that of a
+# region does not look beyond the region.
+_MARGIN = 2
+# Regions of fewer columns could be upsampled in another way.
+_LEAST_WIDTH = 16
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("x", "y", "width", "height")]
+
+
+class LibJpegTurbo:
+    """The functions of one shared library.
+
+    Raises: OSError: it cannot be loaded; AttributeError: it is older than version 3.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        # Only what takes long lets other threads run meanwhile: a thread that has given up the GIL
+        # waits for its turn to get it back, beside a busy trainer for milliseconds.
+        short, long = ctypes.PyDLL(path), ctypes.CDLL(path)
+        handle, data, size = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+        number = ctypes.c_int
+        self._init = _declare(short.tj3Init, handle, number)
+        self._destroy = _declare(short.tj3Destroy, None, handle)
+        self._read_header = _declare(short.tj3DecompressHeader, number, handle, data, size)
+        self._get = _declare(short.tj3Get, number, handle, number)
+        self._set_region = _declare(short.tj3SetCroppingRegion, number, handle, _Region)
+        self._decode = _declare(
+            long.tj3Decompress8, number, handle, data, size, data, number, number
+        )
+
+    def decode_region(
+        self, data: Tensor, size: tuple[int, int], box: Box
+    ) -> tuple[Tensor, Box] | None:
+        """Decode the part of a picture that holds ``box``, without the GIL.
+
+        Args:
+            data: encoded bytes, uint8 of one dimension, CPU.
+            size: the picture's height and width in pixels.
+            box: top, left, height, width, within ``size``.
+
+        Returns: uint8 (3, height, width), channels_last, a little larger than the box, and where
+            the box lies in it: there, the pixels are those of the whole picture. None: this
+            library is not the one to decode it.
+        """
+        # A decoder for each picture, 0.6 µs: a used one keeps the tables of the picture before,
+        # with which one that has none would be decoded, or the error that it met.
+        handle = self._init(_DECOMPRESS)
+        if not handle:
+            return None
+        try:
+            return self._decode_with(handle, data.contiguous(), size, box)
+        finally:
+            self._destroy(handle)
+
+    def _decode_with(
+        self, handle: int, data: Tensor, size: tuple[int, int], box: Box
+    ) -> tuple[Tensor, Box] | None:
+        address, num_bytes = data.data_ptr(), data.numel()
+        if self._read_header(handle, address, num_bytes) != 0:
+            return None
+        if (self._get(handle, _HEIGHT), self._get(handle, _WIDTH)) != size:
+            return None
+        block = _BLOCK_WIDTH.get(self._get(handle, _SUBSAMPLING))
+        if block is None:
+            return None
+        top, left, height, width = _widened(size, box, block)
+        if self._set_region(handle, _Region(left, top, width, height)) != 0:
+            return None
+        pixels = torch.empty((height, width, 3), dtype=torch.uint8, device="cpu")
+        if self._decode(handle, address, num_bytes, pixels.data_ptr(), 3 * width, _RGB) != 0:
+            return None
+        return pixels.permute(2, 0, 1), (box[0] - top, box[1] - left, box[2], box[3])
+
+
+def _widened(size: tuple[int, int], box: Box, block: int) -> Box:
+    """The region to decode, so that the box within it has the whole picture's pixels."""
+    top, left = max(0, box[0] - _MARGIN), max(0, box[1] - _MARGIN)
+    bottom = min(size[0], box[0] + box[2] + _MARGIN)
+    right = min(size[1], box[1] + box[3] + _MARGIN)
+    left = min(left, max(0, right - _LEAST_WIDTH)) // block * block
+    right = min(size[1], max(right, left + _LEAST_WIDTH))
+    return top, left, bottom - top, right - left
+
+
+def _declare(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+@functools.lru_cache(maxsize=1)
+def find_library() -> LibJpegTurbo | None:
+    """The first library of version 3 that decodes as torchvision does; None if there is none.
+
+    Looked for once: in the environment (conda), where the system keeps its libraries, and in the
+    wheel of the extra ``jpeg``. The first two get their updates from someone.
+    """
+    for path in _candidates():
+        try:
+            library = LibJpegTurbo(path)
+        except (OSError, AttributeError):
+            continue
+        if _agrees_with_torchvision(library):
+            return library
+    return None
+
+
+def _candidates() -> Iterator[str]:
+    if sys.platform == "win32":
+        name, folders = "turbojpeg.dll", (Path(sys.prefix, "Library", "bin"),)
+    elif sys.platform == "darwin":
+        name, folders = "libturbojpeg.dylib", (Path(sys.prefix, "lib"), Path("/opt/homebrew/lib"))
+    else:
+        name, folders = "libturbojpeg.so.0", (Path(sys.prefix, "lib"),)
+    yield from (str(folder / name) for folder in folders)
+    yield name
+    yield from _of_the_wheel()
+
+
+def _of_the_wheel() -> Iterator[str]:
+    """The shared library beside the extra's module, which itself is not imported."""
+    try:
+        files = metadata.files("turbojpeg") or ()
+    except metadata.PackageNotFoundError:
+        return
+    for file in files:
+        is_library = file.name.startswith(("libturbojpeg", "turbojpeg-"))
+        if is_library and any(end in file.name for end in (".so", ".dylib", ".dll")):
+            yield str(file.locate())
+
+
+def _agrees_with_torchvision(library: LibJpegTurbo) -> bool:
+    """Whether a region of a small picture has the pixels that torchvision gives it.
+
+    A library can be built in other ways than ours; one look costs less than a millisecond.
+    """
+    import torchvision.io  # noqa: F401 - registers the operators
+
+    try:
+        picture = torch.arange(3 * 80 * 96, device="cpu").mul(7).remainder(251).view(3, 80, 96)
+        data = torch.ops.image.encode_jpeg(picture.to(torch.uint8), 90)
+        whole = torch.ops.image.decode_image(data, 3, False)
+        found = library.decode_region(data, (80, 96), (21, 35, 40, 44))
+    except (AttributeError, RuntimeError):  # torchvision without its codecs
+        return False
+    if found is None:
+        return False
+    region, (top, left, height, width) = found
+    part = region[:, top : top + height, left : left + width]
+    return torch.equal(part, whole[:, 21:61, 35:79])

@@ -1,0 +1,115 @@
+"""Damaged files: a result or a DecodeError, in bounded memory; no crash, no hang, nothing else.
+
+The readers run in a process of their own, so that a library that dies is noticed, and its input
+kept: in the folder that ``SPDL_TORCH_FUZZ_FOLDER`` names, else among pytest's temporary ones.
+"""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from _byte_fuzzer import HANG_SECONDS, MEBIBYTE
+from _fuzz import FUZZ_SECONDS, LONG_TIMEOUT
+
+PROGRAM = Path(__file__).with_name("_byte_fuzzer.py")
+MOST_BYTES = 1400 * MEBIBYTE
+"""For one small input. Pillow's limit lets a GIF of 179 megapixels pass, which takes it 4 bytes a
+pixel and us 3; our own readers take no more than there is to read."""
+
+
+class Campaign:
+    """Runs the program again after each death, and collects what it tells."""
+
+    def __init__(self, folder):
+        folder = Path(os.environ.get("SPDL_TORCH_FUZZ_FOLDER") or folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.findings, self.executions, self.accepted = [], Counter(), Counter()
+        self.peak_bytes = {}
+
+    def run(self, first, *options, seconds=0.0):
+        """Returns whether the program came to its end; if not, ``findings`` has one more."""
+        with (self.folder / "stderr").open("w") as stderr:
+            done = subprocess.run(
+                [sys.executable, PROGRAM, self.folder, "--first", str(first), *options],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                timeout=seconds + 4 * HANG_SECONDS,
+                check=False,
+            )
+        for line in done.stdout.splitlines():
+            self.take(json.loads(line))
+        if done.returncode != 0:
+            self.take_death(done.returncode)
+        return done.returncode == 0
+
+    def take(self, told):
+        if "finding" in told:
+            self.findings.append(told["finding"])
+            return
+        self.executions.update(told["executions"])
+        self.accepted.update(told["accepted"])
+        for name, (peak, number) in told["peak_bytes"].items():
+            self.peak_bytes[name] = max(self.peak_bytes.get(name, (0, 0)), (peak, number))
+            if peak > MOST_BYTES:
+                self.findings.append([name, number, f"took {peak} bytes", "not saved"])
+
+    def take_death(self, code):
+        name, number = (self.folder / "name").read_text().split("\0")[0].rsplit(maxsplit=1)
+        saved = self.folder / f"death-{name.replace(' ', '_')}-{number}"
+        shutil.copy(self.folder / "input", saved)
+        last_words = (self.folder / "stderr").read_text(errors="replace")[-3000:]
+        self.findings.append([name, int(number), f"exit code {code}\n{last_words}", str(saved)])
+
+    def complaint(self):
+        return "\n\n".join(
+            f"{name} {number}: {what}\nsaved as {saved}"
+            for name, number, what, saved in self.findings
+        )
+
+
+def test_damaged_files_are_read_or_refused(tmp_path):
+    """The short form: the same inputs in every run, some of which every reader accepts."""
+    campaign = Campaign(tmp_path)
+    campaign.run(0, "--count", "150")
+    assert not campaign.findings, campaign.complaint()
+    assert len(campaign.executions) >= 16
+    assert set(campaign.executions.values()) == {150}
+    # Neither is everything refused at the first look, nor nothing found wrong.
+    for name, count in campaign.accepted.items():
+        assert count < 150, name
+    assert len(campaign.accepted) == len(campaign.executions)
+
+
+def test_death_of_the_reader_is_noticed_and_its_input_kept(tmp_path):
+    """What the other tests rely on, tried with a death that was ordered."""
+    campaign = Campaign(tmp_path)
+    assert not campaign.run(5, "--count", "3", "--readers", "npy", "--die-at", "6")
+    ((name, number, what, saved),) = campaign.findings
+    assert (name, number) == ("npy", 6)
+    assert "exit code -6" in what
+    assert "Fatal Python error: Aborted" in what
+    assert Path(saved).stat().st_size > 0
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(LONG_TIMEOUT)
+def test_damaged_files_are_read_or_refused_for_long(tmp_path):
+    """Other inputs in every run; goes on after a death, up to twenty of them."""
+    campaign = Campaign(tmp_path)
+    end, deaths = monotonic() + FUZZ_SECONDS, 0
+    while monotonic() < end and deaths < 20:
+        seconds = min(60.0, max(1.0, end - monotonic()))
+        first = random.SystemRandom().randrange(10**12)
+        deaths += not campaign.run(first, "--seconds", str(seconds), seconds=seconds)
+    print(f"{sum(campaign.executions.values())} inputs, {campaign.executions}")
+    print(f"accepted: {campaign.accepted}\nmemory: {campaign.peak_bytes}")
+    assert not campaign.findings, campaign.complaint()

@@ -1,0 +1,437 @@
+"""Decoding less: libjpeg-turbo's regions have the pixels, the errors and the random numbers of
+torchvision's whole pictures."""
+
+import io
+import itertools
+import random
+import struct
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import v2
+
+from spdl_torch import DataLoader, ImageFolder
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import Crop, image_codec, load_image, load_image_batch, random_resized_crop
+from spdl_torch.io._image import codec as codec_module
+from spdl_torch.io._image import kernel, libjpeg_turbo
+from spdl_torch.io._image.decode import decode_image
+from spdl_torch.io._image.header import is_scan, plain_jpeg_scan, read_header
+
+PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
+LIBRARY = libjpeg_turbo.find_library()
+
+needs_library = pytest.mark.skipif(
+    LIBRARY is None, reason="libjpeg-turbo 3 is not installed: the extra 'jpeg', or the system's"
+)
+
+
+def photograph(height, width, seed):
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (9, 13, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=int)
+    noisy = smooth + rng.integers(-40, 41, smooth.shape)
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def jpeg(height, width, *, mode="RGB", seed=0, **options):
+    buffer = io.BytesIO()
+    photograph(height, width, seed).convert(mode).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def with_sampling(content, factors):
+    """The same scan, said to hold components of other sampling factors: other pixels, no error."""
+    changed = bytearray(content)
+    place = changed.index(b"\xff\xc0") + 10
+    for number, factor in enumerate(factors):
+        changed[place + 3 * number + 1] = factor
+    return bytes(changed)
+
+
+def as_rgb(content):
+    """The same samples, declared to be red, green and blue by an Adobe segment."""
+    return content[:2] + b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00" + content[2:]
+
+
+KINDS = {
+    "4:2:0": jpeg(150, 201, subsampling=2),
+    "4:2:2": jpeg(131, 180, subsampling=1),
+    "4:4:4": jpeg(127, 111, subsampling=0),
+    "gray": jpeg(120, 190, mode="L"),
+    "4:2:0 optimized, high quality": jpeg(150, 201, subsampling=2, optimize=True, quality=98),
+    "4:2:0 with restarts": jpeg(150, 201, subsampling=2, restart_marker_blocks=5),
+    "RGB": as_rgb(jpeg(127, 111, subsampling=0)),
+}
+OTHER_KINDS = {
+    "4:4:0": with_sampling(jpeg(160, 160, subsampling=2), (0x12, 0x11, 0x11)),
+    "4:1:1": with_sampling(jpeg(160, 160, subsampling=2), (0x41, 0x11, 0x11)),
+    "progressive": jpeg(150, 201, progressive=True),
+    "CMYK": jpeg(150, 201, mode="CMYK"),
+    "bytes after the end": jpeg(150, 201) + b"\0\0",
+}
+
+
+def box_of(content):
+    """A function that always wants the same box of a picture, one that leaves most of it out."""
+    rng = random.Random(zlib.crc32(content))
+
+    def crop(height, width):
+        box_height = rng.randint(1, max(1, height // 2))
+        box_width = rng.randint(1, max(1, width // 2))
+        top = rng.randint(0, height - box_height)
+        return Crop(top, rng.randint(0, width - box_width), box_height, box_width)
+
+    drawn = {}
+    return lambda *size: drawn.setdefault(size, crop(*size))
+
+
+def whole_and_part(content, box):
+    """The box, cut out of torchvision's picture, and as libjpeg-turbo's region holds it."""
+    top, left, height, width = box
+    whole = decode_image(content)
+    data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    found = LIBRARY.decode_region(data, tuple(whole.shape[1:]), box)
+    assert found is not None
+    region, (y, x, *_) = found
+    expected = whole[:, top : top + height, left : left + width]
+    return expected, region[:, y : y + height, x : x + width]
+
+
+@st.composite
+def boxes(draw, height, width):
+    box_height, box_width = draw(st.integers(1, height)), draw(st.integers(1, width))
+    top, left = (
+        draw(st.integers(0, height - box_height)),
+        draw(st.integers(0, width - box_width)),
+    )
+    return top, left, box_height, box_width
+
+
+@needs_library
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_region_has_the_pixels_of_the_whole_picture(kind, data):
+    """Bit for bit, wherever the box lies and however small it is: also at the region's edges,
+    where colours are interpolated from samples on both sides."""
+    header = read_header(memoryview(KINDS[kind]))
+    expected, part = whole_and_part(
+        KINDS[kind], data.draw(boxes(header.height, header.width), label="box")
+    )
+    assert torch.equal(part, expected)
+
+
+@needs_library
+@given(data=st.data(), height=st.integers(1, 70), width=st.integers(1, 70))
+@settings(deadline=None, max_examples=60)
+def test_region_has_the_pixels_of_small_pictures(data, height, width):
+    """Pictures of a few blocks, and of part of one, too."""
+    content = jpeg(height, width, subsampling=data.draw(st.integers(0, 2), label="subsampling"))
+    expected, part = whole_and_part(content, data.draw(boxes(height, width), label="box"))
+    assert torch.equal(part, expected)
+
+
+@needs_library
+@pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason="the photographs are not here")
+def test_random_crops_of_photographs_do_not_depend_on_the_codec():
+    """Two hundred real files, those that need torchvision among them: same seed, same batch."""
+    paths = sorted(PHOTOGRAPHS.rglob("*.JPEG"))[::4]
+
+    def load(codec):
+        torch.manual_seed(7)
+        return load_image_batch(
+            paths, width=64, height=64, crop=random_resized_crop, codec=codec
+        ), torch.get_rng_state()
+
+    batch, state = load("torchvision")
+    other, other_state = load("libjpeg-turbo")
+    assert torch.equal(batch, other)
+    assert torch.equal(state, other_state)
+
+
+@needs_library
+def test_every_kind_gives_the_same_batch(monkeypatch):
+    """Common JPEGs by region, all others by torchvision or Pillow, in one batch of equal bits."""
+    asked = []
+    decode_region = libjpeg_turbo.LibJpegTurbo.decode_region
+
+    def spy(self, *args):
+        found = decode_region(self, *args)
+        asked.append(found is not None)
+        return found
+
+    monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", spy)
+    buffer = io.BytesIO()
+    photograph(150, 201, 3).save(buffer, "PNG")
+    contents = [*KINDS.values(), *OTHER_KINDS.values(), buffer.getvalue(), jpeg(30, 40)]
+
+    def load(codec):
+        torch.manual_seed(2)
+        crop = lambda *size: random_resized_crop(*size, scale=(0.1, 0.5))  # noqa: E731
+        return load_image_batch(contents, width=50, height=40, crop=crop, codec=codec)
+
+    expected = load("torchvision")
+    assert asked == []
+    assert torch.equal(load("libjpeg-turbo"), expected)
+    # Those of other samplings are refused by the library; the others, it does not get to see.
+    assert asked == [True] * len(KINDS) + [False] * 2
+    assert torch.equal(load("auto"), expected)
+
+
+@needs_library
+def test_whole_pictures_are_left_to_the_batch_kernel(monkeypatch):
+    """Without a crop, or with one that takes nearly everything, there is nothing to save."""
+
+    def refuse(*args):
+        raise AssertionError("not to be called")
+
+    monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", refuse)
+    content = KINDS["4:2:0"]
+    load_image_batch([content], width=9, height=9, codec="libjpeg-turbo")
+    load_image(content, 9, 9, crop=lambda h, w: Crop(3, 3, h - 6, w - 6), codec="libjpeg-turbo")
+
+
+@needs_library
+@pytest.mark.parametrize("size", [0, 2, 300, 2000, -100, -1])
+def test_truncated_file_has_the_same_error(size):
+    """Also where the region lies above what is missing."""
+    content = KINDS["4:2:0"][:size]
+    messages = []
+    for codec in ("torchvision", "libjpeg-turbo"):
+        with pytest.raises(DecodeError, match="<bytes>") as caught:
+            load_image(content, 9, 9, crop=lambda h, w: Crop(0, 0, 20, 20), codec=codec)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+@needs_library
+def test_bad_file_in_a_batch_is_named_or_left_out(tmp_path):
+    """What the two codecs do with it is the same, and so is the rest of the batch."""
+    for number in range(4):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(120, 140, seed=number))
+    bad = tmp_path / "2.jpg"
+    bad.write_bytes(bad.read_bytes()[:-300])
+    paths = sorted(tmp_path.iterdir())
+
+    def load(codec, strict):
+        torch.manual_seed(1)
+        crop = lambda *size: random_resized_crop(*size, scale=(0.1, 0.5))  # noqa: E731
+        return load_image_batch(paths, width=30, height=30, crop=crop, strict=strict, codec=codec)
+
+    with pytest.raises(DecodeError, match=r"2\.jpg"):
+        load("libjpeg-turbo", True)
+    rest = load("libjpeg-turbo", False)
+    assert len(rest) == 3
+    assert torch.equal(rest, load("torchvision", False))
+
+
+@needs_library
+def test_damage_that_it_warns_about_is_torchvisions_case():
+    """libjpeg-turbo goes on after a warning; then torchvision has the word, pixels and all."""
+    content = bytearray(KINDS["4:2:0"])
+    middle = len(content) // 2
+    content[middle : middle + 40] = bytes(40)
+    images = [
+        load_image(bytes(content), 50, 50, crop=lambda h, w: Crop(h // 2, 0, h // 2, w), codec=each)
+        for each in ("torchvision", "libjpeg-turbo")
+    ]
+    assert torch.equal(*images)
+
+
+@needs_library
+def test_nothing_is_left_of_the_picture_before():
+    """A picture without its tables is not decoded with those of another; one that was refused does
+    not stand in the way of the next."""
+    content = KINDS["4:2:0"]
+    good = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    place = content.index(b"\xff\xdb")
+    (length,) = struct.unpack_from(">H", content, place + 2)
+    without = torch.frombuffer(
+        bytearray(content[:place] + content[place + 2 + length :]), dtype=torch.uint8
+    )
+    for _ in range(2):
+        assert LIBRARY.decode_region(good, (150, 201), (40, 40, 50, 50)) is not None
+        assert LIBRARY.decode_region(without, (150, 201), (40, 40, 50, 50)) is None
+
+
+@needs_library
+def test_file_that_is_refused_as_a_whole_is_refused_in_part():
+    """What is wrong far below the region has the same error: here, the start of another scan."""
+    content = bytearray(KINDS["4:2:0"])
+    content[-200:-190] = b"\xff\xda\0\x0c\3\1\0\2\x11\3"
+    messages = []
+    for codec in ("torchvision", "libjpeg-turbo"):
+        with pytest.raises(DecodeError, match="more than one scan") as caught:
+            load_image(bytes(content), 9, 9, crop=lambda h, w: Crop(0, 0, 20, 20), codec=codec)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+@needs_library
+def test_folder_and_loader_do_not_depend_on_the_codec(tmp_path):
+    """Same seed, same epoch, for any number of workers and either codec."""
+    for number in range(12):
+        folder = tmp_path / f"class{number % 3}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(jpeg(140, 160 + number, seed=number))
+    transform = v2.Compose([v2.RandomResizedCrop(48), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+
+    def epoch(codec, num_workers):
+        dataset = ImageFolder(tmp_path, transform, codec=codec)
+        order = torch.Generator().manual_seed(3)
+        loader = DataLoader(
+            dataset, 4, shuffle=True, generator=order, seed=3, num_workers=num_workers
+        )
+        return [tensor for batch in loader for tensor in batch]
+
+    expected = epoch("torchvision", 0)
+    for codec in ("libjpeg-turbo", "auto"):
+        for num_workers in (0, 2):
+            found = epoch(codec, num_workers)
+            assert all(map(torch.equal, expected, found))
+
+
+@needs_library
+def test_report_tells_the_codec(tmp_path):
+    """A note beside the verdict, wherever the folder is wrapped."""
+    folder = tmp_path / "class"
+    folder.mkdir()
+    (folder / "0.jpg").write_bytes(jpeg(100, 100))
+    transform = v2.Compose([v2.RandomResizedCrop(48), v2.PILToTensor()])
+    for codec, expected in (("libjpeg-turbo", LIBRARY.path), ("torchvision", "torchvision")):
+        dataset = ImageFolder(tmp_path, transform, codec=codec)
+        for each in (dataset, torch.utils.data.Subset(dataset, [0])):
+            loader = DataLoader(each, num_workers=1)
+            list(loader)
+            (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r]
+            assert expected in remark
+            assert remark in str(loader.report())
+
+
+@needs_library
+def test_threads_have_decoders_of_their_own():
+    """Many threads at once decode what one does alone."""
+    contents = list(KINDS.values())
+
+    def load():
+        return load_image_batch(
+            contents, width=20, height=20, crop=lambda h, w: Crop(h // 3, w // 3, 40, 40)
+        )
+
+    expected = load()
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.extend(load() for _ in range(10))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 40
+    assert all(torch.equal(batch, expected) for batch in results)
+
+
+def without_library(monkeypatch):
+    monkeypatch.setattr(libjpeg_turbo, "find_library", lambda: None)
+
+
+def test_auto_does_without_the_library(monkeypatch):
+    """torchvision decodes, as it does where the extra is not installed."""
+    without_library(monkeypatch)
+    assert image_codec() == "torchvision"
+    torch.manual_seed(4)
+    batch = load_image_batch([KINDS["4:2:0"]], width=9, height=9, crop=random_resized_crop)
+    torch.manual_seed(4)
+    assert torch.equal(
+        batch,
+        load_image_batch(
+            [KINDS["4:2:0"]],
+            width=9,
+            height=9,
+            crop=random_resized_crop,
+            codec="torchvision",
+        ),
+    )
+
+
+@pytest.mark.parametrize("where", ["load_image", "load_image_batch", "ImageFolder", "image_codec"])
+def test_library_asked_for_by_name_has_to_be_there(where, monkeypatch, tmp_path):
+    """Silently doing without would hide that nothing got faster."""
+    without_library(monkeypatch)
+    calls = {
+        "load_image": lambda codec: load_image(b"", 9, 9, codec=codec),
+        "load_image_batch": lambda codec: load_image_batch([b""], width=9, height=9, codec=codec),
+        "ImageFolder": lambda codec: ImageFolder(tmp_path, codec=codec),
+        "image_codec": lambda codec: image_codec(codec),
+    }
+    with pytest.raises(ImportError, match=rf"{where}: .*spdl-torch\[jpeg\]"):
+        calls[where]("libjpeg-turbo")
+    with pytest.raises(ValueError, match=rf"{where}: codec must be one of 'auto', .* got 'nvjpeg'"):
+        calls[where]("nvjpeg")
+
+
+@needs_library
+def test_image_codec_names_the_library():
+    """The file that it was loaded from; torchvision, where the user chose it."""
+    assert image_codec() == image_codec("libjpeg-turbo") == f"libjpeg-turbo ({LIBRARY.path})"
+    assert image_codec("torchvision") == "torchvision"
+
+
+@pytest.mark.parametrize("wrong", ["not a library", "too old"])
+def test_library_that_cannot_serve_is_passed_over(wrong, monkeypatch, tmp_path):
+    """A broken file, or a library without version 3's functions, is no error."""
+    path = tmp_path / "libturbojpeg.so.0"
+    path.write_bytes(b"not a library")
+    found = {"not a library": str(path), "too old": torch._C.__file__}[wrong]
+    monkeypatch.setattr(libjpeg_turbo, "_candidates", lambda: iter([found]))
+    assert libjpeg_turbo.find_library.__wrapped__() is None
+
+
+@needs_library
+def test_library_with_other_pixels_is_passed_over(monkeypatch):
+    """The results may not depend on the codec, however a library was built."""
+    decode_region = libjpeg_turbo.LibJpegTurbo.decode_region
+
+    def darker(self, *args):
+        region, box = decode_region(self, *args)
+        return region // 2, box
+
+    monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", darker)
+    assert libjpeg_turbo.find_library.__wrapped__() is None
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OTHER_KINDS])
+def test_plain_jpegs_are_told_by_their_header(kind):
+    """Sequential, all in one scan, its end in place; of the sampling the library knows."""
+    content = {**KINDS, **OTHER_KINDS}[kind]
+    start = plain_jpeg_scan(memoryview(content))
+    assert (start is not None) == (kind not in ("progressive", "CMYK", "bytes after the end"))
+    assert plain_jpeg_scan(memoryview(content)[:-1]) is None
+    for end in range(0, 700, 7):
+        assert plain_jpeg_scan(memoryview(content)[:end]) is None
+
+
+@given(coded=st.lists(st.sampled_from([0x00, 0x01, 0xD0, 0xD7, 0xD8, 0xDA, 0xFF]), max_size=12))
+@settings(deadline=None)
+def test_markers_in_a_scan_are_found(coded):
+    """The kernel finds every marker there is; those of restarts may be there."""
+    data = torch.tensor([1, 2, 3, *coded, 0xFF, 0xD9], dtype=torch.uint8)
+    pairs = list(itertools.pairwise([*coded, 0xFF]))
+    foreign = [b for a, b in pairs if a == 0xFF and b in (0x01, 0xD8, 0xDA)]
+    (found,) = kernel.has_markers([data], [3])
+    assert found == any(a == 0xFF and b != 0 for a, b in pairs)
+    assert is_scan(memoryview(bytes(coded))) == (not foreign)
+
+
+def test_codecs_in_the_type_are_those_that_are_checked():
+    """Every choice that the type allows is one, with or without the library."""
+    for codec in ("auto", "torchvision"):
+        codec_module.check_codec(codec, "here")
