@@ -27,7 +27,6 @@ import gc
 import itertools
 import threading
 import time
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +46,12 @@ from _bench import (
 )
 from torch.utils.data import DataLoader, Dataset
 
+from spdl_torch.bench.images import PIXELS, as_it_is, load_pillow, load_torchvision
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-PIXELS = 224
 BATCH = 32
 WORKERS = 2
 METRICS = (
@@ -162,34 +162,6 @@ def load_batch(paths: Sequence[str]) -> torch.Tensor:
     return load_image_batch(paths, width=PIXELS, height=PIXELS)
 
 
-def load_pillow(path: str) -> torch.Tensor:
-    """What torch's tutorials do."""
-    from PIL import Image
-    from torchvision.transforms.functional import pil_to_tensor
-
-    with Image.open(path) as image:
-        image = image.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BILINEAR)
-    return pil_to_tensor(image)
-
-
-def load_torchvision(path: str) -> torch.Tensor:
-    """The fastest way through torch's own packages: the decoder's memory is channels_last, for
-    which the uint8 resize is quick."""
-    from torch.nn.functional import interpolate
-    from torchvision.io import ImageReadMode, decode_jpeg, read_file
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torchvision 0.29 points to torchcodec
-        image = decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
-    size = (PIXELS, PIXELS)
-    return interpolate(image[None], size, mode="bilinear", antialias=True)[0]
-
-
-def as_it_is(batch: torch.Tensor) -> torch.Tensor:
-    """A collate function for datasets that make whole batches."""
-    return batch
-
-
 def groups(paths: Sequence[str]) -> Iterator[list[str]]:
     """The paths, 32 at a time."""
     remaining = iter(paths)
@@ -262,10 +234,13 @@ def torch_loader(
 def bare_threads(paths: Sequence[str]) -> Callable[[], Iterator[Any]]:
     """Two threads that share an iterator; all that is waited for is the end."""
     load_batch(paths[:1])
-    return partial(_bare_batches, paths)
+    return partial(bare_batches, paths, load_batch)
 
 
-def _bare_batches(paths: Sequence[str]) -> Iterator[Any]:
+def bare_batches(
+    paths: Sequence[str], load: Callable[[list[str]], torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """The batches that ``load`` makes, by two threads."""
     remaining, lock = groups(paths), threading.Lock()
     done: list[torch.Tensor] = []
     first = threading.Event()
@@ -276,7 +251,7 @@ def _bare_batches(paths: Sequence[str]) -> Iterator[Any]:
                 group = next(remaining, None)
             if group is None:
                 return
-            done.append(load_batch(group))
+            done.append(load(group))
             first.set()
 
     threads = [threading.Thread(target=work) for _ in range(WORKERS)]

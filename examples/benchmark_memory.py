@@ -41,9 +41,12 @@ from _bench import (
 )
 from benchmark_start import FORKED, OURS, SPAWNED, WORKERS, make_loader
 
+from spdl_torch.bench.images import as_it_is
+from spdl_torch.bench.table_memory import Records
+
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 PHOTOGRAPHS = "photographs: "
 OBJECTS = "objects: "
@@ -120,24 +123,6 @@ def measure(
     return {"seconds": seconds, "at_the_end_bytes": at_the_end}
 
 
-class Records(torch.utils.data.Dataset):
-    """``(path, label)`` for every sample, in a list, as ``ImageFolder.samples`` is."""
-
-    def __init__(self, count: int) -> None:
-        labels = list(range(1000))
-        self.samples = [
-            (f"train/n{n % 1000:08}/{n:08}.JPEG", labels[n % 1000]) for n in range(count)
-        ]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitems__(self, indices: Sequence[int]) -> torch.Tensor:
-        """Labels and lengths of the paths: an object has to be looked at to give them."""
-        samples = self.samples
-        return torch.tensor([(len(samples[n][0]), samples[n][1]) for n in indices])
-
-
 class ShuffledBatches(torch.utils.data.Sampler):
     """Indices in random order, kept as one tensor, so that the sampler holds no objects."""
 
@@ -150,11 +135,6 @@ class ShuffledBatches(torch.utils.data.Sampler):
 
     def __len__(self) -> int:
         return -(-self.count // LOOKUPS)
-
-
-def as_it_is(batch: torch.Tensor) -> torch.Tensor:
-    """A collate function for datasets that make whole batches."""
-    return batch
 
 
 def _object_loader(row: str, count: int) -> torch.utils.data.DataLoader:

@@ -20,8 +20,8 @@ SIGTERM and Ctrl-C stop the workers, who finish the batches in hand, and print t
 a second one does not wait. A file that is missing or cannot be decoded ends the program with its
 name; with ``--on-error skip`` it is left out, counted and named.
 
-With ``--trace out.json`` each worker records its first ``--trace-batches`` batches with torch's
-profiler and writes ``out-0.json``, ``out-1.json``, ... for https://ui.perfetto.dev.
+With ``--trace out.json`` each worker records what its threads do for the first ``--trace-batches``
+batches and writes ``out-0.json``, ``out-1.json``, ... for https://ui.perfetto.dev.
 
 Exit code: 0 all was loaded; 1 a file or a worker failed; 2 wrong options; 130 and 143 stopped by
 Ctrl-C and by SIGTERM, so that the figures are of a part.
@@ -102,7 +102,6 @@ class Tally:
 
 def work(job: Job, boss: Boss) -> Tally:
     """What a worker process does."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # --trace: it tells of GPUs that are not there
     import torch
 
     torch.set_num_threads(1)  # the pipeline's threads do the work
@@ -119,8 +118,6 @@ def work(job: Job, boss: Boss) -> Tally:
 
 def batch_loader(job: Job) -> LoadBatch:
     """The stage that does the work: paths in; a batch on the device out, and what was left out."""
-    from torch.profiler import record_function
-
     from spdl_torch.io import load_image_batch
 
     device_config: Any = None
@@ -133,10 +130,9 @@ def batch_loader(job: Job) -> LoadBatch:
         device_config = cuda_config(int(job.device.removeprefix("cuda:")))
 
     def load(paths: list[Any]) -> Tensor:
-        with record_function("load_image_batch"):  # a name in the trace
-            return load_image_batch(
-                paths, width=job.width, height=job.height, device_config=device_config
-            )
+        return load_image_batch(
+            paths, width=job.width, height=job.height, device_config=device_config
+        )
 
     def load_batch(paths: list[Any]) -> tuple[Tensor | None, list[str]]:
         try:
@@ -183,10 +179,12 @@ def consume(job: Job, load_batch: LoadBatch, tally: Tally, boss: Boss) -> None:
     if job.max_batches is not None:
         paths = paths[: job.max_batches * job.batch_size]
     builder = PipelineBuilder().add_source(paths).aggregate(job.batch_size)
-    builder.pipe(load_batch, concurrency=job.num_threads).add_sink(job.queue_size)
+    builder.pipe(load_batch, concurrency=job.num_threads, name="load_image_batch").add_sink(
+        job.queue_size
+    )
     told = tally.started
     # A bad file fails its batch, and with it the run, unless load_batch has left it out.
-    with tracing(job) as trace, builder.build(max_failures=0).auto_stop() as pipeline:
+    with recording(job) as trace, builder.build(max_failures=0).auto_stop() as pipeline:
         while not boss.says_stop():
             try:
                 batch, bad = pipeline.get_item(timeout=0.5)
@@ -226,24 +224,17 @@ def now_of(device: str) -> float:
     return time.monotonic()
 
 
-def tracing(job: Job) -> contextlib.ExitStack:
-    """Profiles until it is closed, then writes the trace; without ``--trace`` it does nothing."""
-    trace = contextlib.ExitStack()
-    if job.trace is None:
-        return trace
-    from torch._C._profiler import _ExperimentalConfig
-    from torch.profiler import ProfilerActivity, profile
+def recording(job: Job) -> contextlib.ExitStack:
+    """Traces until it is closed; without ``--trace`` it does nothing."""
+    from spdl_torch.observe import tracing
 
-    path = Path(job.trace)
-    path = path.with_stem(f"{path.stem}-{job.number}")
-    activities = [ProfilerActivity.CPU]
-    if job.device != "cpu":
-        activities.append(ProfilerActivity.CUDA)
-    # The pipeline's threads are what there is to see, not the one that asks for the profile.
-    every_thread = _ExperimentalConfig(profile_all_threads=True)
-    profiler = profile(activities=activities, experimental_config=every_thread)
-    trace.callback(lambda: profiler.export_chrome_trace(str(path)))
-    trace.enter_context(profiler)
+    trace = contextlib.ExitStack()
+    if job.trace is not None:
+        # a.json and a.json.gz: the worker's number goes before the endings
+        path = Path(job.trace)
+        name = path.name.removesuffix(".gz").removesuffix(".json")
+        path = path.with_name(path.name.replace(name, f"{name}-{job.number}", 1))
+        trace.enter_context(tracing(path))
     return trace
 
 

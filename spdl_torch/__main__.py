@@ -1,11 +1,14 @@
-"""The command line: ``python -m spdl_torch demo``, ``report`` and ``plot``."""
+"""The command line: ``python -m spdl_torch demo``, ``report``, ``plot``, ``trace``, ``bench``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .bench.arguments import add_bench
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,15 +67,55 @@ def _plot(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     import sqlite3
 
-    from .observe import report_of_file
+    from .observe import pipelines_of_file, report_of_file
 
+    path, run_id = arguments.db_path, arguments.run
     try:
-        report = report_of_file(arguments.db_path, run_id=arguments.run)
+        names = pipelines_of_file(path, run_id=run_id)
+        chosen: list[int | None] = [*names] or [None]
+        if arguments.pipeline is not None:
+            chosen = [arguments.pipeline]
+        reports = {n: report_of_file(path, run_id=run_id, pipeline=n) for n in chosen}
     except (OSError, ValueError, sqlite3.Error) as error:
         print(f"spdl-torch report: {error}", file=sys.stderr)
         return 2
-    print(report.as_json() if arguments.format == "json" else report)
+    for number, report in reports.items():
+        if len(reports) > 1 and arguments.format == "text":
+            print(f"PIPELINE {number} {names.get(number or 0) or ''}".rstrip())
+        print(report.as_json() if arguments.format == "json" else report)
+        if len(reports) > 1 and arguments.format == "text":
+            print()
     return 0
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    from .observe import check_trace
+
+    try:
+        if arguments.output is None and (arguments.torch or len(arguments.traces) > 1):
+            raise ValueError("several traces are merged into a file: name it with -o.")
+        if arguments.output is not None:
+            _merge(arguments.traces, arguments.torch, arguments.output)
+        summary = check_trace(arguments.output or arguments.traces[0])
+    except (OSError, ValueError) as error:
+        print(f"spdl-torch trace: {error}", file=sys.stderr)
+        return 2
+    print(arguments.output or summary)
+    return 0
+
+
+def _merge(traces: Sequence[Path], torch_trace: Path | None, output: Path) -> None:
+    from .observe import merge_ranks, merge_with_torch
+
+    if torch_trace is None:
+        merge_ranks(traces, output)
+    elif len(traces) == 1 and not traces[0].is_dir():
+        merge_with_torch(traces[0], torch_trace, output)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = Path(folder) / "ranks.json"
+            merge_ranks(traces, ranks)
+            merge_with_torch(ranks, torch_trace, output)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_report(commands)
     _add_plot(commands)
+    _add_trace(commands)
+    add_bench(commands)
     return parser
 
 
@@ -124,7 +169,15 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "of every stage.",
     )
     _add_file_and_run(report)
-    report.add_argument("--format", choices=["text", "json"], default="text", help="default: text")
+    report.add_argument(
+        "--pipeline", type=int, metavar="N", help="of several in the run (default: each)"
+    )
+    report.add_argument(
+        "--format",
+        choices=["text", "json"],
+        default="text",
+        help="default: text; JSON has one line for each pipeline",
+    )
     report.set_defaults(run_command=_report)
 
 
@@ -165,6 +218,30 @@ def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     plot.add_argument("--end", metavar="TIME", help="intervals that end then or earlier")
     plot.add_argument("--format", choices=["png", "svg", "pdf"], default="png", help="default: png")
     plot.set_defaults(run_command=_plot)
+
+
+def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    trace = commands.add_parser(
+        "trace",
+        help="check a trace and sum it up, or merge traces of ranks and of torch",
+        description="Check that a trace can be shown in full and print what is in it, with the "
+        "verdict. With -o, lay the traces of several ranks over each other, or one beside a trace "
+        "of torch.profiler, and print the path.",
+    )
+    trace.add_argument(
+        "traces",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="trace that Profile.write_trace wrote; with -o also several, or a folder of them",
+    )
+    trace.add_argument(
+        *("-o", "--output"), type=Path, metavar="OUT", help="write the merged trace to this file"
+    )
+    trace.add_argument(
+        "--torch", type=Path, metavar="TRACE", help="written by torch.profiler in the same process"
+    )
+    trace.set_defaults(run_command=_trace)
 
 
 def _positive(text: str) -> int:

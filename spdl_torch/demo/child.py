@@ -64,6 +64,8 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
     import torch
     import torchvision
 
+    from spdl_torch.io import image_codec
+
     if job.num_photographs:
         from .photographs import write_photographs
 
@@ -83,6 +85,7 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
         num_images=len(folder),
         num_classes=len(folder.classes),
         mean_bytes=_read([path for path, _ in folder.samples], reporter),
+        codec=image_codec().partition(" ")[0],
     )
 
 

@@ -20,7 +20,7 @@ from .memory import tree_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["ChildFailure", "run_job"]
+__all__ = ["ChildFailure", "run_child", "run_job"]
 
 _SECONDS_BETWEEN_SAMPLES = 0.4  # a sample costs about 10 ms of CPU
 
@@ -34,19 +34,36 @@ def run_job(
 ) -> tuple[Environment | Measurement, float | None]:
     """Do ``job`` in a fresh process; return its answer and the peak bytes of its process tree.
 
+    The rest as in :func:`run_child`.
+    """
+    answer, peak = run_child(f"{__package__}.child", json.dumps(encode(job)), on_line)
+    return decode_answer(answer), peak
+
+
+def run_child(
+    module: str,
+    argument: str,
+    on_line: Callable[[dict[str, Any]], None],
+    limit_seconds: float = float("inf"),
+) -> tuple[dict[str, Any], float | None]:
+    """Run ``python -m MODULE ARGUMENT``; return its answer and the peak bytes of its process tree.
+
     ``on_line`` is called with every line of progress.
 
     Cancellation: an exception in the caller's thread, Ctrl-C included, kills the process and all
     its workers at once; nothing of them is left when this function returns. The child is a
     session of its own, so that Ctrl-C reaches only the caller.
 
-    Raises: ChildFailure: the process ended without an answer.
+    Raises: ChildFailure: the process ended without an answer, or had none within the limit.
     """
-    with tempfile.TemporaryFile("w+") as printed, _started(job, printed) as child:
+    with tempfile.TemporaryFile("w+") as printed, _started(module, argument, printed) as child:
         lines = _follow(child)
         peak: float | None = None
         next_sample = 0.0
+        must_end_by = time.monotonic() + limit_seconds
         while True:
+            if time.monotonic() > must_end_by:
+                raise ChildFailure(f"no answer within {limit_seconds:g} s, so it was ended.")
             try:
                 line = lines.get(timeout=_SECONDS_BETWEEN_SAMPLES)
             except queue.Empty:
@@ -54,7 +71,7 @@ def run_job(
             if line is None:
                 raise ChildFailure(_last_words(child, printed))
             if "answer" in line:
-                return decode_answer(line["answer"]), peak
+                return line["answer"], peak
             if line:
                 on_line(line)
             if time.monotonic() >= next_sample:
@@ -63,8 +80,8 @@ def run_job(
 
 
 @contextlib.contextmanager
-def _started(job: Prepare | Measure, printed: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", f"{__package__}.child", json.dumps(encode(job))]
+def _started(module: str, argument: str, printed: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", module, argument]
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -98,6 +98,8 @@ class Environment:
     num_classes: int
     mean_bytes: float
     """Mean size of the files that were read."""
+    codec: str
+    """What decodes crops for our ImageFolder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
-__all__ = ["tree_bytes"]
+__all__ = ["tree_bytes", "tree_pids"]
 
 _PROC = Path("/proc")
 
@@ -24,15 +24,20 @@ def tree_bytes(pid: int) -> float | None:
     return _ps_bytes(pid)
 
 
-def _linux_bytes(root: int) -> float | None:
+def tree_pids(root: int) -> list[int]:
+    """``root`` and its descendants, from ``/proc``; ``root`` first."""
     parents = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             stat = _read(entry / "stat")
             if stat:  # "pid (name, which may hold spaces) state parent ..."
                 parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    return _descendants(root, parents)
+
+
+def _linux_bytes(root: int) -> float | None:
     own = largest_files = 0
-    for pid in _descendants(root, parents):
+    for pid in tree_pids(root):
         rollup = _fields(_read(_PROC / str(pid) / "smaps_rollup"))
         status = _fields(_read(_PROC / str(pid) / "status"))
         own += rollup.get("Pss_Anon", 0) + rollup.get("Pss_Shmem", 0)

@@ -1,0 +1,12 @@
+"""``python -m spdl_torch bench TABLE``: loaders side by side, one command for each table.
+
+::
+
+    command ─▶ rounds ─▶ child process ─▶ a table's ``measure`` ─▶ one contender
+       ▲           └─ progress and figures (JSON lines), memory of the process tree
+       └─ report: table, JSON, picture
+
+Every measurement has a process of its own, which ``spdl_torch.demo`` starts and watches. Files that
+the parent needs import neither torch nor a peer at their top; ``tables`` lists the tables, one
+module each, and ``loaders`` holds what all of them measure: a dataset behind each peer's loader.
+"""

@@ -1,0 +1,114 @@
+"""The options of ``python -m spdl_torch bench``."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .tables import TABLES, BenchOptions
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace, _SubParsersAction
+
+__all__ = ["add_bench"]
+
+
+def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the command to those of ``spdl-torch``."""
+    bench = commands.add_parser(
+        "bench",
+        help="measure our loader beside its peers, one table at a time",
+        description="Measure one table: every contender in a process of its own, in interleaved "
+        "rounds; print medians with the spread, ratios and goals. Peers that are not installed "
+        "are left out: pip install 'spdl-torch[bench]'.",
+    )
+    bench.add_argument("table", nargs="?", metavar="TABLE", help=", ".join(TABLES))
+    bench.add_argument("--list", action="store_true", help="list tables and contenders, and end")
+    bench.add_argument("--rounds", type=_positive, metavar="N", help="default: 5; 1 with --smoke")
+    bench.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=2.0,
+        metavar="S",
+        help="about how long a pass takes torch's DataLoader; sets the samples of all "
+        "contenders (default: 2)",
+    )
+    bench.add_argument(
+        "--workers", type=_positive, default=2, metavar="N", help="num_workers (default: 2)"
+    )
+    bench.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="photographs (one folder of JPEGs per class) or, for clips, videos (default: made "
+        "for the occasion, removed at the end)",
+    )
+    bench.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this contender, or those whose names begin so; may be given several times",
+    )
+    bench.add_argument("--goals", action="store_true", help="only contenders that a goal compares")
+    bench.add_argument("--peer", metavar="NAME", help="whose figures the last column divides by")
+    bench.add_argument("--full", action="store_true", help="the sizes that take long, too")
+    bench.add_argument("--smoke", action="store_true", help="a short run that shows it works")
+    bench.add_argument(
+        "--limit",
+        type=_seconds,
+        default=120.0,
+        metavar="S",
+        help="a measurement that takes longer has failed (default: 120)",
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write every value to FILE")
+    bench.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the table: .png, .svg or .pdf"
+    )
+    bench.set_defaults(run_command=_bench)
+
+
+def _bench(arguments: Namespace) -> int:
+    from .command import list_tables, run_bench
+
+    if arguments.list:
+        return list_tables(sys.stdout)
+    if arguments.table is None:
+        print("spdl-torch bench: name a table, or --list them.", file=sys.stderr)
+        return 2
+    options = BenchOptions(
+        table=arguments.table,
+        rounds=arguments.rounds or (1 if arguments.smoke else 5),
+        seconds=arguments.seconds,
+        num_workers=arguments.workers,
+        data=arguments.data,
+        only=tuple(arguments.only),
+        goals_only=arguments.goals,
+        full=arguments.full,
+        smoke=arguments.smoke,
+        peer=arguments.peer,
+        limit_seconds=arguments.limit,
+        json=arguments.json,
+        picture=arguments.picture,
+    )
+    try:
+        return run_bench(options, sys.stdout, sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"spdl-torch bench: {error}", file=sys.stderr)
+        return 2
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ArgumentTypeError(f"must be 1 or more, got {value}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ArgumentTypeError(f"must be above 0, got {text}")
+    return value

@@ -1,0 +1,39 @@
+"""The process that measures one contender: ``python -m spdl_torch.bench.child JOB``.
+
+JOB is JSON: ``table``, ``contender`` and ``settings``. The answer is written as that of
+``spdl_torch.demo.child``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from ..demo.child import Reporter
+from .tables import Refused, load_table
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Measure the contender named on the command line."""
+    job = json.loads(sys.argv[1])
+    table = load_table(job["table"])
+    with os.fdopen(os.dup(1), "w") as lines:
+        os.dup2(2, 1)  # what peers print is no answer
+        reporter = Reporter(lines)
+        try:
+            contender = table.contender(job["contender"])
+            answer = dict(table.measure(contender, job["settings"], reporter))
+        except Refused as refused:
+            answer = {"refused": str(refused)}
+        reporter.write(answer=answer)
+        # Peers leave threads and processes behind that would delay the end, or crash in it.
+        lines.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Which peers are installed, how to install the others, and what SPDL's decoder needs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..demo.machine import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PEERS", "imported", "installed", "left_out", "machine", "spdl_decoder"]
+
+PEERS = {
+    "spdl": ("SPDL", "spdl", "bench"),
+    "torchdata": ("torchdata", "torchdata", "bench"),
+    "torchcodec": ("torchcodec", "torchcodec", "bench"),
+    "simplejpeg": ("simplejpeg", "simplejpeg", "bench"),
+    "webdataset": ("WebDataset", "webdataset", "bench"),
+    "grain": ("Grain", "grain", "bench"),
+    "matplotlib": ("matplotlib", "matplotlib", "plot"),
+    # Linux on x86-64 and arm64 only, and 1 GB with what it needs, so it is in no extra.
+    "nvidia.dali": ("DALI", "nvidia-dali-cuda120", None),
+}
+"""Module: the name that people use, the distribution, and the extra that brings it."""
+
+
+def imported(module: str) -> Any:
+    """A peer's module, imported when it is used; peers ship types or none, as they like."""
+    return importlib.import_module(module)
+
+
+def installed(module: str) -> bool:
+    """Whether a peer is there."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is not there
+        return False
+
+
+def left_out(module: str, name: str | None = None) -> str:
+    """The line that says why a peer's rows are missing, and how to install it."""
+    known, package, extra = PEERS.get(module, (module, module, "bench"))
+    how = f"'spdl-torch[{extra}]'" if extra else package
+    return f"{name or known} ({module}) is not installed, so it is left out: pip install {how}"
+
+
+def machine(**more: object) -> dict[str, object]:
+    """What the figures were measured on."""
+    packages = {"torch": "torch", "torchvision": "torchvision"}
+    packages |= {name: package for name, package, _ in PEERS.values() if name != "matplotlib"}
+    versions = {name: found for name, package in packages.items() if (found := _version(package))}
+    return {"cores": usable_cores(), "Python": platform.python_version(), **versions, **more}
+
+
+@contextlib.contextmanager
+def spdl_decoder(wanted: bool = True) -> Iterator[str | None]:
+    """Let fresh processes find the FFmpeg that SPDL's decoder needs; yields why it cannot be used.
+
+    The machine's own FFmpeg comes first. Without one, the FFmpeg in PyAV's wheel serves: its
+    libraries bear other names, so they are linked under the names that SPDL looks for. Nothing is
+    done if it is not wanted.
+    """
+    if not wanted:
+        yield None
+        return
+    if not installed("spdl"):
+        yield left_out("spdl")
+        return
+    before = os.environ.get("LD_LIBRARY_PATH")
+    with tempfile.TemporaryDirectory(prefix="spdl-torch-bench-") as links:
+        try:
+            if not _spdl_decodes():
+                libraries = _pyav_libraries()
+                for library in libraries.glob("lib*-*.so.*"):
+                    name, _, numbers = library.name.partition(".so.")
+                    link = f"{name.rpartition('-')[0]}.so.{numbers.partition('.')[0]}"
+                    (Path(links) / link).symlink_to(library)
+                os.environ["LD_LIBRARY_PATH"] = os.pathsep.join((links, str(libraries)))
+            yield None if _spdl_decodes() else "SPDL found no FFmpeg, so it is left out."
+        finally:
+            if before is None:
+                os.environ.pop("LD_LIBRARY_PATH", None)
+            else:
+                os.environ["LD_LIBRARY_PATH"] = before
+
+
+def _spdl_decodes() -> bool:
+    code = "import spdl.io.lib; spdl.io.lib._import_libspdl()"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def _pyav_libraries() -> Path:
+    found = importlib.util.find_spec("av")
+    return Path(found.origin if found and found.origin else "").parent.with_name("av.libs")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

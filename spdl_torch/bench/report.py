@@ -1,0 +1,215 @@
+"""What was measured: rows (a contender), metrics (images a second), one value a round."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .statistics import ratios, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["Goal", "Metric", "Report", "cell", "last_line"]
+
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Failure|Iteration|Refused)\b")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One column of the table."""
+
+    key: str
+    heading: str
+    """With the unit."""
+    digits: int = 0
+    higher_is_better: bool = True
+    """Which way is better; decides which of several peers is the best one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """A figure to reach: the metric of ``row``, or its ratio to the same metric of ``over``.
+
+    ``over`` names a row, or with a ``*`` at its end the best of the rows that begin so.
+    """
+
+    metric: str
+    row: str
+    over: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.metric}: {self.row}" + (f" / {self.over}" if self.over else "")
+
+    def bound(self) -> str:
+        """The goal in words; empty where the figure is only told."""
+        if self.at_least is not None:
+            return f">= {self.at_least:g}"
+        return "" if self.at_most is None else f"<= {self.at_most:.3g}"
+
+    def is_reached(self, value: float) -> bool | None:
+        """None where there is nothing to reach."""
+        if self.at_least is not None:
+            return value >= self.at_least
+        return None if self.at_most is None else value <= self.at_most
+
+    def compares(self, row: str) -> bool:
+        """Whether the goal needs that row."""
+        return row == self.row or _matches(self.over, row)
+
+
+@dataclass(kw_only=True, slots=True)
+class Report:
+    """Everything that a table shows."""
+
+    title: str
+    metrics: Sequence[Metric]
+    settings: Mapping[str, object]
+    rows: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
+    """Row, metric, round: a round that failed has no value."""
+    goals: list[Goal] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Rows that could not be measured, and why."""
+    peer: str | None = None
+    """The row whose first metric the others are divided by, in a column of its own."""
+
+    def add(self, row: str, values: Mapping[str, float], number: int | None = None) -> None:
+        """The values of round ``number``; None = one more round of this row."""
+        series = self.rows.setdefault(row, {})
+        if number is None:
+            number = max((n for values in series.values() for n in values), default=-1) + 1
+        for key, value in values.items():
+            series.setdefault(key, {})[number] = value
+
+    def median(self, row: str, metric: str) -> float:
+        """Over the rounds."""
+        return summarize(self.rows[row][metric].values()).median
+
+    def values_of(self, goal: Goal) -> list[float]:
+        """One value a round; empty if a row of the goal was not measured."""
+        values = self.rows.get(goal.row, {}).get(goal.metric, {})
+        if goal.over is None:
+            return [values[number] for number in sorted(values)]
+        over = self.best(goal.over, goal.metric)
+        return [] if over is None else ratios(values, self.rows[over][goal.metric])
+
+    def best(self, name: str, metric: str) -> str | None:
+        """The measured row of that name; of those that begin so, if it ends with ``*``."""
+        found = [
+            row for row, series in self.rows.items() if _matches(name, row) and series.get(metric)
+        ]
+        higher = any(m.key == metric and m.higher_is_better for m in self.metrics)
+        choose = max if higher else min
+        return choose(found, key=lambda row: self.median(row, metric), default=None)
+
+    def text(self) -> str:
+        """The tables, for people."""
+        settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
+        lines = [self.title, settings, "", *self._row_lines(), ""]
+        lines += [line for goal in self.goals if (line := self._goal_line(goal))]
+        return "\n".join([*lines, *self.remarks])
+
+    def as_json(self) -> dict[str, object]:
+        """The same for programs, with the values of every round."""
+        return {
+            "title": self.title,
+            "settings": dict(self.settings),
+            "metrics": {metric.key: metric.heading for metric in self.metrics},
+            "rows": {
+                row: {key: _summary(values.values()) for key, values in series.items() if values}
+                for row, series in self.rows.items()
+            },
+            "ratios": [
+                {
+                    "name": self._name_of(goal),
+                    **_summary(values),
+                    "goal": goal.bound() or None,
+                    "reached": goal.is_reached(summarize(values).median),
+                }
+                for goal in self.goals
+                if (values := self.values_of(goal))
+            ],
+            "failures": self.failures,
+            "remarks": self.remarks,
+        }
+
+    def shown_metrics(self) -> list[Metric]:
+        """Those that any row has."""
+        return [m for m in self.metrics if any(s.get(m.key) for s in self.rows.values())]
+
+    def _row_lines(self) -> list[str]:
+        metrics = self.shown_metrics()
+        peer = self.best(self.peer, metrics[0].key) if self.peer and metrics else None
+        cells = [["", *(metric.heading for metric in metrics), *([f"x {peer}"] if peer else [])]]
+        for row, series in self.rows.items():
+            texts = [cell(series.get(m.key, {}).values(), m.digits) for m in metrics]
+            if peer:
+                key = metrics[0].key
+                texts.append(cell(ratios(series.get(key, {}), self.rows[peer][key]), 2))
+            cells.append([row, *texts])
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        widths[0] = max([widths[0], *map(len, self.failures)])
+        lines = [
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+            for line in cells
+        ]
+        failed = [
+            f"{row.ljust(widths[0])}  failed: {last_line(why)}"
+            for row, why in self.failures.items()
+        ]
+        return [lines[0], "-" * len(lines[0]), *lines[1:], *failed]
+
+    def _goal_line(self, goal: Goal) -> str:
+        values = self.values_of(goal)
+        if not values:
+            return ""
+        middle = summarize(values).median
+        text = f"{self._name_of(goal):<78} {cell(values, 2 if middle >= 1 else 3)}"
+        reached = goal.is_reached(middle)
+        if reached is not None:
+            text += f"  goal {goal.bound()}: {'reached' if reached else 'MISSED'}"
+        return text
+
+    def _name_of(self, goal: Goal) -> str:
+        over = goal.over and self.best(goal.over, goal.metric)
+        return f"{goal.metric}: {goal.row}" + (f" / {over}" if over else "")
+
+
+def cell(values: Iterable[float], digits: int) -> str:
+    """The median, and the spread if there is one."""
+    found = list(values)
+    if not found:
+        return "-"
+    summary = summarize(found)
+    text = f"{summary.median:,.{digits}f}"
+    if len(found) > 1:
+        text += f" ({summary.smallest:,.{digits}f}..{summary.largest:,.{digits}f})"
+    return text
+
+
+def _matches(name: str | None, row: str) -> bool:
+    if name is None:
+        return False
+    return row.startswith(name[:-1]) if name.endswith("*") else row == name
+
+
+def last_line(text: str) -> str:
+    """Of a failed process's messages: the last line that names an error, else the last one."""
+    lines = text.strip().splitlines() or ["no reason given"]
+    errors = [line for line in lines if _ERROR.match(line)]
+    return (errors or lines)[-1].strip()
+
+
+def _summary(values: Iterable[float]) -> dict[str, object]:
+    found = list(values)
+    summary = summarize(found)
+    return {
+        "median": summary.median,
+        "min": summary.smallest,
+        "max": summary.largest,
+        "values": found,
+    }

@@ -1,0 +1,169 @@
+"""``memory``: 20 epochs over a dataset that holds Python objects, a ``(path, label)`` each.
+
+Looking at an object writes its reference count, so a forked worker ends up with a copy of its own
+of every page that it has looked at. Every epoch looks at another 20th of the objects, in random
+order, with workers that live through all epochs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..demo.memory import tree_bytes
+from .images import as_it_is
+from .loaders import our_loader
+from .report import Goal, Metric
+from .tables import Contender, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..demo.child import Reporter
+    from .tables import BenchOptions
+
+__all__ = ["TABLES", "Records"]
+
+_EPOCHS = 20
+_LOOKUPS = 2048
+"""Objects in a batch; few enough for many batches, enough for the loaders' own cost to vanish."""
+METRICS = (
+    Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
+    Metric(key="first_mib", heading="MiB, epoch 1", higher_is_better=False),
+    Metric(key="last_mib", heading="MiB, epoch 20", higher_is_better=False),
+    Metric(key="growth", heading="epoch 20 / epoch 1", digits=2, higher_is_better=False),
+    Metric(key="seconds", heading="20 epochs, s", digits=1, higher_is_better=False),
+)
+
+
+class Records:
+    """``(path, label)`` for every sample, in a list, as ``ImageFolder.samples`` is."""
+
+    def __init__(self, count: int) -> None:
+        labels = list(range(1000))
+        self.samples = [
+            (f"train/n{n % 1000:08}/{n:08}.JPEG", labels[n % 1000]) for n in range(count)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Labels and lengths of the paths: an object has to be looked at to give them."""
+        import torch
+
+        samples = self.samples
+        return torch.tensor([(len(samples[n][0]), samples[n][1]) for n in indices])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+
+class _Share:
+    """Batches of random indices: each pass another 20th of all, and no objects of its own."""
+
+    def __init__(self, count: int, batch_size: int) -> None:
+        self.count = count
+        self.batch_size = batch_size
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        import torch
+
+        generator = torch.Generator().manual_seed(self.epoch)
+        share = torch.randint(0, self.count, (self.count // _EPOCHS,), generator=generator)
+        self.epoch += 1
+        for first in range(0, len(share), self.batch_size):
+            yield share[first : first + self.batch_size].tolist()
+
+    def __len__(self) -> int:
+        return -(-(self.count // _EPOCHS) // self.batch_size)
+
+
+def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+    """All epochs; the memory is looked at with the last batch of each in hand."""
+    import torch
+
+    torch.set_num_threads(1)
+    count = settings["objects"]
+    dataset = Records(count)
+    sampler = _Share(count, min(_LOOKUPS, max(1, count // _EPOCHS // 4)))
+    loader = contender.run(dataset, sampler, settings["num_workers"])
+    reporter.phase("epochs", _EPOCHS)
+    seen = []
+    start = time.perf_counter()
+    for epoch in range(_EPOCHS):
+        number = 0
+        for number, _ in enumerate(loader, 1):
+            if number == len(sampler):  # workers that are processes still live
+                seen.append((tree_bytes(os.getpid()) or 0.0) / 2**20)
+        assert number == len(sampler), f"{number=} {len(sampler)=}"
+        reporter.done(epoch + 1)
+    return {
+        "peak_mib": max(seen),
+        "first_mib": seen[0],
+        "last_mib": seen[-1],
+        "growth": seen[-1] / seen[0] if seen[0] else 1.0,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _ours(dataset: Any, sampler: Any, num_workers: int, **options: Any) -> Any:
+    return our_loader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=as_it_is,
+        persistent_workers=True,
+        **options,
+    )
+
+
+def _torch(dataset: Any, sampler: Any, num_workers: int, context: str) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=as_it_is,
+        persistent_workers=True,
+        multiprocessing_context=context,
+    )
+
+
+@contextlib.contextmanager
+def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    count = 10_000_000 if options.full else 1_000_000
+    yield {
+        "objects": 20_000 if options.smoke else count,
+        "num_workers": options.num_workers,
+    }
+
+
+_goal = partial(Goal, row="ours, threads")
+TABLES = {
+    "memory": Table(
+        name="memory",
+        title="Memory of the process tree over 20 epochs of a dataset of Python objects",
+        metrics=METRICS,
+        contenders=(
+            Contender(name="ours, threads", run=_ours, smoke=True),
+            Contender(name="ours, process", run=partial(_ours, isolation="process")),
+            Contender(name="torch, forked", run=partial(_torch, context="fork"), smoke=True),
+            Contender(name="torch, spawned", run=partial(_torch, context="spawn")),
+        ),
+        prepare=_prepare,
+        measure=measure,
+        peer="torch, forked",
+        goals=(
+            _goal(metric="growth", at_most=1.05),
+            _goal(metric="peak_mib", over="torch, forked"),
+            _goal(metric="peak_mib", over="torch, spawned", at_most=0.45),
+            Goal(metric="growth", row="torch, forked"),
+        ),
+    )
+}

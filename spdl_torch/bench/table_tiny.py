@@ -1,0 +1,149 @@
+"""``tiny``: samples that cost nothing, so that the loader's own cost is what is left.
+
+``tabular``: 64 floats, batches of 256, from a dataset of the user's own. ``tensors``: the same from
+torch's ``TensorDataset``, whose rows ours reads a batch at once. ``tokens``: text of 16 to 256
+tokens, padded to the longest of its batch of 64 by the collate function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .loaders import Work, loader_contenders
+from .loading import measure_loader, samples_of
+from .report import Goal
+from .tables import TINY_METRICS, Contender, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..demo.child import Reporter
+    from .tables import BenchOptions
+
+__all__ = ["TABLES", "Rows", "Texts", "pad", "pad_to_most"]
+
+_BATCHES = {"tabular": 256, "tensors": 256, "tokens": 64}
+_PER_SECOND = {"tabular": 200_000, "tensors": 200_000, "tokens": 20_000}
+_MOST_TOKENS = 256
+_SLOW = 20
+"""Loaders that pass each sample alone through their engine get so many times fewer samples: they
+take as long as the others then."""
+
+
+class Rows:
+    """A table in memory."""
+
+    def __init__(self, count: int) -> None:
+        import torch
+
+        self.features = torch.rand(count, 64)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.features[index]
+
+
+class Texts:
+    """Token numbers of texts of different lengths, in one array with their beginnings."""
+
+    def __init__(self, count: int) -> None:
+        import torch
+
+        generator = torch.Generator().manual_seed(0)
+        lengths = torch.randint(16, _MOST_TOKENS + 1, (count,), generator=generator)
+        self.ends = lengths.cumsum(0).tolist()
+        self.tokens = torch.randint(0, 30_000, (self.ends[-1],), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> Any:
+        first = self.ends[index - 1] if index else 0
+        return self.tokens[first : self.ends[index]]
+
+
+def pad(samples: Sequence[Any]) -> Any:
+    """int64, shape (N, longest)."""
+    from torch.nn.utils.rnn import pad_sequence
+
+    return pad_sequence(list(samples), batch_first=True)
+
+
+def pad_to_most(samples: Sequence[Any]) -> Any:
+    """int64, shape (N, 256): batches that all cost a trainer the same."""
+    from torch.nn.functional import pad as pad_one
+
+    batch = pad(samples)
+    return pad_one(batch, (0, _MOST_TOKENS - batch.shape[1]))
+
+
+def _rows_of(batch: Sequence[Any]) -> int:
+    return len(batch[0])
+
+
+@contextlib.contextmanager
+def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    yield {
+        "num_workers": options.num_workers,
+        **{kind: samples_of(options, rate, _BATCHES[kind]) for kind, rate in _PER_SECOND.items()},
+    }
+
+
+def make_work(settings: dict[str, Any], num_samples: int, kind: str) -> Work:
+    """One of these kinds of samples."""
+    from torch.utils.data import TensorDataset
+
+    dataset: Any = Texts(num_samples) if kind == "tokens" else Rows(num_samples)
+    if kind == "tensors":
+        dataset = TensorDataset(dataset.features)
+    return Work(
+        dataset=dataset,
+        num_samples=num_samples,
+        batch_size=_BATCHES[kind],
+        num_workers=settings["num_workers"],
+        collate=pad if kind == "tokens" else None,
+        size_of=_rows_of if kind == "tensors" else len,
+        shuffle=True,
+    )
+
+
+def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+    """One pass over the samples of the contender's kind."""
+    kind = contender.arguments["kind"]
+    batch, count = _BATCHES[kind], settings[kind]
+    if contender.name.endswith("items"):
+        count = max(4, count // _SLOW // batch) * batch
+    one = {**settings, "num_samples": count, "batch_size": batch}
+    return measure_loader(contender, one, reporter, make_work)
+
+
+_goal = partial(Goal, metric="per_second")
+TABLES = {
+    "tiny": Table(
+        name="tiny",
+        title="64 floats (batches of 256); texts of 16 to 256 tokens (of 64)",
+        metrics=TINY_METRICS,
+        contenders=(
+            *loader_contenders("tabular: ", inline=True, kind="tabular"),
+            *loader_contenders("tensors: ", inline=True, smoke=False, kind="tensors"),
+            *loader_contenders("tokens: ", inline=True, smoke=False, kind="tokens"),
+        ),
+        prepare=_prepare,
+        measure=measure,
+        goals=(
+            _goal(row="tabular: ours, threads", over="tabular: torch, forked", at_least=4),
+            _goal(row="tabular: ours, 0 workers", over="tabular: torch, 0 workers", at_least=0.97),
+            _goal(row="tabular: ours, threads", over="tabular: SPDL, items", at_least=20),
+            _goal(row="tabular: ours, threads", over="tabular: SPDL, batches"),
+            _goal(row="tensors: ours, threads", over="tensors: torch, forked", at_least=4),
+            _goal(row="tensors: ours, 0 workers", over="tensors: torch, 0 workers", at_least=0.97),
+            _goal(row="tensors: ours, threads", over="tensors: SPDL, items", at_least=20),
+            _goal(row="tokens: ours, threads", over="tokens: torch, forked"),
+            _goal(row="tokens: ours, threads", over="tokens: torch, 0 workers"),
+        ),
+    )
+}

@@ -1,0 +1,147 @@
+"""What a table is, and which there are."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .report import Goal, Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+__all__ = [
+    "LOADER_METRICS",
+    "TABLES",
+    "TINY_METRICS",
+    "BenchOptions",
+    "Contender",
+    "Refused",
+    "Table",
+    "load_table",
+]
+
+TABLES = {
+    "photographs": "photographs, resized to 224 x 224 as for validation",
+    "crop": "photographs, RandomResizedCrop to 224 x 224 and flip as for training",
+    "clips": "16 frames out of 2 seconds of a video",
+    "arrays": "npy and npz files",
+    "tiny": "64 floats of a table, and tokenised text of different lengths",
+    "small-images": "images of 32 x 32 in batches of 1024",
+    "remote": "a store that answers late",
+    "step": "the training step beside a loader",
+    "memory": "memory over 20 epochs of a dataset that holds Python objects",
+    "engine": "stages that do nothing",
+    "scale": "threads, stages, batch size, queue depth, dataset size, ranks",
+}
+"""Name of each table, and what is loaded; ``load_table`` imports its module."""
+
+LOADER_METRICS = (
+    Metric(key="per_second", heading="samples/s, steady"),
+    Metric(key="end_to_end", heading="samples/s, end to end"),
+    Metric(key="cpu_ms", heading="CPU ms/sample", digits=2, higher_is_better=False),
+    Metric(key="first_batch_ms", heading="first batch, ms", higher_is_better=False),
+    Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
+)
+"""Of every table whose contenders are loaders. CPU and memory are those of the process tree."""
+
+
+TINY_METRICS = tuple(
+    Metric(key="cpu_us", heading="CPU µs/sample", digits=1, higher_is_better=False)
+    if metric.key == "cpu_ms"
+    else metric
+    for metric in LOADER_METRICS
+)
+"""The same for samples that cost microseconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchOptions:
+    """The command line."""
+
+    table: str
+    rounds: int = 5
+    seconds: float = 2.0
+    """About how long a pass of torch's DataLoader takes on two cores; sets the samples of all."""
+    num_workers: int = 2
+    data: Path | None = None
+    only: tuple[str, ...] = ()
+    """Names of contenders, or how several of them begin; empty = all."""
+    goals_only: bool = False
+    """Only contenders that a goal compares."""
+    full: bool = False
+    """The sizes that take long."""
+    smoke: bool = False
+    peer: str | None = None
+    """The contender that others are compared with; None = the table's own choice."""
+    limit_seconds: float = 120.0
+    """For one measurement; one that takes longer has failed."""
+    json: Path | None = None
+    picture: Path | None = None
+
+    @property
+    def wants_spdl(self) -> bool:
+        """Whether it is worth the second that looking for SPDL's decoder takes."""
+        return not self.smoke or any("SPDL" in name for name in self.only)
+
+
+class Refused(Exception):
+    """Of a contender: this installation cannot do it, which is no failure; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """What is measured in a process of its own."""
+
+    name: str
+    run: Callable[..., Any]
+    """What the table's ``measure`` makes of it is the table's business."""
+    needs: tuple[str, ...] = ()
+    """Modules of peers."""
+    decodes_with_spdl: bool = False
+    """Whether SPDL's own decoder must work."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    smoke: bool = False
+    """Whether a smoke run measures it too."""
+
+
+# What a table's contenders share: numbers, strings and paths, for they travel as JSON.
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One command."""
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]
+    contenders: tuple[Contender, ...]
+    prepare: Callable[[BenchOptions], AbstractContextManager[Settings]]
+    """Makes or finds the data; cleans up when it is left."""
+    measure: Callable[..., Mapping[str, Any]]
+    """``measure(contender, settings, reporter)`` in the child; figures by metric, or under the key
+    ``rows`` figures by metric of several rows."""
+    peer: str | None = None
+    goals: tuple[Goal, ...] = ()
+    conclude: Callable[[Any], list[str]] | None = None
+    """Makes remarks of the report, at the end."""
+
+    def contender(self, name: str) -> Contender:
+        """Raises: KeyError: there is none of that name."""
+        return {contender.name: contender for contender in self.contenders}[name]
+
+
+def load_table(name: str) -> Table:
+    """The table of that name.
+
+    Raises: ValueError: there is none.
+    """
+    if name not in TABLES:
+        raise ValueError(f"bench: there is no table {name!r}; there are {', '.join(TABLES)}.")
+    module = {"crop": "photographs", "small-images": "small_images"}.get(name, name)
+    tables: dict[str, Table] = importlib.import_module(f"{__package__}.table_{module}").TABLES
+    return tables[name]

@@ -1,0 +1,217 @@
+"""Clips of videos: which frames, made by each library; all give uint8 (16, 224, 224, 3).
+
+Also a video of our own, for those who have none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .peers import imported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "FRAMES",
+    "PIXELS",
+    "SECONDS",
+    "Request",
+    "antialiased",
+    "clips_of",
+    "our_clip",
+    "paths_in",
+    "pyav_clip",
+    "sampled",
+    "spdl_loaded",
+    "spdl_sampled",
+    "torchcodec_clip",
+    "videos",
+    "write_video",
+]
+
+PIXELS = 224
+FRAMES = 16
+SECONDS = 2.0
+SUFFIXES = {".mkv", ".mov", ".mp4", ".webm"}
+"""No AVI: it does not say when frames are displayed, and each package counts in its own way."""
+
+
+class Request(NamedTuple):
+    """One clip, as every row gets it."""
+
+    path: str
+    moments: list[float]
+    """Seconds: each in the middle of the time for which a frame is displayed."""
+    times: list[float]
+    """When the same frames begin to be displayed."""
+    numbers: list[int]
+    """The same, counted from the beginning of the video."""
+
+
+def clips_of(folder: str, num_clips: int) -> list[Request]:
+    """The same random clips for every row; whole videos where they are shorter."""
+    import av
+
+    rng = random.Random(0)
+    facts = []
+    for path in paths_in(Path(folder)):
+        with av.open(path) as container:
+            stream: Any = container.streams.video[0]
+            times = sorted(p.pts for p in container.demux(stream) if p.pts is not None)
+            facts.append((path, [float(time * stream.time_base) for time in times]))
+    requests = []
+    for number in range(num_clips):
+        path, times = facts[number % len(facts)]
+        step = (times[-1] - times[0]) / (len(times) - 1)
+        span = min(len(times), round(SECONDS / step))
+        first = rng.randint(0, len(times) - span)
+        numbers = [first + (2 * k + 1) * span // (2 * FRAMES) for k in range(FRAMES)]
+        begins = [times[n] for n in numbers]
+        requests.append(Request(path, [t + step / 2 for t in begins], begins, numbers))
+    return requests
+
+
+def our_clip(request: Request, resize: Any = "swscale") -> Any:
+    """One call."""
+    from spdl_torch.io import load_clip
+
+    clip = load_clip(
+        request.path, lambda info: request.moments, width=PIXELS, height=PIXELS, resize=resize
+    )
+    return clip.frames
+
+
+def sampled(request: Request, io: Any) -> Any:
+    """SPDL's calls, on either package: the frames of a window by their numbers."""
+    import numpy as np
+
+    packets = io.demux_video(request.path, timestamp=_window(request))
+    times = np.asarray(packets.get_timestamps())
+    indices = np.searchsorted(times, request.moments, side="right") - 1
+    scale = io.get_video_filter_desc(
+        scale_width=PIXELS, scale_height=PIXELS, scale_algo="bilinear", scale_mode=None
+    )
+    frames = io.sample_decode_video(packets, indices.tolist(), filter_desc=scale)
+    return io.to_torch(io.convert_frames(frames))
+
+
+def spdl_sampled(request: Request) -> Any:
+    """SPDL decodes the frames that are wanted."""
+    return sampled(request, imported("spdl.io"))
+
+
+def spdl_loaded(request: Request) -> Any:
+    """SPDL decodes the window and resizes all of it; 16 frames are taken."""
+    io = imported("spdl.io")
+    scale = io.get_video_filter_desc(
+        scale_width=PIXELS, scale_height=PIXELS, scale_algo="bilinear", scale_mode=None
+    )
+    buffer = io.load_video(request.path, _window(request), filter_desc=scale)
+    first = request.numbers[0]
+    return io.to_torch(buffer)[[number - first for number in request.numbers]]
+
+
+def torchcodec_clip(request: Request, mode: str, *, own_resize: bool) -> Any:
+    """torchcodec, one FFmpeg thread."""
+    resize = imported("torchcodec.transforms").Resize
+    decoder = imported("torchcodec.decoders").VideoDecoder(
+        request.path,
+        dimension_order="NHWC",
+        num_ffmpeg_threads=1,
+        seek_mode=mode,
+        transforms=[resize((PIXELS, PIXELS))] if own_resize else None,
+    )
+    frames = decoder.get_frames_played_at(request.moments).data
+    return frames if own_resize else antialiased(frames)
+
+
+def pyav_clip(request: Request) -> Any:
+    """PyAV from the keyframe on, resized by swscale: what a user without a library writes."""
+    import av
+    import torch
+
+    frames = []
+    with av.open(request.path) as container:
+        stream: Any = container.streams.video[0]
+        step = 2 * (request.moments[0] - request.times[0])
+        container.seek(int(request.times[0] / stream.time_base), stream=stream)
+        remaining = list(request.moments)
+        for frame in container.decode(stream):
+            while remaining and frame.time is not None and frame.time + step > remaining[0]:
+                small = frame.reformat(PIXELS, PIXELS, "rgb24", interpolation="BILINEAR")
+                frames.append(torch.from_numpy(small.to_ndarray()))
+                remaining.pop(0)
+            if not remaining:
+                break
+    return torch.stack(frames)
+
+
+def antialiased(frames: Any) -> Any:
+    """uint8, shape (T, 224, 224, 3)."""
+    from torch.nn.functional import interpolate
+
+    size = (PIXELS, PIXELS)
+    resized = interpolate(frames.permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
+    return resized.permute(0, 2, 3, 1)
+
+
+def _window(request: Request) -> tuple[float, float]:
+    """From before the first wanted frame to after the last."""
+    return request.times[0] - 1e-3, request.times[-1] + 1e-3
+
+
+def paths_in(folder: Path | str) -> list[str]:
+    """The videos of a folder and its folders, sorted.
+
+    Raises: SystemExit: there are none.
+    """
+    found = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES)
+    if not found:
+        raise SystemExit(f"--data: {folder} must hold videos, found none.")
+    return list(map(str, found))
+
+
+@contextlib.contextmanager
+def videos(folder: Path | None, seconds: int = 10) -> Iterator[Path]:
+    """The user's folder of videos, or one of our own of that length; read once, so they are
+    cached."""
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="spdl-torch-bench-")
+            folder = Path(stack.enter_context(temporary))
+            write_video(folder / "moving.mp4", seconds=seconds)
+        for path in paths_in(folder):
+            Path(path).read_bytes()
+        yield folder
+
+
+def write_video(path: Path, *, seconds: int = 10, rate: int = 28) -> None:
+    """A picture of noise that moves, as large and as often a keyframe as in Kinetics-400."""
+    import av
+    import numpy as np
+    import torch
+    from torch.nn.functional import interpolate
+
+    rng = np.random.default_rng(0)
+    gray = rng.integers(40, 216, (1, 1, 40, 60)) + rng.integers(-30, 31, (1, 3, 10, 15)).repeat(
+        4, axis=2
+    ).repeat(4, axis=3)
+    coarse = torch.from_numpy(gray).float()
+    canvas = interpolate(coarse, (400, 600), mode="bicubic").clamp(0, 255)[0].permute(1, 2, 0)
+    with av.open(path, "w") as container:
+        stream: Any = container.add_stream("libx264", rate=rate, options={"crf": "23"})
+        stream.width, stream.height, stream.pix_fmt = 340, 256, "yuv420p"
+        stream.codec_context.gop_size = 70
+        for number in range(seconds * rate):
+            top, left = (number * 2) % 144, (number * 3) % 260
+            view = canvas[top : top + 256, left : left + 340]
+            noisy = view + torch.from_numpy(rng.normal(0, 4, tuple(view.shape)))
+            picture = noisy.clamp(0, 255).to(torch.uint8).numpy()
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
