@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from .data.dataloader import DataLoader
     from .data.dataset import PipelineDataset
     from .data.folder import ImageFolder
+    from .data.sampling import DistributedSampler
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "DataLoader",
     "DecodeError",
+    "DistributedSampler",
     "ImageFolder",
     "PipelineDataset",
     "PipelineFailure",
@@ -31,10 +33,11 @@ __all__ = [
 
 _HOMES = {
     "DataLoader": ".data.dataloader",
+    "DistributedSampler": ".data.sampling",
     "ImageFolder": ".data.folder",
     "PipelineDataset": ".data.dataset",
 }
-_PACKAGES = ("io", "observe", "pipeline")
+_PACKAGES = ("autotune", "io", "observe", "pipeline", "testing")
 
 
 def __getattr__(name: str) -> Any:

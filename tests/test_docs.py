@@ -16,10 +16,12 @@ import pytest
 from PIL import Image
 
 import spdl_torch
+import spdl_torch.autotune
 import spdl_torch.data.sources
 import spdl_torch.io
 import spdl_torch.observe
 import spdl_torch.pipeline
+import spdl_torch.testing
 from spdl_torch.__main__ import _parser
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
@@ -178,11 +180,23 @@ WHAT_IS_PUBLIC = {
     "FileList": parameters(spdl_torch.data.sources.FileList.__init__),
     "TarShards": parameters(spdl_torch.data.sources.TarShards.__init__),
     "spdl_torch.observe": spdl_torch.observe.__all__,
+    "Profile": public_members(spdl_torch.observe.Profile),
+    "TraceSummary": [field.name for field in fields(spdl_torch.observe.TraceSummary)],
+    "tracing": parameters(spdl_torch.observe.tracing),
+    "flight_recorder": parameters(spdl_torch.observe.flight_recorder),
+    "spdl_torch.autotune": spdl_torch.autotune.__all__,
+    "PerfParams": public_members(spdl_torch.autotune.PerfParams),
+    "PerfParams.estimate": parameters(spdl_torch.autotune.PerfParams.estimate),
     "SQLiteStatsWriter": [
         *parameters(spdl_torch.observe.SQLiteStatsWriter.__init__),
         *public_members(spdl_torch.observe.SQLiteStatsWriter),
     ],
     "DataLoader": parameters(spdl_torch.DataLoader.__init__),
+    "DataLoader's members": [
+        *("snapshot", "report", "profile", "headspace"),
+        *("state_dict", "load_state_dict"),
+    ],
+    "spdl_torch.testing": spdl_torch.testing.__all__,
     "PipelineDataset": parameters(spdl_torch.PipelineDataset.__init__),
     "PipelineDataset's members": public_members(spdl_torch.PipelineDataset),
     "PipelineBuilder": public_members(BUILDER),
@@ -224,7 +238,7 @@ def module_name(module):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-PACKAGES = [spdl_torch, spdl_torch.pipeline, spdl_torch.io, spdl_torch.observe]
+PACKAGES = [spdl_torch, spdl_torch.autotune, spdl_torch.pipeline, spdl_torch.io, spdl_torch.observe]
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, spdl_torch.data.sources])

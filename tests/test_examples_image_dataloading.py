@@ -129,7 +129,8 @@ def test_figures_add_up_when_all_is_loaded(images, num_workers, tmp_path):
     assert complaints == ""
     if trace:
         events = json.loads((tmp_path / "trace-0.json").read_text())["traceEvents"]
-        assert "load_image_batch" in {event["name"] for event in events}
+        rows = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        assert "load_image_batch[0]" in rows
 
 
 def test_figures_are_of_common_time_when_workers_overlap(program):

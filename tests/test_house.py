@@ -21,7 +21,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
-LAYERS = ["errors", "pipeline", "observe", "io", "data", "facade", "lightning", "demo", "__main__"]
+LAYERS = [
+    *("errors", "pipeline", "observe", "autotune", "io", "data", "testing", "facade"),
+    *("lightning", "accelerate", "demo", "bench", "__main__"),
+]
 
 TOP_LEVEL = {
     ".ci",
@@ -127,6 +130,7 @@ def test_engine_imports_nothing_of_torch(folder):
         ("import spdl_torch", HEAVY),
         ("import spdl_torch.pipeline", HEAVY),
         ("import spdl_torch.observe", HEAVY),
+        ("import spdl_torch.autotune", HEAVY),
         ("import spdl_torch.data.sources", HEAVY),
         ("import spdl_torch.__main__", HEAVY),
         ("import spdl_torch.io", ("lightning", "matplotlib", "av")),
@@ -162,7 +166,7 @@ def test_all_is_what_is_exported(module):
         assert hasattr(loaded, name), name
 
 
-PUBLIC_PACKAGES = ["", ".data.sources", ".io", ".observe", ".pipeline"]
+PUBLIC_PACKAGES = ["", ".autotune", ".data.sources", ".io", ".observe", ".pipeline"]
 
 
 @pytest.mark.parametrize("name", [f"spdl_torch{package}" for package in PUBLIC_PACKAGES])
