@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ except ModuleNotFoundError as error:
 from .autotune.tuning import decision_entry
 from .data.lightning_states import correct_resumed_loaders, correct_saved_states
 from .observe.entries import EventLogEntry, entries_of
-from .observe.laps import lap_between, sum_of_laps
+from .observe.laps import after_pause, lap_between, sum_of_laps
 from .observe.report import Report, make_report
 from .observe.sqlite import SQLiteStatsWriter
 
@@ -180,7 +181,7 @@ class PipelineStatsMonitor(Callback):
         """It goes on."""
         for name, report in self._reports(trainer.train_dataloader):
             if name in self._laps:
-                self._laps[name].before = report
+                self._laps[name].go_on(report)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Tell what was found."""
@@ -334,6 +335,13 @@ class _Laps:
         self._epoch = [sum_of_laps([*self._epoch, lap])]
         self.before = self._last = report
         return True
+
+    def go_on(self, report: Report) -> None:
+        """The pause that began with the last lap's end is over."""
+        if self.before is not None:
+            stats = after_pause(self.before.stats, report.stats)
+            report = replace(report, stats=stats)
+        self.before = report
 
     def report(self) -> Report:
         """Over the epoch."""

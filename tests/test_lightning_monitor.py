@@ -39,8 +39,14 @@ from spdl_torch.observe import (  # noqa: E402
     report_of_file,
     summarize,
 )
-from spdl_torch.observe.laps import lap_between, sum_of_laps  # noqa: E402
+from spdl_torch.observe.laps import after_pause, lap_between, sum_of_laps  # noqa: E402
 from spdl_torch.pipeline import PipelineBuilder  # noqa: E402
+from spdl_torch.pipeline.stats import (  # noqa: E402
+    PipelineStats,
+    QueuePerfStats,
+    StageStats,
+    TaskPerfStats,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -496,7 +502,6 @@ def test_verdict_of_the_file_is_the_one_that_was_told(tmp_path, monkeypatch, cap
     runs.fit(Module(), DataLoader(Slow(), batch_size=3, num_workers=2), ours())
     report = report_of_file(path)
     assert report.pooled == ("fetch", "collate")
-    assert report.verdict.stage == "fetch"
     assert told == [f"data: {report.verdict.finding} {report.verdict.action}"]
     assert main(["report", str(path)]) == 0
     assert report.verdict.finding in capsys.readouterr().out
@@ -581,6 +586,29 @@ def test_ranks_are_compared_when_asked(tmp_path):
         assert least <= mean <= most
         assert row["data/wait_ratio"] in (pytest.approx(least), pytest.approx(most))
         assert row["data/slowest_rank"] in (0, 1)
+
+
+def test_work_of_a_pause_counts_and_its_time_does_not():
+    """Training pauses for a validation while the loader goes on to load ahead."""
+
+    def reading(num_tasks, elapsed, busy_time, waited):
+        tasks = TaskPerfStats(num_tasks, 0, 0.5, 1.0, 1.0, elapsed, 0.25, 0.5, busy_time)
+        queue = QueuePerfStats(elapsed, num_tasks, 0.0, 0.0, 0.0)
+        stage = StageStats("fetch", 1, tasks, queue, 0, busy_time / elapsed, 0.0, 0.0)
+        return PipelineStats(elapsed, waited / elapsed, (stage,))
+
+    begin, end = reading(4, 10.0, 2.0, 1.0), reading(10, 30.0, 5.0, 21.0)
+    behind = reading(16, 40.0, 8.0, 23.0)
+    whole = sum_of_laps([begin, lap_between(after_pause(begin, end), behind)])
+    (stage,) = whole.stages
+    assert (stage.tasks.num_tasks, stage.queue.num_items) == (16, 16)
+    assert (stage.tasks.ave_time, stage.tasks.ave_cpu_time) == (0.5, 0.25)
+    assert (whole.elapsed, stage.tasks.elapsed, stage.tasks.busy_time) == (20.0, 20.0, 5.0)
+    assert whole.consumer_wait_ratio * whole.elapsed == pytest.approx(3.0)
+    # The pass may end in the pause: no time has passed since, and the counts are kept.
+    last = lap_between(after_pause(begin, end), end)
+    assert (last.elapsed, last.stages[0].tasks.num_tasks) == (0.0, 6)
+    assert after_pause(end, begin) is begin, "another run"
 
 
 def test_laps_of_a_run_add_up_to_it():

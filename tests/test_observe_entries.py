@@ -221,7 +221,7 @@ def test_entries_are_named_like_those_of_a_pipeline():
         (QueueStatsLogEntry, "2:2:sink_queue"),
     ]
     assert {entry.timestamp for entry in (*windows, event)} == {5.0}
-    details = {"pipeline": 2, "name": "val", "elapsed": 10.0, "pooled": []}
+    details = {"pipeline": 2, "name": "val", "elapsed": 10.0, "begins": True, "pooled": []}
     assert event == EventLogEntry(5.0, "probes", {**details, **asdict(reading().probes)})
     _, source, _, sink = (entry.stats for entry in windows)
     assert source.get_wait_time == pytest.approx(2.0), "10 % of two threads' 10 s"
@@ -236,13 +236,13 @@ def test_nothing_is_logged_of_nothing():
 def test_probes_of_several_passes_are_weighed_by_their_time():
     """Of each pass its last reading, which is of all of it."""
 
-    def event(timestamp, elapsed, gil):
+    def event(begins, elapsed, gil):
         probes = {**asdict(Probes(gc_ratio=gil)), "gil_seconds": gil}
-        details = {"pipeline": 0, "name": "", "elapsed": elapsed, "pooled": ["a"], **probes}
-        return EventLogEntry(timestamp, "probes", details)
+        details = {"pipeline": 0, "name": "", "elapsed": elapsed, "begins": begins}
+        return EventLogEntry(100.0, "probes", {**details, "pooled": ["a"], **probes})
 
-    first = [event(101.0, 1.0, None), event(102.0, 2.0, 0.1)]
-    second = [event(104.0, 2.0, 0.9), event(108.0, 6.0, 0.5)]
+    first = [event(True, 1.0, None), event(False, 2.0, 0.1)]
+    second = [event(True, 2.0, 0.9), event(False, 6.0, 0.5)]
     assert probes_of_events(first, 0)[0].gil_seconds == 0.1
     probes, pooled = probes_of_events([*first, *second], 0)
     assert probes.gil_seconds == pytest.approx((0.1 * 2 + 0.5 * 6) / 8)

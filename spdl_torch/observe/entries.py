@@ -109,6 +109,7 @@ def entries_of(
     probes = probes_entry(
         report.probes,
         report.stats.elapsed,
+        begins=stats is report.stats,
         pooled=report.pooled,
         pipeline_id=pipeline_id,
         name=name,
@@ -121,14 +122,19 @@ def probes_entry(
     probes: Probes,
     elapsed: float,
     *,
+    begins: bool,
     pooled: Sequence[str] = (),
     pipeline_id: int = 0,
     name: str = "",
     timestamp: float,
 ) -> EventLogEntry:
-    """The event ``probes``: readings over the ``elapsed`` seconds of the pass so far."""
-    details = {"pipeline": pipeline_id, "name": name, "elapsed": elapsed, "pooled": list(pooled)}
-    return EventLogEntry(timestamp, PROBES_EVENT, {**details, **asdict(probes)})
+    """The event ``probes``: readings over the ``elapsed`` seconds of the pass so far.
+
+    begins: it is the first one of its pass.
+    """
+    details = {"pipeline": pipeline_id, "name": name, "elapsed": elapsed, "begins": begins}
+    details |= {"pooled": list(pooled), **asdict(probes)}
+    return EventLogEntry(timestamp, PROBES_EVENT, details)
 
 
 def _queues_of(stats: PipelineStats, pooled: Sequence[str]) -> list[QueuePerfStats]:

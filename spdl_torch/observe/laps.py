@@ -10,7 +10,7 @@ from ..pipeline.stats import PipelineStats, QueuePerfStats, StageStats, TaskPerf
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["lap_between", "sum_of_laps", "thread_seconds"]
+__all__ = ["after_pause", "lap_between", "sum_of_laps", "thread_seconds"]
 
 
 def lap_between(before: PipelineStats | None, after: PipelineStats) -> PipelineStats:
@@ -22,7 +22,7 @@ def lap_between(before: PipelineStats | None, after: PipelineStats) -> PipelineS
     names = [stage.name for stage in after.stages]
     if (
         before is None
-        or before.elapsed >= after.elapsed
+        or before.elapsed > after.elapsed
         or [stage.name for stage in before.stages] != names
         or any(b.tasks.num_tasks > a.tasks.num_tasks for b, a in _pairs(before, after))
     ):
@@ -34,6 +34,26 @@ def lap_between(before: PipelineStats | None, after: PipelineStats) -> PipelineS
         consumer_wait_ratio=_share(waited, elapsed),
         stages=tuple(_stage_between(then, now) for then, now in _pairs(before, after)),
     )
+
+
+def after_pause(begin: PipelineStats, end: PipelineStats) -> PipelineStats:
+    """Where the lap behind a pause begins, which lasted from ``begin`` to ``end``.
+
+    What was loaded ahead in the pause counts to that lap, so that nothing is missing in the sum;
+    the time of the pause counts nowhere.
+    """
+    if lap_between(begin, end) is end:
+        return end  # of a later run
+    stages = []
+    for then, now in _pairs(begin, end):
+        counts = {
+            name: getattr(then.tasks, name)
+            for name in ("num_tasks", "num_failures", "ave_time", "ave_cpu_time")
+        }
+        queue = replace(now.queue, num_items=then.queue.num_items)
+        tasks = replace(now.tasks, **counts)
+        stages.append(replace(now, tasks=tasks, queue=queue, num_dropped=then.num_dropped))
+    return replace(end, stages=tuple(stages))
 
 
 def sum_of_laps(laps: Sequence[PipelineStats]) -> PipelineStats:
@@ -80,7 +100,9 @@ def _stage_between(then: StageStats, now: StageStats, sign: int = 1) -> StageSta
         tasks=tasks,
         queue=_queue_between(then.queue, now.queue, sign),
         num_dropped=now.num_dropped - sign * then.num_dropped,
-        busy_ratio=share(then.busy_ratio, now.busy_ratio),
+        # Not from the ratios, which end at 1: a task of the lap before that ends in this one adds
+        # all of its time here, and the sum of the laps needs it.
+        busy_ratio=_share(tasks.busy_time, threads),
         wait_in_ratio=share(then.wait_in_ratio, now.wait_in_ratio),
         wait_out_ratio=share(then.wait_out_ratio, now.wait_out_ratio),
         thread_time=max(0.0, threads),

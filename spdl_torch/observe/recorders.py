@@ -53,6 +53,7 @@ class QueueStatsRecorder(StatsQueue):
         super().__init__(info, buffer_size, interval)
         self._log = log
         self._probes_before = probe_counters() if info.stage_name == "sink" else None
+        self._begins = True
 
     async def interval_stats_callback(self, stats: QueuePerfStats) -> None:
         """Log the figures."""
@@ -62,7 +63,11 @@ class QueueStatsRecorder(StatsQueue):
         if before is not None and is_probing():
             after, pipeline_id = probe_counters(), self.info.pipeline_id
             probes, elapsed = probes_between(before, after), (after.wall_ns - before.wall_ns) / 1e9
-            self._log(probes_entry(probes, elapsed, pipeline_id=pipeline_id, timestamp=now))
+            entry = probes_entry(
+                probes, elapsed, begins=self._begins, pipeline_id=pipeline_id, timestamp=now
+            )
+            self._log(entry)
+            self._begins = False
 
 
 def recorders(log: Log, interval: float | None = None, *, pipeline_id: int = 0) -> dict[str, Any]:

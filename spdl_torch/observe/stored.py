@@ -83,7 +83,7 @@ def probes_of_events(
     passes: list[EventLogEntry] = []
     for event in events:
         if event.event_name == PROBES_EVENT and event.details["pipeline"] == pipeline:
-            if passes and not _is_of_a_later_pass(passes[-1], event):
+            if passes and not event.details["begins"]:
                 passes.pop()
             passes.append(event)
     if not passes:
@@ -105,12 +105,6 @@ def probes_of_events(
         switch_interval=readings[-1]["switch_interval"],
     )
     return probes, tuple(readings[-1]["pooled"])
-
-
-def _is_of_a_later_pass(before: EventLogEntry, after: EventLogEntry) -> bool:
-    """A pass begins ``elapsed`` before its events; half of ``before`` is room for two clocks."""
-    begin = after.timestamp - after.details["elapsed"]
-    return bool(begin > before.timestamp - before.details["elapsed"] / 2)
 
 
 def _choose_pipeline(
