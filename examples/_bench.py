@@ -80,6 +80,9 @@ def run_program(
     ``child`` does what :func:`in_fresh_process` asks for, in the process that it starts.
     """
     if child is not None and sys.argv[1:2] == ["--child"]:
+        from spdl_torch.demo.lifeline import end_with_the_parent
+
+        end_with_the_parent()
         answer = child(**json.loads(sys.argv[2]))
         print(f"\n{json.dumps(answer)}", flush=True)
         return
@@ -129,7 +132,8 @@ def in_fresh_process(program: str, **request: object) -> dict[str, float]:
 
     command = [sys.executable, program, "--child", json.dumps(request)]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        with subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True) as child:
+        streams = {"stdin": subprocess.PIPE, "stdout": out, "stderr": err}
+        with subprocess.Popen(command, **streams, start_new_session=True) as child:
             try:
                 peak = _watch(child, tree_bytes) if request.get("watch_memory") else 0.0
                 status = child.wait()

@@ -8,7 +8,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+from _gates import until
 from PIL import Image
 
 from spdl_torch.__main__ import main
@@ -368,3 +370,17 @@ def test_a_failing_run_shows_the_cause(tmp_path):
     assert done.returncode == 1
     assert f"spdl-torch demo: 1/3 {' '.join(VARIANTS['torch'].heading)}" in done.stderr
     assert "broken.jpg" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_measuring_process_ends_with_the_program(signum):
+    """Killed without a chance to clean up, it leaves neither the child nor the child's child."""
+    module = "_measures_forever"
+    code = f"from spdl_torch.demo.children import run_child; run_child({module!r}, '', print)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as program:
+        until(lambda: len(memory.tree_pids(program.pid)) == 3)
+        family = memory.tree_pids(program.pid)
+        program.send_signal(signum)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in family))

@@ -11,6 +11,7 @@ import os
 import sys
 
 from ..demo.child import Reporter
+from ..demo.lifeline import end_with_the_parent
 from .tables import Refused, load_table
 
 __all__ = ["main"]
@@ -18,6 +19,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Measure the contender named on the command line."""
+    end_with_the_parent()
     job = json.loads(sys.argv[1])
     table = load_table(job["table"])
     with os.fdopen(os.dup(1), "w") as lines:

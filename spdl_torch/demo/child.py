@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from .jobs import POOL, Environment, Prepare, decode_job, encode, spread
+from .lifeline import end_with_the_parent
 
 __all__ = ["Reporter", "main"]
 
@@ -47,6 +48,7 @@ class Reporter:
 
 def main() -> None:
     """Do the job named on the command line."""
+    end_with_the_parent()
     job = decode_job(sys.argv[1])
     with os.fdopen(os.dup(1), "w") as lines:
         os.dup2(2, 1)

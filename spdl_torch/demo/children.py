@@ -52,7 +52,8 @@ def run_child(
 
     Cancellation: an exception in the caller's thread, Ctrl-C included, kills the process and all
     its workers at once; nothing of them is left when this function returns. The child is a
-    session of its own, so that Ctrl-C reaches only the caller.
+    session of its own, so that Ctrl-C reaches only the caller. It ends with this process too, if
+    the module calls :func:`~spdl_torch.demo.lifeline.end_with_the_parent`.
 
     Raises: ChildFailure: the process ended without an answer, or had none within the limit.
     """
@@ -84,7 +85,7 @@ def _started(module: str, argument: str, printed: IO[str]) -> Iterator[subproces
     command = [sys.executable, "-m", module, argument]
     with subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # what it ends by, if this process is killed
         stdout=subprocess.PIPE,
         stderr=printed,
         text=True,

@@ -1,0 +1,29 @@
+"""A measuring process ends with the program that started it, however that ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+
+__all__ = ["end_with_the_parent"]
+
+
+def end_with_the_parent() -> None:
+    """Called in a process whose standard input is a pipe from its parent, which writes nothing.
+
+    The pipe's other end closes when the parent is no more, be it by ``kill -9``, which no handler
+    in the parent could tell of; then this process and its workers are killed, so that none of
+    them goes on to burn a core. Does nothing in a process that leads no session of its own: that
+    one was started by hand.
+    """
+    if hasattr(os, "getsid") and os.getsid(0) == os.getpid():
+        threading.Thread(target=_wait_and_kill, name="lifeline", daemon=True).start()
+
+
+def _wait_and_kill() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os.killpg(0, signal.SIGKILL)
