@@ -83,7 +83,7 @@ def test_laps_of_task_counters_add_up_to_the_whole(laps):
         assert diff.num_tasks == len(lap)
         assert sum(diff.histogram) == sum(ok for _, _, ok in lap)
         for n, value in enumerate(
-            (diff.num_tasks, diff.num_failures, diff.busy_ns, diff.success_ns, diff.cpu_ns)
+            (diff.num_tasks, diff.num_failures, diff.busy_ns, diff.failed_ns, diff.cpu_ns)
         ):
             sums[n] += value
     every = [task for lap in laps for task in lap]
@@ -91,7 +91,7 @@ def test_laps_of_task_counters_add_up_to_the_whole(laps):
         len(every),
         sum(not ok for _, _, ok in every),
         sum(wall for wall, _, _ in every),
-        sum(wall for wall, _, ok in every if ok),
+        sum(wall for wall, _, ok in every if not ok),
         sum(cpu for _, cpu, _ in every),
     ]
 

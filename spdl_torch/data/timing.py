@@ -39,7 +39,7 @@ def timed(cell: TaskCell | None, call: Callable[..., Any], *args: Any, tasks: in
         cell.add_failure(perf_counter_ns() - wall, thread_time_ns() - cpu)
         raise
     now, cpu_ns, ring = perf_counter_ns(), thread_time_ns() - cpu, cell.ring
-    cell.add(now - wall, cpu_ns, tasks)
+    cell.add_many(tasks, now - wall, cpu_ns)
     if ring is not None and now - wall >= ring.shortest_ns:
         ring.add_part(cell.part, wall, now, cpu_ns)
     return result

@@ -130,9 +130,21 @@ class Channel(AsyncEnds, Generic[T]):
     def get_numbered(self, timeout: float | None = None) -> tuple[int, T]:
         """``get``, with the item's number: 0 for the first that was ever taken."""
         with self._lock:
-            taken = self._try_get()
-        if taken is not None:
-            return taken
+            items = self._items
+            if items and not self._answers_no:
+                number = self._num_got
+                self._num_got = number + 1
+                item = items.popleft()
+                if not items:
+                    self._empty_since_ns = perf_counter_ns()
+                    if self._finished:
+                        self._end()
+                        self._wake_everyone()
+                elif self._getters and not self._getter_woken:
+                    self._wake_getter()
+                if self._putters and not self._putter_woken and len(items) <= self._room.low_water:
+                    self._wake_putter()
+                return number, item
         return self._get_slowly(timeout)
 
     # -- owner -----------------------------------------------------------------------------
@@ -346,21 +358,8 @@ class Channel(AsyncEnds, Generic[T]):
         """Take an item if there is one, else enlist ``waiter``. The lock is held."""
         if self._answers_no:
             self._refuse()
-        items = self._items
-        if items:
-            number = self._num_got
-            self._num_got = number + 1
-            item = items.popleft()
-            if not items:
-                self._empty_since_ns = perf_counter_ns()
-                if self._finished:
-                    self._end()
-                    self._wake_everyone()
-            elif self._getters and not self._getter_woken:
-                self._wake_getter()
-            if self._putters and not self._putter_woken and len(items) <= self._room.low_water:
-                self._wake_putter()
-            return number, item
+        if self._items:
+            return self.get_numbered()  # which does not wait now
         if self._finished:
             raise EndOfChannel
         if waiter is not None:

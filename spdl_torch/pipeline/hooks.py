@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .channel import Channel
 from .stats import (
+    BUCKETS_OF_SMALL,
     Histogram,
     QueueCounters,
     QueuePerfStats,
@@ -124,9 +125,9 @@ class TaskStatsHook(TaskHook):
             elapsed_ns=(self._ended_ns or perf_counter_ns()) - self._started_ns,
             # A task is counted before its failure is, so that there are never more of these.
             num_failures=sum(c.num_failures for c in cells),
+            failed_ns=sum(c.failed_ns for c in cells),
             num_tasks=sum(c.num_tasks for c in cells),
             busy_ns=sum(c.busy_ns for c in cells),
-            success_ns=sum(c.success_ns for c in cells),
             cpu_ns=sum(c.cpu_ns for c in cells),
             clocked_ns=sum(c.clocked_ns for c in cells),
             histogram=tuple(map(sum, zip(*(c.histogram.counts() for c in cells), strict=True)))
@@ -153,16 +154,17 @@ class TaskCell:
     """One thread's counts of one stage. Only that thread writes; anyone may read."""
 
     __slots__ = (
+        "_counts",
         "busy_ns",
         "clocked_ns",
         "cpu_ns",
+        "failed_ns",
         "histogram",
         "num_dropped",
         "num_failures",
         "num_tasks",
         "part",
         "ring",
-        "success_ns",
     )
 
     def __init__(self) -> None:
@@ -174,28 +176,37 @@ class TaskCell:
         self.num_failures = 0
         self.num_dropped = 0
         self.busy_ns = 0
-        self.success_ns = 0
+        self.failed_ns = 0
         self.cpu_ns = 0
         self.clocked_ns = 0
         self.histogram = Histogram()
+        self._counts = self.histogram.buckets
 
-    def add(self, wall_ns: int, cpu_ns: int, tasks: int = 1) -> None:
-        """Count a task that succeeded, or several that were timed together; ``cpu_ns`` < 0: it was
-        not read.
-        """
-        self.num_tasks += tasks
+    def add(self, wall_ns: int, cpu_ns: int) -> None:
+        """Count a task that succeeded; ``cpu_ns`` < 0: it was not read."""
+        self.num_tasks += 1
         self.busy_ns += wall_ns
-        self.success_ns += wall_ns
         if cpu_ns >= 0:
             self.cpu_ns += cpu_ns
             self.clocked_ns += wall_ns
-        self.histogram._counts[bucket_of(wall_ns // tasks)] += tasks
+        small = wall_ns < len(BUCKETS_OF_SMALL)
+        self._counts[BUCKETS_OF_SMALL[wall_ns] if small else bucket_of(wall_ns)] += 1
+
+    def add_many(self, tasks: int, wall_ns: int, cpu_ns: int) -> None:
+        """Count tasks that succeeded and were timed together."""
+        self.num_tasks += tasks
+        self.busy_ns += wall_ns
+        if cpu_ns >= 0:
+            self.cpu_ns += cpu_ns
+            self.clocked_ns += wall_ns
+        self._counts[bucket_of(wall_ns // tasks)] += tasks
 
     def add_failure(self, wall_ns: int, cpu_ns: int) -> None:
         """Count a task that raised."""
         self.num_tasks += 1
         self.num_failures += 1
         self.busy_ns += wall_ns
+        self.failed_ns += wall_ns
         if cpu_ns >= 0:
             self.cpu_ns += cpu_ns
             self.clocked_ns += wall_ns

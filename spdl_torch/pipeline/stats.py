@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "BUCKETS_OF_SMALL",
     "Histogram",
     "PipelineStats",
     "QueueCounters",
@@ -37,18 +38,19 @@ class Histogram:
     of HdrHistogram (http://hdrhistogram.org) with 3 significant bits.
     """
 
-    __slots__ = ("_counts",)
+    __slots__ = ("buckets",)
 
     def __init__(self) -> None:
-        self._counts = [0] * _NUM_BUCKETS
+        self.buckets = [0] * _NUM_BUCKETS
+        """How many values lie in each; for those that cannot afford the call of ``add``."""
 
     def add(self, nanoseconds: int) -> None:
         """Count one duration."""
-        self._counts[bucket_of(nanoseconds)] += 1
+        self.buckets[bucket_of(nanoseconds)] += 1
 
     def counts(self) -> tuple[int, ...]:
         """The count of every bucket."""
-        return tuple(self._counts)
+        return tuple(self.buckets)
 
 
 def bucket_of(nanoseconds: int) -> int:
@@ -57,6 +59,10 @@ def bucket_of(nanoseconds: int) -> int:
         return max(nanoseconds, 0)
     shift = nanoseconds.bit_length() - _SUB_BITS - 1
     return ((shift + 1) << _SUB_BITS) | ((nanoseconds >> shift) & (_SUB - 1))
+
+
+BUCKETS_OF_SMALL = tuple(map(bucket_of, range(4096)))
+"""The buckets of the durations of cheap tasks, which a call of ``bucket_of`` would cost dearly."""
 
 
 def _middle_of(bucket: int) -> float:
@@ -99,7 +105,8 @@ class TaskCounters:
     num_failures: int = 0
     busy_ns: int = 0
     """Wall time inside the op, failures included."""
-    success_ns: int = 0
+    failed_ns: int = 0
+    """Wall time inside the op, of the failures."""
     cpu_ns: int = 0
     """CPU time, of the tasks of which it was read."""
     clocked_ns: int = 0
@@ -114,7 +121,7 @@ class TaskCounters:
             self.num_tasks - before.num_tasks,
             self.num_failures - before.num_failures,
             self.busy_ns - before.busy_ns,
-            self.success_ns - before.success_ns,
+            self.failed_ns - before.failed_ns,
             self.cpu_ns - before.cpu_ns,
             self.clocked_ns - before.clocked_ns,
             _difference(self.histogram, before.histogram),
@@ -215,7 +222,7 @@ def task_stats(lap: TaskCounters) -> TaskPerfStats:
     return TaskPerfStats(
         num_tasks=lap.num_tasks,
         num_failures=lap.num_failures,
-        ave_time=_mean_seconds(lap.success_ns, num_ok),
+        ave_time=_mean_seconds(lap.busy_ns - lap.failed_ns, num_ok),
         p90_time=percentile(lap.histogram, 0.90) / 1e9,
         p99_time=percentile(lap.histogram, 0.99) / 1e9,
         elapsed=lap.elapsed_ns / 1e9,
