@@ -1,11 +1,12 @@
 """How near to the best does tuning while running come? Against a grid of fixed concurrencies.
 
-Six pipelines whose stages wait, compute or hold the GIL in known ways, and two that decode
-photographs: a pipeline and a DataLoader. Of each, every point of the grid runs for a while; then
-the tuner begins with one thread a stage and has 15 windows. Last, the best point of the grid and
-what the tuner ended with run in turns, which gives the fraction.
+Six pipelines whose stages wait, compute or hold the GIL in known ways, and three that decode:
+photographs in a pipeline and in a DataLoader, and clips of videos. Of each, every point of the grid
+runs for a while; then the tuner begins with one thread a stage and has 15 windows. Last, the best
+point of the grid and what the tuner ended with run in turns, which gives the fraction.
 
-    python examples/benchmark_autotune.py [--data DIR] [--rounds N] [--json FILE] [--smoke]
+    python examples/benchmark_autotune.py [--data DIR] [--videos DIR] [--rounds N] [--json FILE]
+        [--only NAME] [--smoke]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import threading
 import time
 import zlib
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +33,8 @@ from _bench import (
     photographs,
     run_program,
 )
+
+from spdl_torch.bench.videos import PIXELS, clips_of, videos
 
 if TYPE_CHECKING:
     import argparse
@@ -111,8 +115,31 @@ def read(path: str) -> bytes:
         return file.read()
 
 
-def workload(name: str, data: str) -> Workload:
+def demux(request: Any) -> Any:
+    """The packets that 16 frames of two seconds need."""
+    from spdl_torch.io import demux_video
+
+    return request, demux_video(request.path, timestamp=(request.times[0], request.times[-1]))
+
+
+def decode_frames(pair: Any) -> Any:
+    """The frames, uint8 of shape (16, 224, 224, 3)."""
+    import numpy as np
+
+    from spdl_torch.io import convert_frames, get_video_filter_desc, sample_decode_video, to_torch
+
+    request, packets = pair
+    places = np.searchsorted(packets.get_timestamps(), request.moments, side="right") - 1
+    scale = get_video_filter_desc(scale_width=PIXELS, scale_height=PIXELS)
+    return to_torch(
+        convert_frames(sample_decode_video(packets, places.tolist(), filter_desc=scale))
+    )
+
+
+def workload(name: str, data: str, clips: str) -> Workload:
     """One of the pipelines, by name."""
+    if name == "clips, pipeline":
+        return Workload(clips_of(clips, 64), {"demux": demux, "decode": decode_frames})
     if name == "photographs, pipeline":
         from spdl_torch.io import load_image
 
@@ -135,12 +162,13 @@ SYNTHETIC = (
     *("log-normal waits", "two slow stages", "GIL-bound"),
     *("CPU-bound", "short tasks", "limited store"),
 )
-REAL = ("photographs, pipeline", "photographs, DataLoader")
+REAL = ("photographs, pipeline", "photographs, DataLoader", "clips, pipeline")
 
 
 def main(options: argparse.Namespace) -> Report:
     """Measure every workload."""
-    names = SYNTHETIC[:1] + REAL[1:] if options.smoke else SYNTHETIC + REAL
+    names = SYNTHETIC[:1] + REAL[1:2] if options.smoke else SYNTHETIC + REAL
+    names = tuple(name for name in names if options.only is None or options.only in name)
     rows = {f"ours, {name}": name for name in names}
     seconds = 0.2 if options.smoke else 0.6
     report = Report(
@@ -148,9 +176,11 @@ def main(options: argparse.Namespace) -> Report:
         metrics=METRICS,
         settings=machine(threads=MOST_THREADS, rounds=options.rounds, seconds=seconds),
     )
-    with photographs(options.data, 16 if options.smoke else 200) as folder:
+    num_photographs = 16 if options.smoke else 200
+    with photographs(options.data, num_photographs) as folder, videos(options.videos) as clips:
+        where = {"data": str(folder), "clips": str(clips)}
         measure_one = functools.partial(
-            in_fresh_process, __file__, data=str(folder), seconds=seconds, smoke=options.smoke
+            in_fresh_process, __file__, **where, seconds=seconds, smoke=options.smoke
         )
         interleaved(report, [*rows], options.rounds, lambda row: measure_one(name=rows[row]))
     for row in rows:
@@ -159,10 +189,13 @@ def main(options: argparse.Namespace) -> Report:
     return report
 
 
-def measure(name: str, data: str, seconds: float, smoke: bool) -> Mapping[str, float]:
+def measure(name: str, data: str, clips: str, seconds: float, smoke: bool) -> Mapping[str, float]:
     """The grid, then the tuner, then both in turns."""
     program: PipelineProgram | LoaderProgram
-    program = LoaderProgram(data) if name.endswith("DataLoader") else PipelineProgram(name, data)
+    if name.endswith("DataLoader"):
+        program = LoaderProgram(data)
+    else:
+        program = PipelineProgram(workload(name, data, clips))
     points = program.grid(WIDTHS[:2] if smoke else WIDTHS)
     rates = [(program.rate(point, seconds), point) for point in points]
     best = max(rates, key=lambda each: each[0])[1]
@@ -180,8 +213,8 @@ def measure(name: str, data: str, seconds: float, smoke: bool) -> Mapping[str, f
 class PipelineProgram:
     """A pipeline with concurrencies that are given or found."""
 
-    def __init__(self, name: str, data: str) -> None:
-        source, self.stages = workload(name, data)
+    def __init__(self, work: Workload) -> None:
+        source, self.stages = work
         self.source = itertools.cycle(source) if isinstance(source, list) else source
 
     def grid(self, widths: tuple[int, ...]) -> list[Counts]:
@@ -282,5 +315,18 @@ def rate_of(items: Iterator[Any], seconds: float) -> float:
     return count / (now - started)
 
 
+def parser() -> argparse.ArgumentParser:
+    """Photographs and videos may be the user's own."""
+    options = argument_parser(__doc__, rounds=1)
+    options.add_argument(
+        "--videos",
+        type=Path,
+        metavar="DIR",
+        help="a folder of videos (default: one made for the occasion, removed at the end)",
+    )
+    options.add_argument("--only", metavar="NAME", help="the pipelines whose name has this in it")
+    return options
+
+
 if __name__ == "__main__":
-    run_program(main, argument_parser(__doc__, rounds=1), child=measure)
+    run_program(main, parser(), child=measure)
