@@ -45,6 +45,17 @@ class Images(Dataset):
         return {"image": image_of(index), "index": index, "name": f"#{index}", "draws": draws}
 
 
+_two_of_them = threading.Barrier(2)
+
+
+class Meeting(Images):
+    """Two workers make a sample each at the same time, so that both take part."""
+
+    def __getitem__(self, index):
+        _two_of_them.wait(60)
+        return super().__getitem__(index)
+
+
 class BulkImages(Images):
     """The whole batch in one call."""
 
