@@ -48,7 +48,7 @@ class PipelineStatsMonitor(Callback):
     in lists, dicts and a ``CombinedLoader``. Others are passed over.
 
     **Logged metrics**, of training every ``log_every_n_steps`` steps, over the steps since the
-    last time, without the time in which validation ran:
+    last time, without the time in which validation ran (what was loaded ahead meanwhile counts):
 
     - ``data/wait_ratio``: share of the time in which training waited for a batch, 0 to 1
     - ``data/<stage>/busy_ratio``: share of the stage's threads' time inside its op, 0 to 1
