@@ -97,7 +97,6 @@ class BatchMaker:
             streams.begin_iterable(key)
         self._iterator: Any = self._iterate(resume or WorkerState()) if iterable else None
         self._rows = row_reader(dataset, collate_fn) if auto_collation and not iterable else None
-        self._rows = row_reader(dataset, collate_fn) if auto_collation and not iterable else None
         self._fetch: Callable[[Any], Any]
         if iterable:
             self._fetch = self._next_group if auto_collation else self._next_item

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CollatedSamples", "ImageFolder"]
 
-SampleContext = Callable[[int], "AbstractContextManager[object]"]
+SampleContext = Callable[[int], "AbstractContextManager[torch.Generator | None]"]
 
 
 class CollatedSamples(list[tuple[Any, Any]]):
@@ -77,7 +77,9 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
 
     ``__getitems__`` enters ``sample_context(k)`` around everything random that it does for the
     k-th of its indices. It may enter it twice for one sample, crop and flip of all samples first,
-    then the rest: the second time has to continue the stream where the first one left it.
+    then the rest: the second time has to continue the stream where the first one left it. The
+    context gives torch's generator of that stream, or None where torch's functions draw from it
+    by themselves.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
             return True
         return recipe.is_batched and self.target_transform is None
 
-    def _stream(self, k: int) -> AbstractContextManager[object]:
+    def _stream(self, k: int) -> AbstractContextManager[torch.Generator | None]:
         return contextlib.nullcontext() if self.sample_context is None else self.sample_context(k)
 
     def _load(
@@ -156,20 +158,28 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
     ) -> CollatedSamples:
         """Run the kernel over the samples; ``context`` as in :attr:`sample_context`."""
 
-        def stream(k: int) -> AbstractContextManager[object]:
+        def stream(k: int) -> AbstractContextManager[torch.Generator | None]:
             return contextlib.nullcontext() if context is None else context(k)
 
         def plan(k: int, height: int, width: int) -> Plan:
-            with stream(k):
+            if not recipe.plans_draw:
                 return recipe.plan(height, width)
+            with stream(k) as generator:
+                if generator is None:
+                    return recipe.plan(height, width)
+                with torch._C.DisableTorchFunction():  # nobody has to lead the draws to it
+                    return recipe.plan(height, width, generator)
 
         paths, targets = zip(*[self.samples[index] for index in indices], strict=True)
         pictures = load_planned(paths, plan, recipe.height, recipe.width, codec=self.codec)
         images = recipe.finish(pictures)
-        samples = CollatedSamples()
-        for k, (image, target) in enumerate(zip(images, targets, strict=True)):
-            with stream(k):
-                samples.append((recipe.finish_one(image), self._target(target)))
+        if recipe.is_batched and self.target_transform is None:  # no user code, sample by sample
+            samples = CollatedSamples(zip(images.unbind(), targets, strict=True))
+        else:
+            samples = CollatedSamples()
+            for k, (image, target) in enumerate(zip(images, targets, strict=True)):
+                with stream(k):
+                    samples.append((recipe.finish_one(image), self._target(target)))
         labels = [target for _, target in samples]
         if recipe.is_batched and all(type(label) is int for label in labels):
             samples.collated = images, torch.tensor(labels, device="cpu")

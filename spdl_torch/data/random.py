@@ -257,13 +257,16 @@ class SampleRandom(TorchFunctionMode):
             yield index
 
     @contextmanager
-    def sample_context(self, place: int) -> Iterator[None]:
-        """The stream of one sample of the batch; entered again, it goes on where it was left."""
+    def sample_context(self, place: int) -> Iterator[torch.Generator]:
+        """The stream of one sample of the batch; entered again, it goes on where it was left.
+
+        Gives torch's generator of it.
+        """
         self._place = place
         self._forget()
         self._go_on(place)
         try:
-            yield
+            yield self.generator()
         finally:
             self._leave(place)
 

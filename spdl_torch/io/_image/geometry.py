@@ -55,29 +55,37 @@ def random_resized_crop(
     return Crop(top, left, box_height, box_width, flip is not None and draw_flip(flip))
 
 
-def draw_flip(probability: float) -> bool:
-    """Draw one number from torch's global generator, as ``RandomHorizontalFlip`` does."""
-    return bool(torch.rand(1) < probability)
+def draw_flip(probability: float, generator: torch.Generator | None = None) -> bool:
+    """Draw one number, as ``RandomHorizontalFlip`` does; None: from torch's global generator."""
+    return bool(torch.rand(1, generator=generator) < probability)
 
 
 def random_resized_crop_params(
-    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    generator: torch.Generator | None = None,
 ) -> tuple[int, int, int, int]:
     """Draw (top, left, height, width) as torchvision's ``RandomResizedCrop.get_params`` does.
 
-    Same seed of torch's global generator, same box, and the generator is left in the same state.
+    Same seed of the generator, same box, and it is left in the same state; None: torch's global
+    generator, which is torchvision's.
     """
     area = height * width
     log_low, log_high = _float32_logs(*ratio)
     for _ in range(10):
-        target_area = area * torch.empty(1).uniform_(*scale).item()
+        target_area = area * torch.empty(1).uniform_(*scale, generator=generator).item()
         # The exponential in float32, as torchvision takes it: math.exp rounds otherwise.
-        aspect_ratio = torch.exp(torch.empty(1).uniform_(log_low, log_high)).item()
+        log_ratio = torch.empty(1).uniform_(log_low, log_high, generator=generator)
+        aspect_ratio = log_ratio.exp_().item()
         box_width = round(math.sqrt(target_area * aspect_ratio))
         box_height = round(math.sqrt(target_area / aspect_ratio))
         if 0 < box_width <= width and 0 < box_height <= height:
-            top = int(torch.randint(0, height - box_height + 1, size=(1,)).item())
-            left = int(torch.randint(0, width - box_width + 1, size=(1,)).item())
+            most = height - box_height + 1, width - box_width + 1
+            top, left = (
+                int(torch.randint(0, end, size=(1,), generator=generator).item()) for end in most
+            )
             return top, left, box_height, box_width
     return _widest_center_box(height, width, min(ratio), max(ratio))
 

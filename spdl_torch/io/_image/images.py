@@ -133,13 +133,16 @@ def load_planned(
     Raises: as :func:`load_image_batch`.
     """
     names = [source_name(source) for source in sources]
-    data, sizes = _measure(read_sources(sources), names, strict)
+    # None of our own calls is for a mode that the caller has entered: a loader's costs 1 µs a call.
+    with torch._C.DisableTorchFunction():
+        data, sizes = _measure(read_sources(sources), names, strict)
     plans = {k: plan(k, *size) for k, size in sizes.items()}
-    try:
-        return _fill(data, plans, height, width, codec)
-    except RuntimeError:  # one of them is bad: take them one by one to learn which
-        data = _decode_each(data, plans, names, strict)
-        return _fill(data, {k: plans[k] for k in data}, height, width, "torchvision")
+    with torch._C.DisableTorchFunction():
+        try:
+            return _fill(data, plans, height, width, codec)
+        except RuntimeError:  # one of them is bad: take them one by one to learn which
+            data = _decode_each(data, plans, names, strict)
+            return _fill(data, {k: plans[k] for k in data}, height, width, "torchvision")
 
 
 def _load(

@@ -27,7 +27,7 @@ from .kernel import Plan
 
 __all__ = ["Recipe", "recognise"]
 
-Geometry = Callable[[int, int], Plan]
+Geometry = Callable[[int, int, torch.Generator | None], Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class Recipe:
     """Of every picture that leaves the kernel, in pixels."""
     width: int
     geometry: Geometry
-    """Draws what is random and says what the kernel does with a picture of that size."""
+    """Draws what is random, from a generator, and says what the kernel does with a picture of that
+    size."""
     flip: float | None
     """Probability of mirroring left and right; None: the recipe has no flip."""
     batch_tail: tuple[Any, ...]
@@ -55,10 +56,18 @@ class Recipe:
         """Whether nothing is left to do sample by sample."""
         return not self.sample_tail and not self.from_pil
 
-    def plan(self, height: int, width: int) -> Plan:
-        """Draw one sample's parameters, in the order in which torchvision draws them."""
-        plan = self.geometry(height, width)
-        return plan if self.flip is None else plan._replace(flip=draw_flip(self.flip))
+    @property
+    def plans_draw(self) -> bool:
+        """Whether anything in a plan is random."""
+        return self.crops_first or self.flip is not None
+
+    def plan(self, height: int, width: int, generator: torch.Generator | None = None) -> Plan:
+        """Draw one sample's parameters, in the order in which torchvision draws them.
+
+        generator: None = torch's global one.
+        """
+        plan = self.geometry(height, width, generator)
+        return plan if self.flip is None else plan._replace(flip=draw_flip(self.flip, generator))
 
     def finish(self, batch: Tensor) -> Tensor:
         """Apply ``batch_tail`` to uint8 (N, 3, H, W): same dtype and values as one by one."""
@@ -169,8 +178,8 @@ def _geometry(
 def _random_resized_crop(transform: Any, size: tuple[int, int]) -> Geometry:
     scale, ratio = tuple(transform.scale), tuple(transform.ratio)
 
-    def geometry(height: int, width: int) -> Plan:
-        box = Crop(*random_resized_crop_params(height, width, scale, ratio))
+    def geometry(height: int, width: int, generator: torch.Generator | None) -> Plan:
+        box = Crop(*random_resized_crop_params(height, width, scale, ratio, generator))
         return Plan((height, width), box[:4], resized=size)
 
     return geometry
@@ -181,7 +190,7 @@ def _resize_center_crop(
 ) -> Geometry:
     # The whole picture is resized, not only what the crop needs: the kernel of `interpolate` has
     # no fractional offset, so resizing a part would give other pixels.
-    def geometry(height: int, width: int) -> Plan:
+    def geometry(height: int, width: int, _: torch.Generator | None) -> Plan:
         resized = resized_size(height, width, edges, max_size)
         window = center_crop_window(*resized, *size)
         return Plan((height, width), (0, 0, height, width), resized, window)
@@ -190,7 +199,7 @@ def _resize_center_crop(
 
 
 def _resize(size: tuple[int, int]) -> Geometry:
-    def geometry(height: int, width: int) -> Plan:
+    def geometry(height: int, width: int, _: torch.Generator | None) -> Plan:
         return Plan((height, width), (0, 0, height, width), resized=size)
 
     return geometry
