@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +18,12 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in ``argv`` (default: this process's arguments); return its exit status."""
+    """Run the command in ``argv``; return its exit status.
+
+    argv: None = this process's arguments. Then SIGTERM ends it as Ctrl-C does: with what there is.
+    """
+    if argv is None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         arguments = _parser().parse_args(argv)
         return int(arguments.run_command(arguments))

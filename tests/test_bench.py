@@ -417,7 +417,8 @@ def test_list_has_every_table(capsys):
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals of a terminal")
 @pytest.mark.timeout(120)
-def test_interrupt_ends_with_what_there_is(tmp_path):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_ends_with_what_there_is(tmp_path, signum):
     """Ctrl-C in the second measurement: the first is in the table and in the JSON, status 130."""
     figures = tmp_path / "figures.json"
     command = [sys.executable, "-m", "spdl_torch", "bench", "engine", "--smoke", "--rounds", "1000"]
@@ -432,7 +433,7 @@ def test_interrupt_ends_with_what_there_is(tmp_path):
             for line in process.stderr:
                 if line.startswith("round 2/"):
                     break
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signum)
             printed, _ = process.communicate(timeout=60)
         finally:
             process.kill()

@@ -141,7 +141,7 @@ class PipelineSpec:
         return [str(self.source), *map(str, self.stages), str(self.sink)]
 
 
-BURST_BUFFER_SIZE = 64
+BURST_BUFFER_SIZE = 256
 """Room where the user gave no ``buffer_size``, while items pass at more than 10,000 a second."""
 
 
