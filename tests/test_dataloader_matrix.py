@@ -180,7 +180,13 @@ def test_epochs_equal_torchs(combination, situation):
     """The batches and errors of two epochs, in torch's order; out of order the same ones."""
     oracle = combination._replace(in_order=True).build(ModelLoader, situation)
     ours = combination.build(DataLoader, situation)
-    assert comparable(epochs_of(ours), combination) == comparable(epochs_of(oracle), combination)
+    found, expected = (comparable(epochs_of(loader), combination) for loader in (ours, oracle))
+    assert found == expected, f"{outline(found)}, expected {outline(expected)}"
+
+
+def outline(epochs):
+    """The errors, and of the batches what tells them apart, for a message that can be read."""
+    return [[e if e[0] != "dict" else dict(e[1:])["y"] for e in each] for each in epochs]
 
 
 @pytest.mark.parametrize("combination", REFUSED, ids=str)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_torch.pipeline import hooks as hooks_module
-from spdl_torch.pipeline.hooks import StageInfo, StatsQueue, TaskStatsHook
+from spdl_torch.pipeline.hooks import StageInfo, StatsQueue, TaskCell, TaskStatsHook
 from spdl_torch.pipeline.stats import (
     Histogram,
     QueueCounters,
@@ -94,6 +94,15 @@ def test_laps_of_task_counters_add_up_to_the_whole(laps):
         sum(wall for wall, _, ok in every if not ok),
         sum(cpu for _, cpu, _ in every),
     ]
+
+
+@pytest.mark.parametrize("wall_ns", [-(10**9), -1, 0, 1, 4095, 4096, 10**9])
+def test_cell_counts_like_the_histogram(wall_ns):
+    """Cheap tasks take a shorter way to the same bucket; a clock that steps back is no error."""
+    cell, expected = TaskCell(), Histogram()
+    cell.add(wall_ns, -1)
+    expected.add(wall_ns)
+    assert cell.histogram.counts() == expected.counts()
 
 
 def test_task_stats_time_successes_and_count_failures():

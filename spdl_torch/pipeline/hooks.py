@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .channel import Channel
 from .stats import (
     BUCKETS_OF_SMALL,
+    NUM_SMALL,
     Histogram,
     QueueCounters,
     QueuePerfStats,
@@ -189,8 +190,8 @@ class TaskCell:
         if cpu_ns >= 0:
             self.cpu_ns += cpu_ns
             self.clocked_ns += wall_ns
-        small = wall_ns < len(BUCKETS_OF_SMALL)
-        self._counts[BUCKETS_OF_SMALL[wall_ns] if small else bucket_of(wall_ns)] += 1
+        is_small = 0 <= wall_ns < NUM_SMALL  # below 0: on some virtual machines clocks step back
+        self._counts[BUCKETS_OF_SMALL[wall_ns] if is_small else bucket_of(wall_ns)] += 1
 
     def add_many(self, tasks: int, wall_ns: int, cpu_ns: int) -> None:
         """Count tasks that succeeded and were timed together."""

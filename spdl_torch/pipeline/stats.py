@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUCKETS_OF_SMALL",
+    "NUM_SMALL",
     "Histogram",
     "PipelineStats",
     "QueueCounters",
@@ -61,7 +62,8 @@ def bucket_of(nanoseconds: int) -> int:
     return ((shift + 1) << _SUB_BITS) | ((nanoseconds >> shift) & (_SUB - 1))
 
 
-BUCKETS_OF_SMALL = tuple(map(bucket_of, range(4096)))
+NUM_SMALL = 4096
+BUCKETS_OF_SMALL = tuple(map(bucket_of, range(NUM_SMALL)))
 """The buckets of the durations of cheap tasks, which a call of ``bucket_of`` would cost dearly."""
 
 
