@@ -19,7 +19,7 @@ import weakref
 import psutil
 import pytest
 import torch
-from _gates import until
+from _gates import eager_switching, until
 from _loader_helpers import (
     PATIENCE_SECONDS,
     Bad,
@@ -909,6 +909,48 @@ def test_dataset_that_cannot_be_copied_still_loads(caplog):
     loader = DataLoader(Uncopyable(8), num_workers=2)
     assert epoch_of(loader) == epoch_of(TorchLoader(data8))
     assert "Uncopyable cannot be copied (TypeError: cannot copy this)" in caplog.text
+
+
+def test_workers_copy_the_dataset_one_after_another():
+    """Python 3.11 crashes in a later garbage collection if two threads look at the ``__dict__`` of
+    one object for the first time, which is what copying does.
+    """
+    copying, met = threading.Lock(), []
+
+    class Copied(MapData):
+        """Knows when two copies of it are under way."""
+
+        def __copy__(self):
+            alone = copying.acquire(blocking=False)
+            for _ in range(2_000):  # time for a thread switch
+                pass
+            if not alone:
+                met.append(threading.current_thread().name)
+                raise TypeError("two threads copy at once")
+            copying.release()
+            return MapData(len(self))
+
+    with eager_switching():
+        for _ in range(10):
+            assert epoch_of(DataLoader(Copied(8), num_workers=4)) == epoch_of(TorchLoader(data8))
+    assert not met
+
+
+def test_copy_of_a_dataset_may_load_with_workers():
+    """The turn of a loader's workers keeps no other loader waiting."""
+
+    class Cached(MapData):
+        """Fills a copy's cache with a loader of its own."""
+
+        def __copy__(self):
+            own = MapData(len(self))
+            own.cache = epoch_of(DataLoader(Cached.Inner(4), num_workers=2))
+            return own
+
+        class Inner(MapData):
+            """Copied while the outer one is."""
+
+    assert epoch_of(DataLoader(Cached(8), num_workers=2)) == epoch_of(TorchLoader(data8))
 
 
 def test_error_of_dataset_iter_surfaces_at_the_first_batch():

@@ -44,15 +44,21 @@ def acting_as_worker(number: int, num_workers: int, base_seed: int, dataset: Any
         del _of_thread.info
 
 
-def own_copy(dataset: Any) -> Any:
+def own_copy(dataset: Any, turn: threading.Lock) -> Any:
     """A worker's own view of the dataset: what a forked process would have, without the memory.
 
     The dataset object, and every dataset inside it, is copied shallowly: attributes that user
     code sets in a worker (a lazily opened file, a shard chosen in ``worker_init_fn``) stay in
     that worker, while lists of samples are shared. Transforms are copied deeply, because many
     keep state; one that cannot be copied is shared.
+
+    The workers copy in ``turn``, one after another. Copying looks at ``__dict__``, and Python 3.11
+    makes that dictionary at the first look; if the allocation starts the garbage collector, which
+    may switch threads, a second one is made, both own the object's values, and the interpreter
+    later crashes in a collection. Not one lock for all loaders: a copy may use a loader itself.
     """
-    return _copy_dataset(dataset, {})
+    with turn:
+        return _copy_dataset(dataset, {})
 
 
 def rebound(function: Callable[..., Any], dataset: Any, own: Any) -> Callable[..., Any]:

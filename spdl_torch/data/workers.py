@@ -89,6 +89,7 @@ class WorkerPool:
         self._pid = os.getpid()
         self._threads = ThreadGroup(self.request_stop)
         self._desks = [Desk() for _ in range(spec.told_workers)]
+        self._copying = threading.Lock()
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
         self._init_errors: dict[int, BaseException] = {}
@@ -294,7 +295,8 @@ class WorkerPool:
     def _run_worker(self, number: int, ready: threading.Semaphore) -> None:
         spec = self._spec
         use_one_intra_op_thread()
-        dataset, streams = own_copy(spec.dataset), SampleRandom(spec.base_seed, number)
+        dataset = own_copy(spec.dataset, self._copying)
+        streams = SampleRandom(spec.base_seed, number)
         for each in takes_streams(dataset) if spec.stream_per_sample else ():
             each.sample_context = streams.sample_context
         fetch_cell = self._fetch_stats.new_cell() if spec.stats else None
@@ -383,15 +385,13 @@ class WorkerPool:
                 del job
                 continue
             ended_ns, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
-            output = -1 if result is None else number
+            output, outcome = (-1 if result is None else number), Outcome.PASSED
             if result is not None:
                 epoch.deliver(result)
-            outcome = Outcome.PASSED
+                epoch.record_bad(result)
             if isinstance(result, Failed):
                 outcome = Outcome.FAILED
                 epoch.recorder.failed("worker", number, result.error)
-            if result is not None:
-                epoch.record_bad(result)
             del job, result  # or the last batch would stay alive while this thread waits
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
