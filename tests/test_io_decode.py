@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import decode_image
+from spdl_torch.io._image import decode
 from spdl_torch.io._image.header import read_header
 
 
@@ -133,6 +134,20 @@ def test_decode_image_equals_pillow(kind):
     image = decode_image(KINDS[kind])
     assert image.dtype == torch.uint8
     assert torch.equal(image, pillow(KINDS[kind]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_image_in_strips_is_the_same(monkeypatch, kind):
+    """What Pillow decodes is converted in strips if it is large; the last one is shorter."""
+    whole = decode_image(KINDS[kind])
+    monkeypatch.setattr(decode, "_STRIP_PIXELS", 4 * whole.shape[2])
+    assert torch.equal(decode_image(KINDS[kind]), whole)
+
+
+def test_decode_image_in_strips_keeps_high_byte_of_16_bit_gray(monkeypatch):
+    """Of each strip."""
+    monkeypatch.setattr(decode, "_STRIP_PIXELS", 60)
+    test_decode_image_keeps_high_byte_of_16_bit_gray()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("jp", "pn", "we"))])

@@ -23,6 +23,8 @@ from . import kernel
 from .header import ImageHeader, missing_data, read_header
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL.Image import Image
     from torch import Tensor
 
@@ -133,7 +135,6 @@ _PILLOW_FORMATS = (
 
 
 def _decode_with_pillow(data: Tensor, name: str, exif: bool) -> Tensor:
-    import numpy as np
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     Image.init()  # registers every format; opening by name needs it
@@ -142,7 +143,7 @@ def _decode_with_pillow(data: Tensor, name: str, exif: bool) -> Tensor:
         with Image.open(io.BytesIO(_view(data)), formats=formats) as image:
             if exif:
                 ImageOps.exif_transpose(image, in_place=True)
-            pixels = np.array(_to_8_bit(image).convert("RGB"))
+            pixels = _rgb_of(image)
     # Pillow's parsers meet damaged bytes with almost any exception: OSError, SyntaxError,
     # struct.error, KeyError, MemoryError, DecompressionBombError ...
     except Exception as error:
@@ -151,6 +152,26 @@ def _decode_with_pillow(data: Tensor, name: str, exif: bool) -> Tensor:
             raise DecodeError(f"{name}: not an image: it starts with {start!r}.") from error
         raise DecodeError(f"{name}: {_reason(error)}") from error
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+# Of a strip; pictures of a data set are one strip, so that this costs them nothing.
+_STRIP_PIXELS = 1 << 22
+
+
+def _rgb_of(image: Image) -> NDArray[np.uint8]:
+    """(H, W, 3). In strips: Pillow's way of a whole picture to an array takes 10 bytes a pixel
+    beside the picture itself, which for the largest that may be decoded are 1.7 GB.
+    """
+    import numpy as np
+
+    image.load()  # an ICO may turn out to have another size than it said
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    num_rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, num_rows):
+        bottom = min(top + num_rows, image.height)
+        strip = image.crop((0, top, image.width, bottom)) if num_rows < image.height else image
+        pixels[top:bottom] = np.asarray(_to_8_bit(strip).convert("RGB"))
+    return pixels
 
 
 def _to_8_bit(image: Image) -> Image:
