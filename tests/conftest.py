@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import faulthandler
 import os
 import signal
 
@@ -26,6 +27,10 @@ def pytest_runtest_setup(item):
     """
     if item.get_closest_marker("fuzz") and not os.environ.get("SPDL_TORCH_FUZZ_SECONDS"):
         pytest.skip("a long form: set SPDL_TORCH_FUZZ_SECONDS, e.g. to 600")
+    if item.get_closest_marker("fuzz"):
+        # Meant for what hangs: it looks at the frames of running threads without the GIL, which
+        # may crash. pytest-timeout, which has the GIL, tells where a long form hangs.
+        faulthandler.cancel_dump_traceback_later()
     if item.get_closest_marker("cuda") is None:
         return
     import torch
