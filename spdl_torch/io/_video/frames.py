@@ -89,7 +89,8 @@ class VideoFrames:
     @property
     def time_base(self) -> Fraction:
         """Seconds of one tick."""
-        return self.frames[0].time_base or Fraction(1)
+        # PyAV's own rational number from 19 on, whose zero means that there is none.
+        return Fraction(self.frames[0].time_base or 1)
 
     def get_pts(self) -> list[int]:
         """When each frame is displayed, in ticks."""

@@ -93,9 +93,15 @@ def _open(source: Source, stack: contextlib.ExitStack) -> InputContainer:
     return _av_open(file, options)
 
 
+# A title in another encoding than UTF-8 is no reason to refuse the pictures. PyAV keeps its bytes
+# by itself from 19 on, where it has no argument for it any more.
+_LENIENT: dict[str, Any] = (
+    {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+)
+
+
 def _av_open(file: Any, options: dict[str, str]) -> InputContainer:
-    # A title in another encoding than UTF-8 is no reason to refuse the pictures.
     container: InputContainer = av.open(
-        file, container_options=options, metadata_errors="replace", buffer_size=_BUFFER_BYTES
+        file, container_options=options, buffer_size=_BUFFER_BYTES, **_LENIENT
     )
     return container
