@@ -436,6 +436,26 @@ def test_naming_another_epoch_begins_it():
     assert len(epoch_of(loader)) == 3
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_an_epoch_named_behind_iter_counts_if_it_was_heard(num_workers, batch_size):
+    """Without workers the order may be drawn at the first ``next()``, as torch does it."""
+
+    def make():
+        sampler = DistributedSampler(range(12), num_replicas=1, rank=0)
+        options = {"batch_size": batch_size, "sampler": sampler, "num_workers": num_workers}
+        return DataLoader(MapDataOfNumbers(12), **options)
+
+    loader = make()
+    batches = iter(loader)
+    loader.sampler.set_epoch(1)
+    next(batches)
+    state = loader.state_dict()
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert list(map(frozen, resumed)) == list(map(frozen, batches))
+
+
 class Counting(Drawn):
     """A map-style dataset that changes what it gives, and keeps count of it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import sys
@@ -152,6 +153,9 @@ class EpochIterator(_BaseDataLoaderIter):
 
         Raises: StopIteration.
         """
+        if not self._num_taken and inspect.isgenerator(self._sampler_iter):
+            # It begins now, without workers maybe long after iter(): in the epoch told last.
+            self._progress.sampler_epoch = epoch_of(self._index_sampler)
         while True:
             index, first = next(self._sampler_iter), self._num_samples_submitted
             if self._auto_collation and hasattr(index, "__next__"):
