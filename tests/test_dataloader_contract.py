@@ -1229,9 +1229,11 @@ def test_fork_in_the_middle_of_an_epoch_does_not_hang_the_child():
     done = run_script(
         IMPORTS
         + """
+import warnings
 loader = DataLoader(Data(), num_workers=2, batch_size=100)
 batches = iter(loader)
 next(batches)
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of such a fork
 child = os.fork()
 if child == 0:
     try:

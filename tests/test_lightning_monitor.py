@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import itertools
 import json
 import re
@@ -485,10 +486,12 @@ def test_file_is_complete_when_training_fails(tmp_path, error):
 
 
 class Slow(Points):
-    """Waits, as for storage."""
+    """Waits, as for storage, and leaves it to the garbage collector to clean up once."""
 
     def __getitem__(self, index):
         threading.Event().wait(0.01)
+        if index == 5:
+            gc.collect()
         return super().__getitem__(index)
 
 
@@ -502,9 +505,11 @@ def test_verdict_of_the_file_is_the_one_that_was_told(tmp_path, monkeypatch, cap
     runs.fit(Module(), DataLoader(Slow(), batch_size=3, num_workers=2), ours())
     report = report_of_file(path)
     assert report.pooled == ("fetch", "collate")
-    assert told == [f"data: {report.verdict.finding} {report.verdict.action}"]
+    verdict = report.verdict
+    assert told == ["\n".join([f"data: {verdict.finding} {verdict.action}", *verdict.remarks])]
+    assert "Garbage collection takes" in told[0]
     assert main(["report", str(path)]) == 0
-    assert report.verdict.finding in capsys.readouterr().out
+    assert verdict.finding in capsys.readouterr().out
     log_stats_summary(path, write=told.append)
     assert "Stage: 0:1:fetch[2]\n    Tasks:           12" in told[-1]
 
