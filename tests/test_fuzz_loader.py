@@ -185,8 +185,10 @@ class LoaderMachine(RuleBasedStateMachine):
 
     def step_once(self, place):
         event = self.both(lambda side: side.step(place))
-        self.has_stepped = self.has_stepped or place == self.latest
-        if event[0] is StopIteration and self.latest == place:
+        # Persistent workers have one iterator, which begins anew for each place.
+        is_latest = place == self.latest or self.sides[0].loader.persistent_workers
+        self.has_stepped = self.has_stepped or is_latest
+        if event[0] is StopIteration and is_latest:
             self.latest = None
         return event
 
