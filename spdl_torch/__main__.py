@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import signal
 import sys
 import tempfile
@@ -26,9 +28,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         arguments = _parser().parse_args(argv)
-        return int(arguments.run_command(arguments))
+        status = int(arguments.run_command(arguments))
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return 141  # what a shell shows for a program that SIGPIPE ends
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads stdout any more, as behind ``| head``; then what is left is dropped."""
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    with open(os.devnull, "w") as nowhere:  # or the interpreter complains when it flushes
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return True
 
 
 def _demo(arguments: argparse.Namespace) -> int:

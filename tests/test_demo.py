@@ -361,6 +361,16 @@ def test_interrupt(tmp_path, environment, moment, table):
     assert not list(tmp_path.glob("spdl-torch-demo-*"))
 
 
+def test_reader_that_has_seen_enough_gets_no_traceback():
+    """As behind ``| head``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "spdl_torch", "bench", "--list"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.timeout(120)
 def test_a_failing_run_shows_the_cause(tmp_path):
     """Status 1, which run it was, and the loader's own error."""
