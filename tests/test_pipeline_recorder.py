@@ -45,7 +45,7 @@ def turns_of(timeline, stage):
 # -- one ring ----------------------------------------------------------------------------------
 
 
-@given(capacity=st.integers(2, 20), count=st.integers(0, 60))
+@given(capacity=st.integers(2, 20) | st.integers(60, 300), count=st.integers(0, 700))
 def test_a_ring_keeps_the_latest_and_counts_the_rest(capacity, count):
     """What is read are the last turns, in order; what is missing is told."""
     ring = Ring(capacity, 0)
