@@ -77,8 +77,9 @@ def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
             f"got {stop - end}."
         )
     try:
-        # The type checker does not know that Memory is one of two that numpy takes.
-        return np.ndarray(shape, dtype, memory, end, None, order), data_end  # type: ignore[arg-type]
+        # numpy's types before 2.5 do not say that it takes either of the two that Memory is.
+        array = np.ndarray(shape, dtype, memory, end, None, order)  # type: ignore[arg-type,unused-ignore]
+        return array, data_end
     except (ValueError, TypeError, OverflowError) as error:
         raise MalformedError(f"no array has shape {_short(shape)}: {error}") from error
 

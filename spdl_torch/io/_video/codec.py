@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 import av
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
@@ -98,5 +96,6 @@ class VideoCodec:
         return context  # type: ignore[no-any-return]
 
 
-def _pair(value: Fraction | None) -> tuple[int, int]:
+def _pair(value: Any) -> tuple[int, int]:
+    """Of PyAV's rational number, a Fraction until version 18; (0, 1): it is not known."""
     return (value.numerator, value.denominator) if value else (0, 1)

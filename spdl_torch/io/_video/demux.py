@@ -155,7 +155,7 @@ class _Reader:
     def _unsure_ticks(self, key: Packet[Any]) -> Fraction:
         if key.pts is not None:
             return Fraction(0)
-        rate = self._stream.average_rate or Fraction(25)
+        rate = Fraction(*self._codec.frame_rate) or Fraction(25)
         return self._codec.num_unsure / (rate * self._time_base)
 
 

@@ -90,7 +90,8 @@ class VideoFrames:
     def time_base(self) -> Fraction:
         """Seconds of one tick."""
         # PyAV's own rational number from 19 on, whose zero means that there is none.
-        return Fraction(self.frames[0].time_base or 1)
+        time_base: Any = self.frames[0].time_base
+        return Fraction(time_base or 1)
 
     def get_pts(self) -> list[int]:
         """When each frame is displayed, in ticks."""
