@@ -25,9 +25,9 @@ def pytest_runtest_setup(item):
     Tests marked ``cuda`` are skipped where there is none, or fail where one must be; those marked
     ``fuzz`` run when ``SPDL_TORCH_FUZZ_SECONDS`` says for how long.
     """
-    if item.get_closest_marker("fuzz") and not os.environ.get("SPDL_TORCH_FUZZ_SECONDS"):
-        pytest.skip("a long form: set SPDL_TORCH_FUZZ_SECONDS, e.g. to 600")
     if item.get_closest_marker("fuzz"):
+        if not os.environ.get("SPDL_TORCH_FUZZ_SECONDS"):
+            pytest.skip("a long form: set SPDL_TORCH_FUZZ_SECONDS, e.g. to 600")
         # Meant for what hangs: it looks at the frames of running threads without the GIL, which
         # may crash. pytest-timeout, which has the GIL, tells where a long form hangs.
         faulthandler.cancel_dump_traceback_later()
