@@ -45,7 +45,7 @@ def _reader_left() -> bool:
         return False
     poll = select.poll()
     poll.register(sys.stdout, 0)
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
         return False
     with open(os.devnull, "w") as nowhere:  # or the interpreter complains when it flushes
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

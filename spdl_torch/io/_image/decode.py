@@ -154,13 +154,13 @@ def _decode_with_pillow(data: Tensor, name: str, exif: bool) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-# Of a strip; pictures of a data set are one strip, so that this costs them nothing.
+# Of a strip; most pictures of a data set are one, and are not copied for it.
 _STRIP_PIXELS = 1 << 22
 
 
 def _rgb_of(image: Image) -> NDArray[np.uint8]:
-    """(H, W, 3). In strips: Pillow's way of a whole picture to an array takes 10 bytes a pixel
-    beside the picture itself, which for the largest that may be decoded are 1.7 GB.
+    """(H, W, 3). In strips: on Pillow's way to an array a whole picture is there several times, 10
+    bytes a pixel or 1.7 GB for a GIF of 169 megapixels, which may be a file of 389 bytes.
     """
     import numpy as np
 
