@@ -1,5 +1,6 @@
 """How long fuzzers run: a fixed small number of examples always, or for a time when asked."""
 
+import gc
 import os
 from time import monotonic
 
@@ -23,6 +24,8 @@ QUICK = settings(
 
 def run_short(machine, *, examples, steps):
     """The same examples in every run."""
+    gc.collect()
+    gc.freeze()  # examples collect garbage; what earlier tests have left is not theirs
     settled = settings(QUICK, max_examples=examples, stateful_step_count=steps)
     run_state_machine_as_test(machine, settings=settled)
 

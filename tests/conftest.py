@@ -1,6 +1,6 @@
 """What holds for every test."""
 
-import faulthandler
+import gc
 import os
 import signal
 
@@ -19,18 +19,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish():
+    """Many tests collect garbage; they need not look through all that was imported each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item):
     """Skip what cannot or shall not run here.
 
     Tests marked ``cuda`` are skipped where there is none, or fail where one must be; those marked
     ``fuzz`` run when ``SPDL_TORCH_FUZZ_SECONDS`` says for how long.
     """
-    if item.get_closest_marker("fuzz"):
-        if not os.environ.get("SPDL_TORCH_FUZZ_SECONDS"):
-            pytest.skip("a long form: set SPDL_TORCH_FUZZ_SECONDS, e.g. to 600")
-        # Meant for what hangs: it looks at the frames of running threads without the GIL, which
-        # may crash. pytest-timeout, which has the GIL, tells where a long form hangs.
-        faulthandler.cancel_dump_traceback_later()
+    if item.get_closest_marker("fuzz") and not os.environ.get("SPDL_TORCH_FUZZ_SECONDS"):
+        pytest.skip("a long form: set SPDL_TORCH_FUZZ_SECONDS, e.g. to 600")
     if item.get_closest_marker("cuda") is None:
         return
     import torch
