@@ -1,8 +1,9 @@
 """``tiny``: samples that cost nothing, so that the loader's own cost is what is left.
 
-``tabular``: 64 floats, batches of 256, from a dataset of the user's own. ``tensors``: the same from
-torch's ``TensorDataset``, whose rows ours reads a batch at once. ``tokens``: text of 16 to 256
-tokens, padded to the longest of its batch of 64 by the collate function.
+``tabular``: 64 floats, batches of 256, from a dataset of the user's own that takes rows, and
+``tensors``: from torch's ``TensorDataset``; ours reads the rows of both a batch at once.
+``scaled``: a dataset that calls torch for every row. ``tokens``: text of 16 to 256 tokens, padded
+to the longest of its batch of 64 by the collate function.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from ..demo.child import Reporter
     from .tables import BenchOptions
 
-__all__ = ["TABLES", "Rows", "Texts", "pad", "pad_to_most"]
+__all__ = ["TABLES", "Rows", "ScaledRows", "Texts", "pad", "pad_to_most"]
 
-_BATCHES = {"tabular": 256, "tensors": 256, "tokens": 64}
-_PER_SECOND = {"tabular": 200_000, "tensors": 200_000, "tokens": 20_000}
+_BATCHES = {"tabular": 256, "tensors": 256, "scaled": 256, "tokens": 64}
+_PER_SECOND = {"tabular": 200_000, "tensors": 200_000, "scaled": 50_000, "tokens": 20_000}
 _MOST_TOKENS = 256
 _SLOW = 20
 """Loaders that pass each sample alone through their engine get so many times fewer samples: they
@@ -45,6 +46,17 @@ class Rows:
 
     def __getitem__(self, index: int) -> Any:
         return self.features[index]
+
+
+class ScaledRows(Rows):
+    """The same, with three calls of torch for each row."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.mean, self.std = self.features.mean(dim=0), self.features.std(dim=0)
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.features[index] - self.mean) / self.std
 
 
 class Texts:
@@ -97,7 +109,8 @@ def make_work(settings: dict[str, Any], num_samples: int, kind: str) -> Work:
     """One of these kinds of samples."""
     from torch.utils.data import TensorDataset
 
-    dataset: Any = Texts(num_samples) if kind == "tokens" else Rows(num_samples)
+    kinds = {"scaled": ScaledRows, "tokens": Texts}
+    dataset: Any = kinds.get(kind, Rows)(num_samples)
     if kind == "tensors":
         dataset = TensorDataset(dataset.features)
     return Work(
@@ -130,6 +143,7 @@ TABLES = {
         contenders=(
             *loader_contenders("tabular: ", inline=True, kind="tabular"),
             *loader_contenders("tensors: ", inline=True, smoke=False, kind="tensors"),
+            *loader_contenders("scaled: ", inline=True, smoke=False, kind="scaled"),
             *loader_contenders("tokens: ", inline=True, smoke=False, kind="tokens"),
         ),
         prepare=_prepare,
@@ -142,6 +156,9 @@ TABLES = {
             _goal(row="tensors: ours, threads", over="tensors: torch, forked", at_least=4),
             _goal(row="tensors: ours, 0 workers", over="tensors: torch, 0 workers", at_least=0.97),
             _goal(row="tensors: ours, threads", over="tensors: SPDL, items", at_least=20),
+            _goal(row="scaled: ours, threads", over="scaled: torch, forked"),
+            _goal(row="scaled: ours, 0 workers", over="scaled: torch, 0 workers"),
+            _goal(row="scaled: ours, threads", over="scaled: SPDL, items"),
             _goal(row="tokens: ours, threads", over="tokens: torch, forked"),
             _goal(row="tokens: ours, threads", over="tokens: torch, 0 workers"),
         ),

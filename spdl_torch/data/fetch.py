@@ -235,11 +235,11 @@ class BatchMaker:
             raise raised from cause_of(error)
 
     def _as_rows(self, index: Any) -> Any:
-        rows: Any = self._rows
-        numbers = rows.numbers(index)
-        if numbers is None:
+        reader: Any = self._rows
+        rows = reader.find(index)
+        if rows is None:
             return self._one_by_one(index)  # which says what sample is wrong, if one is
-        return timed(self._fetch_cell, rows.read, numbers, tasks=len(index))
+        return timed(self._fetch_cell, rows.read, tasks=len(index))
 
     def _one_by_one(self, index: Any) -> list[Any]:
         indices = index if isinstance(index, list | tuple) else list(index)
