@@ -87,6 +87,11 @@ RULES = {
         Probes(gil_seconds=0.0061, switch_interval=0.05),
         (Cause.THREADS, "decode", "computes all the time", "Raise its concurrency", 1.0),
     ),
+    "the GIL, as workers found that take turns": (
+        reading(0.5, READ, stage("decode", busy=0.98), BATCH),
+        Probes(gil_seconds=1e-4, one_at_a_time=True),
+        (Cause.GIL, "decode", "HIGHLY input-bound", "More threads will not help", 1.0),
+    ),
     "no core": (
         reading(0.5, READ, stage("decode", busy=0.98, cpu=0.5), BATCH),
         Probes(gil_seconds=1e-4, run_delay_ratio=0.4),

@@ -61,6 +61,9 @@ class Readings(NamedTuple):
     probes_before: ProbeCounters
     """When the epoch began."""
     probes_now: ProbeCounters
+    parked_ns: int = 0
+    """For which all workers together left the work to one of them."""
+    one_at_a_time: bool = False
 
 
 class PoolFigures:
@@ -105,6 +108,7 @@ class PoolFigures:
             return self._last
         readings = self._readings_of(epoch)
         probes = probes_between(readings.probes_before, readings.probes_now)
+        probes = replace(probes, one_at_a_time=readings.one_at_a_time)
         report = make_report(self._stats_of(epoch), probes, pooled=_POOLED)
         return _with_skipped(report, self.skipped)
 
@@ -121,18 +125,21 @@ class PoolFigures:
         return Readings(
             self._fetch.counters().since(epoch.fetch_before),
             self._collate.counters().since(epoch.collate_before),
-            sum(channel.counters().get_wait[0] for channel in epoch.jobs),
+            epoch.idle_ns(),
             epoch.probes_before,
             probe_counters(),
+            epoch.parked_ns(),
+            epoch.crowd.alone is not None,
         )
 
     def _stats_of(self, epoch: Epoch) -> PipelineStats:
         results, outlet = epoch.results.counters(), epoch.outlet.counters()
         ready = queue_stats(results)
-        fetch, collate, jobs_wait_ns, *_ = self._readings_of(epoch)
+        readings = self._readings_of(epoch)
+        fetch, waits_ns, parked_ns = readings.fetch, (readings.jobs_wait_ns, 0), readings.parked_ns
         stages = [
-            _stage_stats("fetch", self.workers, fetch, ready, jobs_wait_ns),
-            _stage_stats("collate", self.workers, collate, ready, jobs_wait_ns),
+            _stage_stats(name, self.workers, lap, ready, *waits_ns, parked_ns)
+            for name, lap in (("fetch", fetch), ("collate", readings.collate))
         ]
         if self._transfer is not None:
             lap = self._transfer.counters().since(epoch.transfer_before)
@@ -214,11 +221,14 @@ def _stage_stats(
     queue: QueuePerfStats,
     wait_in_ns: int,
     wait_out_ns: int = 0,
+    parked_ns: int = 0,
 ) -> StageStats:
-    thread_ns = max(1, threads.thread_ns(lap.elapsed_ns))
+    """For ``parked_ns`` of their time threads were not meant to work, as if they were fewer."""
+    all_ns = max(1, threads.thread_ns(lap.elapsed_ns))
+    thread_ns = max(1, all_ns - parked_ns)
     return StageStats(
         name=name,
-        concurrency=threads.count,
+        concurrency=max(1, round(threads.count * thread_ns / all_ns)),
         tasks=task_stats(lap),
         queue=queue,
         num_dropped=0,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..pipeline.channel import Channel
     from ..pipeline.recorder import ConsumerRing, FlightRecorder
     from ..pipeline.stats import TaskCounters
+    from .crowd import Crowd
     from .random import StreamKey
     from .resume import WorkerState
     from .skipping import BadSample, Tries
@@ -68,7 +69,7 @@ class Job:
 
     __slots__ = (
         *("_done", "_next", "bad", "errors", "first", "first_error", "index", "number", "samples"),
-        "shared",
+        *("shared", "size"),
     )
 
     def __init__(self, number: int, index: Any, first: int, *, shared: bool) -> None:
@@ -76,6 +77,7 @@ class Job:
         self.first = first  # the position of its first sample in the epoch
         self.index = index
         self.shared = shared
+        self.size = len(index) if isinstance(index, list | tuple) else 1
         self.samples: list[Any] = [None] * len(index) if shared else []
         self.errors: dict[int, BaseException] = {}
         self.bad: list[BadSample] = []  # those that are tolerated
@@ -111,6 +113,7 @@ class Epoch:
     collate_before: TaskCounters
     transfer_before: TaskCounters
     probes_before: ProbeCounters
+    crowd: Crowd
     recorder: FlightRecorder
     consumer: ConsumerRing
     """The trainer's."""
@@ -123,6 +126,14 @@ class Epoch:
 
     def jobs_of(self, worker: int) -> Channel[Job]:
         return self.jobs[worker % len(self.jobs)]
+
+    def idle_ns(self) -> int:
+        """For which all workers together had no job."""
+        return sum(jobs.counters().get_wait[0] for jobs in self.jobs)
+
+    def parked_ns(self) -> int:
+        """For which all workers together left the work to one of them."""
+        return self.crowd.parked.counters().get_wait[0]
 
     def deliver(self, result: Result) -> None:
         """Never blocks: the outstanding jobs are bounded by the room."""
@@ -140,5 +151,6 @@ class Epoch:
         self.consumer.end()
         for jobs in self.jobs:
             jobs.close()
+        self.crowd.parked.close()
         self.results.close()
         self.outlet.close()

@@ -32,6 +32,7 @@ from ..pipeline.threads import ThreadGroup
 from ..pipeline.timeline import Outcome
 from ._device import AHEAD
 from .broken import Broken
+from .crowd import Crowd
 from .desks import Desk, describe_desks
 from .fetch import BatchMaker, EndOfIterable
 from .figures import PoolFigures
@@ -54,10 +55,6 @@ if TYPE_CHECKING:
 __all__ = ["WorkerPool"]
 
 _logger = logging.getLogger("spdl_torch.data")
-
-# Below this time for a whole batch, waking other threads costs more than they gain (a wake-up
-# takes 10 to 50 µs, measured), so one thread makes the batch alone.
-_SHARE_ABOVE_NS = 1_000_000
 
 _JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
 
@@ -94,7 +91,6 @@ class WorkerPool:
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
         self._init_errors: dict[int, BaseException] = {}
         self._is_whole = True  # no worker has left because it could not start
-        self._sample_ns = 0.0  # of the last batch; the workers write, the trainer's thread reads
         # One for each worker that there is, and one for the owner of the way to the device.
         self._epochs = {n: Channel[Epoch](_MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
         if device_stage is not None:
@@ -117,7 +113,8 @@ class WorkerPool:
 
         ``first`` is the position of its first sample in the epoch.
         """
-        epoch, hands = self._running(), self._hands_for(index)
+        epoch = self._running()
+        hands = epoch.crowd.hands(index, self._spec.num_workers)
         job = Job(number, index, first, shared=hands > 1)
         for _ in range(hands):
             epoch.jobs_of(worker).put(job)
@@ -144,6 +141,7 @@ class WorkerPool:
         if not self._is_whole or max_outstanding < 1:
             return self._spec.num_workers
         jobs = epoch.jobs[0]
+        epoch.crowd.gone(epoch.crowd.alone)  # who is parked hears of nothing
         jobs.grow(max_outstanding * num_workers)
         epoch.results.grow(max_outstanding)
         self._set_size(num_workers, max_outstanding)
@@ -220,14 +218,6 @@ class WorkerPool:
         """False in a forked child: the threads stayed in the parent."""
         return os.getpid() == self._pid
 
-    def _hands_for(self, index: Any) -> int:
-        """How many workers shall work on a batch: all, or one if it is too small to share."""
-        if not self._shares_jobs or not isinstance(index, list | tuple):
-            return 1
-        if 0 < self._sample_ns * len(index) < _SHARE_ABOVE_NS:
-            return 1
-        return max(1, min(self._spec.num_workers, len(index)))
-
     def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
         spec = self._spec
         results = Channel[Result](spec.max_outstanding)
@@ -250,6 +240,7 @@ class WorkerPool:
             self._collate_stats.counters(),
             TaskCounters() if stage is None else stage.hook.counters(),
             probe_counters(),
+            Crowd(self._desks, shares_jobs=self._shares_jobs, adapts=not spec.has_turns),
             recorder,
             recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
@@ -339,6 +330,7 @@ class WorkerPool:
                     leave = self._epochs[number].closed
                 except Dismissed:
                     leave = True
+                    epoch.crowd.gone(number)
         self._epochs.pop(number, None)  # last: the number may be given again
 
     def _init_worker(self, number: int, dataset: Any) -> Broken | None:
@@ -364,7 +356,7 @@ class WorkerPool:
     ) -> None:
         """One epoch; ends by ChannelClosed. An error in setting up comes in place of batches."""
         maker: BatchMaker | Broken
-        jobs, desk = epoch.jobs_of(worker), self._desks[worker]
+        jobs, desk, crowd = epoch.jobs_of(worker), self._desks[worker], epoch.crowd
         desk.maker = None
         try:
             maker = broken or make_batches()
@@ -374,10 +366,16 @@ class WorkerPool:
             maker = Broken(error)
         since_ns = ring.begin()
         while True:
+            crowd.wait(worker)
             job = jobs.get()
             started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
             desk.since_ns, desk.job = started_ns, job
-            result = self._help(maker, job) if job.shared else self._make(maker, job)
+            spell = crowd.enter()
+            if job.shared:
+                result, taken = self._help(maker, job)
+            else:
+                result, taken = self._make(maker, job), job.size
+            crowd.leave(worker, spell, taken, job.size)
             desk.job = None
             if result is _NOTHING_LEFT:
                 # Nor may it keep the job: an error there has the loop's frames, these the
@@ -402,11 +400,8 @@ class WorkerPool:
             since_ns = done_ns
 
     def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:
-        started_ns = perf_counter_ns()
         try:
             batch, tries = maker.make(job.first, job.index)
-            if self._shares_jobs:
-                self._sample_ns = (perf_counter_ns() - started_ns) / max(1, len(job.index))
             return Loaded(job.number, self._finalize(batch), maker.progress(), tries)
         except NoGoodSample as nothing:
             return NoBatch(job.number, nothing.args[0], maker.progress())
@@ -415,9 +410,11 @@ class WorkerPool:
         except BaseException as error:  # SystemExit too: the trainer waits for an answer
             return Failed(job.number, error, maker.progress(), maker.tries())
 
-    def _help(self, maker: BatchMaker | Broken, job: Job) -> Result | None:
-        """Take samples of a shared job until none is left; the result if this was the last."""
-        last, taken, started_ns = False, 0, perf_counter_ns()
+    def _help(self, maker: BatchMaker | Broken, job: Job) -> tuple[Result | None, int]:
+        """Take samples of a shared job until none is left: their number, and if one of them was
+        the last of all, the result.
+        """
+        last, taken = False, 0
         maker.begin(job.first, job.bad)
         while (position := job.take()) is not None:
             if position < job.first_error:  # torch fetches nothing behind a batch's first error
@@ -430,10 +427,11 @@ class WorkerPool:
             last = job.finish_one()
         maker.forget_bad()
         if not taken:
-            return _NOTHING_LEFT
-        self._sample_ns = (perf_counter_ns() - started_ns) / taken
-        if not last:
-            return None
+            return _NOTHING_LEFT, 0
+        return (self._collate(maker, job) if last else None), taken
+
+    def _collate(self, maker: BatchMaker | Broken, job: Job) -> Result:
+        """The result of a shared job whose samples are all there."""
         if job.errors:
             return Failed(job.number, job.errors[min(job.errors)])
         samples, tries = job.samples, None

@@ -111,9 +111,10 @@ class Report:
     def _checks(self) -> str:
         p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
         failed = sum(stage.tasks.num_failures for stage in self.stats.stages)
+        turns = ", one worker at a time" if p.one_at_a_time else ""
         return ", ".join(
             [
-                f"GIL wait {_or_dash(p.gil_seconds, lambda v: f'{v * 1e3:.1f} ms')}",
+                f"GIL wait {_or_dash(p.gil_seconds, lambda v: f'{v * 1e3:.1f} ms')}{turns}",
                 f"no core for {_or_dash(p.run_delay_ratio, _percent)} of the threads' time",
                 f"garbage collection {_or_dash(p.gc_ratio, _percent)}",
                 f"{failed} failed, {dropped} dropped",

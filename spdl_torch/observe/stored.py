@@ -103,6 +103,7 @@ def probes_of_events(
         step_slowdown=mean("step_slowdown"),
         num_cores=readings[-1]["num_cores"],
         switch_interval=readings[-1]["switch_interval"],
+        one_at_a_time=readings[-1].get("one_at_a_time", False),
     )
     return probes, tuple(readings[-1]["pooled"])
 

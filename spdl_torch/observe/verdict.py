@@ -77,6 +77,8 @@ class Probes:
     num_cores: int | None = None
     switch_interval: float = 0.005
     """``sys.getswitchinterval()``, seconds."""
+    one_at_a_time: bool = False
+    """A loader's workers took the GIL from each other, and now work one at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +198,7 @@ _WHY = {
 def _cause(stage: StageStats, probes: Probes) -> Cause:
     gil_late = (probes.gil_seconds or 0.0) >= _GIL_SHARE * probes.switch_interval
     run_delay = probes.run_delay_ratio or 0.0
-    if gil_late:
+    if gil_late or probes.one_at_a_time:
         return Cause.GIL
     if run_delay >= _RUN_DELAY:
         return Cause.CPU

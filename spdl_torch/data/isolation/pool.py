@@ -22,6 +22,7 @@ from ...pipeline.hooks import StageInfo, TaskStatsHook
 from ...pipeline.stats import TaskCounters
 from ...pipeline.threads import ThreadGroup
 from .._device import AHEAD
+from ..crowd import Crowd
 from ..desks import describe_desks
 from ..jobs import Epoch, Failed, Loaded, Result
 from .child import Beginning
@@ -206,6 +207,7 @@ class ProcessPool:
             TaskCounters(),
             TaskCounters() if stage is None else stage.hook.counters(),
             probe_counters(),
+            Crowd((), shares_jobs=False, adapts=False),  # and so do the workers
             recorder,
             recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
