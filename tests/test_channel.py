@@ -1,6 +1,7 @@
 """The bounded queue: nothing lost, bounded, every wait ended by notification."""
 
 import asyncio
+import signal
 import sys
 import threading
 
@@ -626,3 +627,27 @@ def test_burst_room_comes_with_quick_takers_only(clock):
     drain(1e-3)
     assert fill() == 2
     assert channel.counters().peak_items == 8
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals of threads")
+def test_signal_on_another_thread_is_seen_by_a_get_on_the_main_thread():
+    """Its handler runs there; nothing else would wake the thread."""
+    channel = Channel(1)
+
+    def raises(*_):
+        raise RuntimeError("seen")
+
+    def signals_itself():
+        while not channel.counters().get_wait[1]:
+            pass  # until somebody waits
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, raises)
+    thread = threading.Thread(target=signals_itself)
+    try:
+        thread.start()
+        with pytest.raises(RuntimeError, match="seen"):
+            channel.get()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)

@@ -4,7 +4,8 @@ Guarantees
 - At most ``capacity`` items wait in a channel, whichever order they arrive in; where
   ``allow_bursts`` was called, more while they pass quickly.
 - What is put is got once, or counted in ``discarded`` when the channel is closed over it.
-- Every wait ends by notification: an item, room, ``finish()`` or ``close()``; none polls.
+- Every wait ends by notification: an item, room, ``finish()`` or ``close()``; none polls, except
+  that a ``get`` on the main thread looks for signals (:func:`~.waits.wait_for`).
 
 Three words end a channel, and they differ in who ends it:
 *finish* (the producer: no more items, what is inside is still delivered), *close* (the owner:
@@ -26,7 +27,7 @@ from typing import Any, Final, Generic, TypeVar
 from .async_ends import SKIPPED, AsyncEnds
 from .room import Room
 from .stats import QueueCounters
-from .waits import WaitClock, Waiter
+from .waits import WaitClock, Waiter, wait_for
 
 __all__ = ["Channel", "ChannelClosed", "Dismissed", "EndOfChannel"]
 
@@ -334,7 +335,7 @@ class Channel(AsyncEnds, Generic[T]):
                 if taken is not None:
                     return taken
                 if deadline is None:
-                    waiter.acquire()
+                    wait_for(waiter)
                 else:
                     left = min(deadline - perf_counter(), threading.TIMEOUT_MAX)
                     if left <= 0 or not waiter.acquire(timeout=left):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from time import perf_counter_ns
 from typing import Protocol
 
 from .stats import Histogram
 
-__all__ = ["AsyncWaiter", "WaitClock", "Waiter"]
+__all__ = ["AsyncWaiter", "WaitClock", "Waiter", "wait_for"]
+
+_LOOK_SECONDS = 0.5
 
 
 class Waiter(Protocol):
@@ -17,6 +20,19 @@ class Waiter(Protocol):
     def release(self) -> None:
         """End the wait; called from any thread."""
         ...
+
+
+def wait_for(waiter: threading.Lock) -> None:
+    """Until it is released.
+
+    Python runs signal handlers on the main thread. A signal that arrives just before that thread
+    blocks, or on another one, does not wake it; so it looks now and then, for Ctrl-C to work.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        waiter.acquire()
+        return
+    while not waiter.acquire(timeout=_LOOK_SECONDS):
+        pass
 
 
 class WaitClock:
