@@ -178,6 +178,24 @@ def test_who_leaves_does_not_stay_alone(machine):
     assert crowd.alone is None
 
 
+def test_who_was_stuck_alone_is_never_left_alone_again(machine, monkeypatch):
+    """Not even by the job that it was stuck in."""
+    crowd, desks = crowd_until_alone(machine)
+    alone, other = crowd.alone, 1 - crowd.alone
+    monkeypatch.setattr(crowd_module, "_LOOK_SECONDS", 0.001)
+    work(crowd, machine, [alone], ms=5)  # which the others have ended theirs behind
+    stuck = crowd.enter()
+    desks[alone].since_ns, desks[alone].job = machine.now, object()
+    machine.now += 100 * MS
+    crowd.wait(other)  # until it has looked after the one that is alone
+    assert crowd.alone is None
+    machine.cpu_s, machine.switches = stuck.cpu_s + 0.1, stuck.switches + 10_000
+    crowd.leave(alone, stuck, 100, 100)
+    for _ in range(100):
+        work(crowd, machine, [0, 1], ms=10)
+    assert crowd.alone is None
+
+
 def test_small_batches_are_not_shared(machine):
     """Below a millisecond; a first one is, as nothing is known of it."""
     crowd, _ = new_crowd()

@@ -183,7 +183,7 @@ class Crowd:
         elif not (window.is_full or self._is_hopeless(window)):
             return
         elif self.alone is None:
-            if now >= self._until_ns and window.is_crowded:
+            if self._adapts and now >= self._until_ns and window.is_crowded:
                 self._together_ns = window.sample_ns
                 self._is_settled = self._is_proven = False
                 self.alone = worker
