@@ -179,20 +179,19 @@ def test_who_leaves_does_not_stay_alone(machine):
 
 
 def test_who_was_stuck_alone_is_never_left_alone_again(machine, monkeypatch):
-    """Not even by the job that it was stuck in."""
-    crowd, desks = crowd_until_alone(machine)
-    alone, other = crowd.alone, 1 - crowd.alone
+    """Not even by jobs that had begun before."""
+    crowd, desks = new_crowd()
+    late = crowd.enter()  # of worker 1; while it lasts, no trial begins
+    while crowd.alone is None:
+        work(crowd, machine, [0, 0], ms=10)
+    for _ in range(8):
+        work(crowd, machine, [0], ms=10, cpu=1.1, switches=200)
     monkeypatch.setattr(crowd_module, "_LOOK_SECONDS", 0.001)
-    work(crowd, machine, [alone], ms=5)  # which the others have ended theirs behind
-    stuck = crowd.enter()
-    desks[alone].since_ns, desks[alone].job = machine.now, object()
-    machine.now += 100 * MS
-    crowd.wait(other)  # until it has looked after the one that is alone
-    assert crowd.alone is None
-    machine.cpu_s, machine.switches = stuck.cpu_s + 0.1, stuck.switches + 10_000
-    crowd.leave(alone, stuck, 100, 100)
-    for _ in range(100):
-        work(crowd, machine, [0, 1], ms=10)
+    desks[0].since_ns, desks[0].job = machine.now, object()
+    machine.now += 10 * MS
+    crowd.wait(1)  # until it has looked after the one that is alone
+    machine.cpu_s, machine.switches = late.cpu_s, late.switches
+    crowd.leave(1, late, 100, 100)
     assert crowd.alone is None
 
 
