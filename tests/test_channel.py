@@ -630,7 +630,8 @@ def test_burst_room_comes_with_quick_takers_only(clock):
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals of threads")
-def test_signal_on_another_thread_is_seen_by_a_get_on_the_main_thread():
+@pytest.mark.parametrize("timeout", [None, 10 * PATIENCE_SECONDS])
+def test_signal_on_another_thread_is_seen_by_a_get_on_the_main_thread(timeout):
     """Its handler runs there; nothing else would wake the thread."""
     channel = Channel(1)
 
@@ -647,7 +648,7 @@ def test_signal_on_another_thread_is_seen_by_a_get_on_the_main_thread():
     try:
         thread.start()
         with pytest.raises(RuntimeError, match="seen"):
-            channel.get()
+            channel.get(timeout)
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, before)

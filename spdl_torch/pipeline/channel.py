@@ -338,7 +338,7 @@ class Channel(AsyncEnds, Generic[T]):
                     wait_for(waiter)
                 else:
                     left = min(deadline - perf_counter(), threading.TIMEOUT_MAX)
-                    if left <= 0 or not waiter.acquire(timeout=left):
+                    if left <= 0 or not wait_for(waiter, left):
                         raise TimeoutError(f"no item came within {timeout} seconds.")
         except BaseException:
             self._abandon_get(started_ns, waiter)

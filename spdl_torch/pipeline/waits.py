@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import Protocol
 
 from .stats import Histogram
@@ -22,17 +23,19 @@ class Waiter(Protocol):
         ...
 
 
-def wait_for(waiter: threading.Lock) -> None:
-    """Until it is released.
+def wait_for(waiter: threading.Lock, seconds: float = -1) -> bool:
+    """Until it is released; False if that takes longer (-1: for ever).
 
     Python runs signal handlers on the main thread. A signal that arrives just before that thread
     blocks, or on another one, does not wake it; so it looks now and then, for Ctrl-C to work.
     """
     if threading.current_thread() is not threading.main_thread():
-        waiter.acquire()
-        return
-    while not waiter.acquire(timeout=_LOOK_SECONDS):
-        pass
+        return waiter.acquire(timeout=seconds)
+    end = math.inf if seconds < 0 else perf_counter() + seconds
+    while (left := end - perf_counter()) > 0:
+        if waiter.acquire(timeout=min(left, _LOOK_SECONDS)):
+            return True
+    return False
 
 
 class WaitClock:
