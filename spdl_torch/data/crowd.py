@@ -46,6 +46,7 @@ _LONGEST_BATCH_NS = 30_000_000
 """Of the processor's time; with longer ones the trial itself would cost too much."""
 _WINDOW_NS, _WINDOW_JOBS = 50_000_000, 8
 _GAIN, _LOSS = 1.1, 1.5
+"""Times as much as together that one alone has to make, and times as long that ends its trial."""
 _FIRST_HOLD_NS, _LONGEST_HOLD_NS = 1_000_000_000, 60_000_000_000
 """Until the other way is tried again; twice as long each time."""
 _LOOK_SECONDS = 1.0

@@ -44,7 +44,10 @@ class RowBatch:
 
 
 class Rows:
-    """The rows that make a batch: they exist, and every column can be read at once."""
+    """The rows that make a batch: they exist, and every column can be read at once.
+
+    Of a column that is a list, these are the rows already.
+    """
 
     def __init__(self, form: RowForm, columns: Sequence[Any], numbers: list[int]) -> None:
         self._form = form
@@ -62,7 +65,7 @@ class Rows:
             return column[numbers].contiguous()
         if isinstance(column, np.ndarray):
             return torch.from_numpy(np.asarray(column).take(numbers.numpy(), axis=0))
-        return default_collate(self._form.column([column[number] for number in self._numbers]))
+        return default_collate(self._form.column(column))
 
 
 class RowReader:
@@ -106,7 +109,11 @@ class RowReader:
         num_rows = min(map(len, columns))
         if max(index) >= num_rows or min(index) < -num_rows:
             return None
-        if any(type(each) in (list, tuple) and not _is_flat(each, index) for each in columns):
+        columns = [
+            [column[number] for number in index] if type(column) in (list, tuple) else column
+            for column in columns
+        ]
+        if not all(_is_flat(column) for column in columns if type(column) is list):
             return None
         return Rows(self._form, columns, list(index))
 
@@ -159,9 +166,8 @@ def _is_plain(column: Any) -> bool:
     )
 
 
-def _is_flat(column: Sequence[Any], numbers: Sequence[int]) -> bool:
-    """Whether these rows are all numbers of one kind, which a tensor can hold, or strings."""
-    rows = [column[number] for number in numbers]
+def _is_flat(rows: Sequence[Any]) -> bool:
+    """Whether they are all numbers of one kind, which a tensor can hold, or strings."""
     kinds = set(map(type, rows))
     if kinds == {int}:
         return bool(min(rows) >= -_MOST and max(rows) < _MOST)

@@ -374,7 +374,8 @@ class WorkerPool:
             if job.shared:
                 result, taken = self._help(maker, job)
             else:
-                result, taken = self._make(maker, job), job.size
+                result = self._make(maker, job)
+                taken = job.size if isinstance(result, Loaded) else 0  # failures take other times
             crowd.leave(worker, spell, taken, job.size)
             desk.job = None
             if result is _NOTHING_LEFT:
