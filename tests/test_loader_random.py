@@ -22,7 +22,7 @@ from torch.utils.data import (
 from torchvision.transforms import v2
 
 from spdl_torch import DataLoader
-from spdl_torch.data.random import Purpose, StreamKey
+from spdl_torch.data.rng.keys import Purpose, StreamKey
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.testing import assert_reproducible
 

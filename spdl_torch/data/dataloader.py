@@ -24,8 +24,8 @@ from .fetch import takes_state
 from .figures import with_remarks_of
 from .isolation.start import check_context
 from .iterator import InlineIterator, ThreadIterator
-from .random import epoch_of
 from .resume import ResumeState, before_first_epoch, generators_of, tell_epoch
+from .sampler_chain import epoch_of
 from .sharding import is_shared_out
 
 if TYPE_CHECKING:

@@ -12,13 +12,6 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import PipelineFailure
-from .random import (
-    StreamKey,
-    epoch_of,
-    epoch_seed,
-    nested_samplers,
-    shard_of,
-)
 from .resume import (
     Progress,
     WorkerState,
@@ -27,6 +20,8 @@ from .resume import (
     order_drawn_again,
     skipped,
 )
+from .rng.keys import StreamKey, epoch_seed
+from .sampler_chain import epoch_of, nested_samplers, shard_of
 from .skipping import SkippedSamples, Tolerance, Tries
 
 if TYPE_CHECKING:
@@ -80,6 +75,7 @@ class EpochIterator(_BaseDataLoaderIter):
         if epoch is None:
             epoch = loader._num_epochs_begun
         loader._num_epochs_begun += 1
+        self._epoch, self._is_seeded = epoch, loader.seed is not None
         if loader.seed is not None:
             self._epoch_seed = epoch_seed(loader.seed, epoch)
         elif self._num_epochs == 0:
@@ -146,7 +142,13 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _stream_key(self) -> StreamKey:
         """From which the samples of this epoch draw."""
-        return StreamKey(self._epoch_seed, self._start_position, *shard_of(self._index_sampler))
+        return StreamKey(
+            self._epoch_seed,
+            self._start_position,
+            *shard_of(self._index_sampler),
+            epoch=self._epoch,
+            is_seeded=self._is_seeded,
+        )
 
     def _take_index(self) -> tuple[Any, int]:
         """The next index of the sampler, and the position of its first sample in the epoch.

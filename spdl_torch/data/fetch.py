@@ -23,7 +23,7 @@ from .notes import (
     noted_sample,
 )
 from .resume import WorkerState
-from .rows import is_torchs_collate, row_reader
+from .rows import row_reader
 from .skipping import (
     MISSING,
     BadSample,
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..pipeline.hooks import TaskCell
-    from .random import SampleRandom, StreamKey
+    from .rng.keys import StreamKey
+    from .rng.streams import SampleStreams
     from .skipping import Tolerance
 
 __all__ = [
@@ -67,7 +68,7 @@ class BatchMaker:
         iterable: bool,
         auto_collation: bool,
         drop_last: bool,
-        streams: SampleRandom | None = None,
+        streams: SampleStreams | None = None,
         key: StreamKey | None = None,
         resume: WorkerState | None = None,
         tolerance: Tolerance | None = None,
@@ -78,8 +79,6 @@ class BatchMaker:
         self._dataset_name = type(dataset).__name__
         self._fetch_one = _one_of(dataset)
         self._collate_fn = collate_fn
-        # torch's own draws nothing: it need not be watched.
-        self._collates_aside = streams is not None and is_torchs_collate(collate_fn)
         self._drop_last = drop_last
         self._streams = streams if key is not None else None  # None: draws are left as they are
         self._key = key
@@ -226,8 +225,6 @@ class BatchMaker:
             if batch is not None:
                 return batch  # the dataset wrote its samples into one batch already
         try:
-            if self._streams is not None and self._collates_aside:
-                return self._streams.aside(timed, self._collate_cell, self._collate_fn, samples)
             return timed(self._collate_cell, self._collate_fn, samples)
         except BaseException as error:
             raised = not_stop_iteration(error, "collate_fn")

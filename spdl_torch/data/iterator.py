@@ -27,11 +27,8 @@ from .fetch import BatchMaker, EndOfIterable
 from .figures import InlineFigures
 from .jobs import Exhausted, Failed, NoBatch
 from .load_spec import LoadSpec
-from .random import (
-    SampleRandom,
-    lent,
-    takes_streams,
-)
+from .rng.owned import OwnedGenerators
+from .rng.streams import SampleStreams, borrowers_in, lent
 from .skipping import NoGoodSample, Tries
 from .timing import record_parts
 from .workers import WorkerPool
@@ -77,8 +74,13 @@ class InlineIterator(EpochIterator):
         cells = [stage.new_cell() if stats else None for stage in self._stages]
         record_parts(self._ring, fetch=cells[0], collate=cells[1])
         # Without streams, what user code draws comes from the process's generators.
-        self._streams = SampleRandom(self._epoch_seed) if loader.rng == "sample" else None
-        self._borrowers = takes_streams(self._dataset)
+        self._streams = SampleStreams(self._epoch_seed) if loader.rng == "sample" else None
+        self._borrowers = borrowers_in(self._dataset)
+        self._owned: OwnedGenerators | None = None
+        if self._streams is not None:
+            owned = OwnedGenerators(self._dataset, self._collate_fn)
+            self._owned = owned or None
+            self._streams.seed_owned(owned)
         with self._own_streams():
             self._maker = BatchMaker(
                 self._dataset,
@@ -149,7 +151,9 @@ class InlineIterator(EpochIterator):
         """While user code runs; what runs between batches is the trainer's."""
         if self._streams is None:
             return _NO_STREAMS
-        return lent(self._borrowers, self._streams) if self._borrowers else self._streams
+        if self._borrowers or self._owned:
+            return lent(self._streams, self._borrowers, self._owned)
+        return self._streams
 
     def figures(self) -> Figures:
         """Reads the figures, also after the end, without keeping this iterator alive."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..pipeline.recorder import ConsumerRing, FlightRecorder
     from ..pipeline.stats import TaskCounters
     from .crowd import Crowd
-    from .random import StreamKey
     from .resume import WorkerState
+    from .rng.keys import StreamKey
     from .skipping import BadSample, Tries
 
 __all__ = ["Epoch", "Exhausted", "Failed", "Job", "Loaded", "NoBatch", "Result"]

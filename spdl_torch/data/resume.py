@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .random import epoch_of, nested_samplers, shard_of
+from .sampler_chain import epoch_of, nested_samplers, shard_of
 from .states import check_version
 
 if TYPE_CHECKING:

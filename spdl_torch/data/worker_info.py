@@ -1,17 +1,10 @@
-"""What makes a thread look like one of torch's worker processes to the user's code.
-
-torch keeps ``get_worker_info()``'s answer in a module global, one for the whole process. Users
-import the function early (``from torch.utils.data import get_worker_info``), so replacing the
-name would miss them; its code is replaced instead, once, when the first worker thread starts.
-"""
+"""What makes a thread look like one of torch's worker processes to the user's code."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import random
-import sys
-import threading
 import types
 from contextlib import contextmanager
 from dataclasses import fields
@@ -23,25 +16,27 @@ from numpy.random import default_rng  # numpy loads it lazily: 13 ms, not in the
 from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as torch_worker
 
+from .rng.owned import GENERATOR_KINDS
+from .rng.patches import install, of_thread
+
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator
 
 __all__ = ["acting_as_worker", "own_copy", "rebound", "use_one_intra_op_thread"]
 
 _logger = logging.getLogger("spdl_torch.data")
-_install_lock = threading.Lock()
-_of_thread = threading.local()
 
 
 @contextmanager
 def acting_as_worker(number: int, num_workers: int, base_seed: int, dataset: Any) -> Iterator[None]:
     """On this thread, and on no other, ``get_worker_info()`` describes worker ``number``."""
-    _install()
-    _of_thread.info = _make_info(number, num_workers, base_seed, dataset)
+    install()
+    of_thread.worker_info = _make_info(number, num_workers, base_seed, dataset)
     try:
         yield
     finally:
-        del _of_thread.info
+        of_thread.worker_info = None
 
 
 def own_copy(dataset: Any, turn: threading.Lock) -> Any:
@@ -93,7 +88,7 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
         return dataset
     memo[id(dataset)] = own
     for name, value in vars(own).items() if hasattr(own, "__dict__") else ():
-        if name in _TRANSFORM_NAMES:
+        if name in _TRANSFORM_NAMES or isinstance(value, GENERATOR_KINDS):
             own.__dict__[name] = _deep_copy_or_share(value, memo)
         elif isinstance(value, Dataset):
             own.__dict__[name] = _copy_dataset(value, memo)
@@ -139,23 +134,3 @@ def _make_info(number: int, num_workers: int, base_seed: int, dataset: Any) -> A
             default_rng([number, seed]),
         )
     return torch_worker.WorkerInfo(**details)
-
-
-def _get_worker_info() -> Any:
-    # Runs as torch's own function, so globals() is torch's module; _install() put two names there.
-    module = globals()
-    info = getattr(module["_spdl_torch_of_thread"], "info", None)
-    if info is None:
-        return module["_worker_info"]
-    # torch's collate would put every batch into shared memory when it finds itself in a worker;
-    # a thread needs none.
-    caller = module["_spdl_torch_sys"]._getframe(1).f_globals.get("__name__")
-    return None if caller == "torch.utils.data._utils.collate" else info
-
-
-def _install() -> None:
-    with _install_lock:
-        if not hasattr(torch_worker, "_spdl_torch_of_thread"):
-            torch_worker._spdl_torch_of_thread = _of_thread  # type: ignore[attr-defined]
-            torch_worker._spdl_torch_sys = sys  # type: ignore[attr-defined]
-            torch_worker.get_worker_info.__code__ = _get_worker_info.__code__

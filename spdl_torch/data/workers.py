@@ -36,10 +36,11 @@ from .crowd import Crowd
 from .desks import Desk, describe_desks
 from .fetch import BatchMaker, EndOfIterable
 from .figures import PoolFigures
-from .generators import process_generators_kept
 from .jobs import Epoch, Exhausted, Failed, Job, Loaded, NoBatch, Result
 from .notes import add_thread_note
-from .random import SampleRandom, StreamKey, takes_streams
+from .rng.owned import OwnedGenerators
+from .rng.patches import process_generators_kept
+from .rng.streams import SampleStreams, borrowers_in
 from .skipping import NoGoodSample
 from .timing import record_parts
 from .worker_info import acting_as_worker, own_copy, rebound, use_one_intra_op_thread
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from ._device import DeviceStage
     from .load_spec import LoadSpec
     from .resume import WorkerState
+    from .rng.keys import StreamKey
 
 __all__ = ["WorkerPool"]
 
@@ -287,15 +289,18 @@ class WorkerPool:
         spec = self._spec
         use_one_intra_op_thread()
         dataset = own_copy(spec.dataset, self._copying)
-        streams = SampleRandom(spec.base_seed, number)
-        for each in takes_streams(dataset) if spec.stream_per_sample else ():
-            each.sample_context = streams.sample_context
+        collate_fn = rebound(spec.collate_fn, spec.dataset, dataset)
+        streams = SampleStreams(spec.base_seed, number)
+        if spec.stream_per_sample:
+            streams.seed_owned(OwnedGenerators(dataset, collate_fn))
+            for each in borrowers_in(dataset):
+                each.sample_context = streams.sample_context
         fetch_cell = self._fetch_stats.new_cell() if spec.stats else None
         collate_cell = self._collate_stats.new_cell() if spec.stats else None
         make_batches = partial(
             BatchMaker,
             dataset,
-            rebound(spec.collate_fn, spec.dataset, dataset),
+            collate_fn,
             iterable=spec.iterable,
             auto_collation=spec.auto_collation,
             drop_last=spec.drop_last,

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from ..jobs import Result
     from ..load_spec import LoadSpec
-    from ..random import StreamKey
     from ..resume import WorkerState
+    from ..rng.keys import StreamKey
 
 __all__ = ["Beginning", "main"]
 

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..jobs import Result
-    from ..random import StreamKey
     from ..resume import WorkerState
+    from ..rng.keys import StreamKey
     from .portable import Portable
 
 __all__ = ["Answer", "Ask", "Fatal", "Free", "LogLine", "Reply", "Restart", "Span", "Submit"]

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from .._device import DeviceStage
     from ..load_spec import LoadSpec
-    from ..random import StreamKey
     from ..resume import WorkerState
+    from ..rng.keys import StreamKey
 
 __all__ = ["ProcessPool"]
 

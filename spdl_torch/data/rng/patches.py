@@ -1,19 +1,13 @@
-"""The process's generators, led to a worker thread's own where a worker thread draws.
+"""Every patch of the process that loading needs: the one room for them.
 
-Threads share the generators of ``random``, ``numpy.random`` and torch. User code reaches them by
-functions of modules, often imported by name long before a loader exists. Three ways lead those
-functions to the generators of the thread that calls, if it is one that has its own:
+Threads share the generators of ``random``, ``numpy.random`` and torch, and torch keeps the answer
+of ``get_worker_info()`` in one module global. User code reaches all of these by functions of
+modules, often imported by name long before a loader exists. On a thread that runs user code for a
+loader they have to mean that thread's own; on all other threads they do what they always did, after
+one look at which thread calls (50 to 150 ns). :data:`PATCHES` is the table of what is done.
 
-- torch's seeding functions take no generator: their code is replaced.
-- ``random``'s functions are methods of one hidden object. It is made an instance of a subclass
-  whose primitives (``random()``, ``getrandbits()``, seed and state) ask for the thread; all that
-  is written in Python on top of them follows, whenever it was imported. The two primitives
-  themselves, imported by name before, are C functions and escape.
-- ``numpy.random``'s functions are C: the module's names are replaced. Names imported before
-  escape, as do ``numpy.random.mtrand._rand`` and compiled code.
-
-On all other threads each asks once (50 to 150 ns) and goes on as before. Installed when the
-first loader that needs it starts, for good: taking it out again would race with those who draw.
+They are installed when the first loader starts, and stay: taking them out would race with threads
+that are inside.
 """
 
 from __future__ import annotations
@@ -21,53 +15,111 @@ from __future__ import annotations
 import _random
 import functools
 import random
+import sys
 import threading
 import types
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from . import dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Generators", "install", "of_thread", "process_generators_kept"]
+__all__ = ["PATCHES", "Generators", "Patch", "install", "of_thread", "process_generators_kept"]
+
+
+class Patch(NamedTuple):
+    """One row of the table."""
+
+    target: str
+    """The function or object whose meaning depends on the thread from then on."""
+    way: str
+    """How it is led there."""
+    escapes: str
+    """Calls that keep their old meaning on a loader's threads, too."""
+
+
+PATCHES = (
+    Patch(
+        "torch's random operators (rand, uniform_, bernoulli_, ...)",
+        "kernels under a dispatch key that only a thread of a loader includes",
+        "draws on an accelerator, draws that name a generator, threads of the dataset's own",
+    ),
+    Patch(
+        "torch.manual_seed, seed, initial_seed, get_rng_state, set_rng_state",
+        "their code is replaced, so names imported before follow",
+        "the methods of torch.default_generator",
+    ),
+    Patch(
+        "the functions of random",
+        "the class of the hidden object whose methods they are, and its two primitives by name",
+        "random.random and random.getrandbits, imported by name before the first loader",
+    ),
+    Patch(
+        "the functions of numpy.random",
+        "the names in the module",
+        "names imported before the first loader; numpy.random.mtrand._rand; compiled code",
+    ),
+    Patch(
+        "torch.utils.data.get_worker_info",
+        "its code is replaced, so names imported before follow",
+        "torch.utils.data._utils.worker._worker_info, the global that it read",
+    ),
+)
 
 
 class Generators(Protocol):
-    """What a thread draws from, each ready for the sample that it works on."""
+    """Where a thread's draws come from, each ready for the sample that it works on."""
+
+    def lead(self) -> torch.Generator | None:
+        """torch's, for an operator that is about to draw; None: the process's."""
 
     def generator(self) -> torch.Generator:
         """torch's."""
 
     def python(self) -> random.Random:
-        """In place of the module ``random``'s."""
+        """The one in place of the module ``random``'s."""
 
     def numpy(self) -> np.random.RandomState:
-        """In place of the module ``numpy.random``'s."""
+        """The one in place of the module ``numpy.random``'s."""
 
 
 class _OfThread(threading.local):
-    streams: Generators | None = None  # on the class: ten times faster than a missing attribute
+    # On the class: ten times faster than a missing attribute.
+    streams: Generators | None = None
+    worker_info: Any = None
 
 
 of_thread = _OfThread()
-"""``of_thread.streams``: the generators of this thread; None = the process's."""
+"""``streams``: the generators of this thread; None = the process's. ``worker_info``: what
+``get_worker_info()`` answers here; None = what torch says."""
 
 _lock = threading.Lock()
-_is_installed = False
+_is_led_by_key: bool | None = None
 
 
-def install() -> None:
-    """Lead drawing and seeding to ``of_thread.streams`` from now on; once is enough."""
-    global _is_installed
+def install() -> bool:
+    """Install every patch; once is enough. False: this torch has no dispatch key to lead its draws,
+    so that threads have to enter a ``FunctionMode``.
+    """
+    global _is_led_by_key
     with _lock:
-        if not _is_installed:
-            _install_torch()
+        if _is_led_by_key is None:
+            _install_torch_seeding()
             _install_python()
             _install_numpy()
-            _is_installed = True
+            _install_worker_info()
+            _is_led_by_key = dispatch.install(_streams_of_thread)
+    return _is_led_by_key
+
+
+def _streams_of_thread() -> Generators | None:
+    return of_thread.streams
 
 
 @contextmanager
@@ -131,7 +183,8 @@ class _ProcessRandom(random.Random, _Primitives):
         """The second of two numbers that ``gauss`` makes at once."""
         streams = of_thread.streams
         where = self if streams is None else streams.python()
-        return where.__dict__["gauss_next"]  # type: ignore[no-any-return]
+        gauss: float | None = where.__dict__["gauss_next"]
+        return gauss
 
     @gauss_next.setter
     def gauss_next(self, value: float | None) -> None:
@@ -188,7 +241,7 @@ def _numpy_dispatcher(name: str, original: Callable[..., Any], method: str) -> C
 # -- torch's seeding functions ---------------------------------------------------------------
 
 
-def _install_torch() -> None:
+def _install_torch_seeding() -> None:
     redirects = {
         "manual_seed": _manual_seed,
         "seed": _seed,
@@ -203,7 +256,7 @@ def _install_torch() -> None:
             function.__code__, function.__globals__, name, function.__defaults__
         )
     # The new code runs with torch.random's globals: what it needs is put there.
-    torch.random._spdl_torch = _Redirect(originals)  # type: ignore[attr-defined]
+    vars(torch.random)["_spdl_torch"] = _Redirect(originals)
     for name, redirect in redirects.items():
         getattr(torch.random, name).__code__ = redirect.__code__
 
@@ -253,3 +306,24 @@ def _set_rng_state(new_state: torch.Tensor) -> None:
         ours.originals["set_rng_state"](new_state)
     else:
         generator.set_state(new_state)
+
+
+# -- torch's get_worker_info -----------------------------------------------------------------
+
+
+def _install_worker_info() -> None:
+    # The new code runs with the globals of torch's module: what it needs is put there.
+    vars(torch_worker)["_spdl_torch_of_thread"] = of_thread
+    vars(torch_worker)["_spdl_torch_sys"] = sys
+    torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
+
+
+def _get_worker_info() -> Any:
+    module = globals()
+    info = module["_spdl_torch_of_thread"].worker_info
+    if info is None:
+        return module["_worker_info"]
+    # torch's collate would put every batch into shared memory when it finds itself in a worker;
+    # a thread needs none.
+    caller = module["_spdl_torch_sys"]._getframe(1).f_globals.get("__name__")
+    return None if caller == "torch.utils.data._utils.collate" else info

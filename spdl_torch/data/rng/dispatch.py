@@ -1,0 +1,134 @@
+"""Draws of torch's operators, led to a generator of the calling thread by a dispatch key.
+
+torch's dispatcher looks at a set of keys for every operator that is called. A thread can add a
+key to that set for itself alone. This file uses a key that nothing else uses
+(``TESTING_ONLY_GenericMode``): all operators fall through it, at no cost, but for those that
+draw random numbers. These get a kernel that hands on the thread's generator. So a call that draws
+nothing costs nothing, and draws made in C++ (dropout), in TorchScript and by functions that were
+imported by name are seen like any other.
+
+Only operators that draw by themselves have a kernel. All others draw through these: ``rand`` and
+``randint`` fill a new tensor by ``uniform_`` and ``random_``.
+
+The names are private to torch: where they are not found, :func:`install` says so and
+``function_mode.py`` serves in their place, with the same bits at a higher cost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DRAWING", "Leader", "install", "is_led", "lead"]
+
+_KEY_NAME = "TESTING_ONLY_GenericMode"
+
+DRAWING = (
+    *("_sample_dirichlet", "_standard_gamma", "binomial", "poisson"),
+    *("bernoulli.out", "bernoulli_.Tensor", "bernoulli_.float"),
+    *("cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "uniform_"),
+    *("multinomial", "multinomial.out"),
+    *("normal.Tensor_Tensor", "normal.Tensor_Tensor_out"),
+    *("normal.Tensor_float", "normal.Tensor_float_out"),
+    *("normal.float_Tensor", "normal.float_Tensor_out"),
+    *("random_", "random_.from", "random_.to", "randperm.generator_out"),
+    *("rrelu_with_noise", "rrelu_with_noise.out", "rrelu_with_noise_"),
+)
+"""The operators of ``aten`` that take a generator and draw by themselves on the CPU."""
+
+
+class Leader(Protocol):
+    """Gives the generator from which the calling thread is to draw."""
+
+    def lead(self) -> torch.Generator | None:
+        """Called before an operator draws on the CPU without a generator of its own; None: it
+        shall draw from the process's default generator."""
+
+
+_C: Any = torch._C  # private, and without types
+_Library: Any = torch.library.Library
+_libraries: list[Any] = []  # an entry ends with its library
+_key: Any = None
+_include: Callable[[Any, bool], None]
+
+
+def install(leader_of_thread: Callable[[], Leader | None]) -> bool:
+    """Register the kernels, once for the process; takes 5 ms. False: this torch has no such key.
+
+    leader_of_thread: called for each draw on a thread that is led.
+    """
+    global _key, _include
+    if _key is not None:
+        return True
+    try:
+        key = getattr(_C.DispatchKey, _KEY_NAME)
+        below = _C._dispatch_keyset_full_after(key)
+        _include = _C._dispatch_tls_set_dispatch_key_included
+        is_included = _C._dispatch_tls_is_dispatch_key_included(key)
+        operators = [_operator(name) for name in DRAWING]
+        fall_through = torch.library.fallthrough_kernel
+        libraries = [_Library(space, "IMPL", _KEY_NAME) for space in ("_", "aten")]
+    except (AttributeError, RuntimeError):
+        return False
+    if is_included:
+        return False  # somebody else's
+    libraries[0].fallback(fall_through)
+    for name, operator in zip(DRAWING, operators, strict=True):
+        kernel = _kernel(operator, below, leader_of_thread)
+        libraries[1].impl(name, kernel, _KEY_NAME, with_keyset=True)
+    _libraries.extend(libraries)
+    _key = key
+    return True
+
+
+def lead(on: bool) -> None:
+    """From now on this thread's draws are led, or not; 0.1 µs."""
+    _include(_key, on)
+
+
+def is_led() -> bool:
+    """Whether this thread's draws are led."""
+    return _key is not None and bool(_C._dispatch_tls_is_dispatch_key_included(_key))
+
+
+def _operator(name: str) -> torch._ops.OpOverload:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")  # type: ignore[no-any-return]  # by name
+
+
+def _kernel(
+    operator: torch._ops.OpOverload, below: Any, leader_of_thread: Callable[[], Leader | None]
+) -> Callable[..., Any]:
+    """The operator with the thread's generator in place of none.
+
+    Called by torch's dispatcher, which leaves out trailing arguments that have their defaults.
+    """
+    redispatch: Any = operator._handle.redispatch_boxed
+    arguments = operator._schema.arguments
+    place = next(n for n, argument in enumerate(arguments) if argument.name == "generator")
+
+    def draw(keys: Any, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        if generator is None and _is_on_cpu(args, kwargs):
+            leader = leader_of_thread()
+            generator = None if leader is None else leader.lead()
+        return redispatch(keys & below, *args, generator=generator, **kwargs)
+
+    def draw_by_position(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > place:
+            assert len(args) == place + 1, "no operator in DRAWING has arguments after it"
+            return draw(keys, *args[:place], generator=args[place], **kwargs)
+        return draw(keys, *args, **kwargs)
+
+    return draw if arguments[place].kwarg_only else draw_by_position
+
+
+def _is_on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the operator draws there. Its first tensor says so: all are on one device."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            return value.device.type == "cpu"
+    return False

@@ -1,0 +1,84 @@
+"""Draws of torch's functions, led to a generator by a mode of the calling thread.
+
+The fallback where torch lacks the dispatch key of ``dispatch.py``. It gives the same bits, but
+every torch call made under it passes a Python function (1 to 2 µs), and it does not see draws
+inside C++ (dropout) and TorchScript.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FunctionMode"]
+
+_FUNCTIONS = (
+    *("_sample_dirichlet", "_standard_gamma", "bernoulli", "binomial", "multinomial", "normal"),
+    *("poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
+    *("randperm", "rrelu"),
+)
+_METHODS = (
+    *("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_"),
+    *("multinomial", "normal_", "random_", "uniform_"),
+)
+# Written in Python, so the mode sees these and not what they call.
+_INIT = (
+    *("kaiming_normal_", "kaiming_uniform_", "normal_", "orthogonal_", "sparse_"),
+    *("trunc_normal_", "uniform_", "xavier_normal_", "xavier_uniform_"),
+)
+
+_TAKES_GENERATOR: frozenset[Callable[..., Any]] = frozenset(
+    getattr(holder, name)
+    for holder, names in ((torch, _FUNCTIONS), (torch.Tensor, _METHODS), (torch.nn.init, _INIT))
+    for name in names
+    if hasattr(holder, name)
+)
+
+
+class FunctionMode(TorchFunctionMode):
+    """While it is entered, torch's random functions called on this thread draw from
+    ``generator()``, unless they name a generator or draw on an accelerator.
+    """
+
+    def __init__(self, generator: Callable[[], torch.Generator]) -> None:
+        super().__init__()
+        self._generator = generator
+        self._is_cpu_default: bool | None = None
+
+    def enter(self) -> None:
+        """From now on, on this thread."""
+        self._is_cpu_default = None  # another default may be in force now
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's has no types
+
+    def leave(self) -> None:
+        """Until now."""
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # neither
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _TAKES_GENERATOR and self._draws_on_cpu(args, kwargs or {}):
+            return func(*args, **{**(kwargs or {}), "generator": self._generator()})
+        return func(*args, **(kwargs or {}))
+
+    def _draws_on_cpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if kwargs.get("generator") is not None:
+            return False
+        device = kwargs.get("device")
+        if device is not None:
+            return torch.device(device).type == "cpu"
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        if tensors:
+            return all(tensor.device.type == "cpu" for tensor in tensors)
+        if self._is_cpu_default is None:
+            self._is_cpu_default = torch.get_default_device().type == "cpu"
+        return self._is_cpu_default

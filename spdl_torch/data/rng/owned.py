@@ -1,0 +1,207 @@
+"""Random generators that a dataset, a transform or a collate function keeps as its own.
+
+``self.rng = np.random.default_rng()`` in a transform (albumentations and MONAI keep theirs so)
+would be copied in one state into every worker: two workers draw 32 distinct numbers of 64, four
+16, and which sample gets which depends on the number of workers. So the loader finds these objects
+and seeds each one anew for every sample.
+
+The seed follows from the state in which the loader found the generator, from the epoch's number
+and from the sample's position. A user's own seed therefore keeps its meaning: the same seed gives
+the same numbers, another seed others, and every epoch differs. Where the loader has ``seed=``,
+that takes the place of the state, so that generators without a seed are reproducible, too.
+
+The walk is bounded; what it does not reach is left as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+import random
+import types
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from .keys import mix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .keys import Purpose, StreamKey
+
+__all__ = ["GENERATOR_KINDS", "OwnedGenerators"]
+
+_MOST_OBJECTS = 2_000
+_MOST_MEMBERS = 256
+"""Members of one container; a longer one holds data."""
+_Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+GENERATOR_KINDS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), np.ndarray, torch.Tensor)
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+
+
+class OwnedGenerators:
+    """Those reachable from a worker's dataset and functions, in a fixed order."""
+
+    def __init__(self, *roots: Any) -> None:
+        self.found = tuple(_walk(roots))
+        """Path and generator."""
+        self._generators = [generator for _, generator in self.found]
+        self._identities = [_identity(generator) for generator in self._generators]
+        self._key: StreamKey | None = None
+        self._seeds: list[int] = []  # of the epoch, one for each
+
+    def __bool__(self) -> bool:
+        return bool(self._generators)
+
+    def seed(self, key: StreamKey, position: int, purpose: Purpose) -> None:
+        """Begin the sample at ``position`` of the epoch: 2 to 15 µs for each generator."""
+        if key is not self._key:
+            self._begin(key)
+        at = key.place_of(position)
+        for seed, generator in zip(self._seeds, self._generators, strict=True):
+            _reseed(generator, mix(mix(seed ^ at) ^ purpose))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the generators back as they were: without workers they are the trainer's own."""
+        states = [_state(generator) for generator in self._generators]
+        try:
+            yield
+        finally:
+            for generator, state in zip(self._generators, states, strict=True):
+                _set_state(generator, state)
+
+    def _begin(self, key: StreamKey) -> None:
+        """Another epoch."""
+        self._key = key
+        base = mix(key.epoch_seed)
+        self._seeds = [
+            mix(base + number) if key.is_seeded else mix(mix(identity) + key.epoch)
+            for number, identity in enumerate(self._identities)
+        ]
+
+
+# -- finding -------------------------------------------------------------------------------------
+
+
+def _walk(roots: tuple[Any, ...]) -> Iterator[tuple[str, _Generator]]:
+    """Breadth first, so that the bound leaves out what is deepest."""
+    waiting = [(type(root).__name__, root) for root in roots]
+    seen = {id(random.__dict__.get("_inst")), id(vars(np.random.mtrand).get("_rand"))}
+    seen.add(id(torch.default_generator))
+    num_seen = 0
+    while waiting and num_seen < _MOST_OBJECTS:
+        level, waiting = waiting, []
+        for path, value in level:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            num_seen += 1
+            if _is_seedable(value):
+                yield path, value
+            else:
+                waiting += _members(path, value)
+
+
+def _is_seedable(value: Any) -> bool:
+    if isinstance(value, torch.Generator):
+        return value.device.type == "cpu"
+    return isinstance(value, GENERATOR_KINDS) and not isinstance(value, random.SystemRandom)
+
+
+def _members(path: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, (*_PLAIN, *_CODE, *GENERATOR_KINDS)):
+        return []
+    if isinstance(value, dict):
+        named = [(f"{path}[{key!r}]", each) for key, each in _few(value.items())]
+    elif isinstance(value, list | tuple | set | frozenset):
+        named = [(f"{path}[{number}]", each) for number, each in enumerate(_few(value))]
+    elif isinstance(value, functools.partial):
+        named = [(path, each) for each in (value.func, *value.args, *value.keywords.values())]
+    elif isinstance(value, types.MethodType):
+        named = [(path, value.__self__)]
+    else:
+        named = [(f"{path}.{name}", each) for name, each in _attributes(value)]
+        if isinstance(value, IterableDataset):
+            # Its workers may depend on having one state: all shuffle the list of files alike, and
+            # each takes its share.
+            named = [(name, each) for name, each in named if not isinstance(each, GENERATOR_KINDS)]
+    return [(name, each) for name, each in named if not isinstance(each, (*_PLAIN, *_CODE))]
+
+
+def _few(members: Any) -> list[Any]:
+    return list(members) if len(members) <= _MOST_MEMBERS else []
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    found = list(getattr(value, "__dict__", {}).items())
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        found += [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    return found
+
+
+# -- seeding -------------------------------------------------------------------------------------
+
+
+def _reseed(generator: _Generator, seed: int) -> None:
+    """A stream of its own for each of the 64-bit seeds."""
+    if isinstance(generator, np.random.Generator):
+        _reseed_bits(generator.bit_generator, seed)
+    elif isinstance(generator, np.random.RandomState):
+        bits = generator._bit_generator
+        if isinstance(bits, np.random.MT19937):
+            generator.seed(seed & 0xFFFFFFFF)  # one word is quick: 1.3 µs, against 8.7 for two
+        else:
+            _reseed_bits(bits, seed)
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    else:
+        generator.seed(seed)
+
+
+def _reseed_bits(bits: Any, seed: int) -> None:
+    if type(bits) is np.random.PCG64:
+        # Its state is a number of 128 bits, its increment an odd one
+        # (https://www.pcg-random.org/paper.html). A SeedSequence would take five times as long.
+        state = mix(seed) << 64 | mix(seed + 1)
+        increment = mix(seed + 2) << 64 | mix(seed + 3) | 1
+        inner: Any = {"state": state, "inc": increment}
+        bits.state = {"bit_generator": "PCG64", "state": inner, "has_uint32": 0, "uinteger": 0}
+    else:
+        bits.state = type(bits)(seed).state
+
+
+def _state(generator: _Generator) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return generator.getstate()
+
+
+def _set_state(generator: _Generator, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, np.random.RandomState | torch.Generator):
+        generator.set_state(state)
+    else:
+        generator.setstate(state)
+
+
+def _identity(generator: _Generator) -> int:
+    """64 bits that tell the state in which it was found from others."""
+    state = _state(generator)
+    if isinstance(state, torch.Tensor):
+        state = state.numpy().tobytes()
+    digest = hashlib.blake2b(pickle.dumps(state), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

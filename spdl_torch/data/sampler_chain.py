@@ -1,0 +1,40 @@
+"""A loader's sampler and those inside it: which of them know a rank or an epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["epoch_of", "nested_samplers", "shard_of"]
+
+_NUM_WRAPPED = 8  # samplers inside samplers; a bound, should one contain itself
+
+
+def shard_of(sampler: Any) -> tuple[int, int]:
+    """``num_replicas`` and ``rank`` of a sampler that deals samples out to ranks, else (1, 0)."""
+    for each in nested_samplers(sampler):
+        replicas, rank = getattr(each, "num_replicas", None), getattr(each, "rank", None)
+        if isinstance(replicas, int) and isinstance(rank, int) and 0 <= rank < replicas:
+            return replicas, rank
+    return 1, 0
+
+
+def epoch_of(sampler: Any) -> int | None:
+    """The epoch that a sampler was told by ``set_epoch``; None for one that cannot be told."""
+    for each in nested_samplers(sampler):
+        epoch = getattr(each, "epoch", None)
+        if callable(getattr(each, "set_epoch", None)) and isinstance(epoch, int):
+            return epoch
+    return None
+
+
+def nested_samplers(sampler: Any) -> Iterator[Any]:
+    """The sampler and those inside it, from the outside in."""
+    for _ in range(_NUM_WRAPPED):
+        if sampler is None:
+            return
+        yield sampler
+        inner = getattr(sampler, "sampler", None)
+        sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
