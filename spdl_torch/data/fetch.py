@@ -248,7 +248,7 @@ class BatchMaker:
                 samples,
                 self._dataset,
                 indices,
-                indices if self._streams is None else self._streams.positions(indices),
+                indices if self._streams is None else self._streams.over(indices, samples),
                 tasks=len(indices),
             )
         except BaseException as error:

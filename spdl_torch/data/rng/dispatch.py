@@ -8,7 +8,8 @@ nothing costs nothing, and draws made in C++ (dropout), in TorchScript and by fu
 imported by name are seen like any other.
 
 Only operators that draw by themselves have a kernel. All others draw through these: ``rand`` and
-``randint`` fill a new tensor by ``uniform_`` and ``random_``.
+``randint`` fill a new tensor by ``uniform_`` and ``random_``. Under a TorchDispatchMode what such
+an operator calls is not seen; the first call of a compiled function is under one.
 
 The names are private to torch: where they are not found, :func:`install` says so and
 ``function_mode.py`` serves in their place, with the same bits at a higher cost.
@@ -23,7 +24,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DRAWING", "Leader", "install", "is_led", "lead"]
+__all__ = ["DRAWING", "Leader", "Thread", "install", "is_led", "lead"]
 
 _KEY_NAME = "TESTING_ONLY_GenericMode"
 
@@ -44,9 +45,16 @@ DRAWING = (
 class Leader(Protocol):
     """Gives the generator from which the calling thread is to draw."""
 
-    def lead(self) -> torch.Generator | None:
-        """Called before an operator draws on the CPU without a generator of its own; None: it
-        shall draw from the process's default generator."""
+    def lead(self) -> torch.Generator:
+        """Called before an operator draws on the CPU without a generator of its own."""
+
+
+class Thread(Protocol):
+    """Whichever thread asks: a ``threading.local``."""
+
+    @property
+    def streams(self) -> Leader | None:
+        """Of this thread; None: it draws from the process's default generator."""
 
 
 _C: Any = torch._C  # private, and without types
@@ -56,20 +64,17 @@ _key: Any = None
 _include: Callable[[Any, bool], None]
 
 
-def install(leader_of_thread: Callable[[], Leader | None]) -> bool:
-    """Register the kernels, once for the process; takes 5 ms. False: this torch has no such key.
-
-    leader_of_thread: called for each draw on a thread that is led.
-    """
+def install(thread: Thread) -> bool:
+    """Register the kernels, once for the process; takes 5 ms. False: this torch has no such key."""
     global _key, _include
     if _key is not None:
         return True
     try:
-        key = getattr(_C.DispatchKey, _KEY_NAME)
-        below = _C._dispatch_keyset_full_after(key)
+        key = _C._dispatch_key_parse(_KEY_NAME)
         _include = _C._dispatch_tls_set_dispatch_key_included
         is_included = _C._dispatch_tls_is_dispatch_key_included(key)
-        operators = [_operator(name) for name in DRAWING]
+        below = _C._dispatch_keyset_full_after(key)
+        operators = {name: _operator(name) for name in DRAWING}
         fall_through = torch.library.fallthrough_kernel
         libraries = [_Library(space, "IMPL", _KEY_NAME) for space in ("_", "aten")]
     except (AttributeError, RuntimeError):
@@ -77,8 +82,8 @@ def install(leader_of_thread: Callable[[], Leader | None]) -> bool:
     if is_included:
         return False  # somebody else's
     libraries[0].fallback(fall_through)
-    for name, operator in zip(DRAWING, operators, strict=True):
-        kernel = _kernel(operator, below, leader_of_thread)
+    for name, operator in operators.items():
+        kernel = _kernel(operator, below, thread)
         libraries[1].impl(name, kernel, _KEY_NAME, with_keyset=True)
     _libraries.extend(libraries)
     _key = key
@@ -100,35 +105,36 @@ def _operator(name: str) -> torch._ops.OpOverload:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")  # type: ignore[no-any-return]  # by name
 
 
-def _kernel(
-    operator: torch._ops.OpOverload, below: Any, leader_of_thread: Callable[[], Leader | None]
-) -> Callable[..., Any]:
-    """The operator with the thread's generator in place of none.
+def _kernel(operator: torch._ops.OpOverload, below: Any, thread: Thread) -> Callable[..., Any]:
+    """``operator`` with the thread's generator in place of none.
 
     Called by torch's dispatcher, which leaves out trailing arguments that have their defaults.
     """
     redispatch: Any = operator._handle.redispatch_boxed
     arguments = operator._schema.arguments
-    place = next(n for n, argument in enumerate(arguments) if argument.name == "generator")
+    names = [argument.name for argument in arguments]
+    tensors = [isinstance(argument.type, torch.TensorType) for argument in arguments]
+    tensor_at, generator_at = tensors.index(True), names.index("generator")
 
     def draw(keys: Any, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
-        if generator is None and _is_on_cpu(args, kwargs):
-            leader = leader_of_thread()
+        if generator is None and args[tensor_at].is_cpu:  # all its tensors are on one device
+            leader = thread.streams
             generator = None if leader is None else leader.lead()
         return redispatch(keys & below, *args, generator=generator, **kwargs)
 
+    def draw_into(keys: Any, *args: Any, generator: Any = None, out: Any) -> Any:
+        if generator is None and out.is_cpu:
+            leader = thread.streams
+            generator = None if leader is None else leader.lead()
+        return redispatch(keys & below, *args, generator=generator, out=out)
+
     def draw_by_position(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > place:
-            assert len(args) == place + 1, "no operator in DRAWING has arguments after it"
-            return draw(keys, *args[:place], generator=args[place], **kwargs)
+        if len(args) > generator_at:
+            assert len(args) == generator_at + 1, "no operator in DRAWING has arguments after it"
+            return draw(keys, *args[:generator_at], generator=args[generator_at], **kwargs)
         return draw(keys, *args, **kwargs)
 
-    return draw if arguments[place].kwarg_only else draw_by_position
-
-
-def _is_on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the operator draws there. Its first tensor says so: all are on one device."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            return value.device.type == "cpu"
-    return False
+    if arguments[tensor_at].kwarg_only:
+        assert names[tensor_at] == "out", "guaranteed by DRAWING: randperm alone takes no tensor"
+        return draw_into
+    return draw if arguments[generator_at].kwarg_only else draw_by_position

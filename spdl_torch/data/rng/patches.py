@@ -76,8 +76,8 @@ PATCHES = (
 class Generators(Protocol):
     """Where a thread's draws come from, each ready for the sample that it works on."""
 
-    def lead(self) -> torch.Generator | None:
-        """torch's, for an operator that is about to draw; None: the process's."""
+    def lead(self) -> torch.Generator:
+        """torch's, for an operator that is about to draw."""
 
     def generator(self) -> torch.Generator:
         """torch's."""
@@ -114,12 +114,8 @@ def install() -> bool:
             _install_python()
             _install_numpy()
             _install_worker_info()
-            _is_led_by_key = dispatch.install(_streams_of_thread)
+            _is_led_by_key = dispatch.install(of_thread)
     return _is_led_by_key
-
-
-def _streams_of_thread() -> Generators | None:
-    return of_thread.streams
 
 
 @contextmanager

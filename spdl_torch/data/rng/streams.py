@@ -28,7 +28,7 @@ from .keys import Purpose, StreamKey
 from .patches import install, of_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .owned import OwnedGenerators
     from .patches import Generators
@@ -37,6 +37,9 @@ __all__ = ["SampleStreams", "borrowers_in", "lent"]
 
 # Places in a batch, beside those of its samples.
 _WORKER, _ITERABLE, _COLLATE = -3, -2, -1
+
+_LOOK_EVERY = 64
+"""Batches, or single samples where there are no batches, of which in one is looked for draws."""
 
 # The generators that draw side by side.
 _TORCH, _PYTHON, _NUMPY = range(3)
@@ -49,14 +52,18 @@ class SampleStreams:
     starts at its first draw, so that samples which draw nothing cost nothing. Until a batch is
     begun it is the worker's, seeded as torch seeds its worker processes.
 
+    There are two ways to seed torch's generator for a sample, with the same bits. *Watching*: the
+    dispatch key sees each draw, which takes 2 µs, and asks here. *Seeding*: every sample begins
+    with the default generator seeded, which takes 2 µs too, and all draws are torch's own. That is
+    for the main thread, while samples do draw: now and then the key looks whether they still do.
+
     number: the worker's.
     """
 
     def __init__(self, base_seed: int, number: int = 0) -> None:
         # Where torch lacks the dispatch key: the same bits, at a cost for every call.
         self._mode = None if install() else FunctionMode(self.generator)
-        self._own = torch.Generator()
-        self._generator = self._own
+        self._own = self._torch = torch.Generator()
         self._python: random.Random | None = None
         self._numpy: np.random.RandomState | None = None
         self._owned: OwnedGenerators | None = None
@@ -64,8 +71,11 @@ class SampleStreams:
         self._left: dict[int, tuple[Any, Any, Any]] = {}  # where streams that may go on were left
         self._outer: Generators | None = None
         self._outer_is_led = False
-        self._lends_default = False
         self._process_state: torch.Tensor | None = None  # of the default generator, to put back
+        self._is_main = self._seeds = self._looks = False
+        self._has_drawn = True
+        self._num_batches = 0
+        self._filling: list[Any] | None = None
         self._first = 0
         # The place for which each generator was seeded last.
         self._torch_at: int | None = None
@@ -75,15 +85,12 @@ class SampleStreams:
 
     def __enter__(self) -> Self:
         self._outer, of_thread.streams = of_thread.streams, self
-        self._torch_at = None
         if self._mode is not None:
             self._mode.enter()
             return self
+        self._is_main = threading.get_ident() == threading.main_thread().ident
         self._outer_is_led = dispatch.is_led()
-        dispatch.lead(True)
-        # Only there: two threads cannot both have the default generator.
-        self._lends_default = threading.get_ident() == threading.main_thread().ident
-        self._generator = torch.default_generator if self._lends_default else self._own
+        self._watch()
         return self
 
     def __exit__(self, *details: Any) -> None:
@@ -114,37 +121,46 @@ class SampleStreams:
         """The samples of a batch follow, the first of them at position ``first`` of the epoch.
         Until another place is named they share one stream."""
         self._key, self._first = key, first
+        self._num_batches += 1
+        self._seeds = self._has_drawn and self._is_main
+        self._looks = self._seeds and self._num_batches % _LOOK_EVERY == 1
+        if self._looks:
+            self._has_drawn = False  # until the first draw
         self._go_to(0)
         self._left.clear()
 
     def at(self, place: int) -> None:
         """The sample at ``place`` of the batch follows, with a stream of its own."""
-        self._place = place
-        if self._torch_at is not None and self._torch_at != place:
-            self._await_draw()
+        self._place, self._filling = place, None
+        if self._seeds:
+            self._seed_default(self._seed(_TORCH))
         if self._owned is not None:
             self._seed_owned(self._owned)
+
+    def over(self, indices: Sequence[Any], samples: list[Any]) -> Iterable[Any]:
+        """``indices``, each with its own stream while its sample is made, for who takes one after
+        another and appends each sample to ``samples``.
+        """
+        if self._seeds:
+            return self._seeded(indices)
+        if self._owned is not None:
+            return self._placed(indices)
+        self._filling = samples  # its length is the place: no code runs for a sample
+        return indices
 
     @property
     def place(self) -> int:
         """The place, in its batch, of the sample that is being made."""
-        return self._place
+        return self._place if self._filling is None else len(self._filling)
 
     def at_collate(self) -> None:
         """The batch's collate function follows; it has a stream of its own."""
-        self.at(_COLLATE)
-
-    def positions(self, indices: Iterable[Any]) -> Iterator[Any]:
-        """``indices``, each with its own stream from the moment it is taken."""
+        self._filling = None
+        if self._torch is not self._own:
+            self._watch()
+        self._place = _COLLATE
         if self._owned is not None:
-            for place, index in enumerate(indices):
-                self.at(place)
-                yield index
-            return
-        for self._place, index in enumerate(indices):
-            if self._torch_at is not None:
-                self._await_draw()
-            yield index
+            self._seed_owned(self._owned)
 
     @contextmanager
     def sample_context(self, place: int) -> Iterator[torch.Generator]:
@@ -161,68 +177,84 @@ class SampleStreams:
 
     # -- the generators, each ready for the present stream --------------------------------------
 
-    def lead(self) -> torch.Generator | None:
+    def lead(self) -> torch.Generator:
         """torch's, for an operator that is about to draw: see ``dispatch.Leader``."""
-        generator = self.generator()
-        return None if self._lends_default else generator
+        self._has_drawn = True
+        return self.generator()
 
     def generator(self) -> torch.Generator:
         """torch's."""
-        if self._torch_at != self._place:
-            if self._lends_default:
-                self._take_default_generator()
-            self._generator.manual_seed(self._seed(_TORCH))
-            self._torch_at = self._place
-        return self._generator
+        place = self.place
+        if self._torch_at != place:
+            self._torch.manual_seed(self._seed(_TORCH))
+            self._torch_at = place
+        return self._torch
 
     def python(self) -> random.Random:
         """Python's."""
-        generator = self._python
+        generator, place = self._python, self.place
         if generator is None:
             generator = self._python = random.Random(0)
-        if self._python_at != self._place:
+        if self._python_at != place:
             generator.seed(self._seed(_PYTHON))
-            self._python_at = self._place
+            self._python_at = place
         return generator
 
     def numpy(self) -> np.random.RandomState:
         """numpy's."""
-        generator = self._numpy
+        generator, place = self._numpy, self.place
         if generator is None:
             generator = self._numpy = np.random.RandomState(0)
-        if self._numpy_at != self._place:
-            if self._place == _WORKER:
+        if self._numpy_at != place:
+            if place == _WORKER:
                 words = cast("Any", torch_worker)._generate_state(
                     self._key.epoch_seed, self._number
                 )
                 generator.seed(words)
             else:  # one word is quick: 1.3 µs, against 8.7 for two
                 generator.seed(self._seed(_NUMPY) & 0xFFFFFFFF)
-            self._numpy_at = self._place
+            self._numpy_at = place
         return generator
 
-    # -- torch's default generator, lent to a sample ---------------------------------------------
+    # -- seeding and watching --------------------------------------------------------------------
 
-    def _take_default_generator(self) -> None:
-        """The sample's first draw: the later ones are torch's own, at its own speed."""
-        if self._process_state is None:
-            self._process_state = torch.default_generator.get_state()
-        dispatch.lead(False)
+    def _seeded(self, indices: Sequence[Any]) -> Iterator[Any]:
+        seeds = self._key.seeds(self._first, len(indices))
+        for self._place, index in enumerate(indices):
+            self._seed_default(seeds[self._place])
+            if self._owned is not None:
+                self._seed_owned(self._owned)
+            yield index
 
-    def _await_draw(self) -> None:
-        """Another sample follows, whose first draw has to be seen."""
-        self._torch_at = None
-        if self._lends_default:
+    def _placed(self, indices: Sequence[Any]) -> Iterator[Any]:
+        for place, index in enumerate(indices):
+            self.at(place)
+            yield index
+
+    def _seed_default(self, seed: int) -> None:
+        """From here on the present sample's draws are torch's own, at its own speed."""
+        if self._torch is self._own:
+            if self._process_state is None:
+                self._process_state = torch.default_generator.get_state()
+            self._torch = torch.default_generator
+            dispatch.lead(self._looks)
+        self._torch.manual_seed(seed)
+        self._torch_at = self._place
+
+    def _watch(self) -> None:
+        """Every draw is seen from here on, and led to the generator of our own."""
+        self._torch, self._torch_at = self._own, None
+        if self._mode is None:
             dispatch.lead(True)
 
     # -- where the streams stand -----------------------------------------------------------------
 
     def _go_to(self, place: int) -> None:
         """A stream follows from its beginning, also if it is of the same place as before."""
-        self._place = place
-        self._python_at = self._numpy_at = None
-        if self._torch_at is not None:
-            self._await_draw()
+        self._place, self._filling = place, None
+        self._torch_at = self._python_at = self._numpy_at = None
+        if self._torch is not self._own:
+            self._watch()
         if self._owned is not None and place >= 0:
             self._seed_owned(self._owned)
 
@@ -232,7 +264,7 @@ class SampleStreams:
         owned.seed(self._key, self._first + max(0, self._place), purpose)
 
     def _seed(self, generator: int) -> int:
-        key, place = self._key, self._place
+        key, place = self._key, self.place
         if place >= 0:
             return key.seed(self._first + place, Purpose.SAMPLE, generator)
         if place == _COLLATE:
@@ -244,7 +276,7 @@ class SampleStreams:
     def _leave(self, place: int) -> None:
         python, numpy = self._python, self._numpy
         self._left[place] = (
-            self._generator.get_state() if self._torch_at == place else None,
+            self._torch.get_state() if self._torch_at == place else None,
             python.getstate() if python is not None and self._python_at == place else None,
             numpy.get_state() if numpy is not None and self._numpy_at == place else None,
         )

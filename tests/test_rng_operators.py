@@ -1,0 +1,316 @@
+"""Every random operator of torch draws from the sample's stream, and from nothing else."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.nn import functional
+
+from spdl_torch import DataLoader
+from spdl_torch.data.rng import dispatch
+from spdl_torch.data.rng.function_mode import FunctionMode
+from spdl_torch.data.rng.keys import StreamKey
+from spdl_torch.data.rng.streams import SampleStreams
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+KEY = StreamKey(epoch_seed=1234)
+
+
+def schemas_with_generator():
+    """Every operator of torch that takes a generator, by its full name."""
+    for schema in torch._C._jit_get_all_schemas():
+        takes = any(argument.name == "generator" for argument in schema.arguments)
+        name = schema.name.removeprefix("aten::")
+        if takes and schema.name.startswith("aten::") and not name.startswith("_no_grad_"):
+            yield f"{name}.{schema.overload_name}" if schema.overload_name else name, schema
+
+
+SCHEMAS = dict(schemas_with_generator())
+
+# Values that suit an argument by its name, where its type says too little.
+VALUES = {
+    "size": [4],
+    "n": 4,
+    "low": 2,
+    "high": 9,
+    "from": 2,
+    "to": 9,
+    "num_samples": 4,
+    "median": 0.0,
+    "sigma": 1.0,
+    "lambd": 1.0,
+    "p": 0.5,
+    "std": 1.0,
+    "mean": 0.0,
+    "training": True,
+    "replacement": False,
+}
+
+
+def arguments_of(schema, device):
+    """Arguments for one call; tensors lie within 0 and 1, where every distribution is defined."""
+    args, kwargs = [], {}
+    for argument in schema.arguments:
+        if argument.name == "generator" or argument.default_value is not None:
+            continue
+        if str(argument.type).startswith("Optional") and argument.name not in VALUES:
+            continue
+        if isinstance(argument.type, torch.TensorType):
+            whole = argument.name == "out" and schema.name in (
+                "aten::randperm",
+                "aten::multinomial",
+            )
+            value = torch.full((4,), 0.5, dtype=torch.int64 if whole else torch.float32)
+            value = {"count": 20 * value, "high": torch.tensor(9)}.get(argument.name, value)
+            value = value.to(device)
+        else:
+            value = VALUES[argument.name]
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    if any(argument.name == "device" for argument in schema.arguments):
+        kwargs["device"] = torch.device(device)
+    return args, kwargs
+
+
+def operator(name):
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def call(name, device="cpu", generator=None):
+    args, kwargs = arguments_of(SCHEMAS[name], device)
+    result = operator(name)(*args, **kwargs, generator=generator)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def runs_here(name):
+    """Whether the operator has a kernel for the CPU, of its own or made of others."""
+    try:
+        call(name, generator=torch.Generator())
+    except NotImplementedError:
+        return False
+    return True
+
+
+RUNNING = [name for name in SCHEMAS if runs_here(name)]
+
+
+def same(ours, theirs):
+    return all(map(torch.equal, ours, theirs))
+
+
+def test_table_of_operators_is_what_torch_has():
+    """Those that have a kernel of their own for the CPU; all others draw through them, as the test
+    below shows of each.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert set(dispatch.DRAWING) == {n for n in SCHEMAS if has_kernel(f"aten::{n}", "CPU")}
+    assert len(RUNNING) > 70
+
+
+def drawn_by_samples(streams, draw):
+    """What three samples of a batch draw, one after another."""
+    with streams:
+        streams.begin(KEY, 10)
+        samples = []
+        for _ in streams.over([0, 1, 2], samples):
+            samples.append(draw())  # noqa: PERF401 - its length is the sample's place
+        return samples
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_operator_draws_from_the_samples_stream(name):
+    """Watched and seeded, the bits are those of a generator with the sample's seed. A generator
+    that is named is used; the process's own stands still; other devices are left alone.
+    """
+    expected = []
+    for position in range(3):
+        generator = torch.Generator().manual_seed(KEY.seed(10 + position))
+        expected.append(call(name, generator=generator) + call(name, generator=generator))
+    streams, process = SampleStreams(0), torch.get_rng_state()
+    for seeds in (True, True, False):
+        streams._has_drawn = seeds
+        got = drawn_by_samples(streams, lambda: call(name) + call(name))
+        assert all(map(same, got, expected))
+        assert streams._seeds is seeds, "each of the two ways was taken"
+    again = call(name, generator=torch.Generator().manual_seed(5))
+    for named in drawn_by_samples(
+        streams, lambda: call(name, generator=torch.Generator().manual_seed(5))
+    ):
+        assert same(named, again)
+    assert torch.equal(torch.get_rng_state(), process)
+
+
+@pytest.mark.parametrize("name", dispatch.DRAWING)
+def test_operator_on_another_device_is_left_alone(name):
+    """The dispatch key hands on what does not draw on the CPU as it came."""
+    try:
+        expected = call(name, device="meta")
+    except NotImplementedError:
+        pytest.skip("torch has no such operator for the device meta")
+    with SampleStreams(0):
+        got = call(name, device="meta")
+    assert [(part.device, part.shape) for part in got] == [
+        (part.device, part.shape) for part in expected
+    ]
+
+
+def test_where_torch_lacks_the_key_a_mode_gives_the_same_bits(monkeypatch):
+    """Calls that both ways cover draw the same numbers by both."""
+
+    def draws():
+        return [
+            torch.rand(3),
+            torch.randint(0, 99, (3,)),
+            torch.randperm(7),
+            torch.empty(3).uniform_(),
+            torch.normal(torch.zeros(3), 1.0),
+            torch.bernoulli(torch.full((4,), 0.5)),
+            torch.nn.init.xavier_uniform_(torch.empty(2, 2)),
+            torch.distributions.Beta(1.0, 1.0).sample((3,)),
+            torch.rand_like(torch.ones(2)),
+        ]
+
+    by_key = drawn_by_samples(SampleStreams(0), draws)
+    monkeypatch.setattr("spdl_torch.data.rng.streams.install", lambda: False)
+    streams = SampleStreams(0)
+    assert isinstance(streams._mode, FunctionMode)
+    assert all(map(same, drawn_by_samples(streams, draws), by_key))
+
+
+@torch.jit.ignore
+def nothing():
+    return None
+
+
+OUT_OF_SIGHT = {
+    "dropout": lambda: functional.dropout(torch.ones(64)),
+    "feature_dropout": lambda: functional.dropout2d(torch.ones(1, 64, 2, 2)),
+    "alpha_dropout": lambda: functional.alpha_dropout(torch.ones(64), training=True),
+    "rrelu": lambda: functional.rrelu(-torch.ones(16), training=True),
+    "gumbel_softmax": lambda: functional.gumbel_softmax(torch.zeros(9)),
+    "attention": lambda: functional.scaled_dot_product_attention(
+        *torch.ones(3, 1, 2, 4, 8).unbind(), dropout_p=0.5
+    ),
+    "vmap": lambda: torch.vmap(lambda x: x + torch.rand(2), randomness="different")(torch.zeros(3)),
+    "compiled": lambda: COMPILED(torch.zeros(64)),
+    "module": lambda: torch.nn.Linear(3, 2).weight.detach(),
+}
+COMPILED = torch.compile(lambda x: functional.dropout(x + 1), backend="aot_eager")
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Samples are what a function draws."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.draw()
+
+
+@pytest.mark.parametrize("name", OUT_OF_SIGHT)
+def test_draw_inside_torch_comes_from_the_samples_stream(name):
+    """Draws made in C++, by compiled functions and under transformations of functions: the same
+    for any number of workers, another for each sample, and none taken from the trainer. (Not the
+    first call of a compiled function on another thread than the main one.)
+    """
+    process = torch.get_rng_state()
+    epochs = []
+    for num_workers in (0, 0, 1, 3) if name != "compiled" else (0, 0):
+        loader = DataLoader(
+            Drawing(OUT_OF_SIGHT[name]), 3, seed=4, num_workers=num_workers, isolation="thread"
+        )
+        epochs.append(torch.cat(list(loader)).reshape(8, -1))
+        torch.set_rng_state(process)  # what the order took from it
+    assert torch.equal(torch.get_rng_state(), process)
+    assert all(torch.equal(epochs[0], epoch) for epoch in epochs)
+    assert len(torch.unique(epochs[0], dim=0)) == 8
+
+
+def test_scripted_function_draws_from_the_samples_stream():
+    """TorchScript's interpreter calls the same operators."""
+    scripted = torch.jit.CompilationUnit(
+        "def draw(x: Tensor) -> Tensor:\n  return torch.dropout(x, 0.5, True) + torch.rand(64)\n"
+    ).draw
+    plain = drawn_by_samples(
+        SampleStreams(0), lambda: [torch.dropout(torch.ones(64), 0.5, True) + torch.rand(64)]
+    )
+    for _ in range(3):  # the interpreter optimises what it runs again
+        assert all(
+            map(same, drawn_by_samples(SampleStreams(0), lambda: [scripted(torch.ones(64))]), plain)
+        )
+
+
+def test_error_in_a_sample_leaves_the_thread_as_it_was():
+    """The key and the default generator are put back however the batch ends."""
+    process = torch.get_rng_state()
+    streams = SampleStreams(0)
+
+    def fail():
+        torch.rand(1)
+        raise ValueError("bad sample")
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="bad sample"):
+            drawn_by_samples(streams, fail)
+        assert not dispatch.is_led()
+        assert torch.equal(torch.get_rng_state(), process)
+
+
+def test_streams_inside_streams_give_back_what_they_found():
+    """A sample that itself loads goes on in its own stream, at any draw."""
+
+    def nested():
+        first = torch.rand(2)
+        inner = SampleStreams(1)
+        drawn_by_samples(inner, lambda: torch.rand(2))
+        drawn_by_samples(inner, lambda: torch.rand(2))
+        return [torch.stack([first, torch.rand(2)])]
+
+    flat = drawn_by_samples(SampleStreams(0), lambda: [torch.stack([torch.rand(2), torch.rand(2)])])
+    streams = SampleStreams(0)
+    for _ in range(2):
+        assert all(map(same, drawn_by_samples(streams, nested), flat))
+
+
+def test_thread_that_user_code_starts_draws_from_the_process():
+    """It is no thread of the loader's: on one of those, its draws are not the sample's."""
+    numbers = []
+
+    def draw():
+        thread = threading.Thread(target=lambda: numbers.append(torch.rand(1).item()))
+        thread.start()
+        thread.join()
+        return [torch.rand(1)]
+
+    expected = drawn_by_samples(SampleStreams(0), lambda: [torch.rand(1)])
+    torch.manual_seed(3)
+    with ThreadPoolExecutor(1) as loaders_thread:
+        drawn = loaders_thread.submit(drawn_by_samples, SampleStreams(0), draw).result()
+    assert all(map(same, drawn, expected))
+    assert numbers == torch.rand(3, generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def test_call_that_draws_nothing_is_not_led():
+    """No kernel of ours is called for it: the cost of the streams is that of draws alone."""
+    calls = []
+
+    class Counting(SampleStreams):
+        def lead(self):
+            calls.append(1)
+            return super().lead()
+
+    with Counting(0):
+        x = torch.ones(4, 4)
+        _ = (x[1] - x.mean(0)) / x.std(), torch.stack([x, x]), torch.cat([x, x]), x.numpy().sum()
+        assert not calls
+        torch.rand(1)
+        assert calls == [1]
