@@ -227,12 +227,12 @@ def _run(unit: Any, name: str, *args: object) -> Any:
 def load_operators() -> None:
     """Register ``torch.ops.image``, by torchvision's shared library alone: 1 ms.
 
-    Importing torchvision.io registers it too, but with models, datasets and a compiler: 0.8 s, which
-    every forked worker would pay in its first batch.
+    Importing torchvision.io registers it too, but with models, datasets and a compiler: 0.8 s,
+    which every forked worker would pay in its first batch.
     """
     for path in _operator_libraries():
         try:
-            torch.ops.load_library(path)
+            torch.ops.load_library(path)  # type: ignore[no-untyped-call]
         except OSError:
             continue  # of another torch; torchvision says so below, if it is asked to
         return

@@ -33,7 +33,7 @@ _one_at_a_time = threading.Lock()
 
 
 def load_image_batch_nvjpeg(
-    sources: Sequence[Source],
+    srcs: Sequence[Source],
     *,
     device_config: CUDAConfig,
     width: int,
@@ -46,7 +46,7 @@ def load_image_batch_nvjpeg(
     a stream of their own. Blocks, without the GIL, until the batch is there.
 
     Args:
-        sources: JPEGs as in :func:`decode_image`, at least one.
+        srcs: JPEGs as in :func:`decode_image`, at least one.
         device_config: of :func:`cuda_config`.
         width, height: of the result, in pixels.
         pix_fmt: only ``"rgb"``, planes of red, green and blue.
@@ -67,11 +67,11 @@ def load_image_batch_nvjpeg(
         )
     if width < 1 or height < 1:
         raise ValueError(f"width and height must be >= 1, got {width=}, {height=}.")
-    if not sources:
-        raise ValueError("sources must hold at least one image, got none.")
+    if not srcs:
+        raise ValueError("srcs must hold at least one image, got none.")
     device = cuda.resolve(device_config.device)
-    names = [source_name(source) for source in sources]
-    data = read_sources(sources)
+    names = [source_name(src) for src in srcs]
+    data = read_sources(srcs)
     for content, name in zip(data, names, strict=True):
         _check_jpeg(content, name)
     _check_operator()

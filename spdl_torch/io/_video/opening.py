@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from av.container import InputContainer
 
+    from .._config import DemuxConfig
     from .._source import Source
 
 __all__ = ["decode_errors", "open_video"]
@@ -46,16 +47,19 @@ def decode_errors(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_video(source: Source) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_video(
+    source: Source, config: DemuxConfig | None = None, name: str | None = None
+) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container and its best video stream; other streams are not read.
 
+    name: of the source in errors; None: its own.
     Raises:
         DecodeError: not a container that FFmpeg knows, or one without a video that it can decode.
         OSError: a path that cannot be read.
     """
-    name = source_name(source)
+    name = name or source_name(source)
     with contextlib.ExitStack() as stack, decode_errors(name):
-        container = stack.enter_context(_open(source, stack))
+        container = stack.enter_context(_open(source, config, stack))
         stream = container.streams.best("video")
         if not isinstance(stream, VideoStream):
             kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
@@ -68,12 +72,14 @@ def open_video(source: Source) -> Iterator[tuple[InputContainer, VideoStream]]:
         yield container, stream
 
 
-def _open(source: Source, stack: contextlib.ExitStack) -> InputContainer:
+def _open(
+    source: Source, config: DemuxConfig | None, stack: contextlib.ExitStack
+) -> InputContainer:
     if isinstance(source, str | os.PathLike) and not is_url(source):
         # "file:", for FFmpeg takes a name such as "12:30.mp4" for a protocol. Playlists are
         # refused what is no file.
         options = {"protocol_whitelist": "file"}
-        return _av_open(f"file:{os.fspath(source)}", options)
+        return _av_open(f"file:{os.fspath(source)}", options, config)
     file: Any
     if isinstance(source, str):
         file = stack.enter_context(open_url(source))
@@ -90,7 +96,7 @@ def _open(source: Source, stack: contextlib.ExitStack) -> InputContainer:
         )
     # Bytes may come from anywhere: whatever they say, nothing else is opened on their behalf.
     options = {"protocol_whitelist": "none"}
-    return _av_open(file, options)
+    return _av_open(file, options, config)
 
 
 # A title in another encoding than UTF-8 is no reason to refuse the pictures. PyAV keeps its bytes
@@ -100,8 +106,19 @@ _LENIENT: dict[str, Any] = (
 )
 
 
-def _av_open(file: Any, options: dict[str, str]) -> InputContainer:
+def _av_open(file: Any, options: dict[str, str], config: DemuxConfig | None) -> InputContainer:
+    size = _BUFFER_BYTES
+    format_name = None
+    if config is not None:
+        size, format_name = max(size, config.buffer_size), _known_format(config.format)
+        options = {**options, **(config.format_options or {})}
     container: InputContainer = av.open(
-        file, container_options=options, buffer_size=_BUFFER_BYTES, **_LENIENT
+        file, format=format_name, container_options=options, buffer_size=size, **_LENIENT
     )
     return container
+
+
+def _known_format(name: str | None) -> str | None:
+    if name is not None and name not in av.formats_available:
+        raise ValueError(f"demux_config: FFmpeg has no format {name!r} here.")
+    return name
