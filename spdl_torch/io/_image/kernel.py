@@ -26,6 +26,7 @@ __all__ = [
     "fill_batch",
     "has_codec",
     "has_markers",
+    "has_nvjpeg",
     "is_compiled",
     "load_operators",
     "read_files",
@@ -93,6 +94,11 @@ def has_codec() -> bool:
     """Whether torchvision's own decoders are there; Pillow does the decoding otherwise."""
     load_operators()
     return hasattr(torch.ops.image, "decode_image")
+
+
+def has_nvjpeg() -> bool:
+    """Whether torchvision can decode JPEGs on a GPU, if there is one."""
+    return has_codec() and hasattr(torch.ops.image, "decode_jpegs_cuda")
 
 
 def is_compiled() -> bool:

@@ -102,7 +102,7 @@ def _check_jpeg(content: Tensor, name: str) -> None:
 
 
 def _check_operator() -> None:
-    if not (kernel.has_codec() and hasattr(torch.ops.image, "decode_jpegs_cuda")):
+    if not kernel.has_nvjpeg():
         raise RuntimeError(
             "load_image_batch_nvjpeg needs torchvision with nvJPEG, which this one was built "
             "without. Use load_image_batch(device_config=...)."
