@@ -29,6 +29,7 @@ from spdl_torch.observe import (
     query_task_stats,
     recorders,
     recording_gc,
+    report_of_file,
     summarize,
 )
 from spdl_torch.observe import sqlite as sqlite_module
@@ -424,16 +425,51 @@ def test_summary_weighs_each_figure_by_what_it_is_of(tmp_path_factory, parts):
     assert line.occupancy_rate * elapsed == pytest.approx(occupied)
 
 
-def test_summary_is_printed_in_the_order_of_the_pipeline(tmp_path, caplog):
-    """Every stage and queue with its figures and their units."""
+SUMMARY = f"""
+{"=" * 80}
+PIPELINE PERFORMANCE SUMMARY
+{"=" * 80}
+📊 Task Statistics:
+{"-" * 80}
+
+  Stage: 0:1:decode[2]
+    Total tasks processed: 10
+    Total failures: 0
+    Average task time: 0.1000s
+    Success rate: 100.0%
+    Number of log entries: 1
+
+  Stage: 0:2:batch
+    Total tasks processed: 10
+    Total failures: 1
+    Average task time: 0.1000s
+    Success rate: 90.0%
+    Number of log entries: 1
+
+📈 Queue Statistics:
+{"-" * 80}
+
+  Queue: 0:1:decode[2]_queue
+    Total items processed: 10
+    Average QPS: 2.00
+    Average put time: 0.0100s
+    Average get time: 0.0100s
+    Average occupancy rate: 50.0%
+    Number of log entries: 1
+
+{"=" * 80}
+WHAT IT MEANS: run 1 of """
+
+
+def test_summary_is_printed_as_spdl_s_example_prints_it(tmp_path, caplog):
+    """In the order of the pipeline, and by the line; what we add comes after."""
     stages = [task_entry(name="0:2:batch", num_failures=1), task_entry(), queue_entry()]
     write(tmp_path / "s.db", *stages)
     printed = []
     log_stats_summary(tmp_path / "s.db", write=printed.append)
     (text,) = printed
-    assert text.index("Stage: 0:1:decode[2]") < text.index("Stage: 0:2:batch")
-    for part in ("Average time:    100.000 ms", "Success rate:    90.0%", "QPS:             2.0"):
-        assert part in text
+    assert text.startswith(SUMMARY)
+    assert str(report_of_file(tmp_path / "s.db")) in text
     with caplog.at_level("INFO", logger="spdl_torch.observe"):
         log_stats_summary(tmp_path / "s.db")
     assert caplog.messages == [text]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 from .entries import EventLogEntry
 from .schema import open_for_reading
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     import os
 
 __all__ = [
+    "QueueStatsQueryResult",
     "QueueStatsRow",
+    "TaskStatsQueryResult",
     "TaskStatsRow",
     "choose_run",
     "query_event_stats",
@@ -69,6 +71,13 @@ class QueueStatsRow(TypedDict):
     rank: int
     host: str
     pipeline: int | None
+
+
+TaskStatsQueryResult: TypeAlias = TaskStatsRow
+"""A row by the name that SPDL's example has for it, with its columns and more."""
+
+QueueStatsQueryResult: TypeAlias = QueueStatsRow
+"""Likewise."""
 
 
 def query_task_stats(
