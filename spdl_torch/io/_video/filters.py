@@ -204,6 +204,9 @@ class _RunningGraph:
         self._graph = Graph()
         self._graph.threads = num_threads
         text = ",".join(name + (f"={arguments}" if arguments else "") for name, arguments in chain)
+        if any(name.partition("@")[0] == "vflip" for name, _ in chain):
+            # It flips no pixels but lets the lines run backwards, which no tensor can.
+            chain = [*chain, ("copy", "")]
         try:
             nodes = [self._source(frame, packets.frame_rate)]
             nodes += [self._graph.add(name, arguments or None) for name, arguments in chain]
