@@ -22,7 +22,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
-    *("errors", "pipeline", "observe", "autotune", "io", "data", "testing", "facade"),
+    *("errors", "source", "pipeline", "dataloader", "observe", "autotune", "io", "data"),
+    *("testing", "facade"),
     *("lightning", "accelerate", "demo", "bench", "__main__"),
 ]
 
@@ -132,6 +133,8 @@ def test_engine_imports_nothing_of_torch(folder):
         ("import spdl_torch.observe", HEAVY),
         ("import spdl_torch.autotune", HEAVY),
         ("import spdl_torch.data.sources", HEAVY),
+        ("import spdl_torch.source.utils, spdl_torch.source.imagenet", HEAVY),
+        ("import spdl_torch.dataloader, spdl_torch.io.utils", HEAVY),
         ("import spdl_torch.__main__", HEAVY),
         ("import spdl_torch.io", ("lightning", "matplotlib", "av")),
         ("from spdl_torch import DataLoader, ImageFolder", ("lightning", "matplotlib", "av")),
@@ -166,7 +169,7 @@ def test_all_is_what_is_exported(module):
         assert hasattr(loaded, name), name
 
 
-PUBLIC_PACKAGES = ["", ".autotune", ".data.sources", ".io", ".observe", ".pipeline"]
+PUBLIC_PACKAGES = ["", ".autotune", ".data.sources", ".io", ".observe", ".pipeline", ".source"]
 
 
 @pytest.mark.parametrize("name", [f"spdl_torch{package}" for package in PUBLIC_PACKAGES])

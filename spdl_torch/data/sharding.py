@@ -110,10 +110,12 @@ def padding_of_shard(source: Any, ranks: Shard, tail: Tail) -> int:
 
 
 def is_shared_out(source: Any) -> bool:
-    """Whether each rank has its own part already: a DistributedSampler, or what is around one, such
-    as a batch sampler or a loader.
+    """Whether each rank has its own part already: a DistributedSampler, one of
+    ``spdl_torch.source``, or what is around one, such as a batch sampler or a loader.
     """
-    while source is not None and not isinstance(source, DistributedSampler):
+    while source is not None and not (
+        isinstance(source, DistributedSampler) or getattr(source, "is_shared_out", False) is True
+    ):
         inner = (getattr(source, name, None) for name in ("batch_sampler", "sampler", "_items"))
         source = next((part for part in inner if part is not None), None)
     return source is not None
