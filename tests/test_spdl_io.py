@@ -4,9 +4,11 @@ import importlib
 import inspect
 import io
 import pickle
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import _spdl_calls
 import numpy as np
@@ -356,6 +358,13 @@ def test_every_name_of_spdl_is_here_or_left_out_on_purpose():
         for member in missing:
             with pytest.raises(AttributeError, match=f"has no attribute '{member}'. [A-Z].*\\."):
                 getattr(ours, member)
+
+
+def test_page_for_spdl_s_users_lists_all_that_is_left_out():
+    """By its name."""
+    page = Path(__file__).parents[1] / "docs/howto/move_from_spdl.md"
+    names = set(re.findall(r"`(\w+)`", page.read_text(encoding="utf-8")))
+    assert set(LEFT_OUT) <= names
 
 
 def test_arguments_are_spdl_s_by_name_place_and_default():

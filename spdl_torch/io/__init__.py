@@ -174,9 +174,8 @@ def __getattr__(name: str) -> Any:
     if name == "utils":
         return importlib.import_module(".utils", __name__)
     if name not in _HOME_OF:
-        from ._left_out import LEFT_OUT
-
-        hint = f". {LEFT_OUT[name]}" if name in LEFT_OUT else ""
+        left_out = importlib.import_module("._left_out", __name__).LEFT_OUT
+        hint = f". {left_out[name]}" if name in left_out else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
     globals()[name] = value  # from now on without this detour
