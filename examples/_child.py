@@ -1,0 +1,83 @@
+"""What the programs share that train from a pipeline in a child process: ranks, and who waited."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which of how many processes that train together this is."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def say(self, text: str) -> None:
+        """Print a line, once for all ranks."""
+        if self.rank == 0:
+            print(text, flush=True)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model, whose gradients are averaged over the ranks."""
+        return model if self.world_size == 1 else nn_parallel(model)
+
+    def sums(self, *values: float) -> list[float]:
+        """Each value added up over the ranks."""
+        total = torch.tensor(values, dtype=torch.float64)
+        if self.world_size > 1:
+            device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+            total = total.to(device)
+            dist.all_reduce(total)
+        return total.tolist()
+
+
+def nn_parallel(model: nn.Module) -> nn.Module:
+    """torch's wrapper, imported where it is needed: it takes a second."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel(model)
+
+
+@contextmanager
+def ranks(device: torch.device) -> Iterator[Ranks]:
+    """The process group, if torchrun started this process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Ranks()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    yield Ranks(dist.get_rank(), dist.get_world_size())
+    # Not after an error: other ranks may wait in a collective call that this one will not join.
+    dist.destroy_process_group()
+
+
+class Timed:
+    """Iterates, and knows which share of the time went by waiting for the next item."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = items
+        self.seconds = self.waited_seconds = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        began = asked = time.perf_counter()
+        for item in self._items:
+            self.waited_seconds += time.perf_counter() - asked
+            yield item
+            asked = time.perf_counter()
+        self.seconds = time.perf_counter() - began
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s, waited for data {self.waited_seconds / self.seconds:.0%}"
