@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 __all__ = ["ThreadGroup"]
 
@@ -53,12 +53,12 @@ class ThreadGroup:
         return thread
 
     def join(
-        self, timeout: float | None = None, *, without: threading.Thread | None = None
+        self, timeout: float | None = None, *, without: Collection[threading.Thread] = ()
     ) -> bool:
         """Wait for every thread but ``without`` and the caller's own; False if time ran out."""
         deadline = None if timeout is None else monotonic() + timeout
         for thread in self._threads:
-            if thread is without or thread is threading.current_thread():
+            if thread in without or thread is threading.current_thread():
                 continue
             if thread.ident is None:  # a stop during start(): it will find its channels closed
                 continue
@@ -73,10 +73,10 @@ class ThreadGroup:
         """Whether the caller runs on one of these threads."""
         return threading.current_thread() in self._threads
 
-    def alive(self, *, without: threading.Thread | None = None) -> list[str]:
+    def alive(self, *, without: Collection[threading.Thread] = ()) -> list[str]:
         """Names of the threads that still run."""
         me = threading.current_thread()
-        return [t.name for t in self._threads if t.is_alive() and t is not without and t is not me]
+        return [t.name for t in self._threads if t.is_alive() and t not in without and t is not me]
 
 
 def _install_exit_hook() -> None:
