@@ -254,7 +254,7 @@ class PerfParams:
             options["prefetch_factor"] = self.prefetch_factor  # torch refuses it without workers
         return options
 
-    def apply(self, builder: PipelineBuilder, /) -> PipelineBuilder:
+    def apply(self, builder: PipelineBuilder[Any, Any], /) -> PipelineBuilder[Any, Any]:
         """A builder of the same pipeline with these concurrencies and buffer sizes.
 
         What comes out stays the same, and in its order: a stage that ran one call at a time gets

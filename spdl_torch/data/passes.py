@@ -95,7 +95,8 @@ def items_per_output(stages: Sequence[StageSpec]) -> int | None:
 def unordered_stage(stages: Sequence[StageSpec]) -> str | None:
     """The first stage behind which items may come in another order than the source's."""
     for stage in stages:
-        if stage.concurrency > 1 and stage.output_order == "completion":
+        is_open = stage.kind is OpKind.PATH_VARIANTS and not stage.batched
+        if is_open or (stage.concurrency > 1 and stage.output_order == "completion"):
             return stage.name
     return None
 
@@ -140,7 +141,7 @@ class PassProgress:
     def __init__(self, epoch: int, world: int, stages: Sequence[StageSpec]) -> None:
         self.num_items = 0
         """Handed out, those before a resume included."""
-        self.pipeline: Pipeline | None = None
+        self.pipeline: Pipeline[Any] | None = None
         self.resumed_at = 0
         self._epoch = epoch
         self._world = world

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ class FailureBudget:
     def __init__(self, stage: str, limit: MaxFailures | None) -> None:
         self._stage = stage
         self._limit: Any = DEFAULT_MAX_FAILURES if limit is None else limit
+        if self._limit == -1:
+            self._limit = math.inf  # SPDL's word for no limit
         self._lock = threading.Lock()
         self.num_failures = 0
         self.errors: list[Exception] = []
@@ -43,8 +46,12 @@ class FailureBudget:
     def overdrawn_at_end(self, num_tasks: int) -> bool:
         """Judge the stage after its last task."""
         self._tell_all(num_tasks)
-        nothing_left = isinstance(self._limit, int) is False and 0 < num_tasks <= self.num_failures
-        return self._exceeded(num_tasks) or (nothing_left and self._limit < 1)
+        return self._exceeded(num_tasks) or self.nothing_succeeded(num_tasks)
+
+    def nothing_succeeded(self, num_tasks: int) -> bool:
+        """Whether every task failed, and the limit is a share of fewer."""
+        is_share = not isinstance(self._limit, int) and self._limit < 1
+        return is_share and 0 < num_tasks <= self.num_failures
 
     def message(self, num_tasks: int) -> str:
         """What a :class:`PipelineFailure` says."""
