@@ -18,14 +18,14 @@ video once.
     torchrun --nproc-per-node 8 examples/train_video_classifier.py --data DIR [...]
     python examples/train_video_classifier.py --smoke [--data DIR]
 
-DIR has ``train/<class>/*.mp4`` and ``val/<class>/*.mp4``, or is one folder of class folders, of which
-every fifth video is held out; or a folder of videos, each of which is a class of its own, trained
-and validated on. Without it, the program makes some videos.
+DIR has ``train/<class>/*.mp4`` and ``val/<class>/*.mp4``, or is one folder of class folders, of
+which every fifth video is held out; or a folder of videos, each of which is a class of its own,
+trained and validated on. Without it, the program makes some videos.
 
-Prints: what there is to train on; after every epoch the clips, the loss and the accuracy over them,
-clips a second, the share of the time that training waited for data, and the accuracy of the
-validation. Videos that cannot be decoded are left out and logged; training fails if more than one in
-ten cannot.
+Prints: what there is to train on; after every epoch the clips, the loss and the accuracy over
+them, clips a second, the share of the time that training waited for data, and the accuracy of the
+validation. Videos that cannot be decoded are left out and logged; training fails if more than one
+in ten cannot.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ def validate(
     """The share of the videos whose class was found, over all ranks."""
     model.eval()
     num_hits = num_clips = 0
-    with make_validation(videos, group, options).auto_stop() as pipeline:
+    pipeline = make_validation(videos, group, options)
+    with pipeline.auto_stop():
         for clips, labels in pipeline:
             found = model(clips.to(options.device)).argmax(1).cpu()
             num_hits += int((found == labels).sum())
