@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 import os
-import warnings
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,6 +18,7 @@ from ..observe.headspace import cached_batches
 from ..observe.tracing import profile_of_run
 from ..pipeline.recorder import new_pipeline_number
 from ._device import check_device
+from .arguments import check_arguments, warn_once
 from .dataset import PipelineDataset
 from .fetch import takes_state
 from .figures import with_remarks_of
@@ -88,6 +88,8 @@ class DataLoader(TorchDataLoader[T_co]):
             fails, so that batches stay whole and ranks have as many as each other. Without it a
             batch without any good sample is left out or, with several ranks, PipelineFailure.
         stats: collect the figures that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted at its
+            default alone: ``state_dict()`` is exact after every batch.
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
         everything else as torch does.
     """
@@ -120,6 +122,7 @@ class DataLoader(TorchDataLoader[T_co]):
         error_budget: float | Fraction | None = None,
         replace: bool = False,
         stats: bool = True,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
         if num_workers == "auto":
             tuning = Tuning()
@@ -129,6 +132,17 @@ class DataLoader(TorchDataLoader[T_co]):
                 'DataLoader: num_workers="auto" needs figures to go by, got stats=False. Leave it '
                 "out, or pass a number of threads."
             )
+        check_arguments(
+            dataset,
+            num_workers=num_workers,
+            timeout=timeout,
+            prefetch_factor=prefetch_factor,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
         _check_options(dataset, num_workers, device, isolation, seed, rng)
         _check_error_options(dataset, on_error, error_budget, replace)
         # Lightning builds a copy of a loader from its attributes, so each parameter is kept under
@@ -141,6 +155,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.error_budget = error_budget
         self.replace = replace
         self.stats = stats
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._figures: Figures | None = None
         self._cached_step: float | None = None
         self._pipeline_number = new_pipeline_number()
@@ -173,17 +188,15 @@ class DataLoader(TorchDataLoader[T_co]):
         if isolation == "process":
             check_context(multiprocessing_context)
         elif multiprocessing_context is not None:
-            warnings.warn(
+            warn_once(
                 f"DataLoader: multiprocessing_context={multiprocessing_context!r} has no effect: "
-                "workers are threads of this process. Remove it.",
-                stacklevel=2,
+                "workers are threads of this process. Remove it."
             )
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self.num_workers == 0:
             kind: type[InlineIterator | ThreadIterator] = InlineIterator
         else:
-            self.check_worker_number_rationality()
             kind = ThreadIterator
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
         self._figures = iterator.figures()
@@ -337,7 +350,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return {**self.__dict__, **unused, "_num_epochs_begun": 0}
 
     def check_worker_number_rationality(self) -> None:
-        """Warn, where torch does, of more workers than usable cores."""
+        """Warn of more workers than usable cores; torch's constructor calls it."""
         if isinstance(self.num_workers, AutoWorkers):
             return  # nobody asked for so many
         cores = torch._utils.cpu_count()
@@ -345,11 +358,10 @@ class DataLoader(TorchDataLoader[T_co]):
         num_ranks = max(1, int(ranks)) if ranks.isdecimal() else 1
         if cores is None or self.num_workers * num_ranks > cores:
             of_ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
-            warnings.warn(
+            warn_once(
                 f"This DataLoader will create {self.num_workers} worker threads in total"
                 f"{of_ranks}, on {cores} usable cores. More threads than cores help only where "
-                "they wait for storage or a network; otherwise they slow the training step.",
-                stacklevel=3,
+                "they wait for storage or a network; otherwise they slow the training step."
             )
 
 
