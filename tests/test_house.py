@@ -23,7 +23,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
     *("errors", "pipeline", "observe", "autotune", "io", "data", "testing", "facade"),
-    *("lightning", "accelerate", "demo", "bench", "__main__"),
+    *("lightning", "accelerate", "transformers", "demo", "bench", "__main__"),
 ]
 
 TOP_LEVEL = {

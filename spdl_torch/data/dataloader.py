@@ -24,6 +24,7 @@ from .fetch import takes_state
 from .figures import with_remarks_of
 from .isolation.start import check_context
 from .iterator import InlineIterator, ThreadIterator
+from .prepared import AcceleratePrepared
 from .random import epoch_of
 from .resume import ResumeState, before_first_epoch, generators_of, tell_epoch
 from .sharding import is_shared_out
@@ -93,6 +94,8 @@ class DataLoader(TorchDataLoader[T_co]):
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
         everything else as torch does.
     """
+
+    _is_accelerate_prepared = AcceleratePrepared()
 
     def __init__(
         self,
