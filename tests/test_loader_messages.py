@@ -54,6 +54,17 @@ def test_torchdatas_argument_is_taken_at_its_default_and_refused_otherwise():
         DataLoader(SAMPLES, snapshot_every_n_steps=10)
 
 
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_state_of_torchdatas_loader_is_refused_by_name(num_workers):
+    """Its layout is another; the error says whose it is and what to do."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    theirs = stateful.StatefulDataLoader(SAMPLES, batch_size=4, num_workers=num_workers)
+    next(iter(theirs))
+    with pytest.raises(ValueError, match=r"a state of torchdata's StatefulDataLoader. Finish"):
+        DataLoader(SAMPLES, batch_size=4).load_state_dict(theirs.state_dict())
+
+
 def test_warning_of_too_many_workers_comes_once_and_names_the_users_line(monkeypatch):
     """However often the loader is made and iterated, also by a trainer from its attributes."""
     monkeypatch.setattr(arguments, "_warned", set())

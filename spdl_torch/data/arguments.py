@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -12,7 +13,7 @@ from torch.utils.data import IterableDataset
 from ..autotune.workers import AutoWorkers
 from ..errors import UnsupportedOptionError
 
-__all__ = ["check_arguments", "warn_once"]
+__all__ = ["check_arguments", "refuse_foreign_state", "warn_once"]
 
 # Loaders are also built for the user: by our own commands, by torch's generic classes and by
 # trainers, from the attributes of the user's own loader.
@@ -73,6 +74,15 @@ def check_arguments(
         raise UnsupportedOptionError(
             f"DataLoader: snapshot_every_n_steps={snapshot_every_n_steps!r} is torchdata's. Leave "
             "it out: state_dict() is exact after every batch, and no snapshots are taken."
+        )
+
+
+def refuse_foreign_state(state: object) -> None:
+    """Refuse a state of torchdata's loader in words that say what to do. Raises: ValueError."""
+    if isinstance(state, Mapping) and not {"_snapshot", "_num_yielded"}.isdisjoint(state):
+        raise ValueError(
+            "load_state_dict: this is a state of torchdata's StatefulDataLoader. Finish its epoch "
+            "with that loader, or begin the epoch anew with this one."
         )
 
 

@@ -18,7 +18,7 @@ from ..observe.headspace import cached_batches
 from ..observe.tracing import profile_of_run
 from ..pipeline.recorder import new_pipeline_number
 from ._device import check_device
-from .arguments import check_arguments, warn_once
+from .arguments import check_arguments, refuse_foreign_state, warn_once
 from .dataset import PipelineDataset
 from .fetch import takes_state
 from .figures import with_remarks_of
@@ -333,6 +333,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Raises: ValueError: not such a state, or it does not fit; some of it is seen at ``iter()``.
         """
+        refuse_foreign_state(state_dict)
         self._resume = resume = ResumeState.checked(state_dict)
         if resume.sampler_epoch is not None:
             tell_epoch(self, resume.sampler_epoch)
