@@ -10,7 +10,7 @@ try:
     from accelerate import data_loader as _data_loader
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "spdl_torch.accelerate needs Accelerate: pip install accelerate."
+        "spdl_torch.accelerate needs Accelerate: pip install accelerate (the extra accelerate)."
     ) from error
 
 from torch.utils.data import DataLoader as TorchDataLoader

@@ -11,7 +11,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "spdl_torch.transformers needs Hugging Face's Transformers and Accelerate: "
-        "pip install transformers accelerate."
+        "pip install transformers accelerate (the extra transformers)."
     ) from error
 
 from torch.utils.data import DataLoader as TorchDataLoader
