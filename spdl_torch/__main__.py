@@ -1,4 +1,5 @@
-"""The command line: ``python -m spdl_torch demo``, ``report``, ``plot``, ``trace``, ``bench``."""
+"""The command line: ``python -m spdl_torch demo``, ``report``, ``plot``, ``trace``, ``bench`` and
+``photographs``."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import __version__
 from .bench.arguments import add_bench
 
 if TYPE_CHECKING:
@@ -67,6 +69,25 @@ def _demo(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"spdl-torch demo: {error}", file=sys.stderr)
         return 2
+
+
+def _photographs(arguments: argparse.Namespace) -> int:
+    from .demo.photographs import write_photographs
+
+    folders = [arguments.folder / split for split in ("train", "val")]
+    for folder in folders:
+        if folder.exists():
+            what = f"{folder} is there already. Remove it, or give another folder."
+            print(f"spdl-torch photographs: {what}", file=sys.stderr)
+            return 2
+    try:
+        for seed, folder in enumerate(folders):
+            write_photographs(folder, arguments.count, seed=seed, num_classes=arguments.classes)
+    except OSError as error:
+        print(f"spdl-torch photographs: {error}", file=sys.stderr)
+        return 2
+    print(*folders, sep="\n")
+    return 0
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -149,8 +170,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spdl-torch", description="Loading on threads for PyTorch training."
     )
+    parser.add_argument("--version", action="version", version=f"spdl-torch {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
+    _add_photographs(commands)
     _add_report(commands)
     _add_plot(commands)
     _add_trace(commands)
@@ -186,6 +209,28 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--rounds", type=_positive, metavar="N", default=2, help="runs of each loader (default: 2)"
     )
     demo.set_defaults(run_command=_demo)
+
+
+def _add_photographs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    photographs = commands.add_parser(
+        "photographs",
+        help="write photograph-like JPEGs to try things out with",
+        description="Write DIR/train and DIR/val, each with a folder for each class, as "
+        "torchvision's ImageFolder reads them, and print the paths. Decoding one costs what "
+        "decoding one of ImageNet's costs.",
+    )
+    photographs.add_argument("folder", type=Path, metavar="DIR", help="made if it does not exist")
+    photographs.add_argument(
+        "--count",
+        type=_positive,
+        metavar="N",
+        default=8,
+        help="photographs in each of train and val (default: 8); a thousand take half a minute",
+    )
+    photographs.add_argument(
+        "--classes", type=_positive, metavar="N", default=2, help="folders in each (default: 2)"
+    )
+    photographs.set_defaults(run_command=_photographs)
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -15,7 +15,7 @@ try:
     from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        'spdl_torch.lightning needs Lightning: pip install "spdl-torch[lightning]".'
+        "spdl_torch.lightning needs Lightning: pip install lightning (the extra lightning)."
     ) from error
 
 from .autotune.tuning import decision_entry

@@ -241,3 +241,20 @@ class Tagged(Dataset):
 def failing_init(number):
     """A worker_init_fn that raises."""
     raise Coded(number, "init")
+
+
+class Ragged(Dataset):
+    """From the ninth sample on no two have the same size, so that they cannot be stacked."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.zeros(1 + max(0, index - 8))
+
+
+class RaggedStream(IterableDataset):
+    """The same one after the other."""
+
+    def __iter__(self):
+        return map(Ragged().__getitem__, range(12))

@@ -24,7 +24,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     *("errors", "source", "pipeline", "dataloader", "observe", "autotune", "io", "data"),
     *("testing", "facade"),
-    *("lightning", "accelerate", "demo", "bench", "__main__"),
+    *("lightning", "accelerate", "transformers", "demo", "bench", "__main__"),
 ]
 
 # Who imports a layer above its own, in functions and for types alone, and why.

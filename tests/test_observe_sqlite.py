@@ -233,6 +233,78 @@ def test_dropped_entries_are_counted_when_memory_is_full(tmp_path, monkeypatch, 
     assert len(query_task_stats(tmp_path / "s.db")) == 10
 
 
+class Unprintable:
+    """Fails where JSON asks for its text."""
+
+    def __repr__(self):
+        raise LookupError("no text")
+
+
+def loop():
+    """A dict in itself."""
+    details = {}
+    details["self"] = details
+    return details
+
+
+UNWRITABLE = {
+    "a tuple as a key": EventLogEntry(1.0, "mine", {("a", 1): 2}),
+    "a text that fails": EventLogEntry(1.0, "mine", {"a": Unprintable()}),
+    "a circle": EventLogEntry(1.0, "mine", loop()),
+    "details that are none": EventLogEntry(1.0, "mine", 5),
+    "half a surrogate pair": EventLogEntry(1.0, "\ud800"),
+    "no number": EventLogEntry([], "mine"),
+    "no time": EventLogEntry(None, "mine"),
+    "a number of 65 bits": task_entry(num_tasks=2**64),
+    "no figures": TaskStatsLogEntry(1.0, "0:1:decode[2]", None),
+    "no entry": "hello",
+}
+
+
+def test_entry_that_cannot_be_written_is_left_out(tmp_path, caplog):
+    """Whatever is wrong with it: logged once, counted, and all others are in the file."""
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) as writer:
+        for number, entry in enumerate(UNWRITABLE.values()):
+            writer.log(entry)
+            writer.log(task_entry(float(number)))
+            until(lambda number=number: len(query_task_stats(tmp_path / "s.db")) == number + 1)
+    assert writer.num_dropped == len(UNWRITABLE)
+    assert rows(tmp_path / "s.db", "SELECT num_dropped FROM run") == [(len(UNWRITABLE),)]
+    assert query_event_stats(tmp_path / "s.db") == []
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "('a', 1)" in first
+    assert "TypeError: keys must be str" in first
+    assert last.endswith(f"{len(UNWRITABLE)} entries were not written.")
+
+
+def test_entry_that_cannot_be_written_is_counted_once(tmp_path, monkeypatch, caplog):
+    """Also where the file could not be written when it was seen first."""
+    monkeypatch.setattr("spdl_torch.observe.schema._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("spdl_torch.observe.schema._is_on_a_network", lambda _: True)
+    writer = SQLiteStatsWriter(tmp_path / "s.db")
+    for entry in (*UNWRITABLE.values(), task_entry()):
+        writer.log(entry)
+    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM run").fetchall()  # rows may be inserted, not committed
+        writer._flush()
+    assert writer.num_dropped == 0
+    writer.shutdown()
+    assert "cannot be written (database is locked)" in caplog.text
+    assert writer.num_dropped == len(UNWRITABLE)
+    assert len(query_task_stats(tmp_path / "s.db")) == 1
+
+
+def test_report_of_a_file_says_what_is_missing(tmp_path):
+    """Figures that were not written are not in the verdict, which has a remark."""
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=HOUR) as writer:
+        with pipeline_into(writer.log).auto_stop() as pipeline:
+            list(pipeline)
+        writer.log(EventLogEntry(1.0, "mine", {("a", 1): 2}))
+    text = str(report_of_file(tmp_path / "s.db"))
+    assert "note     entries of this run that were not written to the file: 1." in text
+
+
 # -- garbage collections ---------------------------------------------------------------------------
 
 

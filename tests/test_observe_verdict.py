@@ -305,6 +305,16 @@ def test_report_reads_as_one_page():
     assert lines[-1].endswith("At most 2.0x as fast.")
 
 
+def test_report_is_shown_by_a_prompt_and_a_notebook():
+    """Neither needs print(); the notebook gets it as text that is not wrapped."""
+    report = make_report(reading(0.5, stage("<lambda>", 1.0)))
+    assert repr(report) == str(report)
+    shown = report._repr_html_()
+    assert shown.startswith('<pre style="white-space: pre; overflow-x: auto">VERDICT  Training')
+    assert "&lt;lambda&gt;" in shown
+    assert "<lambda>" not in shown
+
+
 def test_report_is_strict_json():
     """What was not measured is null; infinite gains are, too."""
     report = make_report(reading(0.5, stage("decode", busy=0.98)))

@@ -21,8 +21,8 @@ def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
         "bench",
         help="measure our loader beside its peers, one table at a time",
         description="Measure one table: every contender in a process of its own, in interleaved "
-        "rounds; print medians with the spread, ratios and goals. Peers that are not installed "
-        "are left out: pip install 'spdl-torch[bench]'.",
+        "rounds; print medians with the spread, ratios and goals. A peer that is not installed is "
+        "left out, and a line says how to install it.",
     )
     bench.add_argument("table", nargs="?", metavar="TABLE", help=", ".join(TABLES))
     bench.add_argument("--list", action="store_true", help="list tables and contenders, and end")

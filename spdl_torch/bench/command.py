@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..demo.children import ChildFailure, run_child
 from ..demo.machine import OtherPrograms
-from ..demo.meter import Meter
+from ..demo.meter import Meter, time_left
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
 from .tables import TABLES, load_table
@@ -81,7 +81,7 @@ def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[s
     for start in options.only:
         if not any(c.name.startswith(start) for c in wanted):
             names = ", ".join(repr(c.name) for c in wanted)
-            raise ValueError(f"bench: --only {start!r} is the beginning of none of {names}.")
+            raise ValueError(f"--only {start!r} is the beginning of none of {names}.")
     if options.only:
         exact = {c.name for c in wanted} & set(options.only)
         starts = tuple(start for start in options.only if start not in exact)
@@ -130,7 +130,7 @@ class _Bench:
                 if contender.name in self._given_up:
                     continue  # it will not do better the next time
                 done = number * len(contenders) + place
-                left = _time_left(done, rounds * len(contenders), time.monotonic() - start)
+                left = time_left(done, rounds * len(contenders), time.monotonic() - start)
                 self._measure_one(contender, settings, number, f"{number + 1}/{rounds}{left}")
 
     def _measure_one(
@@ -201,10 +201,6 @@ def _with_memory(
     if other_cores is not None:
         values[_OTHERS.key] = other_cores
     return values
-
-
-def _time_left(done: int, total: int, seconds: float) -> str:
-    return f", {seconds * (total - done) / done:.0f} s left" if done else ""
 
 
 def write_files(report: Report, options: BenchOptions, out: TextIO) -> None:

@@ -47,7 +47,13 @@ def check_device(
     """
     if device is None:
         return None
-    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    try:
+        place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedOptionError(
+            f'{where}: device must be None, the CPU or a CUDA device ("cuda", "cuda:1", a number, '
+            f"a torch.device), got {device!r}."
+        ) from error
     if place.type not in ("cpu", "cuda"):
         raise UnsupportedOptionError(
             f"{where}: device={str(place)!r} is not in this release; only None, the CPU and "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 import os
-import warnings
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,11 +18,13 @@ from ..observe.headspace import cached_batches
 from ..observe.tracing import profile_of_run
 from ..pipeline.recorder import new_pipeline_number
 from ._device import check_device
+from .arguments import check_arguments, refuse_foreign_state, warn_once
 from .dataset import PipelineDataset
 from .fetch import takes_state
 from .figures import with_remarks_of
 from .isolation.start import check_context
 from .iterator import InlineIterator, ThreadIterator
+from .prepared import AcceleratePrepared
 from .random import epoch_of
 from .resume import ResumeState, before_first_epoch, generators_of, tell_epoch
 from .sharding import is_shared_out
@@ -88,9 +89,13 @@ class DataLoader(TorchDataLoader[T_co]):
             fails, so that batches stay whole and ranks have as many as each other. Without it a
             batch without any good sample is left out or, with several ranks, PipelineFailure.
         stats: collect the figures that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted at its
+            default alone: ``state_dict()`` is exact after every batch.
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
         everything else as torch does.
     """
+
+    _is_accelerate_prepared = AcceleratePrepared()
 
     def __init__(
         self,
@@ -120,6 +125,7 @@ class DataLoader(TorchDataLoader[T_co]):
         error_budget: float | Fraction | None = None,
         replace: bool = False,
         stats: bool = True,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
         if num_workers == "auto":
             tuning = Tuning()
@@ -129,6 +135,17 @@ class DataLoader(TorchDataLoader[T_co]):
                 'DataLoader: num_workers="auto" needs figures to go by, got stats=False. Leave it '
                 "out, or pass a number of threads."
             )
+        check_arguments(
+            dataset,
+            num_workers=num_workers,
+            timeout=timeout,
+            prefetch_factor=prefetch_factor,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
         _check_options(dataset, num_workers, device, isolation, seed, rng)
         _check_error_options(dataset, on_error, error_budget, replace)
         # Lightning builds a copy of a loader from its attributes, so each parameter is kept under
@@ -141,6 +158,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.error_budget = error_budget
         self.replace = replace
         self.stats = stats
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._figures: Figures | None = None
         self._cached_step: float | None = None
         self._pipeline_number = new_pipeline_number()
@@ -173,17 +191,15 @@ class DataLoader(TorchDataLoader[T_co]):
         if isolation == "process":
             check_context(multiprocessing_context)
         elif multiprocessing_context is not None:
-            warnings.warn(
+            warn_once(
                 f"DataLoader: multiprocessing_context={multiprocessing_context!r} has no effect: "
-                "workers are threads of this process. Remove it.",
-                stacklevel=2,
+                "workers are threads of this process. Remove it."
             )
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self.num_workers == 0:
             kind: type[InlineIterator | ThreadIterator] = InlineIterator
         else:
-            self.check_worker_number_rationality()
             kind = ThreadIterator
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
         self._figures = iterator.figures()
@@ -317,6 +333,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Raises: ValueError: not such a state, or it does not fit; some of it is seen at ``iter()``.
         """
+        refuse_foreign_state(state_dict)
         self._resume = resume = ResumeState.checked(state_dict)
         if resume.sampler_epoch is not None:
             tell_epoch(self, resume.sampler_epoch)
@@ -337,7 +354,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return {**self.__dict__, **unused, "_num_epochs_begun": 0}
 
     def check_worker_number_rationality(self) -> None:
-        """Warn, where torch does, of more workers than usable cores."""
+        """Warn of more workers than usable cores; torch's constructor calls it."""
         if isinstance(self.num_workers, AutoWorkers):
             return  # nobody asked for so many
         cores = torch._utils.cpu_count()
@@ -345,11 +362,10 @@ class DataLoader(TorchDataLoader[T_co]):
         num_ranks = max(1, int(ranks)) if ranks.isdecimal() else 1
         if cores is None or self.num_workers * num_ranks > cores:
             of_ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
-            warnings.warn(
+            warn_once(
                 f"This DataLoader will create {self.num_workers} worker threads in total"
                 f"{of_ranks}, on {cores} usable cores. More threads than cores help only where "
-                "they wait for storage or a network; otherwise they slow the training step.",
-                stacklevel=3,
+                "they wait for storage or a network; otherwise they slow the training step."
             )
 
 

@@ -18,6 +18,7 @@ from ..pipeline.failures import describe
 from .notes import (
     add_thread_note,
     cause_of,
+    describe_batch,
     describe_indices,
     not_stop_iteration,
     noted_sample,
@@ -107,9 +108,9 @@ class BatchMaker:
         else:
             self._fetch = self._one_by_one if self._rows is None else self._as_rows
 
-    def make(self, first: int, index: Any) -> tuple[Any, Tries | None]:
-        """The batch of ``index``, whose first sample is at position ``first`` of the epoch, and
-        what it took to fetch it if samples may fail.
+    def make(self, first: int, index: Any, number: int) -> tuple[Any, Tries | None]:
+        """Batch ``number``, of ``index``, whose first sample is at position ``first`` of the epoch,
+        and what it took to fetch it if samples may fail.
 
         Raises: EndOfIterable, NoGoodSample, or what the user's code raises.
         """
@@ -121,7 +122,7 @@ class BatchMaker:
             except NoGoodSample:
                 self.forget_bad()
                 raise
-        batch = self.collate(samples)
+        batch = self.collate(samples, index, number)
         self.forget_bad()
         return batch, tries
 
@@ -216,8 +217,8 @@ class BatchMaker:
         except BaseException as error:
             raise noted_sample(error, index) from cause_of(error)
 
-    def collate(self, samples: Any) -> Any:
-        """Samples as one batch."""
+    def collate(self, samples: Any, index: Any, number: int) -> Any:
+        """Samples as batch ``number``, for which the sampler gave ``index``."""
         self._is_collating = True
         if self._streams is not None:
             self._streams.at_collate()
@@ -231,8 +232,15 @@ class BatchMaker:
             return timed(self._collate_cell, self._collate_fn, samples)
         except BaseException as error:
             raised = not_stop_iteration(error, "collate_fn")
-            add_thread_note(raised, "in collate_fn", f"given {describe(samples)}")
+            which = describe_batch(number, index) if self._iterator is None else self._items(number)
+            add_thread_note(raised, "in collate_fn", f"{which}, given {describe(samples)}")
             raise raised from cause_of(error)
+
+    def _items(self, number: int) -> str:
+        """A batch of an iterable's items, in one short line."""
+        first, last = self._first, self._num_items - 1
+        items = f"item {last}" if first >= last else f"items {first} to {last}"
+        return f"batch {number}, {items} of the iterator of {self._dataset_name}"
 
     def _as_rows(self, index: Any) -> Any:
         reader: Any = self._rows

@@ -117,7 +117,7 @@ class InlineIterator(EpochIterator):
         try:
             index, first = self._take_index()
             with self._own_streams():
-                batch, tries = self._maker.make(first, index)
+                batch, tries = self._maker.make(first, index, self._num_taken - 1)
         except (EndOfIterable, StopIteration):
             state = self._maker.progress()
             if state is not None:

@@ -10,6 +10,7 @@ from ..pipeline.failures import describe
 __all__ = [
     "add_thread_note",
     "cause_of",
+    "describe_batch",
     "describe_indices",
     "not_stop_iteration",
     "noted_sample",
@@ -51,3 +52,10 @@ def describe_indices(index: Any) -> str:
     """Those of a batch in one short line."""
     text = ", ".join(map(describe, list(index)[:8]))
     return f"indices [{text}{', ...' if len(index) > 8 else ''}]"
+
+
+def describe_batch(number: int, index: Any) -> str:
+    """A batch by its place in the epoch and what the sampler asked for, in one short line."""
+    if isinstance(index, list | tuple):
+        return f"batch {number}, {describe_indices(index)}"
+    return f"batch {number}, sample index {describe(index)}"

@@ -402,7 +402,7 @@ class WorkerPool:
 
     def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:
         try:
-            batch, tries = maker.make(job.first, job.index)
+            batch, tries = maker.make(job.first, job.index, job.number)
             return Loaded(job.number, self._finalize(batch), maker.progress(), tries)
         except NoGoodSample as nothing:
             return NoBatch(job.number, nothing.args[0], maker.progress())
@@ -439,7 +439,8 @@ class WorkerPool:
         try:
             if self._spec.tolerance is not None:
                 samples, tries = maker.good_of(samples, job.bad)
-            return Loaded(job.number, self._finalize(maker.collate(samples)), None, tries)
+            batch = maker.collate(samples, job.index, job.number)
+            return Loaded(job.number, self._finalize(batch), None, tries)
         except NoGoodSample as nothing:
             return NoBatch(job.number, nothing.args[0])
         except BaseException as error:

@@ -18,6 +18,7 @@ __all__ = [
     "TaskStatsQueryResult",
     "TaskStatsRow",
     "choose_run",
+    "num_dropped_of_run",
     "query_event_stats",
     "query_queue_stats",
     "query_task_stats",
@@ -149,6 +150,14 @@ def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
             f"{db_path}: run_id must be of a run with figures ({there}), got {run_id}."
         )
     return run_id
+
+
+def num_dropped_of_run(db_path: str | os.PathLike[str], run_id: int) -> int:
+    """The number of entries that were not written, as known at the run's end; 0 before."""
+    with closing(open_for_reading(db_path)) as connection:
+        query = "SELECT num_dropped FROM run WHERE run_id = ?"
+        (row,) = connection.execute(query, (run_id,))
+        return int(row["num_dropped"])
 
 
 def _select(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -21,9 +22,10 @@ _HEADINGS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Report:
-    """What was found in one window. ``print(report)`` shows all of it."""
+    """What was found in one window. ``print(report)`` shows all of it, and so do the prompts of
+    Python and of a notebook."""
 
     verdict: Verdict
     stats: PipelineStats
@@ -37,6 +39,12 @@ class Report:
         lines += [*self._table(), "", f"checks   {self._checks()}"]
         lines += [f"note     {remark}" for remark in self.verdict.remarks]
         return "\n".join([*lines, f"ACTION   {self.verdict.action}{_gain(self.verdict.gain)}"])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, whose lines would break in the middle of the table."""
+        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(str(self))}</pre>'
 
     def as_json(self) -> str:
         """For programs: ``verdict``, ``stats`` and ``probes``; null = not measured."""

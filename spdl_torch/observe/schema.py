@@ -38,7 +38,7 @@ CREATE TABLE run (
     world_size INTEGER NOT NULL,
     versions TEXT NOT NULL,      -- JSON: package -> version
     config TEXT NOT NULL,        -- JSON: what the user gave
-    num_dropped INTEGER NOT NULL DEFAULT 0  -- entries that found no room in memory
+    num_dropped INTEGER NOT NULL DEFAULT 0  -- entries that were not written
 );
 CREATE TABLE stage (
     stage_id INTEGER PRIMARY KEY,

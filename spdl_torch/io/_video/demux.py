@@ -198,7 +198,22 @@ def _until(packets: Iterator[Packet[Any]], stop: float, num_more: int) -> Iterat
 
 
 def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[Any]]:
-    return (packet for packet in container.demux(stream) if packet.size)
+    try:
+        for packet in container.demux(stream):
+            if packet.size:
+                yield packet
+    except IndexError as error:
+        # PyAV raises it after the last packet: it looks up all streams that there are by then, and
+        # does not know those that FFmpeg found while it read.
+        if not _is_from_stream_lookup(error):
+            raise  # of the user's own file object
+
+
+def _is_from_stream_lookup(error: IndexError) -> bool:
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_code.co_name == "_get_streams"
 
 
 def _counted(
