@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
-from contextlib import closing
-from itertools import cycle, islice
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .pipeline import PipelineBuilder
+from .pipeline import PipelineBuilder, cache_iterator
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
@@ -17,10 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CacheDataLoader", "DataLoader"]
 
+Source = TypeVar("Source")
 Output = TypeVar("Output")
 
 
-class DataLoader(Generic[Output]):
+class DataLoader(Generic[Source, Output]):
     """A source, a function for its items, one for lists of them and one for what that returns: each
     pass builds a pipeline of these, and runs it.
 
@@ -46,7 +45,7 @@ class DataLoader(Generic[Output]):
 
     def __init__(
         self,
-        src: Iterable[Any] | AsyncIterable[Any],
+        src: Iterable[Source] | AsyncIterable[Source],
         *,
         preprocessor: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -78,12 +77,12 @@ class DataLoader(Generic[Output]):
                 "was. Pass an object whose __iter__ begins anew: a list, a sampler, a class."
             )
         self._is_spent = isinstance(self._src, Iterator | AsyncIterator)
-        pipeline: Pipeline = self._builder().build(num_threads=self._num_threads)
+        pipeline: Pipeline[Output] = self._builder().build(num_threads=self._num_threads)
         with pipeline.auto_stop():
             yield from pipeline.get_iterator(timeout=self._timeout)
 
-    def _builder(self) -> PipelineBuilder:
-        builder = PipelineBuilder().add_source(self._src)
+    def _builder(self) -> PipelineBuilder[Any, Any]:
+        builder: PipelineBuilder[Any, Any] = PipelineBuilder().add_source(self._src)
         threads: dict[str, Any] = {"concurrency": self._num_threads}
         threads["output_order"] = self._output_order
         if self._preprocessor is not None:
@@ -117,23 +116,14 @@ class CacheDataLoader(Generic[Output]):
         return_caches_after: int,
         stop_after: int | None = None,
     ) -> None:
-        if not 1 <= num_caches <= return_caches_after:
-            raise ValueError(
-                "CacheDataLoader: num_caches must be >= 1 and return_caches_after no less, got "
-                f"{num_caches} and {return_caches_after}."
-            )
-        if stop_after is not None and stop_after < return_caches_after:
-            raise ValueError(
-                f"CacheDataLoader: stop_after must be >= return_caches_after or None, got "
-                f"{stop_after} and {return_caches_after}."
-            )
         self.dl = dl
         self.num_caches = num_caches
         self.return_caches_after = return_caches_after
         self.stop_after = stop_after
+        self._replay(())  # wrong numbers are told here, not in the loop
 
     def __iter__(self) -> Iterator[Output]:
-        return islice(self._batches(), self.stop_after)
+        return self._replay(self.dl)
 
     def __len__(self) -> int:
         """Of ``dl``, as SPDL has it, whatever ``stop_after`` is."""
@@ -144,19 +134,13 @@ class CacheDataLoader(Generic[Output]):
             raise AttributeError(name)
         return getattr(self.dl, name)
 
-    def _batches(self) -> Iterator[Output]:
-        cached: list[Output] = []
-        # Closed as soon as it is not needed: its threads would hold training back.
-        with closing(_once(self.dl)) as batches:
-            for batch in islice(batches, self.return_caches_after):
-                if len(cached) < self.num_caches:
-                    cached.append(batch)
-                yield batch
-        yield from cycle(cached)  # ends at once where there was none
-
-
-def _once(batches: Iterable[Output]) -> Generator[Output]:
-    yield from batches
+    def _replay(self, batches: Iterable[Output]) -> Iterator[Output]:
+        return cache_iterator(
+            batches,
+            self.num_caches,
+            return_caches_after=self.return_caches_after,
+            stop_after=self.stop_after,
+        )
 
 
 def __getattr__(name: str) -> Any:

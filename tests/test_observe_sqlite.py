@@ -462,6 +462,18 @@ def test_reading_fails_when_there_is_nothing(tmp_path):
         SQLiteStatsWriter(tmp_path / "t.db", flush_interval=0)
 
 
+def test_queue_that_is_called_as_its_stage_is_told_from_it(tmp_path):
+    """As SPDL's example names it: by ``str(info)``, which names the tasks, too."""
+    path = tmp_path / "s.db"
+    write(path, task_entry(), queue_entry(name="0:1:decode[2]"), queue_entry(name="mine"))
+    by_queue = query_queue_stats(path, "0:1:decode[2]_queue")
+    assert by_queue == query_queue_stats(path, "0:1:decode[2]") == query_queue_stats(path, "decode")
+    assert [row["name"] for row in by_queue] == ["0:1:decode[2]_queue"]
+    assert [row["name"] for row in query_queue_stats(path, "mine")] == ["mine"]
+    assert [row["name"] for row in query_task_stats(path)] == ["0:1:decode[2]"]
+    assert [queue.name for queue in summarize(path)[1]] == ["mine", "0:1:decode[2]_queue"]
+
+
 # -- the summary -----------------------------------------------------------------------------------
 
 

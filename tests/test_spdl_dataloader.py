@@ -172,9 +172,9 @@ def test_cached_batches_need_the_loader_no_more():
     assert loader._num_threads == 8
     with pytest.raises(AttributeError, match="nonesuch"):
         _ = loader.nonesuch
-    with pytest.raises(ValueError, match="num_caches must be >= 1 and return_caches_after no less"):
+    with pytest.raises(ValueError, match="return_caches_after must be >= num_caches, which is 2"):
         CacheDataLoader([1], 2, 1)
-    with pytest.raises(ValueError, match="stop_after must be >= return_caches_after or None"):
+    with pytest.raises(ValueError, match="stop_after must be >= 2"):
         CacheDataLoader([1], 1, 2, 1)
 
 

@@ -111,7 +111,10 @@ def query_queue_stats(
     run_id: int | None = None,
     pipeline: int | None = None,
 ) -> list[QueueStatsRow]:
-    """Rows of the view ``queue_stats``, newest first; arguments as of :func:`query_task_stats`."""
+    """Rows of the view ``queue_stats``, newest first; arguments as of :func:`query_task_stats`.
+
+    name: of a queue (``0:1:decode[10]_queue``), or of the stage that fills it.
+    """
     rows = _select(db_path, "queue_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
     return cast("list[QueueStatsRow]", rows)
 
@@ -167,6 +170,8 @@ def _select(
     order: str,
 ) -> list[dict[str, Any]]:
     named = "event_name = ?" if view == "event_stats" else "? IN (name, label)"
+    if view == "queue_stats":  # also by the name of the stage that fills it
+        named = "? IN (name, label, substr(name, 1, length(name) - length('_queue')))"
     conditions = (named, "timestamp >= ?", "timestamp <= ?", "run_id = ?", "pipeline = ?")
     given = [(c, value) for c, value in zip(conditions, filters, strict=True) if value is not None]
     where = " AND ".join(condition for condition, _ in given) or "TRUE"

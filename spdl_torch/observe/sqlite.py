@@ -51,7 +51,8 @@ _ENTRY_ERRORS = (
     sqlite3.ProgrammingError,
 )
 
-_STAGE_NAME = re.compile(r"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:_queue)?")
+_QUEUE = "_queue"
+_STAGE_NAME = re.compile(rf"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:{_QUEUE})?")
 
 
 class Buffer(Protocol):
@@ -279,6 +280,9 @@ class SQLiteStatsWriter:
         key = (kind, name)
         if key not in self._stage_ids:
             parts = _STAGE_NAME.fullmatch(name)
+            if kind == "queue" and parts and not name.endswith(_QUEUE):
+                # SPDL's programs log ``str(self.info)``, which is also the name of the tasks.
+                name += _QUEUE
             pipeline, position, label, concurrency = parts.groups() if parts else [None] * 4
             cursor = self._connection.execute(
                 "INSERT INTO stage VALUES (NULL, ?, ?, ?, ?, ?, ?, ?) "
