@@ -58,6 +58,7 @@ def load_image(
     crop: CropFunction | None = ...,
     codec: Codec = ...,
     device_config: CUDAConfig | None = ...,
+    name: str | None = ...,
 ) -> Tensor: ...
 @overload
 def load_image(
@@ -100,12 +101,12 @@ def load_image(
     Raises: as :func:`decode_image`; for ``codec`` and the configurations as
         :func:`load_image_batch`; TypeError: arguments of both kinds.
     """
-    by_kernel = demux_config is None and decode_config is None and filter_desc == RGB24
+    by_ffmpeg = _is_for_ffmpeg(filter_desc, demux_config, decode_config)
     has_size = width is not None and height is not None
     check_codec(codec, "load_image")
     if device_config is not None:
         check_device_config(device_config, "load_image")
-    if has_size and not by_kernel:
+    if has_size and by_ffmpeg:
         raise TypeError(
             "load_image: width and height go without demux_config, decode_config and filter_desc. "
             "Give the size to get_video_filter_desc(scale_width=..., scale_height=...)."
@@ -115,14 +116,14 @@ def load_image(
             f"load_image: width and height go together, and crop needs them, got {width=}, "
             f"{height=}, {crop=}."
         )
-    if by_kernel:
-        _check_request([src], width, height)
-        image = _load([src], width, height, crop, codec, name=name)[0]
-        image = image if has_size else image.permute(1, 2, 0)
-    else:
+    if by_ffmpeg:
         from .filtered import load_filtered  # with PyAV, which nothing else here needs
 
         image = load_filtered(src, filter_desc, demux_config, decode_config, name)
+    else:
+        _check_request([src], width, height)
+        image = _load([src], width, height, crop, codec, name=name)[0]
+        image = image if has_size else image.permute(1, 2, 0)
     return image if device_config is None else to_device(image, device_config)
 
 
@@ -183,8 +184,7 @@ def load_image_batch(
         check_device_config(device_config, "load_image_batch")
     check_codec(codec, "load_image_batch")
     _check_request(srcs, width, height)
-    has_filter = filter_desc != RGB24
-    if demux_config is None and decode_config is None and not has_filter and pix_fmt == "rgb24":
+    if pix_fmt == "rgb24" and not _is_for_ffmpeg(filter_desc, demux_config, decode_config):
         batch = _load(srcs, width, height, crop, codec, strict=strict, storage=storage)
         batch = batch.permute(0, 2, 3, 1)
     elif crop is not None:
@@ -195,9 +195,10 @@ def load_image_batch(
     else:
         from .filtered import load_filtered_batch, stretch_filter  # with PyAV, as above
 
-        description = filter_desc if has_filter else stretch_filter(width, height, pix_fmt)
+        if filter_desc == RGB24:
+            filter_desc = stretch_filter(width, height, pix_fmt)
         batch = load_filtered_batch(
-            srcs, description, demux_config, decode_config, strict=strict, storage=storage
+            srcs, filter_desc, demux_config, decode_config, strict=strict, storage=storage
         )
     return batch if device_config is None else to_device(batch, device_config)
 
@@ -255,6 +256,10 @@ def _load(
         return kernel.Plan(size, box[:4], resized=(new_height, new_width), flip=box.flip)
 
     return load_planned(srcs, plan, height, width, codec=codec, **options)
+
+
+def _is_for_ffmpeg(filter_desc: str | None, *configs: DemuxConfig | DecodeConfig | None) -> bool:
+    return filter_desc != RGB24 or any(config is not None for config in configs)
 
 
 def _check_request(srcs: Sequence[Source], width: int | None, height: int | None) -> None:
