@@ -1,6 +1,7 @@
 """What programs written for SPDL pass, subclass and annotate; only their imports are changed."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import queue
@@ -441,7 +442,7 @@ def test_every_parameter_of_spdls_is_accepted(name):
     spdl = pytest.importorskip("spdl.pipeline", reason="SPDL, an optional peer, is not installed")
     pytest.importorskip("spdl.pipeline.defs")
     for dotted, theirs in callables_of(spdl, name):
-        if dotted in NOT_HERE:
+        if dotted in NOT_HERE or dotted in MADE_BY_THE_ENGINE:
             continue
         ours = found_in(spdl_torch.pipeline, dotted)
         wanted = inspect.signature(theirs).parameters
@@ -463,12 +464,24 @@ def test_every_parameter_of_spdls_is_accepted(name):
                 assert mine.kind is not parameter.POSITIONAL_ONLY, f"{dotted}: {parameter.name}"
 
 
+MADE_BY_THE_ENGINE = ("Pipeline", "QueuePerfStats", "TaskPerfStats")
+"""Classes that programs only read: their fields count, not how they are made."""
+
 NOT_HERE = {
     "PipelineBuilder.to": "run_pipeline_in_subprocess, or executor= for one stage",
     "StatsQueue.get": "threads take with get_numbered(); see test_queue_class_that_cannot_work",
     "StatsQueue.put": "threads put; the same name, without await",
 }
 """Methods of SPDL's classes that are not here or differ, and what to use."""
+
+
+@pytest.mark.parametrize("name", ["QueuePerfStats", "TaskPerfStats", "StageInfo", "ProfileResult"])
+def test_fields_that_programs_read_are_there(name):
+    """By SPDL's names."""
+    spdl = pytest.importorskip("spdl.pipeline", reason="SPDL, an optional peer, is not installed")
+    theirs = {field.name for field in dataclasses.fields(getattr(spdl, name))}
+    assert theirs <= {f.name for f in dataclasses.fields(getattr(spdl_torch.pipeline, name))}
+    assert hasattr(spdl_torch.pipeline.QueuePerfStats, "qps")
 
 
 def test_tables_of_what_is_left_out_are_no_longer_than_they_must_be():

@@ -20,7 +20,7 @@ from .profiling import ProfileHook, ProfileResult, profile_pipeline
 from .stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 if TYPE_CHECKING:
-    from ..data.isolation.pipelines import iterate_in_subprocess, run_pipeline_in_subprocess
+    from ..data.child_pipelines import iterate_in_subprocess, run_pipeline_in_subprocess
 
 __all__ = [
     "Pipeline",
@@ -49,7 +49,7 @@ __all__ = [
 
 # They need torch, which nothing else here does, so they are made on a floor above.
 _HOMES = dict.fromkeys(
-    ("iterate_in_subprocess", "run_pipeline_in_subprocess"), "..data.isolation.pipelines"
+    ("iterate_in_subprocess", "run_pipeline_in_subprocess"), "..data.child_pipelines"
 )
 
 

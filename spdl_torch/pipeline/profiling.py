@@ -161,7 +161,8 @@ class _Profiling:
                 f"profile_pipeline: there is no input for stage {stage.name!r}: the source is "
                 "empty, or the stages before it drop or fail every item."
             )
-        stats, outputs = [], []
+        stats: list[ProfileStats] = []
+        outputs: list[Any] = []
         for concurrency in _CONCURRENCIES if _may_run_at_once(stage) else (1,):
             with self._hook.stage_profile_hook(stage.name, concurrency):
                 made, qps, occupancy = self._run(replace(stage, concurrency=concurrency), inputs)
