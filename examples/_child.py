@@ -1,11 +1,13 @@
-"""What the programs share that train from a pipeline in a child process: ranks, and who waited."""
+"""What the programs share that train from a pipeline in a child process: options, ranks, time."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +17,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from torch import nn
+
+
+def argument_parser(
+    description: str | None, *, epochs: int, batch_size: int, lr: float
+) -> argparse.ArgumentParser:
+    """The options that all of them have, with these defaults."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", type=Path, metavar="DIR", help="folder, see above; default: some is made up")
+    add("--epochs", type=int, default=epochs, metavar="N")
+    add("--batch-size", type=int, default=batch_size, metavar="N", help="of each rank")
+    add("--lr", type=float, default=lr)
+    add("--num-threads", type=int, default=4, metavar="N", help="of the pipeline")
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", type=torch.device, default=torch.device(default))
+    add("--seed", type=int, default=0)
+    add("--smoke", action="store_true", help="little data and a small model, for a few seconds")
+    return parser
 
 
 @dataclass(frozen=True, slots=True)

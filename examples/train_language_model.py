@@ -27,7 +27,6 @@ end how the model goes on after the first words of a passage.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import sys
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from _child import Ranks, Timed, ranks
+from _child import Ranks, Timed, argument_parser, ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -48,6 +47,7 @@ from spdl_torch.source import DistributedRandomSampler
 from spdl_torch.source.utils import embed_shuffle
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Sequence
 
 END, PADDING, FIRST_WORD = 256, -100, 257  # tokens below 256 are bytes
@@ -236,25 +236,13 @@ def write_texts(folder: Path, num_files: int = 4, num_passages: int = 60) -> Non
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, epochs=3, batch_size=16, lr=3e-3)
     add = parser.add_argument
-    add("--data", type=Path, metavar="DIR", help="folder of *.txt files; default: some are made up")
-    add("--epochs", type=int, default=3, metavar="N")
-    add("--batch-size", type=int, default=16, metavar="N", help="passages a step, of each rank")
     add("--context", type=int, default=128, metavar="TOKENS", help="longer passages are cut")
     add("--num-words", type=int, default=8000, metavar="N", help="words with a token of their own")
     add("--width", type=int, default=128, metavar="N", help="of the model")
     add("--num-layers", type=int, default=2, metavar="N", help="of the model")
-    add("--lr", type=float, default=3e-3)
-    add("--num-threads", type=int, default=4, metavar="N", help="of the pipeline")
-    add("--device", type=torch.device, default=None)
-    add("--seed", type=int, default=0)
-    add("--smoke", action="store_true", help="a small model, for a few seconds")
     options = parser.parse_args(argv)
-    if options.device is None:
-        options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.smoke:
         options.width, options.num_layers, options.context = 32, 1, 48
     return options

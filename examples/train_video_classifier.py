@@ -30,7 +30,6 @@ in ten cannot.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from _child import Ranks, Timed, ranks
+from _child import Ranks, Timed, argument_parser, ranks
 from _k400 import SUFFIXES, Video, list_videos, write_videos
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -50,6 +49,7 @@ from spdl_torch.source import DistributedDeterministicSampler, DistributedRandom
 from spdl_torch.source.utils import embed_shuffle
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Iterator, Sequence
 
     from spdl_torch.pipeline import Pipeline
@@ -227,25 +227,13 @@ def find_videos(folder: Path) -> tuple[Sequence[str], list[Video], list[Video]]:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, epochs=10, batch_size=8, lr=0.05)
     add = parser.add_argument
-    add("--data", type=Path, metavar="DIR", help="folder of videos; default: some are made")
-    add("--epochs", type=int, default=10, metavar="N")
-    add("--batch-size", type=int, default=8, metavar="N", help="clips a step, of each rank")
     add("--frames", type=int, default=8, metavar="N", help="of a clip")
     add("--seconds", type=float, default=2.0, help="stretch that a clip's frames are spread over")
     add("--pixels", type=int, default=112, metavar="N", help="height and width of a frame")
     add("--width", type=int, default=16, metavar="N", help="of the model")
-    add("--lr", type=float, default=0.05)
-    add("--num-threads", type=int, default=4, metavar="N", help="that decode")
-    add("--device", type=torch.device, default=None)
-    add("--seed", type=int, default=0)
-    add("--smoke", action="store_true", help="small clips and a small model, for a few seconds")
     options = parser.parse_args(argv)
-    if options.device is None:
-        options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.smoke:
         options.epochs, options.batch_size, options.pixels, options.width = 3, 2, 32, 4
         options.seconds = 1.0
