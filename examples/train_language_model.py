@@ -118,7 +118,7 @@ def collate(passages: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Te
 def make_loader(
     corpus: Corpus, tokenizer: Tokenizer, group: Ranks, options: argparse.Namespace
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    """Every pass over it is an epoch. The child process starts with the first, and stays."""
+    """Every pass over it is an epoch. The child process is started here, and serves them all."""
     sampler = DistributedRandomSampler(
         len(corpus), rank=group.rank, world_size=group.world_size, seed=options.seed
     )

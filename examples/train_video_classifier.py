@@ -89,7 +89,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
 def make_loader(
     videos: Sequence[Video], group: Ranks, options: argparse.Namespace
 ) -> Iterable[Batch]:
-    """Every pass over it is an epoch. The child process starts with the first, and stays."""
+    """Every pass over it is an epoch. The child process is started here, and serves them all."""
     sampler = DistributedRandomSampler(
         len(videos), rank=group.rank, world_size=group.world_size, seed=options.seed
     )

@@ -7,7 +7,6 @@ equal results, where TorchScript is missing. Nothing outside this file knows whi
 
 from __future__ import annotations
 
-import functools
 import importlib.machinery
 import importlib.util
 import inspect
@@ -229,13 +228,26 @@ def _run(unit: Any, name: str, *args: object) -> Any:
             raise RuntimeError(str(error)) from error
 
 
-@functools.cache
+_load_lock = threading.Lock()
+_are_loaded = False
+
+
 def load_operators() -> None:
     """Register ``torch.ops.image``, by torchvision's shared library alone: 1 ms.
 
     Importing torchvision.io registers it too, but with models, datasets and a compiler: 0.8 s,
     which every forked worker would pay in its first batch.
     """
+    global _are_loaded
+    if not _are_loaded:
+        # One thread at a time: torch changes the process's flags for loading libraries, and two
+        # that do so at once would leave the changed ones behind.
+        with _load_lock:
+            _load_operators()
+            _are_loaded = True
+
+
+def _load_operators() -> None:
     for path in _operator_libraries():
         try:
             torch.ops.load_library(path)  # type: ignore[no-untyped-call]
