@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import logging
+import re
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -130,6 +132,19 @@ def test_merges_and_path_variants_are_profiled_too():
     config = PipelineConfig(merge, [paths, Aggregate(3), batched], SinkConfig(2))
     names = [result.name for result in profile_pipeline(config, 6)]
     assert names == ["a", "b", "even", "odd", "aggregate(3)", "evens", "odds"]
+
+
+def test_log_has_one_line_for_each_run(caplog):
+    """The figures of each stage's and queue's own would drown them."""
+    with caplog.at_level(logging.INFO, "spdl_torch.pipeline"):
+        profile_pipeline(config_of(range(9), Pipe(plus), Aggregate(4)), 5)
+    told = [
+        re.match(r"profile_pipeline: (\S+): \d", record.getMessage()) for record in caplog.records
+    ]
+    assert [each and each[1] for each in told] == [
+        *(f"plus[{n}]" for n in ALL),
+        "aggregate(4)[1]",
+    ]
 
 
 def test_continuous_source_is_iterated_once():

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from .builder import build_pipeline
 from .definition import MergeSpec, OpKind, PipelineSpec, SinkSpec, SourceSpec
+from .hooks import StatsQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from .definition import StageSpec
+    from .pipeline import Pipeline
+    from .stats import QueuePerfStats
 
 __all__ = ["ProfileHook", "ProfileResult", "ProfileStats", "profile_pipeline"]
 
@@ -124,7 +127,7 @@ class _Profiling:
 
     def _first_items(self, source: SourceSpec) -> list[Any]:
         spec = PipelineSpec[Any](replace(source, continuous=False), (), SinkSpec(1))
-        with build_pipeline(spec).auto_stop() as pipeline:
+        with _silent(spec).auto_stop() as pipeline:
             return _kept(itertools.islice(pipeline, self._num_inputs))
 
     def _stages(self, stages: Sequence[StageSpec], inputs: list[Any]) -> list[Any]:
@@ -182,11 +185,23 @@ class _Profiling:
         source = SourceSpec(itertools.islice(itertools.cycle(inputs), self._num_inputs))
         spec = PipelineSpec[Any](source, (stage,), SinkSpec(2))
         start = perf_counter()
-        with build_pipeline(spec, max_failures=-1).auto_stop() as pipeline:
+        with _silent(spec).auto_stop() as pipeline:
             outputs = _kept(pipeline)
             seconds = perf_counter() - start
             figures = pipeline.stats().stages[0].queue
         return outputs, figures.num_items / seconds, figures.occupancy_rate
+
+
+class _SilentQueue(StatsQueue):
+    async def interval_stats_callback(self, stats: QueuePerfStats) -> None:
+        """Log nothing."""
+
+
+def _silent(spec: PipelineSpec[Any]) -> Pipeline[Any]:
+    """A pipeline that logs no figures: there is one line for each run."""
+    return build_pipeline(
+        spec, max_failures=-1, queue_class=_SilentQueue, task_hook_factory=lambda _: []
+    )
 
 
 def _may_run_at_once(stage: StageSpec) -> bool:
