@@ -5,24 +5,29 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import importlib.util
 import inspect
 import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from PIL import Image
 
 import spdl_torch
+import spdl_torch.accelerate
 import spdl_torch.autotune
 import spdl_torch.data.sources
 import spdl_torch.io
 import spdl_torch.observe
 import spdl_torch.pipeline
 import spdl_torch.testing
-from spdl_torch.__main__ import _parser
+from spdl_torch.__main__ import _parser, main
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,17 +69,36 @@ def name_of_page(page):
 pages = pytest.mark.parametrize("page", PAGES, ids=name_of_page)
 
 
-def write_photographs(folder):
-    """The trees that the pages use: two classes of small JPEGs of different sizes."""
-    for split in ("train", "val"):
-        for label, colour in (("cat", (200, 80, 40)), ("dog", (40, 80, 200))):
-            place = folder / split / label
-            place.mkdir(parents=True)
-            for number in range(4):
-                image = Image.radial_gradient("L").resize((96 + 16 * number, 80 + 8 * number))
-                Image.merge("RGB", [image.point(lambda v, c=c: v * c // 255) for c in colour]).save(
-                    place / f"{number}.jpg"
-                )
+COMMANDS = {"photographs", "report", "plot", "trace"}
+"""What the tests run of the pages' commands: ``demo`` and ``bench`` take minutes."""
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """What ``photographs DIR`` writes, made once: it is the same every time."""
+    folder = tmp_path_factory.mktemp("photographs")
+    assert main(["photographs", str(folder)]) == 0
+    return folder
+
+
+def run_command(line, photographs):
+    """A line of a page's shell, if it is one of those commands; in this process, as none of them
+    needs another."""
+    words = shlex.split(line)
+    if words[:3] != ["python", "-m", "spdl_torch"] or words[3] not in COMMANDS:
+        return
+    if words[3] == "photographs" and len(words) == 5:
+        shutil.copytree(photographs, words[4], dirs_exist_ok=True)
+    else:
+        assert main(words[3:]) == 0, line
+
+
+def run_script(source, path):
+    """A block that has the guard of a script is one: saved and run."""
+    path.write_text(source, encoding="utf-8")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
 
 
 # Between Lightning and torch, and a word of Lightning's on short epochs.
@@ -82,30 +106,46 @@ def write_photographs(folder):
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pages
-def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    """The Python blocks of a page run in order, as one program, without a warning."""
-    blocks = [block for block in blocks_of(page) if block.info == "python"]
-    if not blocks:
-        return
-    write_photographs(tmp_path)
+def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs):
+    """In an empty folder, its commands and its Python blocks run in their order without a warning:
+    the blocks as one program, those with the guard of a script as scripts."""
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": f"page_{page.stem}"}
-    for block in blocks:
+    namespace = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        if block.info == "console":  # one that is not run has a reason behind it
+            for line in re.findall(r"^\$ (.+)", block.text.replace("\\\n", " "), flags=re.M):
+                run_command(line, photographs)
+        if not block.info.startswith("python"):
+            continue
         # Empty lines in front, so that a traceback has the line of the page.
         source = "\n" * (block.line - 1) + block.text
-        exec(compile(source, name_of_page(page), "exec", dont_inherit=True), namespace)
+        code = compile(source, name_of_page(page), "exec", dont_inherit=True)
+        if not runs(block):
+            continue
+        if '__name__ == "__main__"' in block.text:
+            run_script(source, tmp_path / f"{page.stem}_{block.line}.py")
+        else:
+            exec(code, namespace)
+
+
+def runs(block):
+    """Whether a Python block is run: always, or where what it needs is installed."""
+    _, _, rest = block.info.partition(" ")
+    if rest.startswith("needs: "):
+        return importlib.util.find_spec(rest.removeprefix("needs: ")) is not None
+    return not rest
 
 
 @pages
 def test_block_says_what_it_is_when_it_is_not_run(page):
-    """Languages are known, and a Python block that is not run gives its reason."""
+    """Languages are known, and a block that is not run gives its reason."""
     for block in blocks_of(page):
         language, _, rest = block.info.partition(" ")
         where = f"{name_of_page(page)}:{block.line}"
         assert language in LANGUAGES, f"{where}: ```{block.info}"
         if rest:
-            assert re.fullmatch(r"no-run: \S.+", rest), f"{where}: ```{block.info}"
-            assert language == "python", f"{where}: only Python blocks are run"
+            assert re.fullmatch(r"(no-run: \S.+|needs: \w+)", rest), f"{where}: ```{block.info}"
+            assert language in ("python", "console"), f"{where}: nothing else is run"
 
 
 def anchors_of(page):
@@ -173,6 +213,8 @@ def public_members(cls):
 BUILDER = spdl_torch.pipeline.PipelineBuilder
 WHAT_IS_PUBLIC = {
     "spdl_torch": spdl_torch.__all__,
+    "spdl_torch.accelerate": spdl_torch.accelerate.__all__,
+    "spdl_torch.transformers": ["Trainer", "TrainerMixin", "loader_options"],
     "spdl_torch.pipeline": spdl_torch.pipeline.__all__,
     "spdl_torch.io": spdl_torch.io.__all__,
     "Reader": public_members(spdl_torch.io.Reader),
@@ -226,6 +268,8 @@ def test_docstring_is_there_when_a_name_is_public(module):
     """Modules, and the classes and functions in their __all__, say what they are."""
     tree = ast.parse(module.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree), "the module"
+    if module.stem == "transformers":
+        pytest.importorskip("transformers")
     exported = importlib.import_module(module_name(module)).__dict__.get("__all__", ())
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
