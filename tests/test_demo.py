@@ -13,6 +13,7 @@ import pytest
 from _gates import until
 from PIL import Image
 
+import spdl_torch
 from spdl_torch.__main__ import main
 from spdl_torch.demo import memory
 from spdl_torch.demo.command import UsageError, check_folder
@@ -333,12 +334,35 @@ def test_bad_data_is_one_line_and_status_2(tmp_path, capsys):
     assert f"{file} is a file. Give the folder above the classes" in error
 
 
-@pytest.mark.parametrize("option", ["--epochs", "--workers", "--rounds"])
-def test_counts_must_be_positive(option, capsys):
-    """argparse refuses 0."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["demo", option, "0"])
-    assert f"argument {option}: must be 1 or more, got 0" in capsys.readouterr().err
+@pytest.mark.parametrize("value", ["0", "-1", "2.5", "many"])
+def test_counts_are_whole_and_positive(value, capsys):
+    """Anything else is refused in words."""
+    for option in ("--epochs", "--workers", "--rounds"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["demo", f"{option}={value}"])
+        refused = f"argument {option}: must be a whole number of 1 or more, got {value}"
+        assert refused in capsys.readouterr().err
+
+
+def test_version_is_printed(capsys):
+    """As other programs do."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"spdl-torch {spdl_torch.__version__}\n"
+
+
+def test_photographs_for_trying_out_are_a_tree_for_image_folder(tmp_path, capsys):
+    """Two classes in each of two folders; what is there already is left alone."""
+    assert main(["photographs", str(tmp_path), "--count", "4"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'train'}\n{tmp_path / 'val'}\n"
+    for split in ("train", "val"):
+        check_folder(tmp_path / split)
+        assert len(files_of(tmp_path / split)) == 4
+    before = files_of(tmp_path)
+    assert len(set(before.values())) == 8
+    assert main(["photographs", str(tmp_path)]) == 2
+    assert "train is there already. Remove it, or give another" in capsys.readouterr().err
+    assert files_of(tmp_path) == before
 
 
 def test_the_command_does_not_import_torch():

@@ -161,6 +161,8 @@ def test_import_loads_nothing_heavy(statement, unwanted):
 @every_module
 def test_all_is_what_is_exported(module):
     """Names in __all__ exist and stand there once; a module that defines any has the list."""
+    if module == PACKAGE / "transformers.py":
+        pytest.importorskip("transformers")
     loaded = importlib.import_module(module_name(module))
     exported = getattr(loaded, "__all__", None)
     body = ast.parse(module.read_text(encoding="utf-8")).body

@@ -24,7 +24,7 @@ from .jobs import (
     make_plan,
 )
 from .machine import usable_cores
-from .meter import Meter, duration, time_left
+from .meter import Meter, counted, duration, time_left
 from .table import comparison_table, stage_table
 from .verdict import bottleneck, compare, quiet_rounds
 
@@ -237,12 +237,12 @@ class _Demo:
             f"python {environment.python}, torch {environment.torch}, "
             f"torchvision {environment.torchvision}, {environment.device_name}\n"
             f"{usable_cores()} cores, num_workers={self._options.num_workers}, "
-            f"{_count(environment.num_threads, 'intra-op thread')} for the model, "
+            f"{counted(environment.num_threads, 'intra-op thread')} for the model, "
             f"ImageFolder's crops by {environment.codec}\n"
             f"each run{apart}: load {plan.loading_images} images, then train "
             f"resnet18 on {plan.epoch_images * plan.epochs}\n"
-            f"({_count(plan.epochs, 'epoch')}, batches of {plan.batch_size}, RandomResizedCrop to "
-            f"{plan.crop_pixels} pixels, flip, SGD); {_count(self._options.num_rounds, 'round')}",
+            f"({counted(plan.epochs, 'epoch')}, batches of {plan.batch_size}, RandomResizedCrop to "
+            f"{plan.crop_pixels} pixels, flip, SGD); {counted(self._options.num_rounds, 'round')}",
             file=self._out,
             flush=True,
         )
@@ -256,7 +256,8 @@ class _Demo:
         measured = quiet_rounds(everything, usable_cores())
         left_out = sum(map(len, everything.values())) - sum(map(len, measured.values()))
         if left_out:
-            print(f"\n{left_out} run(s) left out: other programs were busy meanwhile", file=out)
+            runs = counted(left_out, "run")
+            print(f"\n{runs} left out: other programs were busy meanwhile", file=out)
         if self._options.smoke:  # nor would ratios and a bottleneck mean anything
             print(f"\n{comparison_table(measured, with_ratio=False)}", file=out)
             print("\nThe smoke run is too short to compare. Next: leave out --smoke.", file=out)
@@ -272,10 +273,6 @@ class _Demo:
         verdict = compare(next(iter(measured.values())), last, usable_cores())
         print(f"\n{_wrapped('Verdict: ', verdict.finding)}", file=out)
         print(_wrapped("Next:    ", verdict.advice), file=out)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _wrapped(label: str, text: str) -> str:

@@ -6,7 +6,7 @@ import shutil
 import time
 from typing import TextIO
 
-__all__ = ["Meter", "duration", "time_left"]
+__all__ = ["Meter", "counted", "duration", "time_left"]
 
 _BAR_CELLS = 12
 
@@ -66,6 +66,11 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(5, 5 * round(seconds / 5))} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.0f} h"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def render(label: str, done: int, total: int, seconds: float) -> str:

@@ -146,6 +146,8 @@ def open_for_reading(path: str | os.PathLike[str]) -> sqlite3.Connection:
     Raises: FileNotFoundError; ValueError: the file is something else, or of a newer release.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, and no statistics file.")
     if not path.is_file():
         raise FileNotFoundError(f"statistics file {path} does not exist.")
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)
