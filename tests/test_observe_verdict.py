@@ -301,6 +301,7 @@ def test_report_reads_as_one_page():
     assert rows["batch"].endswith("waits for items")
     assert rows["decode"].split()[-3:] == ["14", "BOTTLENECK", "(gil)"]
     assert "GIL wait 6.1 ms, no core for 3.0 % of the threads' time" in text
+    assert "step over cached batches" not in text, "it was not measured"
     assert lines[-1].startswith("ACTION   More threads will not help.")
     assert lines[-1].endswith("At most 2.0x as fast.")
 

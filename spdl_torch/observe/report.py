@@ -117,18 +117,22 @@ class Report:
         return "waits for the trainer" if stage.name in self.pooled else "waits for items"
 
     def _checks(self) -> str:
+        """What was looked at besides the stages; what was not measured is left out."""
         p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
         failed = sum(stage.tasks.num_failures for stage in self.stats.stages)
-        turns = ", one worker at a time" if p.one_at_a_time else ""
-        return ", ".join(
-            [
-                f"GIL wait {_or_dash(p.gil_seconds, lambda v: f'{v * 1e3:.1f} ms')}{turns}",
-                f"no core for {_or_dash(p.run_delay_ratio, _percent)} of the threads' time",
-                f"garbage collection {_or_dash(p.gc_ratio, _percent)}",
-                f"{failed} failed, {dropped} dropped",
-                f"step over cached batches {_or_dash(p.step_slowdown, lambda v: f'{v:+.0%}')}",
-            ]
-        )
+        checks = []
+        if p.gil_seconds is not None:
+            checks.append(f"GIL wait {p.gil_seconds * 1e3:.1f} ms")
+        if p.one_at_a_time:
+            checks.append("one worker at a time")
+        if p.run_delay_ratio is not None:
+            checks.append(f"no core for {_percent(p.run_delay_ratio)} of the threads' time")
+        if p.gc_ratio is not None:
+            checks.append(f"garbage collection {_percent(p.gc_ratio)}")
+        checks.append(f"{failed} failed, {dropped} dropped")
+        if p.step_slowdown is not None:
+            checks.append(f"step over cached batches {p.step_slowdown:+.0%}")
+        return ", ".join(checks)
 
 
 def make_report(
@@ -155,10 +159,6 @@ def _gain(gain: float) -> str:
     return (
         f" At most {_percent(gain)} faster." if gain < 1 else f" At most {1 + gain:.1f}x as fast."
     )
-
-
-def _or_dash(value: float | None, text: Any) -> str:
-    return "-" if value is None else str(text(value))
 
 
 def _rate(per_second: float) -> str:
