@@ -17,10 +17,12 @@ from PIL import Image
 
 import spdl_torch
 import spdl_torch.autotune
+import spdl_torch.data.child_pipelines
 import spdl_torch.data.sources
 import spdl_torch.io
 import spdl_torch.observe
 import spdl_torch.pipeline
+import spdl_torch.pipeline.defs
 import spdl_torch.testing
 from spdl_torch.__main__ import _parser
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
@@ -202,6 +204,15 @@ WHAT_IS_PUBLIC = {
     "PipelineBuilder": public_members(BUILDER),
     "PipelineBuilder.pipe": parameters(BUILDER.pipe),
     "PipelineBuilder.build": parameters(BUILDER.build),
+    "PipelineBuilder.add_source": parameters(BUILDER.add_source),
+    "PipelineBuilder.path_variants": parameters(BUILDER.path_variants),
+    "spdl_torch.pipeline.defs": spdl_torch.pipeline.defs.__all__,
+    "run_pipeline_in_subprocess": parameters(spdl_torch.pipeline.run_pipeline_in_subprocess),
+    "SubprocessIterable": public_members(spdl_torch.data.child_pipelines.SubprocessIterable),
+    "profile_pipeline": parameters(spdl_torch.pipeline.profile_pipeline),
+    "ProfileHook": public_members(spdl_torch.pipeline.ProfileHook),
+    "cache_iterator": parameters(spdl_torch.pipeline.cache_iterator),
+    "StatsQueue": ["stage_hook", "interval_stats_callback"],
     "Pipeline": public_members(spdl_torch.pipeline.Pipeline),
     "StageInfo": [field.name for field in fields(spdl_torch.pipeline.StageInfo)],
     "TaskPerfStats": members(TaskPerfStats),
@@ -241,7 +252,7 @@ def module_name(module):
 PACKAGES = [spdl_torch, spdl_torch.autotune, spdl_torch.pipeline, spdl_torch.io, spdl_torch.observe]
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, spdl_torch.data.sources])
+@pytest.mark.parametrize("package", [*PACKAGES, spdl_torch.data.sources, spdl_torch.pipeline.defs])
 def test_method_has_a_docstring_when_it_is_public(package):
     """What a user can call on our objects says what it does."""
     for name in package.__all__:

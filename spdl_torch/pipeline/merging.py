@@ -162,7 +162,7 @@ class BatchMerge(Merge):
                 outlet.put(EPOCH_END)
                 continue
             started_ns = perf_counter_ns()
-            whole = [member for _, part in parts if part is not ABSENT for member in part]
+            whole = _joined([part for _, part in parts])
             ended_ns, output = perf_counter_ns(), -1
             if whole or self.keeps_places:
                 output = outlet.put(whole or ABSENT)
@@ -173,6 +173,18 @@ class BatchMerge(Merge):
                     *(self.inlets[0], outlet),
                 )
             since_ns = done_ns
+
+
+def _joined(parts: Sequence[Any]) -> list[Any]:
+    whole: list[Any] = []
+    for path, part in enumerate(parts):
+        if part is not ABSENT:
+            try:
+                whole.extend(part)
+            except TypeError as error:
+                error.add_note(f"path {path} must return a list, got {type(part).__name__}")
+                raise
+    return whole
 
 
 class _Meeting:
