@@ -66,7 +66,7 @@ class Merge(ABC):
 
     @abstractmethod
     def merge(self, number: int, ring: Ring) -> None:
-        """What the thread of that number does; EndOfChannel and ChannelClosed end it."""
+        """Do the work of the thread of that number; EndOfChannel and ChannelClosed end it."""
 
     def close_inlets(self, number: int) -> None:
         """The thread of that number takes no more."""
@@ -149,7 +149,7 @@ class BatchMerge(Merge):
     """
 
     keeps_places = False
-    """Whether an empty list leaves a mark behind: path variants inside of a path of others."""
+    """Whether an empty list leaves a mark in its place: path variants on a path of others."""
 
     def merge(self, number: int, ring: Ring) -> None:
         """Put lists together again, the parts in the order of the paths."""
