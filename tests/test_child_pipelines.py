@@ -115,7 +115,7 @@ def test_epoch_that_is_left_early_goes_on_in_the_next_loop():
 
 
 def test_second_loop_ends_the_first():
-    """Of a pipeline that is not continuous there is one pass at a time."""
+    """A pipeline that is not continuous has one pass at a time."""
     items = in_child(range(9), same)
     first = iter(items)
     assert next(first) == 0
@@ -212,7 +212,7 @@ def test_figures_of_the_child_can_be_read(continuous):
 
 
 def test_iterable_without_figures_has_none():
-    """Which is said."""
+    """The error says so."""
     items = iterate_in_subprocess(Counter)
     with pytest.raises(RuntimeError, match="iterate_in_subprocess: there are no figures"):
         items.stats()
@@ -225,7 +225,7 @@ def test_iterable_without_figures_has_none():
 
 
 def test_failure_arrives_with_its_members():
-    """Of the user's own types, after the good items; the next pass is another one."""
+    """They are the user's own, after the good items; the next pass is another one."""
     items = in_child(range(4), fail_on_odd, name="decode", options={"max_failures": 0})
     for _ in range(2):
         got = []

@@ -23,12 +23,14 @@ import pytest
 import spdl_torch
 import spdl_torch.accelerate
 import spdl_torch.autotune
+import spdl_torch.data.child_pipelines
 import spdl_torch.data.sources
 import spdl_torch.dataloader
 import spdl_torch.io
 import spdl_torch.io.utils
 import spdl_torch.observe
 import spdl_torch.pipeline
+import spdl_torch.pipeline.defs
 import spdl_torch.source
 import spdl_torch.source.imagenet
 import spdl_torch.source.local_directory
@@ -270,6 +272,15 @@ WHAT_IS_PUBLIC = {
     "PipelineBuilder": public_members(BUILDER),
     "PipelineBuilder.pipe": parameters(BUILDER.pipe),
     "PipelineBuilder.build": parameters(BUILDER.build),
+    "PipelineBuilder.add_source": parameters(BUILDER.add_source),
+    "PipelineBuilder.path_variants": parameters(BUILDER.path_variants),
+    "spdl_torch.pipeline.defs": spdl_torch.pipeline.defs.__all__,
+    "run_pipeline_in_subprocess": parameters(spdl_torch.pipeline.run_pipeline_in_subprocess),
+    "SubprocessIterable": public_members(spdl_torch.data.child_pipelines.SubprocessIterable),
+    "profile_pipeline": parameters(spdl_torch.pipeline.profile_pipeline),
+    "ProfileHook": public_members(spdl_torch.pipeline.ProfileHook),
+    "cache_iterator": parameters(spdl_torch.pipeline.cache_iterator),
+    "StatsQueue": ["stage_hook", "interval_stats_callback"],
     "Pipeline": public_members(spdl_torch.pipeline.Pipeline),
     "StageInfo": [field.name for field in fields(spdl_torch.pipeline.StageInfo)],
     "TaskPerfStats": members(TaskPerfStats),
@@ -324,7 +335,10 @@ def exported_of(tree):
 PACKAGES = [spdl_torch, spdl_torch.autotune, spdl_torch.pipeline, spdl_torch.io, spdl_torch.observe]
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, spdl_torch.data.sources, spdl_torch.source])
+@pytest.mark.parametrize(
+    "package",
+    [*PACKAGES, spdl_torch.data.sources, spdl_torch.pipeline.defs, spdl_torch.source],
+)
 def test_method_has_a_docstring_when_it_is_public(package):
     """What a user can call on our objects says what it does."""
     for name in package.__all__:

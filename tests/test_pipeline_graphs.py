@@ -314,6 +314,19 @@ def test_batched_router_must_give_an_index_for_each_member():
         raise failure.value.exceptions[0]
 
 
+def test_path_of_lists_must_give_lists():
+    """Or the pipeline fails, with the path named."""
+    builder = PipelineBuilder().add_source(range(4)).aggregate(2)
+    builder.path_variants(lambda items: [0, 1], [[Pipe(same)], [Pipe(sum)]], batched=True)
+    with (
+        no_leak(),
+        pytest.raises(PipelineFailure, match="'path_variants_merge' raised") as failure,
+        builder.add_sink().build().auto_stop() as pipeline,
+    ):
+        list(pipeline)
+    assert "path 1 must return a list, got int" in failure.value.exceptions[0].__notes__
+
+
 def test_failures_on_a_path_have_the_name_of_their_stage():
     """In the figures, in the failure and in its members' notes."""
     pipeline = variants_of(

@@ -31,7 +31,7 @@ _FIGURES_SECONDS = 0.1  # between two readings that are sent; the end of a pass 
 
 
 class Sent(NamedTuple):
-    """What comes of the child for each item."""
+    """An item as the child sends it, with the figures of that moment if they are due."""
 
     item: Any
     figures: PipelineStats | None
@@ -93,7 +93,7 @@ class SubprocessItems(IterableDataset[Sent]):
 
 
 def _figures_of(iterable: Any) -> PipelineStats | None:
-    """What a pipeline or a PipelineDataset says; None = it is neither, or nothing has run yet."""
+    """Read a pipeline's or a dataset's figures; None = it is neither, or nothing has run yet."""
     try:
         figures = iterable.stats()
     except (AttributeError, TypeError, RuntimeError):
@@ -137,7 +137,7 @@ class Passes:
 
 
 class _RandomStates(NamedTuple):
-    """Of the global generators, as the trainer's are when the child is started."""
+    """States of the global generators, as the trainer's are when the child is started."""
 
     python: Any
     numpy: Any

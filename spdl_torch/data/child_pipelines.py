@@ -134,7 +134,7 @@ def iterate_in_subprocess(
 
 
 class SubprocessIterable(Generic[T]):
-    """What iterates in a child process. One loop at a time; a new ``iter()`` ends the one before,
+    """Iterates in a child process. One loop at a time; a new ``iter()`` ends the one before,
     or, of a continuous pipeline, goes on where that stands in the epoch.
 
     Ends: dropping this object and the interpreter's exit end the child, which has 5 s for what its
@@ -218,7 +218,8 @@ class SubprocessIterable(Generic[T]):
         return self._figures
 
     def report(self) -> Report:
-        """What holds the loop back: the child's stages, and how long the loop waits for items.
+        """Judge what holds the loop back: the child's stages, and how long the loop waits.
+
         Raises: as ``stats``.
         """
         waits = self._loader.snapshot().consumer_wait_ratio
@@ -228,15 +229,15 @@ class SubprocessIterable(Generic[T]):
         try:
             return iter(self._loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            told = _unpicklable(self._name, self._parts)
-            if told is None:
+            named = _unpicklable(self._name, self._parts)
+            if named is None:
                 raise
-            raise told from error
+            raise named from error
         except RuntimeError as error:
             self._raise_renamed(error)
 
     def _next(self) -> Sent | None:
-        """What was sent next; None = the end of the pass."""
+        """Return what was sent next; None = the end of the pass."""
         while self._items is not None:
             try:
                 sent = next(self._items)
@@ -255,7 +256,7 @@ class SubprocessIterable(Generic[T]):
         return None
 
     def _raise_renamed(self, error: RuntimeError) -> NoReturn:
-        """The loader speaks of itself, of which nobody here knows."""
+        """Raise a loader's error in the name of this function: nobody here knows of a loader."""
         text = str(error)
         if type(error) is RuntimeError and text.startswith(_PREFIX):
             error.args = (self._name + text[len(_PREFIX) :],)

@@ -102,7 +102,7 @@ class PipelineBuilder(Generic[T, U]):
             in which they came. The bounds on concurrency and waiting items hold in both.
         max_failures: see ``build``; for this stage alone.
         buffer_size: items that may wait after this stage; None = twice the concurrency of this
-            stage or of the next, whichever is larger, at least 2, and up to 64 while more
+            stage or of the next, whichever is larger, at least 2, and up to 256 while more
             than 10,000 a second are taken.
         """
         stage = Pipe(

@@ -106,9 +106,9 @@ class StageSpec:
     """Of an aggregate stage."""
     drop_last: bool = False
     paths: tuple[tuple[StageSpec, ...], ...] = ()
-    """Of path variants: the chains of stages among which ``op`` chooses."""
+    """For path variants: the chains of stages among which ``op`` chooses."""
     batched: bool = False
-    """Of path variants: whether an item is a list, whose members ``op`` deals out."""
+    """For path variants: whether an item is a list, whose members ``op`` deals out."""
 
     def __post_init__(self) -> None:
         _check_positive(f"stage {self.name!r}: concurrency", self.concurrency)

@@ -3,7 +3,7 @@
 With a continuous source a mark stands in each channel between two epochs. A stage hands it on as
 it came: alone or in order, that needs nothing. Where several threads hand items on as they are
 done, an item of the old epoch could still be in work while the mark, or an item of the new epoch,
-is put behind the stage. So there the threads take items one at a time, and whoever meets the mark
+is put after it. So there the threads take items one at a time, and whoever meets the mark
 keeps the others from taking until all of them have passed on what they had.
 """
 
@@ -23,8 +23,8 @@ __all__ = ["AsyncTurnstile", "Turnstile"]
 
 
 class _Turns:
-    """What threads and coroutines share: who is *busy*, which is whoever took an item, until it
-    takes the next one or leaves; and how long all of them have waited for their turn.
+    """The part that threads and coroutines share: who is *busy*, which is whoever took an item,
+    until it takes the next one or leaves; and how long all of them have waited for their turn.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What passes through channels beside items: the end of an epoch, the lack of an item."""
+"""Marks, which pass through channels beside items: the end of an epoch, the lack of an item."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ABSENT: Final = Mark("absent")
 """Takes the place of a part of a batch: no element went this way, or the path dropped them all."""
 
 END_OF_DATA: Final = Mark("end of the data")
-"""What a merge op of the user's is given where a queue has ended."""
+"""Given to a merge op of the user's where a queue has ended."""
 
 
 def is_eof(item: Any) -> bool:

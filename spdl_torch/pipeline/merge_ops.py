@@ -33,7 +33,7 @@ class OpMerge(Merge):
     _task: asyncio.Task[Any] | None = None
 
     def set_op(self, op: Callable[..., Any], *, is_continuous: bool) -> None:
-        """What it runs; whether that may put ends of epochs."""
+        """Set the function that it runs, and whether that may put ends of epochs."""
         self._op, self._is_continuous = op, is_continuous
 
     def merge(self, number: int, ring: Ring) -> None:
@@ -75,7 +75,7 @@ def is_async_op(op: Callable[..., Any]) -> bool:
 
 
 class _View:
-    """What a user's function sees of a queue."""
+    """A queue as a user's function sees it."""
 
     def __init__(self, queue: StatsQueue) -> None:
         self._queue = queue

@@ -66,7 +66,7 @@ class Merge(ABC):
 
     @abstractmethod
     def merge(self, number: int, ring: Ring) -> None:
-        """What the thread of that number does; EndOfChannel and ChannelClosed end it."""
+        """Do the work of the thread of that number; EndOfChannel and ChannelClosed end it."""
 
     def close_inlets(self, number: int) -> None:
         """The thread of that number takes no more."""
@@ -149,7 +149,7 @@ class BatchMerge(Merge):
     """
 
     keeps_places = False
-    """Whether an empty list leaves a mark behind: path variants inside of a path of others."""
+    """Whether an empty list leaves a mark in its place: path variants on a path of others."""
 
     def merge(self, number: int, ring: Ring) -> None:
         """Put lists together again, the parts in the order of the paths."""
@@ -162,7 +162,7 @@ class BatchMerge(Merge):
                 outlet.put(EPOCH_END)
                 continue
             started_ns = perf_counter_ns()
-            whole = [member for _, part in parts if part is not ABSENT for member in part]
+            whole = _joined([part for _, part in parts])
             ended_ns, output = perf_counter_ns(), -1
             if whole or self.keeps_places:
                 output = outlet.put(whole or ABSENT)
@@ -173,6 +173,18 @@ class BatchMerge(Merge):
                     *(self.inlets[0], outlet),
                 )
             since_ns = done_ns
+
+
+def _joined(parts: Sequence[Any]) -> list[Any]:
+    whole: list[Any] = []
+    for path, part in enumerate(parts):
+        if part is not ABSENT:
+            try:
+                whole.extend(part)
+            except TypeError as error:
+                error.add_note(f"path {path} must return a list, got {type(part).__name__}")
+                raise
+    return whole
 
 
 class _Meeting:

@@ -151,7 +151,7 @@ class Pipeline(Generic[T]):
         return self._run.stats()
 
     def report(self) -> Report:
-        """What holds the loop back, so far: ``print(pipeline.report())``.
+        """Judge what has held the loop back so far: ``print(pipeline.report())``.
 
         Raises: RuntimeError: the pipeline was not started.
         """

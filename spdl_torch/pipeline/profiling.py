@@ -35,7 +35,7 @@ _logger = logging.getLogger("spdl_torch.pipeline")
 _CONCURRENCIES = (32, 16, 8, 4, 1)
 
 _KEPT_BYTES = 1 << 30
-"""Of a stage's outputs, which are the next one's inputs; beyond that they are given repeatedly."""
+"""Size of a stage's outputs, the next one's inputs, beyond which they are given repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ProfileStats:
     qps: float
     """Items that it passed on, a second."""
     occupancy_rate: float
-    """Share of the time in which an item waited behind it, 0 to 1."""
+    """Share of the time in which an item waited after it, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class _Profiling:
         self._hook = hook
 
     def pipeline(self, cfg: PipelineSpec[Any]) -> list[Any]:
-        """Returns what comes of it."""
+        """Return what comes of it."""
         if isinstance(cfg.source, MergeSpec):
             inputs = [item for part in cfg.source.pipelines for item in self.pipeline(part)]
             random.shuffle(inputs)
@@ -181,7 +181,7 @@ class _Profiling:
         return outputs
 
     def _run(self, stage: StageSpec, inputs: list[Any]) -> tuple[list[Any], float, float]:
-        """What was kept of the outputs, the rate and the occupancy."""
+        """Return the outputs that were kept, the rate and the occupancy."""
         source = SourceSpec(itertools.islice(itertools.cycle(inputs), self._num_inputs))
         spec = PipelineSpec[Any](source, (stage,), SinkSpec(2))
         start = perf_counter()
@@ -233,7 +233,7 @@ def _kept(items: Iterator[Any] | Any) -> list[Any]:
 
 
 def _size(item: Any) -> int:
-    """In bytes: of arrays and tensors what they hold, of containers what their members do."""
+    """Return the bytes of an array's or tensor's elements, of a container's members."""
     nbytes = getattr(item, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes

@@ -22,13 +22,13 @@ __all__ = ["Source", "SourceOwner", "as_exception"]
 
 
 class SourceOwner(Protocol):
-    """What a source needs of the run that owns it."""
+    """The run that owns a source, as the source needs it."""
 
     def fail(self, message: str, errors: list[Exception]) -> None:
         """Take no new items; raise once the good ones are delivered. Never blocks."""
 
     def source_has_ended(self) -> None:
-        """No item will come of it any more. Never blocks."""
+        """Count a source that gives no more items. Never blocks."""
 
 
 class Source:

@@ -1,4 +1,4 @@
-"""What a pipeline is asked for and a floor above makes: reports and profiles.
+"""Reports and profiles, which a pipeline is asked for and a floor above makes.
 
 The engine imports nothing of the floors above it. Here are the exceptions, imported when they are
 first asked for.

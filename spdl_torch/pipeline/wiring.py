@@ -1,7 +1,7 @@
 """Makes the nodes and queues of a run from a definition.
 
 A node is a stage or a merge. Sources and nodes are made upstream first, and numbered so: a node,
-the queue behind it and its rows in a trace have one number, the *position*.
+the queue after it and its rows in a trace have one number, the *position*.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["Node", "QueueAt", "Wiring"]
 
 
 class Node(Protocol):
-    """What takes from queues and puts into queues, on threads of its own."""
+    """Takes from queues and puts into queues, on threads of its own."""
 
     def enter(self) -> None:
         """Enter the hooks, before any thread starts."""
@@ -69,7 +69,7 @@ class QueueAt:
 
 
 class Wiring:
-    """What a run is made of; ``last`` is the queue that the sink takes from."""
+    """The parts of a run; ``last`` is the queue that the sink takes from."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Wiring:
         *,
         keeps_places: bool = False,
     ) -> StatsQueue:
-        """One stage after the other; returns the queue behind the last one."""
+        """One stage after the other; returns the queue after the last one."""
         for number, spec in enumerate(stages):
             is_last = number == len(stages) - 1
             after = takers if is_last else stages[number + 1].concurrency

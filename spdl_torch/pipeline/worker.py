@@ -97,7 +97,7 @@ class Stage:
         self._stage_hooks = ExitStack()
         self._executor_refuses = False
         self._submitted: set[Future[Measured]] = set()
-        self._keeps_places = keeps_places  # what is dropped leaves ABSENT behind
+        self._keeps_places = keeps_places  # a dropped item leaves ABSENT in its place
         self.has_marks = has_marks
         # Alone, or in order, nobody can be overtaken by a mark.
         self.needs_turns = has_marks and not self.ordered and (spec.concurrency > 1 or adjustable)
@@ -259,7 +259,7 @@ class Stage:
         """Pass on what was kept of an epoch, before its end is. ``number``: of the mark."""
 
     def emit_mark(self, number: int, mark: Mark) -> None:
-        """Put a mark behind the stage."""
+        """Put a mark into the queue after the stage."""
         if self.ordered:
             self.outlet.put_at(number, mark)
         else:
@@ -280,7 +280,7 @@ class Stage:
                 result, wall_ns, cpu_ns = call(item)
             except BaseException as error:
                 if not isinstance(error, Exception) or self.ends_worker(error):
-                    self.emit_nothing(number)  # those behind it in the order must not wait
+                    self.emit_nothing(number)  # later ones in the order must not wait
                     raise
                 ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
                 cell.add_failure(ended_ns - started_ns, cpu_ns)
