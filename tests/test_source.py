@@ -306,7 +306,8 @@ lists = st.lists(st.lists(st.integers(), max_size=6), min_size=1, max_size=4)
 @given(lists=lists, stop=st.integers(-1, 12), seed=seeds, weigh=st.booleans(), data=st.data())
 def test_merging_is_spdl_s(lists, stop, seed, weigh, data):
     """In turn and by weights, wherever it stops, and in every pass."""
-    weight = st.floats(0, 5) | st.integers(0, 5)
+    # Weights more than 2^250 apart are drawn as exactly, by other random bits than SPDL's.
+    weight = st.just(0.0) | st.floats(2**-40, 5) | st.integers(0, 5)
     numbers = st.lists(weight, min_size=len(lists), max_size=len(lists)).filter(any)
     options = {"stop_after": stop, "seed": seed, "weights": data.draw(numbers) if weigh else None}
     ours = MergeIterator(lists, **options)
