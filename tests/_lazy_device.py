@@ -42,6 +42,15 @@ class LazyBackend:
         self.waiting = threading.Event()
         self.num_model_waits = 0
 
+    def use_on_this_thread(self):
+        pass
+
+    def lock_pages(self, address, num_bytes):
+        return False
+
+    def unlock_pages(self, address):
+        pass
+
     def pinned(self, num_bytes):
         self.slab_sizes.append(num_bytes)
         slab = torch.empty(num_bytes, dtype=torch.uint8)

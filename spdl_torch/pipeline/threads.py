@@ -11,19 +11,27 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["ThreadGroup"]
+__all__ = ["ThreadGroup", "takes_over"]
 
 _EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op is then left
 
 _live: weakref.WeakSet[ThreadGroup] = weakref.WeakSet()
 _hook_lock = threading.Lock()
 _hook_installed = False
+
+TakeOver = Callable[[], Callable[[], None] | None]
+_taken_over: list[TakeOver] = []
+
+
+def takes_over(read: TakeOver) -> TakeOver:
+    """Decorate a function that says what a new thread takes over from the one that starts it: it is
+    called there, and what it returns is called on the new thread first. None = nothing.
+    """
+    _taken_over.append(read)
+    return read
 
 
 class ThreadGroup:
@@ -41,7 +49,14 @@ class ThreadGroup:
 
     def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """Start a thread named ``spdl-<name>``."""
-        thread = threading.Thread(target=target, name=f"spdl-{name}", daemon=True)
+        steps = [step for read in _taken_over if (step := read()) is not None]
+
+        def run() -> None:
+            for step in steps:
+                step()
+            target()
+
+        thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
         return thread
