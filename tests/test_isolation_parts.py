@@ -31,7 +31,7 @@ class Passage:
 
     def __init__(self, most_held=8):
         self.slabs = SlabPool()
-        self.mappings = Mappings(most_held, pin=False)
+        self.mappings = Mappings(most_held)
 
     def __call__(self, batch):
         packed = pack(batch, self.slabs)
@@ -47,9 +47,11 @@ class Passage:
     def tell_freed(self):
         """Slabs that nothing views any more go back."""
         freed = self.mappings.freed()
-        for slab in freed:
+        for slab in freed.slabs:
             self.slabs.give_back(slab)
-        return freed
+        for slab in freed.spent:
+            self.slabs.drop(slab)
+        return freed.slabs
 
 
 BIG = torch.rand(4, 3, 100, 100)
@@ -153,7 +155,7 @@ def test_batches_of_any_form_pass_and_stay():
     check()
     kept.clear()
     passage.tell_freed()
-    assert len(passage.mappings._memory) <= 3 + 2
+    assert len(passage.mappings._regions) <= 3 + 2
 
 
 def test_slab_is_free_when_the_last_view_dies():
@@ -177,7 +179,7 @@ def test_slab_that_is_too_small_is_replaced():
     for size in (100_000, 200_000, 400_000):
         passage(torch.zeros(size))
         passage.tell_freed()
-    assert list(passage.mappings._memory) == [2]
+    assert list(passage.mappings._regions) == [2]
 
 
 def test_batch_that_was_never_sent_gives_its_slab_back():
