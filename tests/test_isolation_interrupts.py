@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a loader's life: nothing is left, process, thread, descriptor or memory."""
+"""Ctrl-C at any moment of a loader's life: no process, thread, descriptor or memory is left."""
 
 from __future__ import annotations
 

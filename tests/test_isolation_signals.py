@@ -30,6 +30,7 @@ PROGRAM = """
     import os, signal, sys
     sys.path.insert(0, {tests!r})
     from _isolation_data import Images, image_of
+    from multiprocessing import forkserver
     from spdl_torch import DataLoader
     from spdl_torch.data.isolation import line
 
@@ -60,6 +61,12 @@ PROGRAM = """
         assert whole_epoch(loader()) == 24
         line.start_child = start_child
 
+    def hit_the_server(ensure_running=forkserver._forkserver.ensure_running):
+        "In place of that: the first one is hit while it imports."
+        ensure_running()
+        forkserver._forkserver.ensure_running = ensure_running
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
+
     def main():
         for each in SIGNALS:
             signal.signal(each, lambda *_: handled.append(1))
@@ -75,6 +82,8 @@ PROGRAM = """
             assert handled.pop() and batches._pool._line.pid == pid
 
         print("starting", flush=True)
+        forkserver._forkserver.ensure_running = hit_the_server
+        assert whole_epoch(loader()) == 24
         for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             started_under(lambda pid: os.kill(pid, each))
         started_under(lambda pid: os.killpg(0, signal.SIGTERM))

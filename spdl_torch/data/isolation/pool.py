@@ -111,7 +111,8 @@ class ProcessPool:
             result = epoch.outlet.get(timeout)
         except ChannelClosed:
             if line.is_over:
-                raise line.death() from None
+                death = line.death()
+                raise death from death.__cause__
             raise
         epoch.consumer.got(result.number)
         return result if self._device_stage is None else self._device_stage.hand_over(result)

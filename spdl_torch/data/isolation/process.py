@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import nullcontext
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,20 @@ _SERVER_END_SECONDS = 10.0  # in which one that takes no more requests has ended
 _TELL_SECONDS = 2.0  # for a fork server to say how a process has ended that has ended
 
 _UNKNOWN_CODE = 255  # multiprocessing's, for a process whose fork server is gone
+
+
+# Or the server that another thread has started by then would be the one that is waited for.
+_one_at_a_time = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a forked process nobody would let go of it."""
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class ChildProcess:
@@ -113,18 +128,19 @@ def start_child(
         process = context.Process(  # type: ignore[attr-defined]
             target=target, args=arguments, name="spdl-loader", daemon=True
         )
-        try:
-            with _held_for(context):
-                process.start()
-            break
-        except ChildProcessError as error:
-            raise RuntimeError(
-                "DataLoader: multiprocessing's fork server belongs to the process from which this "
-                'one was forked. Pass multiprocessing_context="spawn" here.'
-            ) from error
-        except (ConnectionError, EOFError) as error:
-            if not (is_served and tries_left and _server_ends(error)):
-                raise
+        with _one_at_a_time:
+            try:
+                with _held_for(context):
+                    process.start()
+                break
+            except ChildProcessError as error:
+                raise RuntimeError(
+                    "DataLoader: multiprocessing's fork server belongs to the process from which "
+                    'this one was forked. Pass multiprocessing_context="spawn" here.'
+                ) from error
+            except (ConnectionError, EOFError) as error:
+                if not (is_served and tries_left and _server_ends(error)):
+                    raise
     return ChildProcess(process, is_served=is_served)
 
 

@@ -206,6 +206,7 @@ class Mappings:
     def close(self) -> None:
         """None will come again: what the loop still holds keeps its own memory."""
         self._regions.clear()
+        self._region_of = Region  # the loader's figures stay, the way to the device need not
 
     def freed(self) -> Free:
         """Those that have become free since the last call."""

@@ -6,7 +6,7 @@ import mmap
 import threading
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 
@@ -129,18 +129,29 @@ class CudaBackend:
     def hand_over(self, event: Event, blocks: Sequence[Tensor]) -> Event:
         stream = torch.cuda.current_stream(self.device)
         before = self._event_on(stream)
-        stream.wait_event(cast("torch.cuda.Event", event))
+        stream.wait_event(cast("_Event", event).event)
         for block in blocks:
             block.record_stream(stream)
         return before
 
-    @staticmethod
-    def _event_on(stream: torch.cuda.Stream) -> Event:
+    def _event_on(self, stream: torch.cuda.Stream) -> Event:
         # A new event for each batch: one that is recorded anew would move under those who wait.
         # blocking: the thread that waits for it sleeps instead of keeping a core busy.
         event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
-        return event
+        return _Event(event, self.device)
+
+
+class _Event(NamedTuple):
+    """A point in a stream that any thread may wait for."""
+
+    event: torch.cuda.Event
+    device: torch.device
+
+    def synchronize(self) -> None:
+        # CUDA would create a context (500 MB) on the device that is current on this thread.
+        with torch.cuda.device(self.device):
+            self.event.synchronize()
 
 
 def resolve(device: torch.device) -> torch.device:
