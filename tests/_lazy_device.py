@@ -9,7 +9,6 @@ whoever reads without waiting, writes too early or lets go too early gets wrong 
 from __future__ import annotations
 
 import ctypes
-import gc
 import random
 import threading
 import weakref
@@ -19,8 +18,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from _gates import spdl_threads
 
-from spdl_torch.io._transfer import cuda, transfer
+from spdl_torch.io._transfer import cuda, slabs, transfer
 
 PATIENCE_SECONDS = 10
 
@@ -350,6 +350,7 @@ class LazyBackend(cuda.CudaBackend):
             super().unlock_pages(address)
 
     def is_pinned(self, tensor):
+        self.machine.used.add(self.machine.current_device())
         return self.machine.is_locked(tensor.data_ptr())
 
     def empty(self, num_bytes):
@@ -394,6 +395,21 @@ class LazyBackend(cuda.CudaBackend):
         return self.machine.num_model_waits
 
 
+class LazyRing(slabs.SlabRing):
+    """One that waits for nothing any more when a test is over."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        rings.add(self)
+
+    def rest(self):
+        for slab in self._slabs:
+            slab.wait()
+
+
+rings = weakref.WeakSet()
+
+
 class TorchWith:
     """torch with another ``torch.cuda``."""
 
@@ -430,6 +446,7 @@ def install(device, patch=setattr, backend=LazyBackend):
     patch(cuda, "_own_streams", {})
     patch(cuda, "CudaBackend", backend)
     patch(transfer, "_shared", {})
+    patch(transfer, "SlabRing", LazyRing)
     # Objects that move themselves, and tensors that are not plain, are where they shall be.
     patch(transfer.Transfer, "device", property(lambda self: HOST))
     patch(torch.Tensor, "record_stream", _record_stream)
@@ -451,5 +468,8 @@ def backends(monkeypatch):
 
     install(LazyDevice(is_prompt=True), monkeypatch.setattr, Noted)
     yield made
-    transfer._shared.clear()
-    gc.collect()  # what waits or unlocks when it dies shall not do so in the real one
+    for thread in spdl_threads():
+        if "transfer" in thread.name:
+            thread.join(0.2)
+    for ring in tuple(rings):
+        ring.rest()

@@ -10,7 +10,7 @@ import torch
 from _isolation_data import Images
 from _lazy_device import backends, machine
 from _loader_helpers import DataLoader, assert_threads_end, no_thread_left
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
 
@@ -144,6 +144,7 @@ def only_images(samples):
 # -- who packs -------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from([torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64]),
     st.permutations(range(3)),

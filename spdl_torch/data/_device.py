@@ -84,7 +84,6 @@ class DeviceStage:
 
     def run(self, epochs: Channel[Epoch]) -> None:
         """The owner's thread: epoch after epoch, until ``epochs`` is closed."""
-        self._transfer.use_on_this_thread()
         while True:
             try:
                 epoch = epochs.get()

@@ -34,10 +34,6 @@ class Backend(PageLocker, Protocol):
 
     device: torch.device
 
-    def use_on_this_thread(self) -> None:
-        """Make it the current device of a thread that works for it alone."""
-        ...
-
     def pinned(self, num_bytes: int) -> Tensor:
         """Page-locked host memory: uint8, one dimension."""
         ...
@@ -86,9 +82,6 @@ class CudaBackend:
     ) -> None:
         self.device = device
         self._stream = _stream_of(stream, device, use)
-
-    def use_on_this_thread(self) -> None:
-        torch.cuda.set_device(self.device)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
         with torch.cuda.device(self.device):

@@ -201,10 +201,6 @@ class Transfer:
         batch = map_leaves(batch, replace)
         return Staged(self, batch, blocks, event, has_leaves_to_move)
 
-    def use_on_this_thread(self) -> None:
-        """Make the device current on a thread that has no other task than staging."""
-        self._backend.use_on_this_thread()
-
     def region(self, memory: mmap.mmap) -> Region:
         """Memory from which tensors are copied without a slab. They are kept until their copies are
         done; only then may it be written again.
@@ -224,10 +220,10 @@ class Transfer:
         if not tensors:
             return {}, [], None
         backend = self._backend
-        pinned = [tensor for tensor in tensors if self._needs_no_slab(tensor)]
-        their_ids = {id(tensor) for tensor in pinned}
-        layout = plan([tensor for tensor in tensors if id(tensor) not in their_ids])
         with backend.on_copy_stream():
+            pinned = [tensor for tensor in tensors if self._needs_no_slab(tensor)]
+            their_ids = {id(tensor) for tensor in pinned}
+            layout = plan([tensor for tensor in tensors if id(tensor) not in their_ids])
             slab = self._ring.take()
             # What can fail for want of memory comes before the first copy is under way, the
             # device first: it says so at once, a host that is short of memory begins to swap.
