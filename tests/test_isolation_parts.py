@@ -20,6 +20,7 @@ from spdl_torch.data.isolation.portable import portable, restored
 from spdl_torch.data.isolation.slabs import Mappings, SlabPool
 from spdl_torch.data.jobs import Loaded
 from spdl_torch.errors import PipelineFailure
+from spdl_torch.io import Transfer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
 
@@ -234,10 +235,14 @@ def test_exception_that_cannot_be_rebuilt_is_named():
 
 
 @pytest.mark.cuda
-def test_slabs_are_pinned_where_the_trainer_has_a_gpu():
-    """What views them needs no staging, and is whole on the device."""
-    passage = Passage()
-    passage.mappings = Mappings(8, pin=True)
+def test_slabs_are_locked_for_a_device_stage():
+    """What views them needs no packing, and is whole on the device. What stays with the host is
+    in ordinary memory."""
+    passage, transfer = Passage(), Transfer("cuda")
+    passage.mappings = Mappings(8, lock=transfer.region)
     found = passage([BIG])[0]
     assert found.is_pinned()
-    assert torch.equal(found.to("cuda", non_blocking=True).cpu(), BIG)
+    assert torch.equal(transfer.stage(found).receive().cpu(), BIG)
+    tensor, array = passage([BIG, BIG.numpy()])
+    assert not tensor.is_pinned()
+    assert not torch.from_numpy(array).is_pinned()

@@ -356,13 +356,16 @@ def _describe_end(code: int | None) -> str:
             "be started; its last words are on stderr."
         )
     name = _signal_name(-code)
-    often = (
-        " The system does that to the process that takes the most memory when none is left; "
-        "look at its log, and use fewer workers or smaller batches."
-        if name == "SIGKILL"
-        else " The dataset or a library that it uses has crashed there."
-    )
-    return f"was killed by {name}.{often}"
+    if name == "SIGKILL":
+        often = (
+            "The system does that to the process that takes the most memory when none is left; "
+            "look at its log, and use fewer workers or smaller batches."
+        )
+    elif -code in TRAINERS:
+        often = "Something has sent it that while it was being started."
+    else:
+        often = "The dataset or a library that it uses has crashed there."
+    return f"was killed by {name}. {often}"
 
 
 def _signal_name(number: int) -> str:
