@@ -262,13 +262,15 @@ def session_of(leader):
     return found
 
 
-def test_script_without_a_main_guard_says_so(tmp_path):
-    """The child runs it again, which multiprocessing refuses; the trainer is told what to do."""
+@pytest.mark.parametrize("sample", ["1", "bytes(1 << 22)"])
+def test_script_without_a_main_guard_says_so(tmp_path, sample):
+    """The child runs it again, which multiprocessing refuses; the trainer is told what to do. Also
+    where there is so much to be sent to the child that it does not live to take it."""
     file = tmp_path / "program.py"
     file.write_text(
         "from spdl_torch import DataLoader\n"
         "import multiprocessing\n"
-        "list(DataLoader([1, 2], num_workers=1, isolation='process'))\n",
+        f"list(DataLoader([{sample}], num_workers=1, isolation='process'))\n",
         encoding="utf-8",
     )
     done = subprocess.run(

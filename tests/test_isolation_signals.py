@@ -47,19 +47,21 @@ PROGRAM = """
     def loader(**options):
         return DataLoader(Images(24), 4, num_workers=2, isolation="process", **options)
 
-    def started_under(hit):
+    def started_under(hit, **options):
         "A whole epoch of a loader whose child is hit by a signal as soon as there is a process."
-        times = []
+        pids = []
 
         def start_and_hit(*arguments):
             child = start_child(*arguments)
-            if not times:
-                times.append(hit(child.pid))
+            pids.append(child.pid)
+            if len(pids) == 1:
+                hit(child.pid)
             return child
 
         line.start_child = start_and_hit
-        assert whole_epoch(loader()) == 24
+        assert whole_epoch(loader(**options)) == 24
         line.start_child = start_child
+        return len(pids)
 
     def hit_the_server(ensure_running=forkserver._forkserver.ensure_running):
         "In place of that: the first one is hit while it imports."
@@ -88,6 +90,8 @@ PROGRAM = """
             started_under(lambda pid: os.kill(pid, each))
         started_under(lambda pid: os.killpg(0, signal.SIGTERM))
         assert handled.pop()
+        options = {{"multiprocessing_context": "spawn"}}
+        assert started_under(lambda pid: os.kill(pid, signal.SIGTERM), **options) == 1
 
         print("stopping", flush=True)
         batches = iter(loader())

@@ -39,7 +39,7 @@ __all__ = ["Line"]
 
 _END_SECONDS = 10.0  # of a child that was told to end; twice what it gives to its last samples
 
-_MOST_LIVES = 3
+_MOST_LIVES = 3  # of children that a signal meets too early
 
 _NO_GUARD = (
     ' A script whose loop does not stand under `if __name__ == "__main__":` is run again by the '
@@ -75,7 +75,6 @@ class Line:
         self._was_tried = False
         self._is_up = False
         self._is_hung_up = False
-        self._has_spoken = False
         self._fatal: tuple[str, Portable] | None = None
         self._broken: BaseException | None = None
         self._exit_code: int | None = None
@@ -107,7 +106,10 @@ class Line:
         threads.spawn("receiver", run)
         self._tried.acquire()
         if self._child is None and self._broken is not None:
-            raise self._broken
+            try:
+                raise self._broken
+            finally:
+                self._broken = None  # it has this frame, which has this object
 
     def send(self, message: Any) -> None:
         """Say it. If the child is gone, the receiver notices.
@@ -187,7 +189,7 @@ class Line:
                 'name is "spdl-loader".'
             )
         end = _describe_end(self._exit_code)
-        return RuntimeError(f"DataLoader: {where} {end}{'' if self._has_spoken else _NO_GUARD}")
+        return RuntimeError(f"DataLoader: {where} {end}{'' if self._is_up else _NO_GUARD}")
 
     # -- the receiver --------------------------------------------------------------------------
 
@@ -216,6 +218,11 @@ class Line:
                 if self._is_hung_up:  # iter() was interrupted
                     return
                 child = start_child(self._context, main, (theirs, self._beginning))
+            except BrokenPipeError as error:
+                raise RuntimeError(
+                    "DataLoader: the loading process ended while it was sent the dataset; its last "
+                    f"words are on stderr.{_NO_GUARD}"
+                ) from error
             finally:
                 theirs.close()
             self._child, self.pid = child, child.pid
@@ -260,7 +267,6 @@ class Line:
 
     def _take(self, message: Any, line: Connection) -> bool:
         """False where nothing may follow."""
-        self._has_spoken = True
         if isinstance(message, Answer):
             packed = getattr(message.result, "batch", None)
             if packed is not None and packed.ticket is not None and packed.ticket.is_new:
@@ -347,8 +353,8 @@ def _descriptor_from(line: Connection) -> int:
 def _describe_end(code: int | None) -> str:
     if code is None:
         return (
-            "has ended. How, multiprocessing's fork server would have told, which has ended too: "
-            "something has ended processes of this program."
+            "has ended with exit code 255, or in a way that only multiprocessing's fork server could "
+            "tell, which has ended too."
         )
     if code >= 0:
         return (
