@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -411,10 +412,11 @@ rings = weakref.WeakSet()
 
 
 class TorchWith:
-    """torch with another ``torch.cuda``."""
+    """torch with another ``torch.cuda``, whose devices are the accelerators."""
 
     def __init__(self, device):
         self.cuda = device
+        self.accelerator = SimpleNamespace(set_device_index=device.set_device)
 
     def __getattr__(self, name):
         return getattr(torch, name)

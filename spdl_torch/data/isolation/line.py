@@ -353,8 +353,8 @@ def _descriptor_from(line: Connection) -> int:
 def _describe_end(code: int | None) -> str:
     if code is None:
         return (
-            "has ended with exit code 255, or in a way that only multiprocessing's fork server could "
-            "tell, which has ended too."
+            "has ended with exit code 255, or in a way that only multiprocessing's fork server "
+            "could tell, which has ended too."
         )
     if code >= 0:
         return (

@@ -187,7 +187,8 @@ def _device_of_thread() -> Callable[[], None] | None:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     index = torch.cuda.current_device()
-    return partial(torch.cuda.set_device, index) if index else None
+    # torch.cuda.set_device may be told to look for contexts on other devices each time.
+    return partial(torch.accelerator.set_device_index, index) if index else None
 
 
 # One for each device and use, for as long as the process lives. The allocator keeps freed memory
