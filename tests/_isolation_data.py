@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -154,6 +156,24 @@ class Waiting(Dataset):
                 file.write(str(os.getpid()))
             threading.Event().wait()
         return image_of(index)
+
+
+class Spawning(Dataset):
+    """A sample is the pid of a program that was started and that of a process that was forked."""
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        if index:
+            return index
+        code = "import threading; print(flush=True); threading.Event().wait()"
+        program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        program.stdout.readline()
+        pid = os.fork()
+        if pid == 0:
+            threading.Event().wait()
+        return program.pid, pid
 
 
 class Crashing(Dataset):

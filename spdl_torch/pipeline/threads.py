@@ -12,13 +12,14 @@ import atexit
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
-__all__ = ["ThreadGroup"]
+__all__ = ["ThreadGroup", "takes_over"]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -27,6 +28,17 @@ _EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op
 _live: weakref.WeakSet[ThreadGroup] = weakref.WeakSet()
 _hook_lock = threading.Lock()
 _hook_installed = False
+
+TakeOver = Callable[[], Callable[[], None] | None]
+_taken_over: list[TakeOver] = []
+
+
+def takes_over(read: TakeOver) -> TakeOver:
+    """Decorate a function that says what a new thread takes over from the one that starts it: it is
+    called there, and what it returns is called on the new thread first. None = nothing.
+    """
+    _taken_over.append(read)
+    return read
 
 
 class ThreadGroup:
@@ -47,7 +59,14 @@ class ThreadGroup:
             # made, and asked to stop at exit.
             _install_exit_hook()
             _live.add(self)
-        thread = threading.Thread(target=target, name=f"spdl-{name}", daemon=True)
+        steps = [step for read in _taken_over if (step := read()) is not None]
+
+        def run() -> None:
+            for step in steps:
+                step()
+            target()
+
+        thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
         return thread

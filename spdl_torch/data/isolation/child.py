@@ -11,7 +11,6 @@ import atexit
 import logging
 import os
 import pickle
-import signal
 import sys
 import threading
 from dataclasses import replace
@@ -26,9 +25,10 @@ from ...errors import PipelineStopped
 from ...pipeline.channel import Channel, ChannelClosed
 from ..jobs import Failed, Loaded
 from ..workers import WorkerPool
-from .messages import Answer, Ask, Fatal, Free, LogLine, Reply, Restart, Submit
+from .messages import Answer, Ask, Fatal, Free, LogLine, Reply, Restart, Submit, Up
 from .packing import PackedBatch, pack
 from .portable import portable, portable_result
+from .signals import leave_to_the_trainer
 from .slabs import SlabPool
 
 if TYPE_CHECKING:
@@ -63,9 +63,10 @@ class Beginning(NamedTuple):
 
 def main(line: Connection, beginning: Beginning) -> None:
     """Run until the trainer hangs up, or is gone; then end the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's, who ends this
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    leave_to_the_trainer()
+    if hasattr(os, "register_at_fork"):
+        # What the dataset forks would hold the line, and a trainer that is gone be never missed.
+        os.register_at_fork(after_in_child=line.close)
     Child(line, beginning).run()
     # Threads that are still inside the user's code must not be met by a dying interpreter.
     getattr(atexit, "_run_exitfuncs", int)()
@@ -97,6 +98,7 @@ class Child:
         logger = logging.getLogger("spdl_torch")
         logger.addHandler(_ToTrainer(self))
         logger.propagate = False
+        self.send(Up())
         sender = threading.Thread(target=self._run_sender, name="spdl-sender", daemon=True)
         sender.start()
         try:
@@ -135,15 +137,17 @@ class Child:
             pool.restart(message.key, message.workers)
             self._epoch, self._num_submitted, self._num_sent = message.epoch, 0, 0
         elif isinstance(message, Free):
-            self._free(message.slabs)
+            self._free(message)
         else:
             self._free(message.freed)
             self._num_submitted += 1
             pool.submit(message.number, message.index, message.worker, message.first)
 
-    def _free(self, slabs: tuple[int, ...]) -> None:
-        for slab in slabs:
+    def _free(self, freed: Free) -> None:
+        for slab in freed.slabs:
             self._slabs.give_back(slab)
+        for slab in freed.spent:
+            self._slabs.drop(slab)
 
     def _reply(self, message: Ask) -> Any:
         pool = self._pool

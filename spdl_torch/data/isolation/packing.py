@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from ...io._transfer.transfer import is_moved_whole
 from .messages import Span
 
 if TYPE_CHECKING:
@@ -106,7 +107,12 @@ def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
     if isinstance(content, Span):
         content = _part(owner, content)
     parts = [_part(owner, span) for span in packed.blocks]
-    return replace(loaded, batch=pickle.loads(content, buffers=parts))
+    batch = pickle.loads(content, buffers=parts)
+    if mappings.are_locked and not is_moved_whole(batch):
+        # Out of locked pages a copy that the loop begins would run on behind its back, and the
+        # slab could be written before it is done. Out of ordinary memory none does.
+        batch = pickle.loads(content, buffers=[part.copy() for part in parts])
+    return replace(loaded, batch=batch)
 
 
 def _part(owner: Any, span: Span) -> Any:

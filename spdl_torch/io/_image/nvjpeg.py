@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,7 +83,7 @@ def load_image_batch_nvjpeg(
             # for what this one still does with that memory: let it be idle.
             backend.record().synchronize()
             shape = len(data), 3, height, width
-            batch = torch.empty(shape, dtype=torch.uint8, device=backend.device)
+            batch = backend.empty(math.prod(shape)).view(shape)
             for place, image in enumerate(_decode(data, names, backend.device)):
                 _resize_into(batch[place], image)
             event = backend.record()
