@@ -151,7 +151,9 @@ class Line:
         try:
             if hook is not None:
                 hook.shutdown(socket.SHUT_RDWR)
-            elif child is not None:
+            elif child is not None and os.name != "posix":
+                # Elsewhere no hook means that the line is closed, which has told the child: it has
+                # its seconds for the samples that it is fetching.
                 child.kill()
         except (OSError, ValueError):
             pass  # it has ended
