@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .channel import Channel
 from .hooking import enter_queue_hook
 from .marks import ABSENT, EPOCH_END
+from .relay import relay
 from .source import as_exception
 from .waits import ChannelClosed, EndOfChannel
 
@@ -112,21 +113,8 @@ class ArrivalMerge(Merge):
 
     def merge(self, number: int, ring: Ring) -> None:
         """Pass on what one inlet has."""
-        inlet, outlet = self.inlets[number], self.outlet
-        since_ns = ring.begin()
         try:
-            while True:
-                index, item = inlet.get_numbered()
-                if item is EPOCH_END:
-                    self._meeting.arrive()
-                    continue
-                got_ns = perf_counter_ns()
-                output = outlet.put(item)
-                item = None  # or it would stay alive while this thread waits
-                done_ns = perf_counter_ns()
-                if done_ns - since_ns >= ring.shortest_ns:
-                    ring.add(since_ns, got_ns, got_ns, done_ns, -1, index, output, inlet, outlet)
-                since_ns = done_ns
+            relay(self.inlets[number], self.outlet, ring, self._meeting.arrive)
         finally:
             self._meeting.close()
 
