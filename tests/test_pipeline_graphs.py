@@ -481,6 +481,15 @@ def test_epoch_of_a_merge_waits_for_the_slowest(monkeypatch):
         op.open()
 
 
+def test_stop_ends_a_merge_that_waits_for_room_for_the_end_of_an_epoch():
+    """The waits of the other threads, too: epochs without items are nothing but ends."""
+    pipeline = merged(*(config_of([], continuous=True) for _ in range(3)))
+    with no_leak():
+        pipeline.start()
+        until(lambda: pipeline._run._last_queue.counters().put_wait[1] == 1)
+        pipeline.stop(PATIENCE_SECONDS)
+
+
 def test_mixed_continuous_mode_is_refused():
     """SPDL's word for it."""
     configs = [config_of([1], continuous=True), config_of([1])]

@@ -198,17 +198,17 @@ class _Meeting:
         with self._lock:
             if self._is_over:
                 raise ChannelClosed
-            others, is_last = self._waiting, len(self._waiting) + 1 == self._count
-            if is_last:
-                self._waiting = []
-            else:
-                self._waiting.append(ticket)
-        if not is_last:
-            ticket.get()
-            return
-        self._when_all_are_there()  # before the others go on: the mark comes first
-        for each in others:
-            each.put(None)
+            self._waiting.append(ticket)
+            is_last = len(self._waiting) == self._count
+        if is_last:
+            # Before the others go on: the mark comes first. They stay on the list meanwhile, for
+            # this may wait for room, and only close() ends that then, and must end their waits.
+            self._when_all_are_there()
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+            for each in waiting:
+                each.put(None)
+        ticket.get()
 
     def close(self) -> None:
         """Let everyone who waits, or arrives later, raise ChannelClosed. Never blocks."""
