@@ -12,8 +12,8 @@ Three words end a channel, and they differ in who ends it:
 the run stops, what is inside is discarded), *end* (what a consumer sees once a finished channel
 is empty: :class:`EndOfChannel`).
 
-Why not ``queue.Queue``: its condition variables wake every waiter in Python code, and it can
-neither be finished nor report its open waits (``python -m spdl_torch bench engine``).
+Why not ``queue.Queue``: it wakes every waiter in Python code, and can neither be finished nor
+report its open waits. ``python -m spdl_torch bench engine`` measures it on trivial items.
 """
 
 from __future__ import annotations
