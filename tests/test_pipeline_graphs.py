@@ -22,7 +22,7 @@ from _gates import (
     result_of,
     until,
 )
-from _stages import OPS, evaluate, plans
+from _stages import OPS, Plan, evaluate, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -457,6 +457,55 @@ def test_merge_delivers_what_its_pipelines_make(pool, counts, stages, continuous
     pipeline._run.check_balance()
 
 
+# A chain of stages, or chains among which a router chooses; how many items a source gives, or
+# sources and chains that are merged.
+chains = st.recursive(
+    st.lists(plans, max_size=2), lambda inner: st.lists(inner, min_size=1, max_size=3), max_leaves=4
+)
+sources = st.recursive(
+    st.integers(0, 3),
+    lambda inner: st.lists(st.tuples(inner, chains), min_size=1, max_size=3),
+    max_leaves=4,
+)
+
+
+def chain_of(tree, pool):
+    """The stages of a tree of ``chains``."""
+    if all(isinstance(each, Plan) for each in tree):
+        return [stage for plan in tree for stage in as_pipes(plan, pool)]
+    paths = [chain_of(each, pool) or [Pipe(same)] for each in tree]
+    return [PathVariants(functools.partial(modulo, len(paths)), paths)]
+
+
+def graph_of(source, chain, pool, *, continuous):
+    """The pipeline of a tree of ``sources``."""
+    stages = chain_of(chain, pool)
+    if isinstance(source, int):
+        return config_of(range(source), *stages, sink=1, continuous=continuous)
+    parts = [graph_of(*each, pool, continuous=continuous) for each in source]
+    return PipelineConfig(Merge(parts), stages, SinkConfig(1))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    source=sources,
+    chain=chains,
+    continuous=st.booleans(),
+    taken=st.lists(st.none() | st.integers(0, 3), max_size=3),
+)
+def test_any_graph_ends_whenever_it_is_stopped(pool, source, chain, continuous, taken):
+    """In any epoch, of merges of merges and paths in paths; every item is accounted for."""
+    config = graph_of(source, chain, pool, continuous=continuous)
+    pipeline = build_pipeline(config, max_failures=-1)
+    with eager_switching():
+        pipeline.start()
+        for count in taken[: None if continuous else 1]:
+            for _ in zip(range(10**6 if count is None else count), pipeline, strict=False):
+                pass
+        pipeline.stop(PATIENCE_SECONDS)
+    pipeline._run.check_balance()
+
+
 def test_epoch_of_a_merge_waits_for_the_slowest(monkeypatch):
     """Items of the next epoch of a quick pipeline stay behind. The control: without the meeting
     the epoch would end without the slow pipeline's.
@@ -479,6 +528,15 @@ def test_epoch_of_a_merge_waits_for_the_slowest(monkeypatch):
     with run(op).auto_stop() as pipeline:
         assert list(pipeline) == [2]
         op.open()
+
+
+def test_stop_ends_a_merge_that_waits_for_room_for_the_end_of_an_epoch():
+    """The waits of the other threads, too: epochs without items are nothing but ends."""
+    pipeline = merged(*(config_of([], continuous=True) for _ in range(3)))
+    with no_leak():
+        pipeline.start()
+        until(lambda: pipeline._run._last_queue.counters().put_wait[1] == 1)
+        pipeline.stop(PATIENCE_SECONDS)
 
 
 def test_mixed_continuous_mode_is_refused():

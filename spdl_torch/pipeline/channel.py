@@ -12,8 +12,8 @@ Three words end a channel, and they differ in who ends it:
 the run stops, what is inside is discarded), *end* (what a consumer sees once a finished channel
 is empty: :class:`EndOfChannel`).
 
-Why not ``queue.Queue``: its condition variables wake every waiter in Python code, and it can
-neither be finished nor report its open waits (``python -m spdl_torch bench engine``).
+Why not ``queue.Queue``: it wakes every waiter in Python code, and can neither be finished nor
+report its open waits. ``python -m spdl_torch bench engine`` measures it on trivial items.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from time import perf_counter, perf_counter_ns
 from typing import Any, Final, Generic, TypeVar
 
 from .async_ends import AsyncEnds
-from .marks import SKIPPED, Mark
+from .marks import SKIPPED, Mark, MarkNumbers
 from .room import Room
 from .stats import QueueCounters
 from .waits import ChannelClosed, Dismissed, EndOfChannel, WaitClock, Waiter, wait_for
@@ -65,8 +65,7 @@ class Channel(AsyncEnds, Generic[T]):
         self._putter_woken = False
         self._num_put = 0  # marks included, as in _num_got: they have numbers as items have
         self._num_got = 0
-        self._marks: deque[int] = deque()  # the numbers of those that wait, or were got lately
-        self._num_marks_got = 0
+        self._marks = MarkNumbers()
         self._put_wait = WaitClock()
         self._get_wait = WaitClock()
         self._created_ns = self._empty_since_ns = perf_counter_ns()
@@ -203,7 +202,7 @@ class Channel(AsyncEnds, Generic[T]):
         if not self._marks:
             return len(self._items) + early
         with self._lock:
-            return len(self._items) - self._count_marks() + early
+            return len(self._items) - self._marks.count_waiting(self._num_got) + early
 
     def progress(self) -> tuple[int, int]:
         """Ordered use: how many places were filled or skipped, and how many items that made."""
@@ -215,23 +214,16 @@ class Channel(AsyncEnds, Generic[T]):
         with self._lock:
             now = self._ended_ns or perf_counter_ns()
             open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
-            waiting_marks = self._count_marks()
+            waiting_marks = self._marks.count_waiting(self._num_got)
             return QueueCounters(
                 elapsed_ns=now - self._created_ns,
-                num_put=self._num_put - self._num_marks_got - waiting_marks,
-                num_got=self._num_got - self._num_marks_got,
+                num_put=self._num_put - self._marks.num_got - waiting_marks,
+                num_got=self._num_got - self._marks.num_got,
                 put_wait=self._put_wait.read(),
                 get_wait=self._get_wait.read(),
                 empty_ns=self._empty_ns + max(0, open_empty),
                 peak_items=self._peak,
             )
-
-    def _count_marks(self) -> int:
-        """How many wait; those that were got are counted, and forgotten. The lock is held."""
-        while self._marks and self._marks[0] < self._num_got:
-            self._marks.popleft()
-            self._num_marks_got += 1
-        return len(self._marks)
 
     # -- putting ---------------------------------------------------------------------------
 
@@ -313,7 +305,7 @@ class Channel(AsyncEnds, Generic[T]):
         if type(item) is Mark:
             if item is SKIPPED:
                 return
-            self._marks.append(self._num_put)
+            self._marks.add(self._num_put)
         items = self._items
         if not items:
             self._empty_ns += perf_counter_ns() - self._empty_since_ns

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Final
 
-__all__ = ["ABSENT", "END_OF_DATA", "EPOCH_END", "SKIPPED", "Mark", "is_eof", "is_epoch_end"]
+__all__ = [
+    *("ABSENT", "END_OF_DATA", "EPOCH_END", "SKIPPED"),
+    *("Mark", "MarkNumbers", "is_eof", "is_epoch_end"),
+]
 
 
 class Mark:
@@ -17,6 +21,33 @@ class Mark:
 
     def __repr__(self) -> str:
         return f"<{self._name}>"
+
+
+class MarkNumbers:
+    """The numbers of the marks in a channel, where they have some as items do, so that figures can
+    leave them out. The channel's lock is held.
+    """
+
+    __slots__ = ("_numbers", "num_got")
+
+    def __init__(self) -> None:
+        self._numbers: deque[int] = deque()  # of those that wait, or were got lately
+        self.num_got = 0
+        """Marks that were got, as of the last count."""
+
+    def add(self, number: int) -> None:
+        """Note the number of a mark that was put."""
+        self._numbers.append(number)
+
+    def count_waiting(self, num_got: int) -> int:
+        """Count those that wait; ``num_got`` items and marks were got."""
+        while self._numbers and self._numbers[0] < num_got:
+            self._numbers.popleft()
+            self.num_got += 1
+        return len(self._numbers)
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
 
 
 SKIPPED: Final = Mark("skipped")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .channel import Channel
 from .hooking import enter_queue_hook
 from .marks import ABSENT, EPOCH_END
+from .relay import relay
 from .source import as_exception
 from .waits import ChannelClosed, EndOfChannel
 
@@ -112,21 +113,8 @@ class ArrivalMerge(Merge):
 
     def merge(self, number: int, ring: Ring) -> None:
         """Pass on what one inlet has."""
-        inlet, outlet = self.inlets[number], self.outlet
-        since_ns = ring.begin()
         try:
-            while True:
-                index, item = inlet.get_numbered()
-                if item is EPOCH_END:
-                    self._meeting.arrive()
-                    continue
-                got_ns = perf_counter_ns()
-                output = outlet.put(item)
-                item = None  # or it would stay alive while this thread waits
-                done_ns = perf_counter_ns()
-                if done_ns - since_ns >= ring.shortest_ns:
-                    ring.add(since_ns, got_ns, got_ns, done_ns, -1, index, output, inlet, outlet)
-                since_ns = done_ns
+            relay(self.inlets[number], self.outlet, ring, self._meeting.arrive)
         finally:
             self._meeting.close()
 
@@ -210,17 +198,17 @@ class _Meeting:
         with self._lock:
             if self._is_over:
                 raise ChannelClosed
-            others, is_last = self._waiting, len(self._waiting) + 1 == self._count
-            if is_last:
-                self._waiting = []
-            else:
-                self._waiting.append(ticket)
-        if not is_last:
-            ticket.get()
-            return
-        self._when_all_are_there()  # before the others go on: the mark comes first
-        for each in others:
-            each.put(None)
+            self._waiting.append(ticket)
+            is_last = len(self._waiting) == self._count
+        if is_last:
+            # Before the others go on: the mark comes first. They stay on the list meanwhile, for
+            # this may wait for room, and only close() ends that then, and must end their waits.
+            self._when_all_are_there()
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+            for each in waiting:
+                each.put(None)
+        ticket.get()
 
     def close(self) -> None:
         """Let everyone who waits, or arrives later, raise ChannelClosed. Never blocks."""

@@ -102,7 +102,7 @@ def router_stage(spec: StageSpec) -> StageSpec:
     deal = _dealt_out if spec.batched else _directed
     route = _route if kind is OpKind.FUNCTION else _aroute
     op = functools.partial(route, call, functools.partial(deal, len(spec.paths)))
-    return replace(spec, op=op, kind=kind, paths=(), batched=False)
+    return replace(spec, op=op, kind=kind, paths=())
 
 
 def _route(router: Callable[[Any], Any], deal: Callable[[Any, Any], Routed], item: Any) -> Routed:
