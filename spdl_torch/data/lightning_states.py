@@ -70,5 +70,6 @@ def _flattened(trainer: Any) -> list[Any]:
 
 def _nothing_left(loader: Any) -> bool:
     if isinstance(loader, DataLoader):
-        return loader._progress is not None and loader._progress.nothing_left
+        progress = loader._state.progress
+        return progress is not None and progress.nothing_left
     return isinstance(loader, PipelineDataset) and loader._ends_empty_tail()

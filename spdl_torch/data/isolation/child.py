@@ -139,7 +139,8 @@ class Child:
         else:
             self._free(message.freed)
             self._num_submitted += 1
-            pool.submit(message.number, message.index, message.worker, message.first)
+            number, index, worker, first, wants_state, _ = message
+            pool.submit(number, index, worker, first, wants_state=wants_state)
 
     def _free(self, slabs: tuple[int, ...]) -> None:
         for slab in slabs:
@@ -161,6 +162,7 @@ class Child:
     def _run_sender(self) -> None:
         try:
             pool = self._make_pool()
+            pool.start(self._beginning.key, self._beginning.workers)
         except BaseException as error:
             self._tell_fatal("the loading process could not be set up", error)
             return
@@ -194,7 +196,7 @@ class Child:
         os.environ.update(beginning.environment)
         spec: LoadSpec = beginning.parcel.open()
         spec = replace(spec, finalize=partial(pack, slabs=self._slabs))
-        return WorkerPool(spec, beginning.key, beginning.workers)
+        return WorkerPool(spec)
 
     def _send_result(self, result: Result) -> None:
         self._num_sent += 1

@@ -59,6 +59,7 @@ class Line:
         self.mappings = mappings
         self.is_over = False
         self._hear, self._ended = hear, ended
+        self._threads = threads  # joined at exit, be the pool gone: until the child has ended
         self._has_spoken = False
         self._fatal: tuple[str, Portable] | None = None
         self._exit_code: int | None = None

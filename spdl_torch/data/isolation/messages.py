@@ -22,6 +22,7 @@ class Submit(NamedTuple):
     index: Any
     worker: int
     first: int
+    wants_state: bool
     freed: tuple[int, ...]
     """Slabs that no tensor of the trainer views any more."""
 

@@ -67,8 +67,6 @@ class ProcessPool:
     def __init__(
         self,
         spec: LoadSpec,
-        key: StreamKey,
-        workers: Sequence[WorkerState] = (),
         device_stage: DeviceStage | None = None,
         *,
         context: Any = None,
@@ -78,26 +76,38 @@ class ProcessPool:
         self._context = context_of(context)
         self._device_stage = device_stage
         self._pid = os.getpid()
-        self._threads = ThreadGroup(self.request_stop)
+        # Weakly: else only a garbage collection would free the pool, and with it the dataset.
+        self._threads = ThreadGroup(partial(_stop, weakref.ref(self)))
         stages = [TaskStatsHook(StageInfo(0, n, s, spec.num_workers)) for n, s in _STAGES]
         hook = None if device_stage is None else device_stage.hook
         self.figures = ProcessFigures(stages[0], stages[1], hook)
         self._num_epochs = 0
         self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
         self._epoch: Epoch | None = None
-        self._line = self._start_child(key, workers)
-        self._epoch = self._begin_epoch(key, workers)
-        if device_stage is not None:
-            self._start_transfer(device_stage)
+        self._line: Any = None
         _live.add(self)
 
     # -- the trainer's thread ------------------------------------------------------------------
 
-    def submit(self, number: int, index: Any, worker: int, first: int) -> None:
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+        """As ``WorkerPool.start``: start the child, and the first epoch in it."""
+        self._line = self._start_child(key, workers)
+        self._begin_epoch(key, workers)
+        if self._device_stage is not None:
+            self._start_transfer(self._device_stage)
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
         """As ``WorkerPool.submit``. Raises: what pickle raises on an index."""
         self._running()
         freed = self._line.mappings.freed()
-        self._line.send(Submit(number, index, worker, first, freed))
+        self._line.send(Submit(number, index, worker, first, wants_state, freed))
+
+    @property
+    def num_taken(self) -> int:
+        """As ``WorkerPool.num_taken``."""
+        return 0 if self._epoch is None else self._epoch.outlet.num_got
 
     def get(self, timeout: float | None) -> Result:
         """The next result. Raises: TimeoutError; RuntimeError: the child has ended."""
@@ -132,7 +142,7 @@ class ProcessPool:
         if self._line.is_over:
             self._num_epochs = 0
             self._line = self._start_child(key, workers)
-        self._epoch = self._begin_epoch(key, workers)
+        self._begin_epoch(key, workers)
         if self._num_epochs:
             self._line.send(Restart(self._num_epochs, key, tuple(workers)))
 
@@ -140,7 +150,7 @@ class ProcessPool:
         """End every wait, and tell the child to end. Never blocks; safe in a finalizer."""
         if not self.in_this_process:
             return
-        epoch, line = self._epoch, getattr(self, "_line", None)
+        epoch, line = self._epoch, self._line
         try:
             self.figures.end()
         finally:  # whatever becomes of the figures
@@ -182,10 +192,11 @@ class ProcessPool:
         beginning = Beginning(
             Parcel(self._spec), key, tuple(workers), torch.get_default_dtype(), _environment()
         )
+        me = weakref.ref(self)  # the line outlives its pool for as long as its child takes to end
         return Line(
             *(self._context, beginning, mappings, self._threads),
-            hear=partial(self._hear, mappings),
-            ended=self._child_has_ended,
+            hear=partial(_hear, me, mappings),
+            ended=partial(_child_has_ended, me),
         )
 
     def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
@@ -211,6 +222,7 @@ class ProcessPool:
             recorder,
             recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
+        self._epoch = epoch
         self.figures.begin(epoch)
         recorder.add_queue(1, "batches", results.capacity)
         if stage is not None:
@@ -280,10 +292,30 @@ def _environment() -> dict[str, str]:
 _STAGES = ((1, "fetch"), (2, "collate"))
 
 
+def _hear(pool: weakref.ref[ProcessPool], mappings: Mappings, answer: Answer) -> None:
+    found = pool()
+    if found is not None:
+        found._hear(mappings, answer)
+
+
+def _child_has_ended(pool: weakref.ref[ProcessPool]) -> None:
+    found = pool()
+    if found is not None:
+        found._child_has_ended()
+
+
+def _stop(pool: weakref.ref[ProcessPool]) -> None:
+    """At the interpreter's exit."""
+    found = pool()
+    if found is not None:
+        found.request_stop()
+
+
 def _forget_parents_lines() -> None:
     """A forked process keeps no child of its parent's alive."""
     for pool in tuple(_live):
-        pool._line.forget()
+        if pool._line is not None:
+            pool._line.forget()
 
 
 if hasattr(os, "register_at_fork"):

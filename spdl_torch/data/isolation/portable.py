@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...pipeline.failures import text_of
 from ..jobs import Failed
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def portable(error: BaseException, depth: int = 0) -> Portable:
     notes = (*getattr(error, "__notes__", ()), *_trace_of(error))
     cause = error.__cause__
     packed_cause = portable(cause, depth + 1) if cause and depth < _MOST_CAUSES else None
-    text = f"{type(error).__name__}: {error}"
+    text = text_of(error)
     try:
         return Portable(_pickled(error), text, notes, packed_cause)
     except Exception as reason:
