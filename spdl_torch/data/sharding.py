@@ -25,6 +25,8 @@ __all__ = [
     "worker_shard",
 ]
 
+_MOST_WRAPPERS = 8
+
 Tail = Literal["drop", "pad", "uneven"]
 """What becomes of a last round that is too short for every rank to get one of it."""
 
@@ -113,10 +115,12 @@ def is_shared_out(source: Any) -> bool:
     """Whether each rank has its own part already: a DistributedSampler, or what is around one, such
     as a batch sampler or a loader.
     """
-    while source is not None and not isinstance(source, DistributedSampler):
+    for _ in range(_MOST_WRAPPERS):  # one that answers to every name would go on for ever
+        if source is None or isinstance(source, DistributedSampler):
+            break
         inner = (getattr(source, name, None) for name in ("batch_sampler", "sampler", "_items"))
         source = next((part for part in inner if part is not None), None)
-    return source is not None
+    return isinstance(source, DistributedSampler)
 
 
 def _without_ranks_of(source: Any, ranks: Shard) -> Shard:

@@ -113,16 +113,20 @@ class _Probe:
         )
 
     def _run(self, going_on: threading.Lock) -> None:
-        due, own = monotonic() + _SCHEDSTAT_SECONDS, threading.get_native_id()
-        while not going_on.acquire(timeout=_PERIOD_SECONDS - _SLEEP_SECONDS):
-            delay_ns, began_ns = _run_delay_ns(own) or 0, perf_counter_ns()
-            if going_on.acquire(timeout=_SLEEP_SECONDS):
-                return
-            late_ns = perf_counter_ns() - began_ns - int(_SLEEP_SECONDS * 1e9)
-            self._late.add(max(0, late_ns - (_run_delay_ns(own) or 0) + delay_ns))
-            if monotonic() >= due:
-                due = monotonic() + _SCHEDSTAT_SECONDS
-                self._read_run_delays()
+        due = monotonic() + _SCHEDSTAT_SECONDS
+        own_delay_ns = _OwnRunDelay()
+        try:
+            while not going_on.acquire(timeout=_PERIOD_SECONDS - _SLEEP_SECONDS):
+                delay_ns, began_ns = own_delay_ns(), perf_counter_ns()
+                if going_on.acquire(timeout=_SLEEP_SECONDS):
+                    return
+                late_ns = perf_counter_ns() - began_ns - int(_SLEEP_SECONDS * 1e9)
+                self._late.add(max(0, late_ns - own_delay_ns() + delay_ns))
+                if monotonic() >= due:
+                    due = monotonic() + _SCHEDSTAT_SECONDS
+                    self._read_run_delays()
+        finally:
+            own_delay_ns.close()
 
     def _read_run_delays(self) -> None:
         # Before the lock, as in start().
@@ -150,6 +154,32 @@ class _Probe:
             garbage_was_collected(self._gc_began_ns, now, info["generation"])
             self._gc_ns += now - self._gc_began_ns
             self._gc_began_ns = 0
+
+
+class _OwnRunDelay:
+    """For how long the calling thread was ready to run without a core; 0 where nobody tells.
+
+    Its file stays open: to open one lets go of the GIL, and what this thread then waits for would
+    be taken off the wait that is measured. (Measured with two threads in pure Python: the median
+    wait for the GIL came out as 0.0 to 0.2 ms, where it is 5 ms and more.)
+    """
+
+    def __init__(self) -> None:
+        try:
+            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            self._file = os.open(path, os.O_RDONLY)
+        except OSError:
+            self._file = -1
+
+    def __call__(self) -> int:
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
 
 
 def _run_delay_ns(native_id: int) -> int | None:
