@@ -44,7 +44,7 @@ def check_protocol(each: Any) -> TypeError | None:
             kind = type(each).__name__
             wanted = "state_dict()" if name == "state_dict" else "load_state_dict(state)"
             return TypeError(
-                f"DataLoader.state_dict: {kind}.{name}{signature} cannot be called as {wanted}. "
+                f"state_dict: {kind}.{name}{signature} cannot be called as {wanted}. "
                 "Give the other arguments defaults; or, if it is not meant for a loader, set "
                 f"state_dict = None on the {kind}, and its items are counted instead."
             )
