@@ -219,6 +219,6 @@ def _let_go(error: Exception) -> Exception:
         each = chain.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            each.__traceback__ = None
+            each.with_traceback(None)
             chain += [each.__cause__, each.__context__]
     return error

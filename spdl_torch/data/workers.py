@@ -320,8 +320,8 @@ class WorkerPool:
             use_one_intra_op_thread()
             serve(say_ready)
         except BaseException as error:
-            self._death = error.with_traceback(None)
             _logger.exception("DataLoader: a thread of the loader has failed")
+            self._death = error.with_traceback(None)
             epoch = self._epoch
             if epoch is not None:
                 epoch.close()
