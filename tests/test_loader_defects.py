@@ -1,4 +1,4 @@
-"""Datasets that met a defect of the loader once: each loads as with torch's, or says what is wrong."""
+"""Datasets that met a defect of the loader once: they load, or say what is wrong, as torch's do."""
 
 from __future__ import annotations
 
@@ -289,16 +289,23 @@ ERRORS = {
 }
 
 
+def error_of(loader):
+    """What the first batch raises; it may be one that cannot be matched by its text."""
+    try:
+        next(iter(loader))
+    except Exception as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ERRORS)
 def test_note_never_replaces_the_error(kind, num_workers):
     """The user's own object arrives, as torch's loader without workers raises it."""
     data, options = ERRORS[kind]
     ours = DataLoader(data, **options, num_workers=num_workers)
-    for loader in (torch_loader(data, **options), ours):
-        with pytest.raises(type(data.error)) as caught:  # noqa: PT011 # it may have no text
-            next(iter(loader))
-        assert caught.value is data.error
+    assert error_of(torch_loader(data, **options)) is data.error
+    assert error_of(ours) is data.error
     if type(data) is Raises:
         skipping = DataLoader(
             data, **options, num_workers=num_workers, on_error="skip", error_budget=99
@@ -387,6 +394,7 @@ class Seeds(Numbers):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_initial_seed_fits_into_a_tensor(num_workers, options):
     """``default_collate`` makes int64 of it, as with torch's."""
+    torch.manual_seed(3)  # a process's own may be any of 64 bits
     assert next(iter(torch_loader(Seeds(), 3))).dtype == torch.int64
     loader = DataLoader(Seeds(), 12, num_workers=num_workers, **options)
     (seeds,) = loader
@@ -416,7 +424,7 @@ class Drawing(IterableDataset):
 
 
 def test_reproducible_iterable_passes_and_another_is_found():
-    """Each number of workers is compared with itself; the check ends though the sampler does not."""
+    """Each number of workers is compared with itself; it ends, though the sampler does not."""
     assert_reproducible(
         lambda n: DataLoader(Drawing(lambda _: torch.randint(10**9, ())), 2, num_workers=n),
         num_workers=(0, 2),

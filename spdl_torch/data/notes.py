@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..pipeline.failures import attach_note, describe, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "Reason",
@@ -82,6 +85,13 @@ class Reason:
 
     def __str__(self) -> str:
         return self._text
+
+    def converted(self, convert: Callable[[Any], Any]) -> Reason:
+        """The same with another error, to be sent to another process or as it was before that."""
+        reason = Reason.__new__(Reason)
+        reason._error = None if self._error is None else convert(self._error)
+        reason._text = self._text
+        return reason
 
     def taken(self, what: str) -> BaseException:
         """The error to raise; ``what``: what came of it, for the errors after the first."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Literal
@@ -132,7 +133,7 @@ class OwnState:
 
         Never raises: who wants the state is told.
         """
-        begun_ns = perf_counter_ns()
+        begun_ns, outer = perf_counter_ns(), sys.exception()
         is_dear = self._cost_ns > _CHEAP_NS
         is_recent = begun_ns - self._asked_ns < _MOST_SHARE * self._cost_ns
         if not self._can_ask or (is_dear and is_recent and not (ended or now)):
@@ -140,7 +141,9 @@ class OwnState:
         try:
             self._state, self._num_items, self._failure = state_of(self._owner), num_items, None
         except Exception as error:
-            # Its frames would keep this worker's objects alive.
+            # Its frames would keep this worker's objects alive, and so would those of the end of
+            # the iterable, or of an error, which is being handled here.
+            _cut_context(error, outer)
             self._failure = Reason(error.with_traceback(None))
         self._is_of_end = ended
         self._asked_ns = perf_counter_ns()
@@ -162,6 +165,15 @@ class OwnState:
             num_behind=num_items - self._num_items,
             keeper=self._keeper,
         )
+
+
+def _cut_context(error: BaseException, outer: BaseException | None) -> None:
+    """Where it comes to what was being handled when it was raised."""
+    each: BaseException | None = error
+    while each is not None:
+        if each.__context__ is outer:
+            each.__context__ = None
+        each = each.__context__
 
 
 def _attribute(each: Any, name: str) -> Any:

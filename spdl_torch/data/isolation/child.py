@@ -25,6 +25,7 @@ import torch
 from ...errors import PipelineStopped
 from ...pipeline.channel import Channel, ChannelClosed
 from ..jobs import Failed, Loaded
+from ..notes import Reason
 from ..workers import WorkerPool
 from .messages import Answer, Ask, Fatal, Free, LogLine, Reply, Restart, Submit
 from .packing import PackedBatch, pack
@@ -207,9 +208,10 @@ class Child:
         details = self._slabs.retired(), self._due_readings()
         try:
             content = pickle.dumps(Answer(self._epoch, portable_result(result), *details), 5)
-        except Exception as error:  # of the iterable's own state, perhaps
-            lease, result = None, portable_result(Failed(result.number, error))
-            content = pickle.dumps(Answer(self._epoch, result, *details), 5)
+        except Exception as error:
+            result, is_whole = _without_what_cannot_be_sent(result, error)
+            lease = lease if is_whole else None
+            content = pickle.dumps(Answer(self._epoch, portable_result(result), *details), 5)
         with self._send_lock:
             self._line.send_bytes(content)
             if lease is not None:
@@ -238,6 +240,20 @@ class Child:
 
     def _tell_fatal(self, what: str, error: BaseException) -> None:
         self.send(Fatal(what, portable(error)))
+
+
+def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Result, bool]:
+    """The result without its iterable's own state, if that is what cannot be pickled, and True;
+    else the error in its place.
+    """
+    progress = result.progress
+    if progress is not None and progress.state is not None:
+        try:
+            pickle.dumps(progress.state, 5)
+        except Exception as reason:
+            progress = replace(progress, state=None, failure=Reason(reason.with_traceback(None)))
+            return replace(result, progress=progress), True
+    return Failed(result.number, error), False
 
 
 class _ToTrainer(logging.Handler):

@@ -81,6 +81,10 @@ def restored_result(result: Result) -> Result:
 def _with_errors(result: Result, convert: Any) -> Result:
     if isinstance(result, Failed):
         result = replace(result, error=convert(result.error))
+    progress = result.progress
+    if progress is not None and progress.failure is not None:
+        failure = progress.failure.converted(convert)
+        result = replace(result, progress=replace(progress, failure=failure))
     if result.tries is None or not result.tries.bad:
         return result
     bad = tuple(replace(each, error=convert(each.error)) for each in result.tries.bad)
