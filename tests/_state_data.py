@@ -19,7 +19,7 @@ class Asked:
     num_asked = 0
 
     def state_dict(self):
-        type(self).num_asked += 1
+        Asked.num_asked += 1
         return self.state()
 
     def load_state_dict(self, state):
@@ -46,6 +46,8 @@ class Live(Asked, IterableDataset):
         return self.place
 
     def load(self, state):
+        if not set(state["given"]) <= set(range(self.length)):
+            raise ValueError("no such items")
         self.place = state
 
 
@@ -77,6 +79,8 @@ class _LiveIterator(Asked):
         return self.place
 
     def load(self, state):
+        if not 0 <= state[0] <= len(self.items):
+            raise ValueError("no such place")
         self.place = state
 
 
@@ -101,7 +105,8 @@ class Endless(Asked, IterableDataset):
         return {"next_item": self.next_item, "left": self.left}
 
     def load(self, state):
-        self.next_item, self.left = state["next_item"], state["left"]
+        left = state["left"]
+        self.next_item, self.left = 0 + state["next_item"], None if left is None else 0 + left
 
 
 class Shuffled(IterableDataset):

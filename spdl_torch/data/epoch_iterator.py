@@ -24,6 +24,7 @@ from .resume import (
     WorkerState,
     draw_again_from,
     drawn_base_seed,
+    is_packed_batch,
     order_drawn_again,
     skipped,
 )
@@ -121,6 +122,10 @@ class EpochIterator(_BaseDataLoaderIter):
         """Pass over what the trainer was handed already."""
         if isinstance(self._dataset, IterableDataset):
             return  # the workers do
+        if self._auto_collation and not all(map(is_packed_batch, resume.pending)):
+            raise ValueError(
+                "load_state_dict: pending must be a list of batches, a list of indices each."
+            )
         self._sampler_iter, self._start_position, self._num_samples_submitted = skipped(
             self._sampler_iter, resume, list(nested_samplers(self._index_sampler)), self._count
         )
@@ -142,9 +147,9 @@ class EpochIterator(_BaseDataLoaderIter):
             return [WorkerState()] * num_workers
         if len(resume.workers) != num_workers:
             raise ValueError(
-                f"load_state_dict: the state has {len(resume.workers)} worker(s), this "
-                f"loader {num_workers}. An iterable dataset divides itself among them, so their "
-                "number must stay."
+                f"load_state_dict: workers (finished={resume.finished}): the state has "
+                f"{len(resume.workers)} worker(s), this loader {num_workers}. An iterable dataset "
+                "divides itself among them, so their number must stay."
             )
         return list(resume.workers)
 

@@ -187,11 +187,12 @@ class BatchMaker:
         Raises: ValueError: it does not take its own state.
         """
         has_own = resume.state is not None
+        field = f"workers[{worker}].state (of_dataset={resume.of_dataset})"
         if has_own and resume.of_dataset:
-            give_state(self._dataset, resume.state, f"workers[{worker}].state")
+            give_state(self._dataset, resume.state, field)
         iterator: Any = iter(self._dataset)
         if has_own and not resume.of_dataset and not resume.ended:
-            give_state(iterator, resume.state, f"workers[{worker}].state")
+            give_state(iterator, resume.state, field)
         self._num_items = resume.num_items
         if not resume.ended:
             num_made_again = resume.num_behind if has_own else resume.num_items

@@ -92,6 +92,11 @@ class LoaderState:
         if not resume.finished and epoch_of(loader._index_sampler) != resume.sampler_epoch:
             resume = left_for_another(loader, resume)
         if resume.dataset is not None:
+            if isinstance(loader.dataset, IterableDataset):
+                raise ValueError(
+                    "load_state_dict: dataset is of a map-style dataset; an iterable one has its "
+                    "state in workers. Load it into a loader that is made as it was then."
+                )
             give_state(loader.dataset, resume.dataset, "dataset")
         return resume
 

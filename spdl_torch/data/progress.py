@@ -36,8 +36,6 @@ class _Place(NamedTuple):
     """On this rank, in those."""
     ahead: tuple[int, ...] = ()
     """Batches after those that were handed out before their turn."""
-    pending: tuple[Any, ...] = ()
-    """Indices of those that are handed out only now."""
     workers: tuple[WorkerState, ...] = ()
     next_worker: int = 0
 
@@ -82,7 +80,7 @@ class Progress:
     finished: bool = False
     _num_in_order: int = 0
     _drawn: dict[int, _Drawn] = field(default_factory=dict)
-    """By the number of the batch: those that were not handed out in order."""
+    """By the number of the batch: those that were not handed out in order, and the last ones."""
     _ahead: set[int] = field(default_factory=set)
     _before: _Place | None = None
     """Before the last batch was handed out."""
@@ -99,16 +97,19 @@ class Progress:
 
     def handed(self, number: int) -> None:
         """The trainer was given a batch of a map-style dataset, or the error in its place."""
-        before = self._place()
+        for passed in [each for each in self._drawn if each < self._num_in_order]:
+            del self._drawn[passed]
+            self._ahead.discard(passed)
+        self._before = self._place()
         self._ahead.add(number)
-        passed = []
-        while self._num_in_order in self._ahead:
-            self._ahead.discard(self._num_in_order)
-            drawn = self._drawn.pop(self._num_in_order)
-            self.local_samples = drawn.end
-            passed.append(drawn.index)
-            self._num_in_order += 1
-        self._before = before._replace(pending=tuple(passed))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Past the batches that were handed out in order. Ctrl-C may come between any two of its
+        lines, and in ``handed``: it is done again before a state is made.
+        """
+        while (number := self._num_in_order) in self._ahead:
+            self.local_samples, self._num_in_order = self._drawn[number].end, number + 1
 
     def handed_by(self, worker: int, state: WorkerState) -> None:
         """The trainer was given what came from this worker's iterable."""
@@ -171,7 +172,8 @@ class Progress:
         elif self.own is not None:
             place = place._replace(workers=self._asked_now())
         _raise_failures(place.workers)
-        pending = [*place.pending, *(drawn.index for drawn in self._drawn.values()), *self.first]
+        pending = [d.index for n, d in sorted(self._drawn.items()) if n >= place.num_in_order]
+        pending += self.first
         sampler = self._sampler_state()
         return ResumeState(
             epoch=self.epoch,
@@ -221,13 +223,10 @@ class Progress:
         return None if self._sampler is None else state_of(self._sampler)
 
     def _place(self) -> _Place:
+        self._advance()
+        ahead = tuple(number for number in self._ahead if number > self._num_in_order)
         return _Place(
-            self._num_in_order,
-            self.local_samples,
-            tuple(self._ahead),
-            (),
-            tuple(self.workers),
-            self.next_worker,
+            self._num_in_order, self.local_samples, ahead, tuple(self.workers), self.next_worker
         )
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "drawn_base_seed",
     "encoded",
     "generators_of",
+    "is_packed_batch",
     "left_for_another",
     "order_drawn_again",
     "packed_index",
@@ -345,6 +346,11 @@ def packed_index(index: Any) -> Any:
     if isinstance(index, dict):
         return {"dict": [[packed_index(k), packed_index(v)] for k, v in index.items()]}
     return index
+
+
+def is_packed_batch(packed: Any) -> bool:
+    """Whether it can be what a batch sampler gave."""
+    return not (packed is None or isinstance(packed, str | bytes | int | float))
 
 
 def _unpacked_tuple(content: Any) -> tuple[Any, ...]:

@@ -55,6 +55,8 @@ _JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
 
 _TRANSFER = -1  # in place of a worker's number
 
+_MOST_WORKERS = 1_000_000
+
 _MAX_EPOCHS_WAITING = 1_000  # resets of a persistent loader before its workers look again
 
 
@@ -285,8 +287,9 @@ class WorkerPool:
         # set_num_threads(1) in a worker also changes what later threads start with, and the
         # trainer's own setting if that was never used: read it first, put it back at the end.
         intra_op = torch.get_num_threads()
-        ready = threading.Semaphore(0)
-        num_started = 0
+        # A channel: Ctrl-C in the wait of a Semaphore may leave its lock held, and the threads
+        # that are to release it would wait for ever.
+        ready, num_started = Channel[None](_MOST_WORKERS), 0
         try:
             with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
                 for number in more or tuple(self._epochs):
@@ -300,22 +303,22 @@ class WorkerPool:
                     else:
                         num_started += 1
                 for _ in range(num_started):
-                    ready.acquire()
+                    ready.get()
         finally:
             torch.set_num_threads(intra_op)
 
-    def _start_thread(self, number: int, ready: threading.Semaphore) -> None:
+    def _start_thread(self, number: int, ready: Channel[None]) -> None:
         if number == _TRANSFER:
             self._threads.spawn("transfer", partial(self._run, self._transfer, ready))
         else:
             serve = partial(self._serve, number)
             self._threads.spawn(f"loader-{number}", partial(self._run, serve, ready))
 
-    def _run(self, serve: Callable[[_Once], None], ready: threading.Semaphore) -> None:
+    def _run(self, serve: Callable[[_Once], None], ready: Channel[None]) -> None:
         """A thread's whole life. Whatever goes wrong, nobody waits for it for ever: neither who
         starts it nor who waits for its batches.
         """
-        say_ready = _Once(ready.release)
+        say_ready = _Once(partial(ready.put, None))
         try:
             use_one_intra_op_thread()
             serve(say_ready)

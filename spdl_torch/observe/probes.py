@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 
 from ..pipeline.recorder import garbage_was_collected
+from ..pipeline.starting import start
 from ..pipeline.stats import Histogram, percentile
 from .verdict import Probes
 
@@ -79,7 +80,7 @@ class _Probe:
         # Without the lock: this takes another one, and a finalizer that wants this lock may run on
         # a thread that has that one.
         thread = threading.Thread(target=self._run, args=(going_on,), name=_OWN_NAME, daemon=True)
-        thread.start()
+        start(thread)
         self._thread = thread
 
     def stop(self) -> None:
@@ -88,8 +89,11 @@ class _Probe:
                 return  # in a forked child, which has none of the parent's users
             self._num_users -= 1
             if self._num_users == 0:
-                gc.callbacks.remove(self._on_gc)
-                self._going_on.release()
+                # Ctrl-C may have come in the middle of start().
+                if self._on_gc in gc.callbacks:
+                    gc.callbacks.remove(self._on_gc)
+                if self._going_on.locked():
+                    self._going_on.release()
 
     def join(self, timeout: float) -> None:
         with self._lock:

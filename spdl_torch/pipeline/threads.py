@@ -14,6 +14,8 @@ import weakref
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from .starting import start
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -43,7 +45,7 @@ class ThreadGroup:
         """Start a thread named ``spdl-<name>``."""
         thread = threading.Thread(target=target, name=f"spdl-{name}", daemon=True)
         self._threads.append(thread)
-        thread.start()
+        start(thread)
         return thread
 
     def join(
