@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import warnings
 from itertools import product
 
 import pytest
@@ -22,6 +23,8 @@ from _state_data import (
     Shuffled,
     Uncopyable,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from spdl_torch import PipelineDataset
@@ -379,6 +382,42 @@ def test_loader_and_copies_of_it_want_states_apart():
     assert Asked.num_asked == 0
     batches_of(loader)
     assert Asked.num_asked > 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    dataset=st.sampled_from([Live, LiveIterators]),
+    length=st.integers(0, 13),
+    batch_size=st.integers(1, 5),
+    num_workers=st.sampled_from([0, 1]),
+    stop=st.integers(0, 8),
+    see_end=st.booleans(),
+    was_asked=st.booleans(),
+)
+def test_torchdata_goes_on_with_the_same_items(
+    dataset, length, batch_size, num_workers, stop, see_end, was_asked
+):
+    """What is left of an epoch, and the next one, equals StatefulDataLoader's, which asks after
+    every batch."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def items(loader):
+        return [batch[:, 0].tolist() for batch in loader]
+
+    def history(cls, workers):
+        loader = cls(dataset(length), batch_size, num_workers=workers)
+        if was_asked:
+            loader.state_dict()
+        batches = iter(loader)
+        taken = [next(batches, None) is not None for _ in range(stop)]
+        rest = items(batches) if see_end else []
+        again = cls(dataset(length), batch_size, num_workers=workers)
+        again.load_state_dict(copy.deepcopy(loader.state_dict()))
+        return taken, rest, items(again), items(again)
+
+    with warnings.catch_warnings(action="ignore"):
+        expected = history(StatefulDataLoader, 0)
+    assert history(DataLoader, num_workers) == expected
 
 
 # -- between epochs ----------------------------------------------------------------------------

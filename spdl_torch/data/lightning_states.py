@@ -24,7 +24,16 @@ from .dataset import PipelineDataset
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-__all__ = ["correct_resumed_loaders", "correct_saved_states"]
+__all__ = ["correct_resumed_loaders", "correct_saved_states", "want_states"]
+
+
+def want_states(trainer: Any) -> None:
+    """Let the loaders know that checkpoints will hold their states: called when training starts."""
+    if not trainer.checkpoint_callbacks:
+        return
+    for loader in _flattened(trainer):
+        if isinstance(loader, DataLoader):
+            loader._state.want(before=not _has_length(loader))
 
 
 def correct_saved_states(trainer: Any, checkpoint: MutableMapping[str, Any]) -> None:
@@ -62,6 +71,15 @@ def correct_resumed_loaders(trainer: Any) -> None:
             iter(fetcher)
     elif loop.epoch_loop.restarted_on_train_batch_end and any(are_over):
         iter(fetcher)
+
+
+def _has_length(loader: Any) -> bool:
+    """Otherwise Lightning holds one batch back."""
+    try:
+        len(loader)
+    except (TypeError, NotImplementedError):
+        return False
+    return True
 
 
 def _flattened(trainer: Any) -> list[Any]:

@@ -134,8 +134,9 @@ class Progress:
 
     @property
     def is_vague(self) -> bool:
-        """The epoch has just begun, on datasets that keep a state which nobody has asked for."""
-        return self.own is None and any(
+        """A later epoch has just begun, on datasets that live on, whose state nobody knows."""
+        has_begun_alike = self.own is not None or self.num_epochs == 0 or self.finished
+        return not has_begun_alike and any(
             each.keeper == "dataset" and each.state is None and not each.num_items
             for each in self.workers
         )

@@ -32,6 +32,7 @@ def is_whole_number(value: Any, least: int = 0) -> bool:
 
 
 def is_flag(value: Any) -> bool:
+    """True or false, and no number that counts as such."""
     return isinstance(value, bool)
 
 
