@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .autotune.tuning import decision_entry
-from .data.lightning_states import correct_resumed_loaders, correct_saved_states
+from .data.lightning_states import correct_resumed_loaders, correct_saved_states, want_states
 from .observe.entries import EventLogEntry, entries_of
 from .observe.laps import after_pause, lap_between, sum_of_laps
 from .observe.report import Report, make_report
@@ -138,6 +138,7 @@ class PipelineStatsMonitor(Callback):
         the file, whatever is logged first.
         """
         correct_resumed_loaders(trainer)
+        want_states(trainer)
         for name, _ in self._reporting(trainer.train_dataloader):
             self._pipeline_id("train", name)
 

@@ -288,3 +288,46 @@ def test_garbage_that_keeps_a_batch_keeps_its_memory():
     before = batch.clone()
     assert torch.equal(batch, before)
     assert num_mapped_slabs() == 1
+
+
+class Interrupting:
+    """In place of one object: the first call of ``method`` meets a signal, and then goes on."""
+
+    def __init__(self, target, method):
+        self.target = target
+        self.method = method
+
+    def __getattr__(self, name):
+        if name == self.method:
+            self.method = None
+            signal.raise_signal(signal.SIGUSR1)
+        return getattr(self.target, name)
+
+    def __len__(self):
+        return len(self.target)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("part", "method"), [("_connection", "send_bytes"), ("_replies", "get")])
+@pytest.mark.parametrize("interrupted", ["next", "profile"])
+def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, interrupted):
+    """The signal comes while its thread says something to the child, or waits for the answer: with
+    locks that are not re-entrant, for ever. The handler's profile is without the child's rows."""
+    loader = isolated(Images(40), 4, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    profiles = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
+    line = batches._pool._line
+    try:
+        setattr(line, part, Interrupting(getattr(line, part), method))
+        if interrupted == "next" and part == "_connection":
+            next(batches)
+        else:
+            profiles.append(loader.profile())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    roles = [{row.stage for row in profile.timelines[0].rows} for profile in profiles]
+    assert roles[0] == {"training"}
+    assert len(list(batches)) >= 8
+    assert {row.stage for row in loader.profile().timelines[0].rows} >= {"training"}

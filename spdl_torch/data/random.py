@@ -93,7 +93,7 @@ _TAKES_GENERATOR: frozenset[Callable[..., Any]] = frozenset(
     if hasattr(holder, name)
 )
 
-_NUM_WRAPPED = 8  # samplers inside samplers; a bound, should one contain itself
+_NUM_WRAPPED = 8  # samplers inside samplers, datasets too; a bound, should one contain itself
 
 
 class Purpose(enum.IntEnum):
@@ -123,14 +123,15 @@ class StreamKey:
     rank: int = 0
 
     def seed(self, position: int, purpose: Purpose = Purpose.SAMPLE, generator: int = 0) -> int:
-        """The seed of one stream, 64 bits; ``generator`` numbers those that draw side by side.
+        """The seed of one stream; ``generator`` numbers those that draw side by side.
 
+        63 bits, as all of torch's own: a dataset may put ``torch.initial_seed()`` into a tensor.
         Three rounds of splitmix64's finaliser (https://prng.di.unimi.it/splitmix64.c), so that
         neighbours in any of the three share nothing.
         """
         state = _mix(self.epoch_seed & _MASK)
         state = _mix(state ^ (self.start + position * self.num_replicas + self.rank))
-        return _mix(state ^ (purpose + len(Purpose) * generator))
+        return _mix(state ^ (purpose + len(Purpose) * generator)) >> 1
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -366,10 +367,16 @@ def takes_streams(dataset: Any) -> list[Any]:
     """The datasets, this one and those inside it, that make whole batches and ask for the stream
     of each sample: their class has ``sample_context``, which the loader sets."""
     found = []
-    while dataset is not None:
+    for _ in range(_NUM_WRAPPED):
         if hasattr(type(dataset), "sample_context"):
             found.append(dataset)
-        dataset = getattr(dataset, "dataset", None)  # torch's Subset and its kin pass lists on
+        try:
+            inner = getattr(dataset, "dataset", None)  # torch's Subset and its kin pass lists on
+        except Exception:  # a property of the user's, which torch does not look at
+            return found
+        if inner is None or inner is dataset:
+            return found
+        dataset = inner
     return found
 
 

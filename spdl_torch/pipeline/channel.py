@@ -196,6 +196,11 @@ class Channel(AsyncEnds, Generic[T]):
         """Items that were put and will never be got, because the channel was closed."""
         return len(self) if self._closed else 0
 
+    @property
+    def num_got(self) -> int:
+        """Items that were taken, also by a get that Ctrl-C then cut off."""
+        return self._num_got
+
     def __len__(self) -> int:
         """Items that wait, those before their turn included."""
         early = sum(type(item) is not Mark for item in tuple(self._early.values()))

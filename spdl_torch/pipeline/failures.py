@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .definition import MaxFailures
 
-__all__ = ["DEFAULT_MAX_FAILURES", "FailureBudget", "add_note", "describe"]
+__all__ = [
+    *("DEFAULT_MAX_FAILURES", "FailureBudget"),
+    *("add_note", "attach_note", "describe", "text_of"),
+]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -82,20 +85,47 @@ class FailureBudget:
 
 def add_note(error: BaseException, stage: str, thread: str, number: int, item: Any) -> None:
     """Say on the user's own exception where it happened."""
-    error.add_note(f"in stage {stage!r} ({thread}), item {number}: {describe(item)}")
+    attach_note(error, f"in stage {stage!r} ({thread}), item {number}: {describe(item)}")
+
+
+def attach_note(error: BaseException, note: str) -> None:
+    """As ``error.add_note``, which fails on an exception whose class refuses new attributes (a
+    frozen dataclass): the error matters more than the note."""
+    try:
+        error.add_note(note)
+    except Exception:
+        _logger.warning("%s takes no note: %s", type(error).__name__, note)
 
 
 def describe(item: Any) -> str:
-    """An item in one short line; arrays and tensors by type and shape, never by their values."""
-    if isinstance(item, str | bytes | int | float | bool | os.PathLike | None):
-        text = repr(item)
-    elif (shape := getattr(item, "shape", None)) is not None:
-        text = f"{type(item).__name__} of shape {tuple(shape)}"
-    elif isinstance(item, tuple | list) and item:
-        text = f"{type(item).__name__} of {len(item)}: {describe(item[0])}, ..."
-    else:
+    """An item in one short line; arrays and tensors by type and shape, never by their values.
+
+    Never raises, whatever the item's class makes of being looked at: it is asked for while an
+    error of the user's is on its way.
+    """
+    try:
+        text = _described(item)
+    except Exception:
         text = f"{type(item).__name__} object"
     return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def text_of(error: BaseException) -> str:
+    """Type and text, where the type can say its text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, whose text cannot be made"
+
+
+def _described(item: Any) -> str:
+    if isinstance(item, str | bytes | int | float | bool | os.PathLike | None):
+        return repr(item)
+    if (shape := getattr(item, "shape", None)) is not None:
+        return f"{type(item).__name__} of shape {tuple(shape)}"
+    if isinstance(item, tuple | list) and item:
+        return f"{type(item).__name__} of {len(item)}: {describe(item[0])}, ..."
+    return f"{type(item).__name__} object"
 
 
 def _last_note(error: BaseException) -> str:
@@ -103,5 +133,5 @@ def _last_note(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"
+    text = text_of(error)
     return text if len(text) <= 500 else f"{text[:497]}..."

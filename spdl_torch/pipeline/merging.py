@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from .channel import Channel
+from .failures import attach_note
 from .hooking import enter_queue_hook
 from .marks import ABSENT, EPOCH_END
 from .relay import relay
@@ -82,7 +83,7 @@ class Merge(ABC):
         except ChannelClosed:
             self.close_inlets(number)
         except BaseException as error:
-            error.add_note(f"in {self.info.stage_name!r}")
+            attach_note(error, f"in {self.info.stage_name!r}")
             self._owner.fail(f"{self.info.stage_name!r} raised", [as_exception(error)])
             self.close_inlets(number)
         finally:
@@ -170,7 +171,7 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
             try:
                 whole.extend(part)
             except TypeError as error:
-                error.add_note(f"path {path} must return a list, got {type(part).__name__}")
+                attach_note(error, f"path {path} must return a list, got {type(part).__name__}")
                 raise
     return whole
 

@@ -6,6 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from .failures import attach_note
 from .hooks import StatsQueue
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def queue_maker(
         try:
             queue = queue_class(info, buffer_size=buffer_size, **options)
         except Exception as error:
-            error.add_note(f"build: raised by queue_class({info}, buffer_size={buffer_size})")
+            attach_note(error, f"build: raised by queue_class({info}, buffer_size={buffer_size})")
             raise
         if type(queue) not in checked:
             _check(queue)

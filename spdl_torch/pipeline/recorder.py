@@ -20,6 +20,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from .failures import text_of
 from .recorded_rows import row_since, with_outputs, without_outputs
 from .timeline import Clock, Instant, Outcome, Part, QueueTrack, Role, Row, Timeline, Turn
 
@@ -259,7 +260,7 @@ class FlightRecorder:
 
     def failed(self, where: str, number: int, error: BaseException) -> None:
         """An item failed: keep the moment and what was said."""
-        text = f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
+        text = text_of(error)[:_LONGEST_TEXT]
         self.note("failure", {"stage": where, "item": number, "error": text})
 
     def note(self, name: str, details: dict[str, Any]) -> None:

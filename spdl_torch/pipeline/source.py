@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .failures import attach_note
 from .hooking import enter_queue_hook
 from .iterate import iterate
 from .marks import EPOCH_END
@@ -63,7 +64,7 @@ class Source:
             pass
         except BaseException as error:
             num_items = queue.counters().num_put
-            error.add_note(f"in the source {self._spec}, after {num_items} items")
+            attach_note(error, f"in the source {self._spec}, after {num_items} items")
             self._owner.fail("the source raised", [as_exception(error)])
         finally:
             self._leave()

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from .starting import start
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -68,7 +70,7 @@ class ThreadGroup:
 
         thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
         self._threads.append(thread)
-        thread.start()
+        start(thread)
         return thread
 
     def join(

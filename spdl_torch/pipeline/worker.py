@@ -20,7 +20,7 @@ from .contexts import LazyRunner, NotAContextError
 from .crew import Crew, Seat
 from .definition import OpKind, StageSpec
 from .epochs import Turnstile
-from .failures import FailureBudget, add_note
+from .failures import FailureBudget, add_note, attach_note
 from .hooking import BadHookError, bad_hook, checked_hooks, enter_queue_hook, enter_stage_hook
 from .hooks import StageInfo, StatsQueue, TaskCell, TaskHook, TaskStatsHook
 from .marks import ABSENT, EPOCH_END, Mark
@@ -194,7 +194,7 @@ class Stage:
         if not isinstance(error, Exception):
             cause, error = error, RuntimeError(f"{type(error).__name__} in a worker thread")
             error.__cause__ = cause
-        error.add_note(f"in stage {self.spec.name!r} ({threading.current_thread().name})")
+        attach_note(error, f"in stage {self.spec.name!r} ({threading.current_thread().name})")
         self._owner.fail(f"stage {self.spec.name!r} broke", [error])
 
     def leave(self, seat: Seat | None = None, workers: int = 1) -> None:

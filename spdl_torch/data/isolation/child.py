@@ -24,6 +24,7 @@ import torch
 from ...errors import PipelineStopped
 from ...pipeline.channel import Channel, ChannelClosed
 from ..jobs import Failed, Loaded
+from ..notes import Reason
 from ..workers import WorkerPool
 from .messages import Answer, Ask, Fatal, Free, LogLine, Reply, Restart, Submit, Up
 from .packing import PackedBatch, pack
@@ -141,7 +142,8 @@ class Child:
         else:
             self._free(message.freed)
             self._num_submitted += 1
-            pool.submit(message.number, message.index, message.worker, message.first)
+            number, index, worker, first, wants_state, _ = message
+            pool.submit(number, index, worker, first, wants_state=wants_state)
 
     def _free(self, freed: Free) -> None:
         for slab in freed.slabs:
@@ -165,6 +167,7 @@ class Child:
     def _run_sender(self) -> None:
         try:
             pool = self._make_pool()
+            pool.start(self._beginning.key, self._beginning.workers)
         except BaseException as error:
             self._tell_fatal("the loading process could not be set up", error)
             return
@@ -198,7 +201,7 @@ class Child:
         os.environ.update(beginning.environment)
         spec: LoadSpec = beginning.parcel.open()
         spec = replace(spec, finalize=partial(pack, slabs=self._slabs))
-        return WorkerPool(spec, beginning.key, beginning.workers)
+        return WorkerPool(spec)
 
     def _send_result(self, result: Result) -> None:
         self._num_sent += 1
@@ -209,9 +212,10 @@ class Child:
         details = self._slabs.retired(), self._due_readings()
         try:
             content = pickle.dumps(Answer(self._epoch, portable_result(result), *details), 5)
-        except Exception as error:  # of the iterable's own state, perhaps
-            lease, result = None, portable_result(Failed(result.number, error))
-            content = pickle.dumps(Answer(self._epoch, result, *details), 5)
+        except Exception as error:
+            result, is_whole = _without_what_cannot_be_sent(result, error)
+            lease = lease if is_whole else None
+            content = pickle.dumps(Answer(self._epoch, portable_result(result), *details), 5)
         with self._send_lock:
             self._line.send_bytes(content)
             if lease is not None:
@@ -240,6 +244,20 @@ class Child:
 
     def _tell_fatal(self, what: str, error: BaseException) -> None:
         self.send(Fatal(what, portable(error)))
+
+
+def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Result, bool]:
+    """The result without its iterable's own state, if that is what cannot be pickled, and True;
+    else the error in its place.
+    """
+    progress = result.progress
+    if progress is not None and progress.state is not None:
+        try:
+            pickle.dumps(progress.state, 5)
+        except Exception as reason:
+            progress = replace(progress, state=None, failure=Reason(reason.with_traceback(None)))
+            return replace(result, progress=progress), True
+    return Failed(result.number, error), False
 
 
 class _ToTrainer(logging.Handler):

@@ -84,8 +84,11 @@ class Line:
         self._child: ChildProcess | None = None
         self._threads: ThreadGroup | None = None
         self._backlog: list[bytes] = []  # for a child that has not spoken yet
-        self._send_lock = threading.Lock()
-        self._ask_lock = threading.Lock()
+        # Re-entrant, as a signal handler may ask while its thread sends or asks; it is told that
+        # there is no answer then.
+        self._send_lock = threading.RLock()
+        self._ask_lock = threading.RLock()
+        self._is_sending = self._is_asking = False
         self._replies = Channel[Reply](1_000)
         _live.add(self)
 
@@ -111,36 +114,54 @@ class Line:
             finally:
                 self._broken = None  # it has this frame, which has this object
 
-    def send(self, message: Any) -> None:
-        """Say it. If the child is gone, the receiver notices.
+    def send(self, message: Any) -> bool:
+        """Say it. If the child is gone, the receiver notices. False: the caller is a signal handler
+        that has interrupted this very method.
 
         Raises: what pickle raises.
         """
         content = pickle.dumps(message, 5)
         try:
             with self._send_lock:
-                if self._is_up and self._connection is not None:
-                    self._connection.send_bytes(content)
-                elif not self.is_over:
-                    self._backlog.append(content)
+                if self._is_sending:
+                    return False
+                self._is_sending = True
+                try:
+                    self._say(content)
+                finally:
+                    self._is_sending = False
         except OSError:
             pass
         except BaseException:  # Ctrl-C in the middle of a message: the child would not follow
             self.hang_up()
             raise
+        return True
+
+    def _say(self, content: bytes) -> None:
+        if self._is_up and self._connection is not None:
+            self._connection.send_bytes(content)
+        elif not self.is_over:
+            self._backlog.append(content)
 
     def ask(self, question: str, argument: Any = None, *, timeout: float) -> Any:
-        """The child's answer; None = it is gone or did not answer in that many seconds."""
+        """The child's answer; None = it is gone, did not answer in that many seconds, or cannot be
+        asked because the caller is a signal handler that came in between."""
         with self._ask_lock:
+            if self._is_asking:
+                return None
+            self._is_asking = True
             try:
                 while len(self._replies):
                     self._replies.get()  # to somebody who waited no longer
-                self.send(Ask(question, argument))
+                if not self.send(Ask(question, argument)):
+                    return None
                 reply = self._replies.get(timeout)
                 while reply.question != question:
                     reply = self._replies.get(timeout)
             except (ChannelClosed, TimeoutError):
                 return None
+            finally:
+                self._is_asking = False
         return reply.value
 
     def hang_up(self) -> None:

@@ -31,6 +31,7 @@ class Submit(NamedTuple):
     index: Any
     worker: int
     first: int
+    wants_state: bool
     freed: Free
 
 

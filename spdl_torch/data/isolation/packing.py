@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ...io._transfer.transfer import is_moved_whole
+from ...pipeline.failures import attach_note
 from .messages import Span
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ def pack(batch: Any, slabs: SlabPool) -> PackedBatch:
     try:
         _BatchPickler(file, 5, buffer_callback=is_small).dump(batch)
     except Exception as error:
-        error.add_note(
+        attach_note(
+            error,
             f"a batch of type {type(batch).__name__} has to be pickled on its way from the loading "
-            'process. Return what pickle knows from collate_fn, or leave isolation="process" out.'
+            'process. Return what pickle knows from collate_fn, or leave isolation="process" out.',
         )
         raise
     contents = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]

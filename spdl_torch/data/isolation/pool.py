@@ -65,8 +65,6 @@ class ProcessPool:
     def __init__(
         self,
         spec: LoadSpec,
-        key: StreamKey,
-        workers: Sequence[WorkerState] = (),
         device_stage: DeviceStage | None = None,
         *,
         context: Any = None,
@@ -83,23 +81,34 @@ class ProcessPool:
         self._num_epochs = 0
         self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
         self._epoch: Epoch | None = None
+        self._line: Any = None  # a Line once it is started
+
+    # -- the trainer's thread ------------------------------------------------------------------
+
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+        """As ``WorkerPool.start``: start the child, and the first epoch in it."""
         self._line = self._new_line(key, workers)
         try:
             self._start_line()
             self._begin_epoch(key, workers)
-            if device_stage is not None:
-                self._start_transfer(device_stage)
+            if self._device_stage is not None:
+                self._start_transfer(self._device_stage)
         except BaseException:  # Ctrl-C too
             self.request_stop()
             raise
 
-    # -- the trainer's thread ------------------------------------------------------------------
-
-    def submit(self, number: int, index: Any, worker: int, first: int) -> None:
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
         """As ``WorkerPool.submit``. Raises: what pickle raises on an index."""
         self._running()
         freed = self._line.mappings.freed()
-        self._line.send(Submit(number, index, worker, first, freed))
+        self._line.send(Submit(number, index, worker, first, wants_state, freed))
+
+    @property
+    def num_taken(self) -> int:
+        """As ``WorkerPool.num_taken``."""
+        return 0 if self._epoch is None else self._epoch.outlet.num_got
 
     def get(self, timeout: float | None) -> Result:
         """The next result. Raises: TimeoutError; RuntimeError: the child has ended."""
@@ -152,7 +161,8 @@ class ProcessPool:
                 epoch.close()
             self._epoch = None
             self._epochs.close()
-            line.hang_up()
+            if line is not None:
+                line.hang_up()
 
     def __del__(self) -> None:
         # A finalizer that the iterator has for this may be met by Ctrl-C before it begins.
