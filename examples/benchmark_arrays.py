@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> Report:
         rows.remove(SPDL)
         remarks.append(left_out("spdl", SPDL))
     if not installed("deflate"):
-        remarks.append("deflate is not installed, so zlib inflates: pip install 'spdl-torch[npz]'")
+        remarks.append("deflate is not installed, so zlib inflates: pip install deflate")
     seconds = 0.02 if options.smoke else 0.5
     report = Report(
         title="Loads a second of uint8 (3, 640, 480) and (640, 480) from bytes in memory",

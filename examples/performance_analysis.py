@@ -7,7 +7,8 @@ Kinetics-400's layout, is decoded whole, scaled to 128 x 128, by 10 threads.
 Prints: a line every few seconds (videos done, failed, a second), then for every stage its tasks,
 failures, average time and success rate, and for every queue its items, QPS, how long puts and gets
 waited and how often something was there. A first queue that is full and a last one that is empty
-mean that decoding is the bottleneck. ``performance_analysis_plot.py`` draws the same file.
+mean that decoding is the bottleneck, as the report below them says in words.
+``performance_analysis_plot.py`` draws the same file.
 
 Ctrl-C ends the run with the figures so far. Videos that cannot be decoded are counted and logged;
 the run fails if more than ``--max-failures`` of them cannot.
@@ -83,7 +84,6 @@ def run(videos: Sequence[Path], arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("interrupted; the figures so far:", file=sys.stderr)
             status = 130
-    print()
     log_stats_summary(arguments.db_path, write=print)
     return status
 

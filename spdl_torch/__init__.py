@@ -37,7 +37,7 @@ _HOMES = {
     "ImageFolder": ".data.folder",
     "PipelineDataset": ".data.dataset",
 }
-_PACKAGES = ("autotune", "io", "observe", "pipeline", "testing")
+_PACKAGES = ("autotune", "dataloader", "io", "observe", "pipeline", "source", "testing")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: loaders prepared for it that keep loading on threads."""
+"""Hugging Face Accelerate: ``prepare`` keeps our loaders."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 try:
-    from accelerate import data_loader as _accelerate
+    import accelerate as _accelerate
+    from accelerate import data_loader as _data_loader
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "spdl_torch.accelerate needs Accelerate: pip install accelerate."
+        "spdl_torch.accelerate needs Accelerate: pip install accelerate (the extra accelerate)."
     ) from error
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -20,40 +21,77 @@ from .data.dataset import PipelineDataset
 from .data.sharding import is_shared_out
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from collections.abc import Callable, Mapping
 
-__all__ = ["prepare_data_loader"]
+__all__ = ["Accelerator", "loader_like", "prepare_data_loader"]
+
+
+class Accelerator(_accelerate.Accelerator):  # type: ignore[misc]  # it ships no types
+    """``accelerate.Accelerator`` whose ``prepare`` keeps our loaders.
+
+    Each of them is prepared as :func:`prepare_data_loader` does it; models, optimizers and other
+    loaders as ever.
+    """
+
+    def prepare_data_loader(
+        self,
+        data_loader: Any,
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Prepare one loader; ``prepare`` calls it for each that it is given."""
+        # A prepared one says that its class is that of the loader in it.
+        if not issubclass(type(data_loader), DataLoader):
+            return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        return prepare_data_loader(
+            self,
+            data_loader,
+            device_placement=device_placement,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+        )
 
 
 def prepare_data_loader(
-    accelerator: Accelerator, loader: DataLoader[Any], *, device_placement: bool | None = None
+    accelerator: _accelerate.Accelerator,
+    loader: DataLoader[Any],
+    *,
+    device_placement: bool | None = None,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
 ) -> Any:
-    """What ``accelerator.prepare(loader)`` returns, around our loader.
+    """Return what ``accelerator.prepare(loader)`` returns, around our loader.
 
-    ``prepare`` itself builds a plain DataLoader in place of ours, which starts worker processes and
-    knows none of our options, and shares the samples of a DistributedSampler or a PipelineDataset
-    out among the ranks a second time. This keeps the loader and shares out exactly once:
+    Accelerate's own ``prepare`` builds a plain DataLoader in place of ours, which starts worker
+    processes and knows none of our options, and shares the samples of a DistributedSampler or a
+    PipelineDataset out among the ranks a second time. This keeps the loader and shares out once:
 
     - a loader with a DistributedSampler (ours or torch's) or a PipelineDataset stays as it is;
     - any other loader is shared out by Accelerate, by its own rules (``split_batches``,
       ``even_batches``, ``dispatch_batches``, ``use_seedable_sampler``).
 
-    device_placement: let batches arrive on the accelerator's device; None = as of the accelerator.
-        On CUDA the loader copies them ahead, on a stream of its own.
+    Args:
+        accelerator: ``accelerate.Accelerator`` or our :class:`Accelerator`.
+        device_placement: let batches arrive on the accelerator's device; None = as of the
+            accelerator. On CUDA the loader copies them ahead, on a stream of its own.
+        slice_fn_for_dispatch: as in ``accelerator.prepare_data_loader``.
+
     Returns: Accelerate's own kind of loader, registered with the accelerator. What our DataLoader
         has more than torch's, ``report()`` for one, works on it. Of one that stays as it is,
         ``accelerator.gather_for_metrics`` returns padding too.
     Raises: TypeError: not our DataLoader, such as one that was prepared before.
     """
-    if not issubclass(type(loader), DataLoader):  # prepared ones lie about their class
+    if not issubclass(type(loader), DataLoader):
         raise TypeError(
             f"prepare_data_loader: loader must be a spdl_torch.DataLoader that was not prepared "
             f"yet, got {type(loader).__name__}. Accelerate prepares other loaders itself."
         )
     if device_placement is None:
         device_placement = accelerator.device_placement
+    # Ours would come back to this function.
+    is_ours = isinstance(accelerator, Accelerator)
+    own: Any = super(Accelerator, accelerator) if is_ours else accelerator
+    prepare = own.prepare_data_loader
     if is_shared_out(loader) or isinstance(loader.dataset, PipelineDataset):
-        prepared: Any = _accelerate.prepare_data_loader(
+        prepared: Any = _data_loader.prepare_data_loader(
             loader,
             accelerator.device,
             num_processes=1,
@@ -65,32 +103,36 @@ def prepare_data_loader(
         # Its length is that of one rank, from which Accelerate would conclude what is padding.
         prepared._drop_last = True
     else:
-        prepared = accelerator.prepare_data_loader(loader, device_placement=device_placement)
+        loader._is_accelerate_prepared = False
+        prepared = prepare(loader, device_placement, slice_fn_for_dispatch)
     device = loader.device
     if device is None and device_placement and accelerator.device.type == "cuda":
         device = accelerator.device
-    prepared.base_dataloader = _rebuilt(loader, prepared.base_dataloader, device)
-    if hasattr(prepared.base_dataloader, "state_dict"):
-        prepared.dl_state_dict = prepared.base_dataloader.state_dict()
-    prepared._is_accelerate_prepared = True  # `prepare` leaves it alone and registers it
-    return accelerator.prepare_data_loader(prepared)
-
-
-def _rebuilt(loader: DataLoader[Any], plain: Any, device: Any) -> DataLoader[Any]:
-    """Our loader with what Accelerate chose for the plain one in its place."""
     known = inspect.signature(TorchDataLoader.__init__).parameters
     ours = inspect.signature(type(loader).__init__).parameters
     options = {name: getattr(loader, name) for name in ours if name not in known}
-    how = set(known) - {"self", "dataset", "shuffle", *_CHOICE}
-    options |= {name: getattr(plain, name) for name in how}
     options["device"] = device
+    prepared.base_dataloader = loader_like(prepared.base_dataloader, type(loader), options)
+    if hasattr(prepared.base_dataloader, "state_dict"):
+        prepared.dl_state_dict = prepared.base_dataloader.state_dict()
+    prepared._is_accelerate_prepared = True  # `prepare` leaves it alone and registers it
+    return prepare(prepared)
+
+
+def loader_like(
+    plain: TorchDataLoader[Any], kind: type[DataLoader[Any]], options: Mapping[str, Any]
+) -> DataLoader[Any]:
+    """Return our loader with the arguments of a plain one and further options."""
+    known = inspect.signature(TorchDataLoader.__init__).parameters
+    how = set(known) - {"self", "dataset", "shuffle", *_CHOICE}
     if isinstance(plain.dataset, IterableDataset):
-        chosen = {"batch_size": plain.batch_size, "drop_last": plain.drop_last}
+        chosen: dict[str, Any] = {"batch_size": plain.batch_size, "drop_last": plain.drop_last}
     elif plain.batch_sampler is not None:
         chosen = {"batch_sampler": plain.batch_sampler}
     else:
         chosen = {"batch_size": None, "sampler": plain.sampler}
-    return type(loader)(plain.dataset, **chosen, **options)
+    how_options = {name: getattr(plain, name) for name in how}
+    return kind(plain.dataset, **{**how_options, **chosen, **options})
 
 
 _CHOICE = ("batch_size", "sampler", "batch_sampler", "drop_last")

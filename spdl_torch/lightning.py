@@ -15,11 +15,11 @@ try:
     from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        'spdl_torch.lightning needs Lightning: pip install "spdl-torch[lightning]".'
+        "spdl_torch.lightning needs Lightning: pip install lightning (the extra lightning)."
     ) from error
 
 from .autotune.tuning import decision_entry
-from .data.lightning_states import correct_resumed_loaders, correct_saved_states
+from .data.lightning_states import correct_resumed_loaders, correct_saved_states, want_states
 from .observe.entries import EventLogEntry, entries_of
 from .observe.laps import after_pause, lap_between, sum_of_laps
 from .observe.report import Report, make_report
@@ -138,6 +138,7 @@ class PipelineStatsMonitor(Callback):
         the file, whatever is logged first.
         """
         correct_resumed_loaders(trainer)
+        want_states(trainer)
         for name, _ in self._reporting(trainer.train_dataloader):
             self._pipeline_id("train", name)
 

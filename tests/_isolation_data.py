@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -156,6 +158,24 @@ class Waiting(Dataset):
         return image_of(index)
 
 
+class Spawning(Dataset):
+    """A sample is the pid of a program that was started and that of a process that was forked."""
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        if index:
+            return index
+        code = "import threading; print(flush=True); threading.Event().wait()"
+        program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        program.stdout.readline()
+        pid = os.fork()
+        if pid == 0:
+            threading.Event().wait()
+        return program.pid, pid
+
+
 class Crashing(Dataset):
     """Ends its process at sample 5."""
 
@@ -241,3 +261,20 @@ class Tagged(Dataset):
 def failing_init(number):
     """A worker_init_fn that raises."""
     raise Coded(number, "init")
+
+
+class Ragged(Dataset):
+    """From the ninth sample on no two have the same size, so that they cannot be stacked."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.zeros(1 + max(0, index - 8))
+
+
+class RaggedStream(IterableDataset):
+    """The same one after the other."""
+
+    def __iter__(self):
+        return map(Ragged().__getitem__, range(12))

@@ -1,130 +1,477 @@
-"""A device for the transfer's tests that is no GPU, with a copy stream that is as late as can be.
+"""A device that is no GPU, in CUDA's place, for the real ``CudaBackend``: late, and without mercy.
 
-Its memory is host memory full of rubbish. A copy is only noted when it is begun, and done when
-somebody waits for an event behind it. So whoever reads a batch without waiting, or packs a slab
-anew before the copies out of it are done, gets wrong bytes, every time.
+What is given to a stream is only noted, and done when somebody waits for it, or in any order that
+streams and events allow. Memory that is freed is the next to be given out, at once, unless it was
+recorded for a stream that has not come so far. Host memory that is unlocked is overwritten. So
+whoever reads without waiting, writes too early or lets go too early gets wrong bytes.
 """
 
 from __future__ import annotations
 
+import ctypes
+import random
 import threading
+import weakref
+from collections import deque
 from contextlib import contextmanager
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from _gates import spdl_threads
 
-from spdl_torch.io._transfer import cuda, transfer
+from spdl_torch.io._transfer import cuda, slabs, transfer
 
 PATIENCE_SECONDS = 10
 
+HOST = torch.device("cpu")
+POISON = 0xDD
 
-class LazyBackend:
-    """Does what ``CudaBackend`` does, at the last moment."""
 
-    out_of_memory = False
+class LazyDevice:
+    """Streams, events and memory of all the devices of a machine; ``torch.cuda`` of the backend.
 
-    def __init__(self, place, stream=cuda.PER_THREAD_STREAM, *, use="copy"):
-        self.use = use
-        self.place = place
-        self.stream = stream
-        self.device = torch.device("cpu")
+    order: in which things are done before somebody waits for them. "late": none is. "model": what
+        the model's streams were given, as soon as that may be. A number: the seed of any other.
+    is_prompt: a stream that is no backend's own does at once what it is given, and so what that
+    waits for, as if the trainer looked at each batch that it is handed.
+    """
+
+    num_devices = 4
+
+    def __init__(self, order="late", *, is_prompt=False):
         self.lock = threading.RLock()
-        self.pending = []
-        self.num_done = 0
-        self.slab_sizes = []
-        self.copy_sizes = []
-        self.pinned_pointers = set()
-        self.handed_over = []
-        """The thread of each hand-over, and the addresses of its blocks."""
-        self.on_stream = threading.local()
+        self.is_prompt = is_prompt
+        self.order = order
+        self.rng = random.Random(order)
+        self.streams = []
+        self.default_streams = [LazyStream(self, n) for n in range(self.num_devices)]
+        self.own_streams = set()  # of backends
+        self.blocks = []
+        self.free = []
+        self.guarded = []
+        self.locked = {}  # address -> size, of host memory
+        self.copies = []  # that are not done
+        self.num_copied = 0
+        self.violations = []
+        self.used = set()  # devices that have a context now
         self.gate = threading.Event()
         self.gate.set()
         self.waiting = threading.Event()
         self.num_model_waits = 0
+        self.of_thread = threading.local()
 
-    def pinned(self, num_bytes):
-        self.slab_sizes.append(num_bytes)
-        slab = torch.empty(num_bytes, dtype=torch.uint8)
-        self.pinned_pointers.add(slab.data_ptr())
-        return slab
+    # -- as torch.cuda ---------------------------------------------------------------------------
 
-    def is_pinned(self, tensor):
-        return tensor.untyped_storage().data_ptr() in self.pinned_pointers
+    def is_available(self):
+        return True
+
+    def is_initialized(self):
+        return True
+
+    def _is_in_bad_fork(self):
+        return False
+
+    def device_count(self):
+        return self.num_devices
+
+    def current_device(self):
+        return getattr(self.of_thread, "device", 0)
+
+    def set_device(self, device):
+        self.of_thread.device = index_of(device)
+        self.used.add(index_of(device))
 
     @contextmanager
-    def on_copy_stream(self):
-        self.on_stream.inside = True
+    def device(self, device):
+        before, self.of_thread.device = self.current_device(), index_of(device)
         try:
             yield
         finally:
-            self.on_stream.inside = False
+            self.of_thread.device = before
+
+    def current_stream(self, device):
+        chosen = getattr(self.of_thread, "streams", {})
+        return chosen.get(index_of(device), self.default_streams[index_of(device)])
+
+    @contextmanager
+    def stream(self, stream):
+        before = dict(getattr(self.of_thread, "streams", {}))
+        self.of_thread.streams = {**before, stream.index: stream}
+        try:
+            with self.device(stream.index):
+                yield
+        finally:
+            self.of_thread.streams = before
+
+    def Stream(self, device):
+        self.own_streams.add(stream := LazyStream(self, index_of(device)))
+        return stream
+
+    def default_stream(self, device):
+        return self.default_streams[index_of(device)]
+
+    def Event(self, *, blocking):
+        assert blocking, "who waits shall sleep"
+        return LazyEvent(self)
+
+    def cudart(self):
+        return self
+
+    def cudaHostRegister(self, address, num_bytes, flags):
+        self.used.add(self.current_device())
+        self.locked[address] = num_bytes
+        return 0
+
+    def cudaHostUnregister(self, address):
+        self.used.add(self.current_device())
+        size = self.locked.pop(address, None)
+        if size is None or not is_mapped(address, size):
+            self.violations.append("memory was unlocked that was not there any more")
+            return
+        with self.lock:
+            for copy in self.copies:
+                if address <= copy.source < address + size:
+                    self.violations.append("memory was unlocked under a copy")
+                    copy.source = 0
+            ctypes.memset(address, POISON, size)
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def is_locked(self, address):
+        return any(start <= address < start + size for start, size in tuple(self.locked.items()))
 
     def empty(self, num_bytes):
-        assert self.on_stream.inside, "device memory must come from the copy stream's pool"
-        if self.out_of_memory:
-            raise torch.OutOfMemoryError("the lazy device is full")
-        return torch.full((num_bytes,), 0xAB, dtype=torch.uint8)
-
-    def copy(self, target, source):
-        assert self.on_stream.inside, "copies belong on the copy stream"
-        assert self.is_pinned(source), "only pinned memory can be copied from without waiting"
+        """The block that was freed last, if it has that size, with what it had in it."""
+        size = max(512, -(-num_bytes // 512) * 512)
         with self.lock:
-            self.copy_sizes.append(target.nbytes)
-            self.pending.append((target, source))
+            for block, marks in tuple(self.guarded):
+                if all(mark.is_done for mark in marks):
+                    self.guarded.remove((block, marks))
+                    self.free.append(block)
+            block = next((b for b in reversed(self.free) if len(b.bytes) == size), None)
+            if block is None:
+                block = Block(size)
+                self.blocks.append(block)
+            else:
+                self.free.remove(block)
+        owner = Owner(block)
+        weakref.finalize(owner, self._freed, block).atexit = False
+        return torch.from_numpy(np.asarray(owner))[:num_bytes]
 
-    def record(self):
+    def _freed(self, block):
         with self.lock:
-            return LazyEvent(self, self.num_done + len(self.pending))
+            marks = [stream.mark() for stream in block.users]
+            block.users.clear()
+            self.guarded.append((block, marks))
 
-    def hand_over(self, event, blocks):
-        self.run_until(event.position)
-        pointers = [block.untyped_storage().data_ptr() for block in blocks]
-        self.handed_over.append((threading.current_thread(), pointers))
-        return ModelEvent(self)
+    def block_of(self, tensor):
+        address = tensor.data_ptr()
+        return next(b for b in self.blocks if b.address <= address < b.address + len(b.bytes))
 
-    def run_until(self, position):
-        """Do the work before an event, in order."""
+    # -- work ------------------------------------------------------------------------------------
+
+    def read(self, tensor):
+        """A kernel on the current stream that reads a tensor; returns where the bytes will be. As
+        on a GPU it has the address alone.
+        """
+        found = []
+        address, size = tensor.data_ptr(), tensor.nbytes
+        self.current_stream(0).give(lambda: found.append(ctypes.string_at(address, size)))
+        return found
+
+    def copy_later(self, target, source, num_bytes):
+        """A copy on the current stream, of addresses."""
+        copy = Copy(target, source, num_bytes)
         with self.lock:
-            while self.num_done < position:
-                target, source = self.pending.pop(0)
-                target.copy_(source)
-                self.num_done += 1
+            self.copies.append(copy)
+        self.current_stream(self.current_device()).give(lambda: self._copy(copy))
+
+    def _copy(self, copy):
+        self.copies.remove(copy)
+        self.num_copied += 1
+        if copy.source:
+            ctypes.memmove(copy.target, copy.source, copy.num_bytes)
+
+    def step(self):
+        """Perhaps something is done meanwhile."""
+        with self.lock:
+            if self.order == "model":
+                for stream in self.default_streams:
+                    while stream.can_go_on():
+                        stream.do_one()
+            while isinstance(self.order, int) and self.rng.random() < 0.5:
+                stream = self.rng.choice(self.streams)
+                if stream.can_go_on():
+                    stream.do_one()
+
+    def drain(self):
+        """Everything is done, in an order that may be."""
+        with self.lock:
+            while any(stream.work for stream in self.streams):
+                ready = [stream for stream in self.streams if stream.work and stream.can_go_on()]
+                self.rng.choice(ready).do_one()
+
+
+class LazyStream:
+    """Does its work in order, some time."""
+
+    def __init__(self, device, index):
+        self.machine = device
+        self.index = index
+        self.work = deque()
+        device.streams.append(self)
+
+    def give(self, work):
+        with self.machine.lock:
+            self.work.append(work)
+            if self.machine.is_prompt:
+                self.mark()
+        self.machine.step()
+
+    def mark(self):
+        """The point behind everything that was given so far."""
+        machine = self.machine
+        with machine.lock:
+            mark = Mark(self)
+            self.work.append(mark)
+            if machine.is_prompt and self not in machine.own_streams:
+                self.do_until(mark)
+            return mark
+
+    def wait_event(self, event):
+        if event.mark is not None:
+            self.give(Wait(event.mark))
+
+    def can_go_on(self):
+        return bool(self.work) and not (
+            isinstance(self.work[0], Wait) and not self.work[0].mark.is_done
+        )
+
+    def do_one(self):
+        work = self.work.popleft()
+        if isinstance(work, Mark):
+            work.is_done = True
+        elif not isinstance(work, Wait):
+            work()
+
+    def do_until(self, mark):
+        """No more than that, here and where it is waited for."""
+        with self.machine.lock:
+            while not mark.is_done:
+                if isinstance(self.work[0], Wait):
+                    awaited = self.work[0].mark
+                    awaited.stream.do_until(awaited)
+                self.do_one()
+
+
+class Mark:
+    """A point in a stream's work."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.is_done = False
+
+
+class Wait:
+    """A stream goes on when another has come to a mark."""
+
+    def __init__(self, mark):
+        self.mark = mark
 
 
 class LazyEvent:
-    """Waiting for it does the work before it, once the backend's gate is open."""
+    """Waiting for it does the work before it, once the gate is open."""
 
-    def __init__(self, backend, position):
-        self.backend = backend
-        self.position = position
+    def __init__(self, device):
+        self.machine = device
+        self.mark = None
 
-    def synchronize(self):
-        if not self.backend.gate.is_set():
-            self.backend.waiting.set()
-            assert self.backend.gate.wait(PATIENCE_SECONDS), "the test forgot to open the gate"
-        self.backend.run_until(self.position)
-
-
-class ModelEvent:
-    """The point that the receiver's stream was at when a batch was handed over."""
-
-    def __init__(self, backend):
-        self.backend = backend
+    def record(self, stream):
+        self.mark = stream.mark()
+        self.machine.step()
 
     def synchronize(self):
-        self.backend.num_model_waits += 1
+        machine = self.machine
+        machine.used.add(machine.current_device())
+        if self.mark is None:
+            return
+        if self.mark.stream not in machine.own_streams:
+            machine.num_model_waits += 1
+        if not machine.gate.is_set():
+            machine.waiting.set()
+            assert machine.gate.wait(PATIENCE_SECONDS), "the test forgot to open the gate"
+        self.mark.stream.do_until(self.mark)
+
+
+class Copy:
+    """From a host address to one on the device."""
+
+    def __init__(self, target, source, num_bytes):
+        self.target, self.source, self.num_bytes = target, source, num_bytes
+
+
+class Block:
+    """Device memory, which stays where it is and is given out over and over."""
+
+    def __init__(self, size):
+        self.bytes = np.full(size, 0xAB, np.uint8)
+        self.address = self.bytes.ctypes.data
+        self.users = set()
+
+
+class Owner:
+    """Lives as long as tensors in a block do."""
+
+    def __init__(self, block):
+        self.__array_interface__ = block.bytes.__array_interface__
+
+
+class LazyBackend(cuda.CudaBackend):
+    """The real one, but for memory and copies, which torch has for CUDA alone."""
+
+    out_of_memory = False
+
+    def __init__(self, place, stream=cuda.PER_THREAD_STREAM, *, use="copy"):
+        super().__init__(place, stream, use=use)
+        self.place, self.stream, self.use = place, stream, use
+        self.machine = machine()
+        self.slab_sizes = []
+        self.copy_sizes = []
+        self.handed_over = []
+        """The thread of each hand-over, and the addresses of its blocks."""
+
+    def pinned(self, num_bytes):
+        self.slab_sizes.append(num_bytes)
+        return super().pinned(num_bytes)
+
+    def unlock_pages(self, address):
+        if machine() is self.machine:  # otherwise the test is over
+            super().unlock_pages(address)
+
+    def is_pinned(self, tensor):
+        self.machine.used.add(self.machine.current_device())
+        return self.machine.is_locked(tensor.data_ptr())
+
+    def empty(self, num_bytes):
+        assert self.is_current(), "device memory must come from the copy stream's pool"
+        if self.out_of_memory:
+            raise torch.OutOfMemoryError("the lazy device is full")
+        return self.machine.empty(num_bytes)
+
+    def copy(self, target, source):
+        assert self.is_current(), "copies belong on the copy stream"
+        assert self.is_pinned(source), "only pinned memory can be copied from without waiting"
+        assert target.stride() == source.stride()
+        self.copy_sizes.append(target.nbytes)
+        self.machine.copy_later(target.data_ptr(), source.data_ptr(), target.nbytes)
+
+    def is_current(self):
+        return self.machine.current_stream(self.place) is self._stream
+
+    def hand_over(self, event, blocks):
+        pointers = [block.untyped_storage().data_ptr() for block in blocks]
+        self.handed_over.append((threading.current_thread(), pointers))
+        return super().hand_over(event, blocks)
+
+    @property
+    def num_done(self):
+        return self.machine.num_copied
+
+    @property
+    def pending(self):
+        return self.machine.copies
+
+    @property
+    def gate(self):
+        return self.machine.gate
+
+    @property
+    def waiting(self):
+        return self.machine.waiting
+
+    @property
+    def num_model_waits(self):
+        return self.machine.num_model_waits
+
+
+class LazyRing(slabs.SlabRing):
+    """One that waits for nothing any more when a test is over."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        rings.add(self)
+
+    def rest(self):
+        for slab in self._slabs:
+            slab.wait()
+
+
+rings = weakref.WeakSet()
+
+
+class TorchWith:
+    """torch with another ``torch.cuda``, whose devices are the accelerators."""
+
+    def __init__(self, device):
+        self.cuda = device
+        self.accelerator = SimpleNamespace(set_device_index=device.set_device)
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def index_of(device):
+    """Of a torch.device or a number."""
+    return device if isinstance(device, int) else (device.index or 0)
+
+
+def is_mapped(address, size):
+    """Whether the memory is there."""
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        for line in file:
+            start, end = (int(each, 16) for each in line.split(maxsplit=1)[0].split("-"))
+            if start <= address < end:
+                return address + size <= end
+    return False
+
+
+def machine():
+    """The one that is installed."""
+    return cuda.torch.cuda
+
+
+def install(device, patch=setattr, backend=LazyBackend):
+    """Put it in place of CUDA, for transfers that are made from now on."""
+    patch(cuda, "torch", TorchWith(device))
+    patch(cuda, "_own_streams", {})
+    patch(cuda, "CudaBackend", backend)
+    patch(transfer, "_shared", {})
+    patch(transfer, "SlabRing", LazyRing)
+    # Objects that move themselves, and tensors that are not plain, are where they shall be.
+    patch(transfer.Transfer, "device", property(lambda self: HOST))
+    patch(torch.Tensor, "record_stream", _record_stream)
+
+
+def _record_stream(tensor, stream):
+    machine().block_of(tensor).users.add(stream)
 
 
 @pytest.fixture
 def backends(monkeypatch):
-    """In place of CUDA: the backends that are made, in order."""
+    """In place of CUDA, with a trainer that looks at each batch: the backends that are made."""
     made = []
 
-    def make(place, stream=cuda.PER_THREAD_STREAM, **options):
-        made.append(LazyBackend(place, stream, **options))
-        return made[-1]
+    class Noted(LazyBackend):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            made.append(self)
 
-    monkeypatch.setattr(cuda, "CudaBackend", make)
-    monkeypatch.setattr(cuda, "resolve", lambda device: torch.device("cuda", device.index or 0))
-    monkeypatch.setattr(transfer, "_shared", {})
-    return made
+    install(LazyDevice(is_prompt=True), monkeypatch.setattr, Noted)
+    yield made
+    for thread in spdl_threads():
+        if "transfer" in thread.name:
+            thread.join(0.2)
+    for ring in tuple(rings):
+        ring.rest()

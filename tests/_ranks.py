@@ -207,9 +207,9 @@ class LateSampler(torch_data.DistributedSampler):
 
 def accelerate(folder):
     """Loaders that Accelerate shares out, those that are shared out already, and an evaluation."""
-    from accelerate import Accelerator
+    from accelerate import Accelerator as TheirAccelerator
 
-    from spdl_torch.accelerate import prepare_data_loader
+    from spdl_torch.accelerate import Accelerator, prepare_data_loader
 
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True)
@@ -229,12 +229,13 @@ def accelerate(folder):
     }
     seen = {}
     for name, given in loaders.items():
-        prepared = prepare_data_loader(accelerator, given)
+        prepared = accelerator.prepare(given)
         for epoch in range(NUM_EPOCHS):
             seen[f"{name} {epoch}"] = numbers_of(prepared)
         seen[f"{name} class"] = type(prepared.base_dataloader).__module__
         if name != "stream" or accelerator.is_main_process:  # which alone loads it
             seen[f"{name} stages"] = len(prepared.report().stats.stages)
+    accelerator = TheirAccelerator(cpu=True)
     seen["by Accelerate itself"] = numbers_of(accelerator.prepare(loader(shuffle=True)))
     odd = prepare_data_loader(accelerator, loader(range(NUM_SAMPLES + 1)))
     seen["evaluated"] = [accelerator.gather_for_metrics(batch).tolist() for batch in odd]

@@ -399,12 +399,31 @@ def test_goal_names_rows_that_there_are():
         (["bench"], "name a table"),
         (["bench", "photos"], "there is no table 'photos'; there are photographs, crop"),
         (["bench", "tiny", "--only", "theirs"], "--only 'theirs' is the beginning of none"),
+        (["bench", "engine", "--json", "no/x.json"], "no/x.json: there is no folder no."),
+        (["bench", "engine", "--picture", "x.txt"], "--picture must end with .png, .svg or .pdf"),
+        (["bench", "clips", "--data", "nowhere"], "--data: nowhere must hold videos, found none."),
     ],
 )
 def test_what_cannot_be_used_is_told(arguments, message, capsys):
-    """Exit status 2, and what there is."""
+    """Exit status 2, before anything is measured: one line that names the command once."""
     assert main(arguments) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(f"spdl-torch bench: {message}")
+    assert error.count("\n") == 1
+
+
+def test_text_of_a_short_run_judges_nothing():
+    """Its goals are in the JSON alone; a run in earnest says how long it will take."""
+    seen = {}
+    for smoke in (True, False):
+        options = BenchOptions(table="engine", rounds=1, only=("ours",), smoke=smoke)
+        progress, out = io.StringIO(), io.StringIO()
+        run_bench(options, out, progress, run=lambda *_: ({"three_stages_us": 9.0}, None))
+        seen[smoke] = out.getvalue(), progress.getvalue()
+    assert "MISSED" in seen[False][0]
+    assert "MISSED" not in seen[True][0]
+    assert seen[False][1].startswith("1 contender, 1 round: about 5 s.")
+    assert not seen[True][1].startswith("1 contender")
 
 
 def test_list_has_every_table(capsys):

@@ -168,6 +168,7 @@ def test_signature_is_torchs_with_keyword_only_extras():
         "error_budget": None,
         "replace": False,
         "stats": True,
+        "snapshot_every_n_steps": 1,
     }
     assert {extra.kind for extra in extras.values()} == {inspect.Parameter.KEYWORD_ONLY}
 

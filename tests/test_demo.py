@@ -13,6 +13,7 @@ import pytest
 from _gates import until
 from PIL import Image
 
+import spdl_torch
 from spdl_torch.__main__ import main
 from spdl_torch.demo import memory
 from spdl_torch.demo.command import UsageError, check_folder
@@ -21,15 +22,17 @@ from spdl_torch.demo.jobs import (
     Measure,
     Measurement,
     Prepare,
+    Smoke,
     StageRow,
     decode_answer,
     decode_job,
     encode,
+    expected_seconds,
     make_plan,
     spread,
 )
 from spdl_torch.demo.machine import OtherPrograms
-from spdl_torch.demo.meter import Meter, render
+from spdl_torch.demo.meter import Meter, duration, render, time_left
 from spdl_torch.demo.photographs import SIZES, write_photographs
 from spdl_torch.demo.table import comparison_table, stage_table
 from spdl_torch.demo.verdict import LOADER, TRAINER, bottleneck, compare, quiet_rounds
@@ -128,6 +131,7 @@ def test_epochs_mean_all_the_images():
     "job",
     [
         Prepare(folder="photos", num_photographs=3),
+        Smoke(prepare=Prepare(folder="photos", num_photographs=3), num_workers=2),
         Measure(
             variant="torch", folder="f", num_workers=2, device="cpu", plan=make_plan("cpu", 10)
         ),
@@ -150,6 +154,24 @@ def test_bar_shows_amount_rate_and_rest():
     """The bar at a third of the way."""
     assert render("training", 160, 480, 4.0) == ("training [####........] 160/480  40/s  8 s left")
     assert render("importing torch", 0, 0, 1.0) == "importing torch ..."
+
+
+def test_time_left_is_told_from_the_parts_that_are_done():
+    """Before the first is done, by what was expected."""
+    assert time_left(0, 6, 1.0, expected=170.0) == ", about 3 min left"
+    assert time_left(2, 6, 30.0, expected=170.0) == ", about 60 s left"
+    assert time_left(0, 6, 1.0) == ""
+    assert [duration(s) for s in (0.1, 43, 89, 91, 4000, 40000)] == [
+        *("5 s", "45 s", "90 s", "2 min", "67 min", "11 h"),
+    ]
+
+
+def test_expected_time_follows_from_the_amount():
+    """More epochs and fewer cores take longer."""
+    short, long = make_plan("cpu", 1000), make_plan("cpu", 100_000, epochs=2)
+    assert 10 < expected_seconds(short, "cpu", 2) < 30
+    assert expected_seconds(long, "cpu", 2) > 3000
+    assert expected_seconds(short, "cpu", 1) > expected_seconds(short, "cpu", 2)
 
 
 def test_meter_writes_lines_into_a_file():
@@ -175,6 +197,17 @@ def test_comparison_table():
     assert peak == "memory, all processes MiB, peak 700 ±0 700 n/a lower"
     assert max(map(len, lines)) < 100
     assert {len(line) for line in lines} == {len(lines[0])}
+
+
+def test_comparison_table_says_of_what_its_ratios_are():
+    """The last column over the first, whichever was measured; a short run has none."""
+    two = {"torch": [MEASUREMENT], "loader": [MEASUREMENT]}
+    three = {**two, "both": [MEASUREMENT]}
+    for results, over in ((two, "2nd/1st"), (three, "3rd/1st")):
+        first, second, *_ = comparison_table(results).splitlines()
+        assert first.split()[-2:] == ["ratio", "better"]
+        assert second.split()[-2:] == [over, "is"]
+    assert "ratio" not in comparison_table(three, with_ratio=False)
 
 
 def test_comparison_table_of_an_interrupted_run():
@@ -301,12 +334,35 @@ def test_bad_data_is_one_line_and_status_2(tmp_path, capsys):
     assert f"{file} is a file. Give the folder above the classes" in error
 
 
-@pytest.mark.parametrize("option", ["--epochs", "--workers", "--rounds"])
-def test_counts_must_be_positive(option, capsys):
-    """argparse refuses 0."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["demo", option, "0"])
-    assert f"argument {option}: must be 1 or more, got 0" in capsys.readouterr().err
+@pytest.mark.parametrize("value", ["0", "-1", "2.5", "many"])
+def test_counts_are_whole_and_positive(value, capsys):
+    """Anything else is refused in words."""
+    for option in ("--epochs", "--workers", "--rounds"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["demo", f"{option}={value}"])
+        refused = f"argument {option}: must be a whole number of 1 or more, got {value}"
+        assert refused in capsys.readouterr().err
+
+
+def test_version_is_printed(capsys):
+    """As other programs do."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"spdl-torch {spdl_torch.__version__}\n"
+
+
+def test_photographs_for_trying_out_are_a_tree_for_image_folder(tmp_path, capsys):
+    """Two classes in each of two folders; what is there already is left alone."""
+    assert main(["photographs", str(tmp_path), "--count", "4"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'train'}\n{tmp_path / 'val'}\n"
+    for split in ("train", "val"):
+        check_folder(tmp_path / split)
+        assert len(files_of(tmp_path / split)) == 4
+    before = files_of(tmp_path)
+    assert len(set(before.values())) == 8
+    assert main(["photographs", str(tmp_path)]) == 2
+    assert "train is there already. Remove it, or give another" in capsys.readouterr().err
+    assert files_of(tmp_path) == before
 
 
 def test_the_command_does_not_import_torch():
@@ -315,6 +371,7 @@ def test_the_command_does_not_import_torch():
         "import sys, types\n"
         "package = types.ModuleType('spdl_torch')\n"
         f"package.__path__ = [{str(Path(memory.__file__).parent.parent)!r}]\n"
+        "package.__version__ = '0'\n"
         "sys.modules['spdl_torch'] = package\n"
         "import spdl_torch.__main__, spdl_torch.demo.command\n"
         "print({'torch', 'torchvision', 'numpy'} & set(sys.modules))"
@@ -334,12 +391,14 @@ def test_smoke_run(tmp_path, environment):
     """The main job in its short form: every row, every column, nothing left behind."""
     done = subprocess.run(DEMO, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "64 images" in done.stdout
+    assert "32 images" in done.stdout
     assert "n/a" not in done.stdout
     for row in ("loading alone", "training resnet18", "time to first batch", "memory"):
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(row)]
-        assert line.count("x ") == 1
+        assert len(line.split()) >= 3 + 2
+    assert "ratio" not in done.stdout
     assert "3/3" in done.stderr
+    assert done.stderr.startswith("A short run")
     assert not list(tmp_path.glob("spdl-torch-demo-*"))
 
 

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
+import importlib.util
 import inspect
 import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from PIL import Image
 
 import spdl_torch
+import spdl_torch.accelerate
 import spdl_torch.autotune
+import spdl_torch.data.child_pipelines
 import spdl_torch.data.sources
+import spdl_torch.dataloader
 import spdl_torch.io
+import spdl_torch.io.utils
 import spdl_torch.observe
 import spdl_torch.pipeline
+import spdl_torch.pipeline.defs
+import spdl_torch.source
+import spdl_torch.source.imagenet
+import spdl_torch.source.local_directory
+import spdl_torch.source.utils
 import spdl_torch.testing
-from spdl_torch.__main__ import _parser
+from spdl_torch.__main__ import _parser, main
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,17 +78,36 @@ def name_of_page(page):
 pages = pytest.mark.parametrize("page", PAGES, ids=name_of_page)
 
 
-def write_photographs(folder):
-    """The trees that the pages use: two classes of small JPEGs of different sizes."""
-    for split in ("train", "val"):
-        for label, colour in (("cat", (200, 80, 40)), ("dog", (40, 80, 200))):
-            place = folder / split / label
-            place.mkdir(parents=True)
-            for number in range(4):
-                image = Image.radial_gradient("L").resize((96 + 16 * number, 80 + 8 * number))
-                Image.merge("RGB", [image.point(lambda v, c=c: v * c // 255) for c in colour]).save(
-                    place / f"{number}.jpg"
-                )
+COMMANDS = {"photographs", "report", "plot", "trace"}
+"""What the tests run of the pages' commands: ``demo`` and ``bench`` take minutes."""
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """What ``photographs DIR`` writes, made once: it is the same every time."""
+    folder = tmp_path_factory.mktemp("photographs")
+    assert main(["photographs", str(folder)]) == 0
+    return folder
+
+
+def run_command(line, photographs):
+    """A line of a page's shell, if it is one of those commands; in this process, as none of them
+    needs another."""
+    words = shlex.split(line)
+    if words[:3] != ["python", "-m", "spdl_torch"] or words[3] not in COMMANDS:
+        return
+    if words[3] == "photographs" and len(words) == 5:
+        shutil.copytree(photographs, words[4], dirs_exist_ok=True)
+    else:
+        assert main(words[3:]) == 0, line
+
+
+def run_script(source, path):
+    """A block that has the guard of a script is one: saved and run."""
+    path.write_text(source, encoding="utf-8")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
 
 
 # Between Lightning and torch, and a word of Lightning's on short epochs.
@@ -82,30 +115,46 @@ def write_photographs(folder):
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pages
-def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    """The Python blocks of a page run in order, as one program, without a warning."""
-    blocks = [block for block in blocks_of(page) if block.info == "python"]
-    if not blocks:
-        return
-    write_photographs(tmp_path)
+def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs):
+    """In an empty folder, its commands and its Python blocks run in their order without a warning:
+    the blocks as one program, those with the guard of a script as scripts."""
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": f"page_{page.stem}"}
-    for block in blocks:
+    namespace = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        if block.info == "console":  # one that is not run has a reason behind it
+            for line in re.findall(r"^\$ (.+)", block.text.replace("\\\n", " "), flags=re.M):
+                run_command(line, photographs)
+        if not block.info.startswith("python"):
+            continue
         # Empty lines in front, so that a traceback has the line of the page.
         source = "\n" * (block.line - 1) + block.text
-        exec(compile(source, name_of_page(page), "exec", dont_inherit=True), namespace)
+        code = compile(source, name_of_page(page), "exec", dont_inherit=True)
+        if not runs(block):
+            continue
+        if '__name__ == "__main__"' in block.text:
+            run_script(source, tmp_path / f"{page.stem}_{block.line}.py")
+        else:
+            exec(code, namespace)
+
+
+def runs(block):
+    """Whether a Python block is run: always, or where what it needs is installed."""
+    _, _, rest = block.info.partition(" ")
+    if rest.startswith("needs: "):
+        return importlib.util.find_spec(rest.removeprefix("needs: ")) is not None
+    return not rest
 
 
 @pages
 def test_block_says_what_it_is_when_it_is_not_run(page):
-    """Languages are known, and a Python block that is not run gives its reason."""
+    """Languages are known, and a block that is not run gives its reason."""
     for block in blocks_of(page):
         language, _, rest = block.info.partition(" ")
         where = f"{name_of_page(page)}:{block.line}"
         assert language in LANGUAGES, f"{where}: ```{block.info}"
         if rest:
-            assert re.fullmatch(r"no-run: \S.+", rest), f"{where}: ```{block.info}"
-            assert language == "python", f"{where}: only Python blocks are run"
+            assert re.fullmatch(r"(no-run: \S.+|needs: \w+)", rest), f"{where}: ```{block.info}"
+            assert language in ("python", "console"), f"{where}: nothing else is run"
 
 
 def anchors_of(page):
@@ -137,6 +186,7 @@ def test_page_is_listed_when_it_is_under_docs():
     assert there - {"index.md"} == linked
 
 
+@functools.cache
 def documented_words():
     """Every name that a reference page sets as code."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in REFERENCE)
@@ -173,8 +223,28 @@ def public_members(cls):
 BUILDER = spdl_torch.pipeline.PipelineBuilder
 WHAT_IS_PUBLIC = {
     "spdl_torch": spdl_torch.__all__,
+    "spdl_torch.accelerate": spdl_torch.accelerate.__all__,
+    "spdl_torch.transformers": ["Trainer", "TrainerMixin", "loader_options"],
     "spdl_torch.pipeline": spdl_torch.pipeline.__all__,
     "spdl_torch.io": spdl_torch.io.__all__,
+    "spdl_torch.io's arguments": [
+        parameter
+        for name in spdl_torch.io.__all__
+        if inspect.isfunction(getattr(spdl_torch.io, name))
+        for parameter in parameters(getattr(spdl_torch.io, name))
+    ],
+    "spdl_torch.io.utils": [
+        *spdl_torch.io.utils.__all__,
+        *parameters(spdl_torch.io.utils.tracing),
+    ],
+    "spdl_torch.source": [
+        name
+        for module in ("", ".utils", ".imagenet", ".local_directory")
+        for name in importlib.import_module(f"spdl_torch.source{module}").__all__
+    ],
+    "DistributedRandomSampler": parameters(spdl_torch.source.DistributedRandomSampler),
+    "spdl_torch.dataloader": spdl_torch.dataloader.__all__,
+    "spdl_torch.dataloader.DataLoader": parameters(spdl_torch.dataloader.DataLoader),
     "Reader": public_members(spdl_torch.io.Reader),
     "spdl_torch.data.sources": spdl_torch.data.sources.__all__,
     "FileList": parameters(spdl_torch.data.sources.FileList.__init__),
@@ -202,6 +272,15 @@ WHAT_IS_PUBLIC = {
     "PipelineBuilder": public_members(BUILDER),
     "PipelineBuilder.pipe": parameters(BUILDER.pipe),
     "PipelineBuilder.build": parameters(BUILDER.build),
+    "PipelineBuilder.add_source": parameters(BUILDER.add_source),
+    "PipelineBuilder.path_variants": parameters(BUILDER.path_variants),
+    "spdl_torch.pipeline.defs": spdl_torch.pipeline.defs.__all__,
+    "run_pipeline_in_subprocess": parameters(spdl_torch.pipeline.run_pipeline_in_subprocess),
+    "SubprocessIterable": public_members(spdl_torch.data.child_pipelines.SubprocessIterable),
+    "profile_pipeline": parameters(spdl_torch.pipeline.profile_pipeline),
+    "ProfileHook": public_members(spdl_torch.pipeline.ProfileHook),
+    "cache_iterator": parameters(spdl_torch.pipeline.cache_iterator),
+    "StatsQueue": ["stage_hook", "interval_stats_callback"],
     "Pipeline": public_members(spdl_torch.pipeline.Pipeline),
     "StageInfo": [field.name for field in fields(spdl_torch.pipeline.StageInfo)],
     "TaskPerfStats": members(TaskPerfStats),
@@ -221,32 +300,50 @@ def test_name_is_in_the_reference_when_it_is_public(what):
     assert not missing, f"of {what}, not in docs/reference: {missing}"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=name_of_page)
-def test_docstring_is_there_when_a_name_is_public(module):
+def test_docstring_is_there_when_a_name_is_public():
     """Modules, and the classes and functions in their __all__, say what they are."""
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree), "the module"
-    exported = importlib.import_module(module_name(module)).__dict__.get("__all__", ())
+    missing = []
+    for module in MODULES:
+        tree = ast.parse(module.read_text(encoding="utf-8"))
+        nodes = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name in exported_of(tree)
+        ]
+        missing += [
+            f"{name_of_page(module)}: {getattr(node, 'name', 'the module')}"
+            for node in (tree, *nodes)
+            if not ast.get_docstring(node) and not is_overload(node)
+        ]
+    assert not missing
+
+
+def is_overload(node):
+    """Whether it is one of several signatures, which say nothing; the function itself does."""
+    return "overload" in map(ast.unparse, getattr(node, "decorator_list", ()))
+
+
+def exported_of(tree):
+    """The names in a module's __all__, read from its source, so that no extra has to be there."""
     for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            assert ast.get_docstring(node) or node.name not in exported, node.name
-
-
-def module_name(module):
-    """``spdl_torch.io`` of ``spdl_torch/io/__init__.py``."""
-    parts = module.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+            return {leaf.value for leaf in ast.walk(node.value) if isinstance(leaf, ast.Constant)}
+    return set()
 
 
 PACKAGES = [spdl_torch, spdl_torch.autotune, spdl_torch.pipeline, spdl_torch.io, spdl_torch.observe]
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, spdl_torch.data.sources])
+@pytest.mark.parametrize(
+    "package",
+    [*PACKAGES, spdl_torch.data.sources, spdl_torch.pipeline.defs, spdl_torch.source],
+)
 def test_method_has_a_docstring_when_it_is_public(package):
     """What a user can call on our objects says what it does."""
     for name in package.__all__:
         cls = getattr(package, name)
-        if inspect.isclass(cls):
+        if inspect.isclass(cls) and cls.__module__.startswith("spdl_torch"):
             for member in public_members(cls):
                 value = inspect.getattr_static(cls, member)
                 if inspect.isfunction(value) or isinstance(value, property):

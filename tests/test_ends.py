@@ -21,7 +21,6 @@ PROGRAM = """
     import torch
     import _lazy_device
     from spdl_torch import DataLoader
-    from spdl_torch.io._transfer import cuda, transfer
     from spdl_torch.observe import SQLiteStatsWriter, recorders
     from spdl_torch.pipeline import PipelineBuilder
 
@@ -34,8 +33,7 @@ PROGRAM = """
                 raise RuntimeError("the link is down")
             super().copy(target, source)
 
-    cuda.CudaBackend = Backend
-    cuda.resolve = lambda device: torch.device("cuda", 0)
+    _lazy_device.install(_lazy_device.LazyDevice(is_prompt=True), backend=Backend)
 
     def collate(samples):
         if ending.is_set() and how == "collate":

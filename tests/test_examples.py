@@ -10,6 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
 PLOTS = [path for path in PROGRAMS if path.stem.endswith("_plot")]
+TRAINED_ELSEWHERE = ("train_language_model", "train_video_classifier")  # test_examples_training.py
 BENCHMARKS = [p for p in PROGRAMS if p.name.startswith("benchmark_") and p not in PLOTS]
 
 
@@ -30,7 +31,9 @@ def test_there_are_benchmarks():
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p.stem not in TRAINED_ELSEWHERE], ids=lambda path: path.stem
+)
 def test_smoke_run(program, tmp_path):
     """``--smoke`` measures every row and prints and writes what the long run does."""
     if program not in BENCHMARKS:

@@ -39,7 +39,7 @@ def _codec(request, monkeypatch):
     if request.param == "zlib":
         monkeypatch.setattr(inflate, "deflate", None)
     elif inflate.deflate is None:
-        pytest.skip("deflate is not installed: pip install 'spdl-torch[npz]'")
+        pytest.skip("deflate is not installed: pip install deflate")
 
 
 # numpy warns when a name of a field makes it choose one.

@@ -372,7 +372,7 @@ def test_library_asked_for_by_name_has_to_be_there(where, monkeypatch, tmp_path)
         "ImageFolder": lambda codec: ImageFolder(tmp_path, codec=codec),
         "image_codec": lambda codec: image_codec(codec),
     }
-    with pytest.raises(ImportError, match=rf"{where}: .*spdl-torch\[jpeg\]"):
+    with pytest.raises(ImportError, match=rf"{where}: .*pip install turbojpeg"):
         calls[where]("libjpeg-turbo")
     with pytest.raises(ValueError, match=rf"{where}: codec must be one of 'auto', .* got 'nvjpeg'"):
         calls[where]("nvjpeg")

@@ -147,6 +147,9 @@ either = pytest.mark.parametrize("read", [call, acall], ids=["sync", "async"])
         ("memory://a", True),
         ("zip://a.txt::s3://bucket/b.zip", True),
         ("simplecache::http://host/a", True),
+        ("simplecache::/data/a.jpg", True),
+        ("ab::c.jpg", False),
+        ("std::vector.jpg", False),
         (r"C:\data\a.jpg", False),
         ("C://data", False),
         ("/data/a.jpg", False),
@@ -160,12 +163,15 @@ def test_url_has_a_protocol(name, expected):
 
 
 @either
-def test_content_is_read_from_paths_and_urls(read, tmp_path):
+def test_content_is_read_from_paths_and_urls(read, tmp_path, monkeypatch):
     """Local paths, file:// and memory://, empty files too."""
     fsspec.filesystem("memory").pipe({"/a.bin": b"remote", "/empty": b""})
     (tmp_path / "a.bin").write_bytes(b"local")
     (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "ab::c.jpg").write_bytes(b"with colons")
+    monkeypatch.chdir(tmp_path)
     reader = Reader()
+    assert read(reader, "ab::c.jpg") == b"with colons"
     assert read(reader, tmp_path / "a.bin") == b"local"
     assert read(reader, str(tmp_path / "empty")) == b""
     assert read(reader, f"file://{tmp_path}/a.bin") == b"local"

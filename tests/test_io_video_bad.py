@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from _videos import KINDS, decode_plainly, write_video
+from PIL import Image
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import demux_video, load_clip, load_video, uniform_frames
@@ -51,6 +52,33 @@ def test_what_is_no_video_raises_decode_error(tmp_path, content, match):
             load(content)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("list.mp4", "ffconcat version 1.0\nfile other.ts\n"),
+        ("list.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nother.ts\n#EXT-X-ENDLIST\n"),
+        ("picture%d.jpg", "ends in a number"),
+    ],
+)
+def test_files_that_name_others_are_not_followed(tmp_path, name, text):
+    """A path opens that file and no other, though FFmpeg would; the error says what may be done."""
+    (tmp_path / "other.ts").write_bytes(write_video(KINDS["h264 in ts"]))
+    Image.new("RGB", (32, 32)).save(tmp_path / "picture1.jpg")
+    (tmp_path / name).write_text(text)
+    assert decode_plainly(tmp_path / name).frames.shape[0] > 0
+    for load in (load_video, demux_video, lambda source: load_clip(source, uniform_frames(2))):
+        with pytest.raises(DecodeError, match=rf"{name}: Invalid argument.*may name other files"):
+            load(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", sorted({kind.container for kind in KINDS.values()}))
+def test_formats_that_hold_their_video_are_opened_by_name(tmp_path, kind):
+    """Whatever the file is called."""
+    content = write_video(next(k for k in KINDS.values() if k.container == kind))
+    (tmp_path / "video.dat").write_bytes(content)
+    assert torch.equal(load_video(tmp_path / "video.dat"), load_video(content))
+
+
 def test_missing_files_raise_oserror(tmp_path):
     """As open() does, with the path as it was given."""
     with pytest.raises(FileNotFoundError, match=r"missing\.mp4") as caught:
@@ -65,12 +93,35 @@ def test_missing_files_raise_oserror(tmp_path):
 def test_errors_of_the_users_own_file_survive():
     """They are not turned into a DecodeError."""
 
-    class File:
+    class File(io.BytesIO):
         def read(self, size):
-            raise KeyError("mine")
+            if self.tell() >= 5000:
+                raise error
+            return super().read(min(size, 1000))
 
-    with pytest.raises(KeyError, match="mine"):
-        load_video(File())
+    for error in (KeyError("mine"), IndexError("mine"), OSError(5, "mine")):
+        with pytest.raises(type(error), match="mine"):
+            load_video(File(EXAMPLE))
+
+
+def test_an_empty_file_that_was_opened_raises_decode_error(tmp_path):
+    """FFmpeg asks where its last byte is, which the system refuses to say."""
+    (tmp_path / "empty.mp4").touch()
+    with (
+        open(tmp_path / "empty.mp4", "rb") as file,
+        pytest.raises(DecodeError, match=r"empty\.mp4: Invalid data"),
+    ):
+        load_video(file)
+
+
+def test_streams_that_come_up_late_do_no_harm():
+    """PyAV ends with an IndexError after the last packet if FFmpeg finds a stream on the way."""
+    content = bytearray(write_video(KINDS["mpeg2 in ts"]._replace(num_frames=10)))
+    content[3 * 188 + 46] = 0xB7  # of the sequence's header
+    content[30 * 188 + 2] = 0x40  # a packet of a stream that nothing announces
+    assert demux_video(content).num_packets == 10
+    with pytest.raises(DecodeError, match=r"^<bytes>: "):
+        load_video(content)
 
 
 def test_a_window_after_the_end_raises_decode_error():

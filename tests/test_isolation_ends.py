@@ -6,20 +6,25 @@ import gc
 import multiprocessing
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from collections import deque
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from _gates import until
-from _isolation_data import Crashing, Images, Waiting, WhoAmI, as_list
+from _isolation_data import Crashing, Images, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
+
+from spdl_torch.data.isolation import process as child_process
 
 __all__ = ["nothing_left"]
 
@@ -62,12 +67,12 @@ def test_child_ends_when_the_loop_does(how):
     [
         (signal.SIGKILL, "was killed by SIGKILL.*memory"),
         (signal.SIGSEGV, "was killed by SIGSEGV.*crashed"),
-        (3, "ended by itself with exit code 3"),
+        (35, "was killed by signal 35.*crashed"),  # one of those without a name
+        ("exit", "ended by itself with exit code 3"),
     ],
 )
 def test_death_of_the_child_is_an_error(how, told):
     """It says how and how to go on; asked again it says so again."""
-    how = int(how) if isinstance(how, signal.Signals) else "exit"
     batches = iter(isolated(Crashing(how), 1, num_workers=1))
     with pytest.raises(RuntimeError, match=rf"the loading process \(pid \d+\) {told}"):
         list(batches)
@@ -87,6 +92,49 @@ def test_loader_has_a_new_child_when_the_old_one_was_killed():
     again = [batch[0][0] for batch in loader]
     assert len(again) == 8
     assert pid not in again
+
+
+def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
+    """The trainer may open no more files, so it cannot map what the child has written."""
+    batches = iter(isolated(Sized([1] * 4 + [50_000] * 8), 1, num_workers=1))
+    next(batches)  # up to two more are on their way, small ones
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+        with pytest.raises(RuntimeError, match=r"could not receive what .*Too many open") as caught:
+            list(batches)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_another_fork_server_is_asked_when_one_is_on_its_way_out(monkeypatch, tmp_path):
+    """After Ctrl-C has met it: it takes no more requests, and is there for a while yet."""
+    server, wait_for_its_end = forkserver._forkserver, child_process._server_ends
+    list(isolated(Images(4), 4))  # there is a server, which is put back at the end
+    dying = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    errors = []
+
+    def let_it_die(error):
+        errors.append(type(error))
+        dying.stdin.write(b"\n")
+        dying.stdin.close()
+        return wait_for_its_end(error)
+
+    monkeypatch.setattr(child_process, "_server_ends", let_it_die)
+    monkeypatch.setattr(server, "_forkserver_pid", dying.pid)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(tmp_path / "deaf"))
+    monkeypatch.setattr(server, "_forkserver_address", str(tmp_path / "deaf"))
+    monkeypatch.setattr(server, "_forkserver_alive_fd", os.open(os.devnull, os.O_RDONLY))
+    try:
+        assert len(list(isolated(Images(8), 4))) == 2
+        assert errors == [ConnectionRefusedError]
+    finally:
+        server._stop()
+        dying.wait()
 
 
 def test_waiting_loop_is_told_what_the_child_does(tmp_path):
@@ -214,13 +262,15 @@ def session_of(leader):
     return found
 
 
-def test_script_without_a_main_guard_says_so(tmp_path):
-    """The child runs it again, which multiprocessing refuses; the trainer is told what to do."""
+@pytest.mark.parametrize("sample", ["1", "bytes(1 << 22)"])
+def test_script_without_a_main_guard_says_so(tmp_path, sample):
+    """The child runs it again, which multiprocessing refuses; the trainer is told what to do. Also
+    where there is so much to be sent to the child that it does not live to take it."""
     file = tmp_path / "program.py"
     file.write_text(
         "from spdl_torch import DataLoader\n"
         "import multiprocessing\n"
-        "list(DataLoader([1, 2], num_workers=1, isolation='process'))\n",
+        f"list(DataLoader([{sample}], num_workers=1, isolation='process'))\n",
         encoding="utf-8",
     )
     done = subprocess.run(
@@ -238,3 +288,46 @@ def test_garbage_that_keeps_a_batch_keeps_its_memory():
     before = batch.clone()
     assert torch.equal(batch, before)
     assert num_mapped_slabs() == 1
+
+
+class Interrupting:
+    """In place of one object: the first call of ``method`` meets a signal, and then goes on."""
+
+    def __init__(self, target, method):
+        self.target = target
+        self.method = method
+
+    def __getattr__(self, name):
+        if name == self.method:
+            self.method = None
+            signal.raise_signal(signal.SIGUSR1)
+        return getattr(self.target, name)
+
+    def __len__(self):
+        return len(self.target)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("part", "method"), [("_connection", "send_bytes"), ("_replies", "get")])
+@pytest.mark.parametrize("interrupted", ["next", "profile"])
+def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, interrupted):
+    """The signal comes while its thread says something to the child, or waits for the answer: with
+    locks that are not re-entrant, for ever. The handler's profile is without the child's rows."""
+    loader = isolated(Images(40), 4, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    profiles = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
+    line = batches._pool._line
+    try:
+        setattr(line, part, Interrupting(getattr(line, part), method))
+        if interrupted == "next" and part == "_connection":
+            next(batches)
+        else:
+            profiles.append(loader.profile())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    roles = [{row.stage for row in profile.timelines[0].rows} for profile in profiles]
+    assert roles[0] == {"training"}
+    assert len(list(batches)) >= 8
+    assert {row.stage for row in loader.profile().timelines[0].rows} >= {"training"}

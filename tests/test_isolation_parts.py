@@ -20,6 +20,7 @@ from spdl_torch.data.isolation.portable import portable, restored
 from spdl_torch.data.isolation.slabs import Mappings, SlabPool
 from spdl_torch.data.jobs import Loaded
 from spdl_torch.errors import PipelineFailure
+from spdl_torch.io import Transfer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
 
@@ -31,7 +32,7 @@ class Passage:
 
     def __init__(self, most_held=8):
         self.slabs = SlabPool()
-        self.mappings = Mappings(most_held, pin=False)
+        self.mappings = Mappings(most_held)
 
     def __call__(self, batch):
         packed = pack(batch, self.slabs)
@@ -47,9 +48,11 @@ class Passage:
     def tell_freed(self):
         """Slabs that nothing views any more go back."""
         freed = self.mappings.freed()
-        for slab in freed:
+        for slab in freed.slabs:
             self.slabs.give_back(slab)
-        return freed
+        for slab in freed.spent:
+            self.slabs.drop(slab)
+        return freed.slabs
 
 
 BIG = torch.rand(4, 3, 100, 100)
@@ -153,7 +156,7 @@ def test_batches_of_any_form_pass_and_stay():
     check()
     kept.clear()
     passage.tell_freed()
-    assert len(passage.mappings._memory) <= 3 + 2
+    assert len(passage.mappings._regions) <= 3 + 2
 
 
 def test_slab_is_free_when_the_last_view_dies():
@@ -177,7 +180,7 @@ def test_slab_that_is_too_small_is_replaced():
     for size in (100_000, 200_000, 400_000):
         passage(torch.zeros(size))
         passage.tell_freed()
-    assert list(passage.mappings._memory) == [2]
+    assert list(passage.mappings._regions) == [2]
 
 
 def test_batch_that_was_never_sent_gives_its_slab_back():
@@ -232,10 +235,14 @@ def test_exception_that_cannot_be_rebuilt_is_named():
 
 
 @pytest.mark.cuda
-def test_slabs_are_pinned_where_the_trainer_has_a_gpu():
-    """What views them needs no staging, and is whole on the device."""
-    passage = Passage()
-    passage.mappings = Mappings(8, pin=True)
+def test_slabs_are_locked_for_a_device_stage():
+    """What views them needs no packing, and is whole on the device. What stays with the host is
+    in ordinary memory."""
+    passage, transfer = Passage(), Transfer("cuda")
+    passage.mappings = Mappings(8, lock=transfer.region)
     found = passage([BIG])[0]
     assert found.is_pinned()
-    assert torch.equal(found.to("cuda", non_blocking=True).cpu(), BIG)
+    assert torch.equal(transfer.stage(found).receive().cpu(), BIG)
+    tensor, array = passage([BIG, BIG.numpy()])
+    assert not tensor.is_pinned()
+    assert not torch.from_numpy(array).is_pinned()

@@ -511,7 +511,7 @@ def test_verdict_of_the_file_is_the_one_that_was_told(tmp_path, monkeypatch, cap
     assert main(["report", str(path)]) == 0
     assert verdict.finding in capsys.readouterr().out
     log_stats_summary(path, write=told.append)
-    assert "Stage: 0:1:fetch[2]\n    Tasks:           12" in told[-1]
+    assert "Stage: 0:1:fetch[2]\n    Total tasks processed: 12\n" in told[-1]
 
 
 def test_picture_says_what_the_report_says(tmp_path):

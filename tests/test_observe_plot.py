@@ -567,6 +567,6 @@ def test_command_names_the_extra_when_matplotlib_is_missing(db_path, monkeypatch
     """What to install, not a traceback."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(db_path)]) == 2
-    assert 'not installed: pip install "spdl-torch[plot]"' in capsys.readouterr().err
+    assert "not installed: pip install matplotlib (the extra plot)" in capsys.readouterr().err
     with pytest.raises(ModuleNotFoundError, match="Plots need matplotlib"):
         plot_task_stats(db_path)

@@ -29,6 +29,7 @@ from spdl_torch.observe import (
     query_task_stats,
     recorders,
     recording_gc,
+    report_of_file,
     summarize,
 )
 from spdl_torch.observe import sqlite as sqlite_module
@@ -232,6 +233,78 @@ def test_dropped_entries_are_counted_when_memory_is_full(tmp_path, monkeypatch, 
     assert len(query_task_stats(tmp_path / "s.db")) == 10
 
 
+class Unprintable:
+    """Fails where JSON asks for its text."""
+
+    def __repr__(self):
+        raise LookupError("no text")
+
+
+def loop():
+    """A dict in itself."""
+    details = {}
+    details["self"] = details
+    return details
+
+
+UNWRITABLE = {
+    "a tuple as a key": EventLogEntry(1.0, "mine", {("a", 1): 2}),
+    "a text that fails": EventLogEntry(1.0, "mine", {"a": Unprintable()}),
+    "a circle": EventLogEntry(1.0, "mine", loop()),
+    "details that are none": EventLogEntry(1.0, "mine", 5),
+    "half a surrogate pair": EventLogEntry(1.0, "\ud800"),
+    "no number": EventLogEntry([], "mine"),
+    "no time": EventLogEntry(None, "mine"),
+    "a number of 65 bits": task_entry(num_tasks=2**64),
+    "no figures": TaskStatsLogEntry(1.0, "0:1:decode[2]", None),
+    "no entry": "hello",
+}
+
+
+def test_entry_that_cannot_be_written_is_left_out(tmp_path, caplog):
+    """Whatever is wrong with it: logged once, counted, and all others are in the file."""
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) as writer:
+        for number, entry in enumerate(UNWRITABLE.values()):
+            writer.log(entry)
+            writer.log(task_entry(float(number)))
+            until(lambda number=number: len(query_task_stats(tmp_path / "s.db")) == number + 1)
+    assert writer.num_dropped == len(UNWRITABLE)
+    assert rows(tmp_path / "s.db", "SELECT num_dropped FROM run") == [(len(UNWRITABLE),)]
+    assert query_event_stats(tmp_path / "s.db") == []
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "('a', 1)" in first
+    assert "TypeError: keys must be str" in first
+    assert last.endswith(f"{len(UNWRITABLE)} entries were not written.")
+
+
+def test_entry_that_cannot_be_written_is_counted_once(tmp_path, monkeypatch, caplog):
+    """Also where the file could not be written when it was seen first."""
+    monkeypatch.setattr("spdl_torch.observe.schema._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("spdl_torch.observe.schema._is_on_a_network", lambda _: True)
+    writer = SQLiteStatsWriter(tmp_path / "s.db")
+    for entry in (*UNWRITABLE.values(), task_entry()):
+        writer.log(entry)
+    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM run").fetchall()  # rows may be inserted, not committed
+        writer._flush()
+    assert writer.num_dropped == 0
+    writer.shutdown()
+    assert "cannot be written (database is locked)" in caplog.text
+    assert writer.num_dropped == len(UNWRITABLE)
+    assert len(query_task_stats(tmp_path / "s.db")) == 1
+
+
+def test_report_of_a_file_says_what_is_missing(tmp_path):
+    """Figures that were not written are not in the verdict, which has a remark."""
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=HOUR) as writer:
+        with pipeline_into(writer.log).auto_stop() as pipeline:
+            list(pipeline)
+        writer.log(EventLogEntry(1.0, "mine", {("a", 1): 2}))
+    text = str(report_of_file(tmp_path / "s.db"))
+    assert "note     entries of this run that were not written to the file: 1." in text
+
+
 # -- garbage collections ---------------------------------------------------------------------------
 
 
@@ -389,6 +462,18 @@ def test_reading_fails_when_there_is_nothing(tmp_path):
         SQLiteStatsWriter(tmp_path / "t.db", flush_interval=0)
 
 
+def test_queue_that_is_called_as_its_stage_is_told_from_it(tmp_path):
+    """As SPDL's example names it: by ``str(info)``, which names the tasks, too."""
+    path = tmp_path / "s.db"
+    write(path, task_entry(), queue_entry(name="0:1:decode[2]"), queue_entry(name="mine"))
+    by_queue = query_queue_stats(path, "0:1:decode[2]_queue")
+    assert by_queue == query_queue_stats(path, "0:1:decode[2]") == query_queue_stats(path, "decode")
+    assert [row["name"] for row in by_queue] == ["0:1:decode[2]_queue"]
+    assert [row["name"] for row in query_queue_stats(path, "mine")] == ["mine"]
+    assert [row["name"] for row in query_task_stats(path)] == ["0:1:decode[2]"]
+    assert [queue.name for queue in summarize(path)[1]] == ["mine", "0:1:decode[2]_queue"]
+
+
 # -- the summary -----------------------------------------------------------------------------------
 
 
@@ -424,16 +509,51 @@ def test_summary_weighs_each_figure_by_what_it_is_of(tmp_path_factory, parts):
     assert line.occupancy_rate * elapsed == pytest.approx(occupied)
 
 
-def test_summary_is_printed_in_the_order_of_the_pipeline(tmp_path, caplog):
-    """Every stage and queue with its figures and their units."""
+SUMMARY = f"""
+{"=" * 80}
+PIPELINE PERFORMANCE SUMMARY
+{"=" * 80}
+📊 Task Statistics:
+{"-" * 80}
+
+  Stage: 0:1:decode[2]
+    Total tasks processed: 10
+    Total failures: 0
+    Average task time: 0.1000s
+    Success rate: 100.0%
+    Number of log entries: 1
+
+  Stage: 0:2:batch
+    Total tasks processed: 10
+    Total failures: 1
+    Average task time: 0.1000s
+    Success rate: 90.0%
+    Number of log entries: 1
+
+📈 Queue Statistics:
+{"-" * 80}
+
+  Queue: 0:1:decode[2]_queue
+    Total items processed: 10
+    Average QPS: 2.00
+    Average put time: 0.0100s
+    Average get time: 0.0100s
+    Average occupancy rate: 50.0%
+    Number of log entries: 1
+
+{"=" * 80}
+WHAT IT MEANS: run 1 of """
+
+
+def test_summary_is_printed_as_spdl_s_example_prints_it(tmp_path, caplog):
+    """In the order of the pipeline, and by the line; what we add comes after."""
     stages = [task_entry(name="0:2:batch", num_failures=1), task_entry(), queue_entry()]
     write(tmp_path / "s.db", *stages)
     printed = []
     log_stats_summary(tmp_path / "s.db", write=printed.append)
     (text,) = printed
-    assert text.index("Stage: 0:1:decode[2]") < text.index("Stage: 0:2:batch")
-    for part in ("Average time:    100.000 ms", "Success rate:    90.0%", "QPS:             2.0"):
-        assert part in text
+    assert text.startswith(SUMMARY)
+    assert str(report_of_file(tmp_path / "s.db")) in text
     with caplog.at_level("INFO", logger="spdl_torch.observe"):
         log_stats_summary(tmp_path / "s.db")
     assert caplog.messages == [text]

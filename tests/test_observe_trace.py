@@ -516,13 +516,48 @@ def test_profile_comes_back_from_its_trace(name, tmp_path, monkeypatch):
         loaded.write_trace("again.json", last_seconds=1)
 
 
-@pytest.mark.parametrize("name", ["./a.trace", "x", "x.json.bz2", ".json", "a.json/x.gz"])
-def test_write_trace_refuses_a_name_with_another_ending(name, tmp_path, monkeypatch):
-    """Instead of guessing a format."""
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        (".", "this is a folder"),
+        ("x.json.bz2", r"compressed by gzip alone: end the name in \.gz"),
+        ("run.db", "this file is no trace, and is not replaced"),
+    ],
+)
+def test_write_trace_refuses_a_place_where_no_trace_can_be(name, complaint, tmp_path, monkeypatch):
+    """Nothing that is there is lost, and no name promises another format."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"must end in \.json or \.json\.gz"):
+    (tmp_path / "run.db").write_bytes(b"SQLite format 3")
+    with pytest.raises(ValueError, match=complaint):
         Profile(report_with(), (small_timeline(),)).write_trace(name)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"SQLite format 3"]
+
+
+def test_write_trace_as_scanner_s_guide_calls_it(tmp_path, monkeypatch):
+    """Any name will do; a file of that name that is a trace is replaced."""
+    monkeypatch.chdir(tmp_path)
+    profile = Profile(report_with(), (small_timeline(),))
+    for _ in range(2):
+        path = profile.write_trace(path="resize-graph.trace")
+        assert check_trace(path) == check_trace(profile.write_trace("x.json"))
+
+
+def test_write_trace_to_a_pipe_leaves_it_a_pipe(tmp_path):
+    """What is no file is written to, not replaced."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    assert os.read(reader, 20).startswith(b'{"schemaVersion"')
+    os.close(reader)
+
+
+def test_waits_are_gray(tmp_path):
+    """In chrome://tracing, which is where Scanner's guide looks for what is idle."""
+    slices = events_of(trace_of(small_timeline()), "X")
+    gray = {event["name"] for event in slices if event.get("cname") == "grey"}
+    assert gray == {"Wait on Input Queue", "Wait on Output Queue"}
+    assert all(("cname" in event) == (event["name"] in gray) for event in slices)
 
 
 def test_write_trace_leaves_the_old_file_when_it_fails(tmp_path):
@@ -799,7 +834,7 @@ def test_command_merges_ranks_and_torch(tmp_path, capsys):
     [
         (["missing.json"], "No such file"),
         (["a.json", "b.json"], "name it with -o"),
-        (["a.json", "-o", "a.trace"], "must end in"),
+        (["a.json", "-o", "."], "this is a folder"),
     ],
 )
 def test_command_says_what_it_cannot_do(arguments, complaint, capsys):

@@ -39,13 +39,13 @@ QUIET = Probes(gil_seconds=1e-4, run_delay_ratio=0.01, num_cores=16)
 def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, **counts):
     """A stage that is busy, computing and waiting for these shares of its time."""
     tasks = {"num_tasks": 1000, "num_failures": 0, **counts}
-    dropped = tasks.pop("num_dropped", 0)
+    dropped, delivered = tasks.pop("num_dropped", 0), tasks.pop("num_delivered", 1000)
     times = {"ave_time": 0.01, "p90_time": 0.02, "p99_time": 0.03, "ave_cpu_time": 0.01 * cpu}
     return StageStats(
         name=name,
         concurrency=threads,
         tasks=TaskPerfStats(**tasks, **times, elapsed=10.0, p50_time=0.009),
-        queue=QueuePerfStats(10.0, 1000, 0.0, 0.0, 0.5),
+        queue=QueuePerfStats(10.0, delivered, 0.0, 0.0, 0.5),
         num_dropped=dropped,
         busy_ratio=busy,
         wait_in_ratio=wait_in,
@@ -117,6 +117,41 @@ RULES = {
         QUIET,
         (Cause.UNKNOWN, "decode", "is the bottleneck.", "as long as cores are idle", 1.0),
     ),
+    "computing on all cores": (
+        reading(0.9, stage("decode", busy=0.97, threads=2), BATCH),
+        Probes(gil_seconds=1e-4, num_cores=2),
+        (Cause.THREADS, "decode", "computes", "all of the 2 cores already", 9.0),
+    ),
+    "more threads than cores would keep busy": (
+        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=4), BATCH),
+        Probes(gil_seconds=1e-4, num_cores=4),
+        (Cause.UNKNOWN, "decode", "is the bottleneck.", "from 4 to about 8,", 9.0),
+    ),
+    "one core for two threads, and nobody to say why": (
+        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
+        Probes(num_cores=2),
+        (Cause.UNKNOWN, "decode", "is the bottleneck.", "2 threads use 1.0 cores", 9.0),
+    ),
+    "one core for two threads, and short waits for the GIL": (
+        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
+        Probes(gil_seconds=6e-4, num_cores=2),
+        (Cause.GIL, "decode", "wait for the GIL", "More threads will not help", 9.0),
+    ),
+    "nothing delivered": (
+        reading(0.0, stage("decode", num_failures=1000, num_delivered=0)),
+        QUIET,
+        (Cause.UNKNOWN, None, "Nothing was delivered in 10 s: every item failed", "the notes", 0.0),
+    ),
+    "nothing delivered, nothing begun": (
+        reading(0.0, stage("decode", num_tasks=0, num_delivered=0)),
+        QUIET,
+        (Cause.UNKNOWN, None, "no stage was given any item", "Look at the source", 0.0),
+    ),
+    "nothing delivered, and waited for": (
+        reading(0.5, stage("read", busy=0.97, cpu=0.02, num_delivered=0)),
+        QUIET,
+        (Cause.IO, "read", "Nothing was delivered. Training waits", "from 4 to about 8", 1.0),
+    ),
     "the next stage limits the gain": (
         reading(0.75, stage("read", busy=0.8), stage("decode", busy=0.95), BATCH),
         QUIET,
@@ -165,6 +200,30 @@ def test_stages_of_a_pool_are_busy_together():
     verdict = judge(stats, QUIET, pooled=["fetch", "collate"])
     assert (verdict.cause, verdict.stage) == (Cause.THREADS, "fetch")
     assert verdict.action.startswith("Raise num_workers from 4 to about 8")
+
+
+def test_waits_for_the_gil_fall_into_any_op_of_a_pool():
+    """Two workers that take the GIL in turns: the op that lets go of it often seems to wait for
+    storage. (As measured: json in ``fetch``, torch's stack in ``collate``.)"""
+    stats = reading(
+        0.9,
+        stage("fetch", busy=0.43, cpu=0.97, threads=2),
+        stage("collate", busy=0.45, cpu=0.01, threads=2),
+    )
+    pooled = ["fetch", "collate"]
+    assert judge(stats, Probes(num_cores=2)).action.startswith("Use longer epochs")
+    for probes in (Probes(num_cores=2), Probes(gil_seconds=8e-4, num_cores=2)):
+        verdict = judge(stats, probes, pooled=pooled)
+        assert "Raise" not in verdict.action
+        assert "release the GIL" in verdict.action
+
+
+def test_short_window_is_said_to_be_short():
+    """Of 13 ms nobody can tell much."""
+    part = stage("decode")
+    short = PipelineStats(elapsed=0.013, consumer_wait_ratio=0.5, stages=(part,))
+    assert "The window is short, 0.013 s" in judge(short, QUIET).remarks[0]
+    assert judge(reading(0.5, part), QUIET).remarks == ()
 
 
 REMARKS = {
@@ -301,8 +360,19 @@ def test_report_reads_as_one_page():
     assert rows["batch"].endswith("waits for items")
     assert rows["decode"].split()[-3:] == ["14", "BOTTLENECK", "(gil)"]
     assert "GIL wait 6.1 ms, no core for 3.0 % of the threads' time" in text
+    assert "step over cached batches" not in text, "it was not measured"
     assert lines[-1].startswith("ACTION   More threads will not help.")
     assert lines[-1].endswith("At most 2.0x as fast.")
+
+
+def test_report_is_shown_by_a_prompt_and_a_notebook():
+    """Neither needs print(); the notebook gets it as text that is not wrapped."""
+    report = make_report(reading(0.5, stage("<lambda>", 1.0)))
+    assert repr(report) == str(report)
+    shown = report._repr_html_()
+    assert shown.startswith('<pre style="white-space: pre; overflow-x: auto">VERDICT  Training')
+    assert "&lt;lambda&gt;" in shown
+    assert "<lambda>" not in shown
 
 
 def test_report_is_strict_json():

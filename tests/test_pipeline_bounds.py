@@ -21,7 +21,7 @@ def test_exactly_concurrency_calls_run_at_once(concurrency, order):
         op.wait_started(concurrency)
         # The source is stuck when it has filled its queue and holds one more item in hand: then
         # no further call can be on its way.
-        capacity = p._run._source_queue.capacity
+        capacity = p._run._queues()[0].capacity
         until(lambda: source.num_taken == concurrency + capacity + 1)
         assert op.num_running == len(op.started) == concurrency
         op.open()
@@ -72,7 +72,7 @@ def test_concurrency_bound_holds_on_an_executor_with_more_threads():
         p = pipeline_of(source, op, concurrency=2, executor=pool)
         with p.auto_stop():
             op.wait_started(2)
-            until(lambda: source.num_taken == 2 + p._run._source_queue.capacity + 1)
+            until(lambda: source.num_taken == 2 + p._run._queues()[0].capacity + 1)
             assert op.num_running == 2
             op.open()
             assert sorted(p) == list(range(20))
@@ -156,9 +156,9 @@ def test_at_most_buffer_size_items_wait_when_nobody_takes(buffer_size, order):
         buffer_size=buffer_size,
         sink=sink,
     )
-    p._run._source_queue.allow_bursts(1)  # none: this queue's size was not given
+    p._run._queues()[0].allow_bursts(1)  # none: this queue's size was not given
     with p.auto_stop():
-        before = p._run._source_queue.capacity + 1  # and the one in the source's hand
+        before = p._run._queues()[0].capacity + 1  # and the one in the source's hand
         # ... each worker and the sink's thread hold one; the queues are full.
         until(lambda: source.num_taken == before + concurrency + buffer_size + 1 + sink)
         queues = p._run._queues()

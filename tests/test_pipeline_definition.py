@@ -155,7 +155,7 @@ class _Odd:
         (lambda b: b.pipe(same, concurrency=True), TypeError, "concurrency must be an int"),
         (lambda b: b.pipe(same, buffer_size=0), ValueError, "buffer_size must be >= 1, got 0"),
         (lambda b: b.pipe(same, output_order="x"), ValueError, "must be 'completion' or 'input'"),
-        (lambda b: b.pipe(same, max_failures=-1), ValueError, "max_failures must be >= 0, got -1"),
+        (lambda b: b.pipe(same, max_failures=-2), ValueError, "max_failures must be >= 0, or -1"),
         (lambda b: b.pipe(same, max_failures=1.5), ValueError, "share .* within 0 and 1, got 1.5"),
         (lambda b: b.pipe(same, max_failures=-0.1), ValueError, "within 0 and 1"),
         (lambda b: b.pipe(same, max_failures=float("nan")), ValueError, "within 0 and 1"),

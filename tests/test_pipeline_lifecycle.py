@@ -427,7 +427,7 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
     p.get_item()
     run = p._run
     lock = {
-        "source": lambda: run._source_queue._lock,
+        "source": lambda: run._queues()[0]._lock,
         "op": lambda: run._stages[0].outlet._lock,
         "sink": lambda: run._sink_queue._lock,
         "run": lambda: run._lock,

@@ -326,6 +326,7 @@ def test_iterables_go_on_where_each_worker_was(dataset, batch_size, num_workers)
 def test_a_stateful_iterable_makes_nothing_twice():
     """Its state is asked for, so that what was handed out is not made again to be thrown away."""
     loader = DataLoader(StatefulStream(40), batch_size=4, num_workers=1)
+    loader.state_dict()  # from now on somebody wants states
     iterator = iter(loader)
     for _ in range(5):
         next(iterator)

@@ -111,6 +111,29 @@ def unsized(num_workers):
     return DataLoader(Stream(), batch_size=3, seed=1, num_workers=num_workers)
 
 
+class Kept(IterableDataset):
+    """Keeps its own state."""
+
+    def __init__(self):
+        self.index = 0
+
+    def __iter__(self):
+        while self.index < 10:
+            self.index += 1
+            yield torch.tensor([float(self.index), 0.5])
+        self.index = 0
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+
+
+def stateful(num_workers):
+    return DataLoader(Kept(), batch_size=3, num_workers=num_workers)
+
+
 def fit(loader, folder, *, touches_estimate=False, checkpoint=None):
     """Train; the diary. The first run leaves a checkpoint behind every step and every epoch."""
     callbacks = [PipelineStatsMonitor(db_path=folder / "run.db")]
@@ -159,3 +182,17 @@ def test_every_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_esti
         assert [batch for _, batch in seen] == [batch for _, batch in whole[step:]], path.name
         if make is not unsized:  # otherwise Lightning does not know that it saved at an epoch's end
             assert seen[0][0] == whole[step][0], "the epoch's number goes on, too"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_checkpoint_has_the_state_that_a_dataset_keeps(tmp_path, num_workers):
+    """The monitor says from the start that states will be wanted, so that none has to be counted
+    but those of batches that were loaded before; also of the batch that Lightning holds back."""
+    fit(stateful(num_workers), tmp_path)
+    for step, index in ((2, 6), (3, 9), (6, 6)):
+        checkpoint = torch.load(tmp_path / "steps" / f"step={step}.ckpt", weights_only=True)
+        (state,) = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+        (worker,) = state["workers"]
+        assert worker["num_items"] == index
+        if step > 3:
+            assert worker["state"] == {"index": index}

@@ -147,6 +147,7 @@ def test_items_are_not_made_again_where_nothing_was_lost():
 def test_a_stateful_source_is_asked_for_nothing_twice():
     """It goes on from its own state, behind what was handed out."""
     dataset = dataset_of(Stateful(40), ones, group=2)
+    dataset.state_dict()  # from now on somebody wants states
     iterator = iter(dataset)
     for _ in range(5):
         next(iterator)

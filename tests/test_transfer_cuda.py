@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, DecodeError
+from spdl_torch.data.isolation import pool
 from spdl_torch.io import (
     Transfer,
     cuda_config,
@@ -20,6 +21,7 @@ from spdl_torch.io import (
     load_image_batch_nvjpeg,
     transfer_tensor,
 )
+from spdl_torch.io._transfer import cuda
 from spdl_torch.pipeline import PipelineBuilder
 
 pytestmark = pytest.mark.cuda
@@ -132,15 +134,45 @@ def test_slab_is_not_packed_while_its_copy_is_under_way():
         assert (batch.min().item(), batch.max().item()) == (k, k)
 
 
-def test_no_memory_is_pinned_after_the_first_batches():
-    """Slabs are used over and over: pinning takes longer than copying."""
+def test_no_memory_is_pinned_after_the_first_batches(monkeypatch):
+    """Slabs are used over and over: pinning takes longer than copying. They are as large as the
+    batch, and locked."""
+    pinned, made = cuda.CudaBackend.pinned, []
+
+    def noted(backend, num_bytes):
+        made.append(pinned(backend, num_bytes))
+        return made[-1]
+
+    monkeypatch.setattr(cuda.CudaBackend, "pinned", noted)
     transfer = Transfer("cuda")
-    for _ in range(3):
-        transfer.stage(torch.zeros(MEBI)).receive()
-    before = torch.cuda.host_memory_stats()["num_host_alloc"]
     for _ in range(50):
-        transfer.stage(torch.zeros(MEBI)).receive()
-    assert torch.cuda.host_memory_stats()["num_host_alloc"] == before
+        transfer.stage(torch.zeros(MEBI + 1)).receive()
+    assert [memory.numel() for memory in made] == [4 * MEBI + 512] * 2
+    assert all(memory.is_pinned() for memory in made)
+
+
+@pytest.mark.parametrize("options", [{"pin_memory": True}, {"device": "cuda"}])
+def test_isolated_batches_keep_their_memory_when_kernels_are_late(options):
+    """The child writes a slab again as soon as nothing here views it; the GPU may read late."""
+    loader = DataLoader(
+        Constant(200), batch_size=None, num_workers=2, isolation="process", **options
+    )
+    sums = []
+    for batch in loader:
+        torch.cuda._sleep(LATE // 4)
+        sums.append(batch.to("cuda", non_blocking=True).sum())
+        del batch
+    assert torch.stack(sums).tolist() == [k * MEBI for k in range(200)]
+
+
+def test_slabs_that_are_locked_too_early_are_noticed(monkeypatch):
+    """The test before can fail: where torch finds them pinned, nobody waits for the copy."""
+    mappings, transfer = pool.Mappings, Transfer("cuda")
+    monkeypatch.setattr(
+        pool, "Mappings", lambda most_held, lock: mappings(most_held, lock=transfer.region)
+    )
+    with pytest.raises(AssertionError, match="=="):
+        test_isolated_batches_keep_their_memory_when_kernels_are_late({"pin_memory": True})
 
 
 def test_device_memory_is_flat_over_a_thousand_batches():

@@ -100,7 +100,7 @@ def infer(target: Any, wishes: Wishes, limits: Limits) -> Inference:
 
 
 def _of_pipeline(
-    spec: PipelineSpec, budget: Budget, element_bytes: int | None, keep: frozenset[str]
+    spec: PipelineSpec[Any], budget: Budget, element_bytes: int | None, keep: frozenset[str]
 ) -> tuple[dict[str, Any], Fit]:
     missing = keep - {stage.name for stage in spec.stages}
     if missing:
@@ -129,7 +129,7 @@ def _of_pipeline(
     return settings, fit
 
 
-def _shapes(spec: PipelineSpec, keep: frozenset[str] | set[str]) -> list[StageShape]:
+def _shapes(spec: PipelineSpec[Any], keep: frozenset[str] | set[str]) -> list[StageShape]:
     shapes, lists = [], [1]
     for stage in spec.stages:
         if stage.kind is OpKind.AGGREGATE:

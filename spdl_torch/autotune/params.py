@@ -13,6 +13,7 @@ from .code import manual_call
 from .inference import Wishes, infer, may_run_at_once
 from .limits import Limits
 from .pipelines import PipelineTuner
+from .scanner import refuse_scanners
 from .tuning import Tuning
 from .workers import AutoWorkers
 
@@ -69,7 +70,7 @@ class PerfParams:
         cls,
         stages: Mapping[str, int] | None = None,
         /,
-        *,
+        *scanners: Any,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
         buffer_size: int | Mapping[str, int] | None = None,
@@ -79,9 +80,12 @@ class PerfParams:
         """What you say: ``PerfParams.manual(decode=12, collate=2)``, ``manual(num_workers=8)``.
 
         stages: concurrency by stage, for names that are no identifiers or mean something here.
+        scanners: nothing; here to say what to use for the packet sizes that Scanner's begins with.
         buffer_size: of all these stages, or by stage.
-        Raises: TypeError, ValueError: a number that is no positive int; a stage named twice.
+        Raises: TypeError, ValueError: a number that is no positive int; a stage named twice;
+            UnsupportedOptionError: a parameter of Scanner's, with what to use for it here.
         """
+        refuse_scanners("manual", concurrency, stages, *scanners)
         twice = sorted((stages or {}).keys() & concurrency.keys())
         if twice:
             raise ValueError(f"PerfParams.manual: stage {twice[0]!r} is given twice.")
@@ -99,7 +103,7 @@ class PerfParams:
     @classmethod
     def estimate(
         cls,
-        target: Any,
+        target: Any = None,
         *,
         batch_size: int | None = None,
         prefetch_factor: int = 2,
@@ -112,6 +116,7 @@ class PerfParams:
         memory_bytes: int | None = None,
         local_world_size: int | None = None,
         write: Callable[[str], object] | None = print,
+        **unknown: Any,
     ) -> PerfParams:
         """Threads and room that fit into a share of this rank's cores and memory.
 
@@ -146,10 +151,13 @@ class PerfParams:
             num_cores, memory_bytes, local_world_size: None = :meth:`Limits.of_this_machine`. Where
                 each rank is bound to cores of its own: ``local_world_size=1``.
             write: called with what was inferred, as one text; None = logged at INFO level.
-        Raises: TypeError, ValueError: an argument that is out of range.
+            unknown: nothing; here to say of Scanner's parameters what to use for them.
+        Raises: TypeError, ValueError: no target; an argument that is unknown or out of range;
+            UnsupportedOptionError: a parameter of Scanner's, with what to use for it here.
         Warns: UserWarning: the size of an element, or the memory, is not known, so that memory
             sets no bound.
         """
+        refuse_scanners("estimate", unknown, target)
         wishes = Wishes(
             batch_size=batch_size,
             prefetch_factor=prefetch_factor,
@@ -246,7 +254,7 @@ class PerfParams:
             options["prefetch_factor"] = self.prefetch_factor  # torch refuses it without workers
         return options
 
-    def apply(self, builder: PipelineBuilder, /) -> PipelineBuilder:
+    def apply(self, builder: PipelineBuilder[Any, Any], /) -> PipelineBuilder[Any, Any]:
         """A builder of the same pipeline with these concurrencies and buffer sizes.
 
         What comes out stays the same, and in its order: a stage that ran one call at a time gets

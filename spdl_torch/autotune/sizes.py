@@ -86,7 +86,7 @@ def size_in_dataset(dataset: Any, num_samples: int) -> ElementSize:
         return _largest_of(_loads_from(dataset, num_samples))
 
 
-def size_in_pipeline(spec: PipelineSpec, num_samples: int) -> ElementSize:
+def size_in_pipeline(spec: PipelineSpec[Any], num_samples: int) -> ElementSize:
     """Of the largest form that the source's first items take before the first aggregate, process or
     coroutine. The calling thread runs the ops; random states as for a dataset.
     """
@@ -114,7 +114,7 @@ def _loads_from(dataset: Any, num_samples: int) -> Iterable[Callable[[], Any]]:
     return [partial(dataset.__getitem__, place) for place in places if place < length]
 
 
-def _largest_form(spec: PipelineSpec, items: Iterator[Any]) -> Any:
+def _largest_form(spec: PipelineSpec[Any], items: Iterator[Any]) -> Any:
     """Of the next item what is largest: itself, or what a stage makes of it."""
     forms = [next(items)]
     for stage in spec.stages:

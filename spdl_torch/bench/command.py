@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..demo.children import ChildFailure, run_child
 from ..demo.machine import OtherPrograms
-from ..demo.meter import Meter
+from ..demo.meter import Meter, counted, duration, time_left
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
 from .tables import TABLES, load_table
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["choose", "list_tables", "run_bench", "write_files"]
 
 _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1, higher_is_better=False)
+_SECONDS_OF_A_START = 4.0
+"""Of a process until it measures: torch's import, and a first pass that is not counted."""
+
 _NOT_SHOWN = frozenset(("folder", "shards", "no_spdl_decoder", "crop", "num_workers"))
 
 
@@ -52,6 +55,7 @@ def run_bench(
     Raises: ValueError: an option that cannot be used.
     """
     table = table or load_table(options.table)
+    _check_outputs(options)
     chosen, remarks = choose(table, options)
     bench = _Bench(options, table, progress, run)
     bench.report.remarks += remarks
@@ -68,6 +72,15 @@ def run_bench(
     return status or int(not bench.report.rows)
 
 
+def _check_outputs(options: BenchOptions) -> None:
+    """Refuse files that could not be written at the end, minutes from now."""
+    for path in (options.json, options.picture):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ValueError(f"{path}: there is no folder {path.parent}.")
+    if options.picture is not None and options.picture.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--picture must end with .png, .svg or .pdf, got {options.picture}.")
+
+
 def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[str]]:
     """The contenders to measure, and a line for each peer that is not installed.
 
@@ -81,7 +94,7 @@ def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[s
     for start in options.only:
         if not any(c.name.startswith(start) for c in wanted):
             names = ", ".join(repr(c.name) for c in wanted)
-            raise ValueError(f"bench: --only {start!r} is the beginning of none of {names}.")
+            raise ValueError(f"--only {start!r} is the beginning of none of {names}.")
     if options.only:
         exact = {c.name for c in wanted} & set(options.only)
         starts = tuple(start for start in options.only if start not in exact)
@@ -113,6 +126,7 @@ class _Bench:
             metrics=[*table.metrics, _OTHERS],
             settings=machine(rounds=options.rounds, workers=options.num_workers),
             goals=list(table.goals),
+            shows_goals=not options.smoke,
             peer=options.peer or table.peer,
         )
 
@@ -125,12 +139,18 @@ class _Bench:
             self.report.remarks.append(str(no_spdl))
             contenders = [c for c in contenders if not c.decodes_with_spdl]
         rounds, start = self._options.rounds, time.monotonic()
+        expected = rounds * len(contenders) * (self._options.seconds + _SECONDS_OF_A_START)
+        if not self._options.smoke:
+            how_many = f"{counted(len(contenders), 'contender')}, {counted(rounds, 'round')}"
+            how_long = f"{how_many}: about {duration(expected)}."
+            early = "Ctrl-C ends it early, with a table of what was measured."
+            print(how_long, early, file=self._progress)
         for number in range(rounds):
             for place, contender in enumerate(contenders if number % 2 == 0 else contenders[::-1]):
                 if contender.name in self._given_up:
                     continue  # it will not do better the next time
                 done = number * len(contenders) + place
-                left = _time_left(done, rounds * len(contenders), time.monotonic() - start)
+                left = time_left(done, rounds * len(contenders), time.monotonic() - start)
                 self._measure_one(contender, settings, number, f"{number + 1}/{rounds}{left}")
 
     def _measure_one(
@@ -201,10 +221,6 @@ def _with_memory(
     if other_cores is not None:
         values[_OTHERS.key] = other_cores
     return values
-
-
-def _time_left(done: int, total: int, seconds: float) -> str:
-    return f", {seconds * (total - done) / done:.0f} s left" if done else ""
 
 
 def write_files(report: Report, options: BenchOptions, out: TextIO) -> None:

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["PEERS", "imported", "installed", "left_out", "machine", "spdl_decoder"]
 
 PEERS = {
-    "spdl": ("SPDL", "spdl", "bench"),
-    "torchdata": ("torchdata", "torchdata", "bench"),
-    "torchcodec": ("torchcodec", "torchcodec", "bench"),
-    "simplejpeg": ("simplejpeg", "simplejpeg", "bench"),
-    "webdataset": ("WebDataset", "webdataset", "bench"),
-    "grain": ("Grain", "grain", "bench"),
-    "matplotlib": ("matplotlib", "matplotlib", "plot"),
+    "spdl": ("SPDL", "spdl"),
+    "torchdata": ("torchdata", "torchdata"),
+    "torchcodec": ("torchcodec", "torchcodec"),
+    "simplejpeg": ("simplejpeg", "simplejpeg"),
+    "webdataset": ("WebDataset", "webdataset"),
+    "grain": ("Grain", "grain"),
+    "matplotlib": ("matplotlib", "matplotlib"),
     # Linux on x86-64 and arm64 only, and 1 GB with what it needs, so it is in no extra.
-    "nvidia.dali": ("DALI", "nvidia-dali-cuda120", None),
+    "nvidia.dali": ("DALI", "nvidia-dali-cuda120"),
 }
-"""Module: the name that people use, the distribution, and the extra that brings it."""
+"""Module: the name that people use, and the distribution, all but DALI in the extra bench."""
 
 
 def imported(module: str) -> Any:
@@ -50,15 +50,14 @@ def installed(module: str) -> bool:
 
 def left_out(module: str, name: str | None = None) -> str:
     """The line that says why a peer's rows are missing, and how to install it."""
-    known, package, extra = PEERS.get(module, (module, module, "bench"))
-    how = f"'spdl-torch[{extra}]'" if extra else package
-    return f"{name or known} ({module}) is not installed, so it is left out: pip install {how}"
+    known, package = PEERS.get(module, (module, module))
+    return f"{name or known} ({module}) is not installed, so it is left out: pip install {package}"
 
 
 def machine(**more: object) -> dict[str, object]:
     """What the figures were measured on."""
     packages = {"torch": "torch", "torchvision": "torchvision"}
-    packages |= {name: package for name, package, _ in PEERS.values() if name != "matplotlib"}
+    packages |= {name: package for name, package in PEERS.values() if name != "matplotlib"}
     versions = {name: found for name, package in packages.items() if (found := _version(package))}
     return {"cores": usable_cores(), "Python": platform.python_version(), **versions, **more}
 

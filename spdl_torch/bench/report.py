@@ -74,6 +74,8 @@ class Report:
     remarks: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     """Rows that could not be measured, and why."""
+    shows_goals: bool = True
+    """Whether the text has them; the JSON always does."""
     peer: str | None = None
     """The row whose first metric the others are divided by, in a column of its own."""
 
@@ -110,7 +112,8 @@ class Report:
         """The tables, for people."""
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
         lines = [self.title, settings, "", *self._row_lines(), ""]
-        lines += [line for goal in self.goals if (line := self._goal_line(goal))]
+        if self.shows_goals:
+            lines += [line for goal in self.goals if (line := self._goal_line(goal))]
         return "\n".join([*lines, *self.remarks])
 
     def as_json(self) -> dict[str, object]:

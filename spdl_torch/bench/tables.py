@@ -141,7 +141,7 @@ def load_table(name: str) -> Table:
     Raises: ValueError: there is none.
     """
     if name not in TABLES:
-        raise ValueError(f"bench: there is no table {name!r}; there are {', '.join(TABLES)}.")
+        raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
     module = {"crop": "photographs", "small-images": "small_images"}.get(name, name)
     tables: dict[str, Table] = importlib.import_module(f"{__package__}.table_{module}").TABLES
     return tables[name]

@@ -26,6 +26,9 @@ from .notes import add_thread_note
 from .timing import timed
 
 if TYPE_CHECKING:
+    import mmap
+
+    from ..io._transfer.region import Region
     from ..pipeline.hooks import TaskCell
     from ..pipeline.recorder import Ring
     from .jobs import Epoch, Result
@@ -47,7 +50,13 @@ def check_device(
     """
     if device is None:
         return None
-    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    try:
+        place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedOptionError(
+            f'{where}: device must be None, the CPU or a CUDA device ("cuda", "cuda:1", a number, '
+            f"a torch.device), got {device!r}."
+        ) from error
     if place.type not in ("cpu", "cuda"):
         raise UnsupportedOptionError(
             f"{where}: device={str(place)!r} is not in this release; only None, the CPU and "
@@ -74,6 +83,10 @@ class DeviceStage:
         self._transfer = transfer
         self.hook = TaskStatsHook(StageInfo(0, 3, "transfer"))
         self._cell: TaskCell | None = self.hook.new_cell() if stats else None
+
+    def region(self, memory: mmap.mmap) -> Region:
+        """Memory that workers elsewhere write: batches in it are copied from where they are."""
+        return self._transfer.region(memory)
 
     def run(self, epochs: Channel[Epoch]) -> None:
         """The owner's thread: epoch after epoch, until ``epochs`` is closed."""

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from .notes import Reason
+
 __all__ = ["Broken"]
 
 
 class Broken:
-    """Stands for a BatchMaker that could not be made: raises the reason once, then what it was.
-
-    Once, because the error that the trainer gets refers to the trainer's frames, perhaps to the
-    iterator: a thread that kept it would keep itself alive.
-    """
+    """Stands for a BatchMaker that could not be made: raises the reason."""
 
     def __init__(self, error: BaseException, *, raised: bool = False) -> None:
-        self._error: BaseException | None = None if raised else error
-        self._reason = f"{type(error).__name__}: {error}"
+        self._reason = Reason(error)
+        if raised:
+            self._reason.taken("")
 
     def make(self, *_: Any) -> Any:
-        error, self._error = self._error, None
-        raise error or RuntimeError(f"DataLoader: this worker could not start, {self._reason}")
+        raise self._reason.taken("DataLoader: this worker could not start")
 
     sample_at = collate = good_of = make
 
     def tries(self) -> None:
         """It fetched nothing."""
 
-    def progress(self) -> None:
+    def progress(self, *, wanted: bool) -> None:
         """It gets nowhere."""
 
     def begin(self, *_: Any) -> None:

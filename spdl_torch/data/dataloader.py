@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 import os
-import warnings
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,13 +18,13 @@ from ..observe.headspace import cached_batches
 from ..observe.tracing import profile_of_run
 from ..pipeline.recorder import new_pipeline_number
 from ._device import check_device
+from .arguments import check_arguments, refuse_foreign_state, warn_once
 from .dataset import PipelineDataset
-from .fetch import takes_state
 from .figures import with_remarks_of
 from .isolation.start import check_context
 from .iterator import InlineIterator, ThreadIterator
-from .resume import ResumeState, before_first_epoch, generators_of, tell_epoch
-from .sampler_chain import epoch_of
+from .loader_state import LoaderState
+from .prepared import AcceleratePrepared
 from .sharding import is_shared_out
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from ..observe.report import Report
     from ..pipeline.stats import PipelineStats
     from .figures import Figures
-    from .resume import Progress
     from .skipping import SkippedSample
 
 __all__ = ["DataLoader"]
@@ -88,9 +86,13 @@ class DataLoader(TorchDataLoader[T_co]):
             fails, so that batches stay whole and ranks have as many as each other. Without it a
             batch without any good sample is left out or, with several ranks, PipelineFailure.
         stats: collect the figures that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted at its
+            default alone: ``state_dict()`` is exact after every batch.
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
         everything else as torch does.
     """
+
+    _is_accelerate_prepared = AcceleratePrepared()
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class DataLoader(TorchDataLoader[T_co]):
         error_budget: float | Fraction | None = None,
         replace: bool = False,
         stats: bool = True,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
         if num_workers == "auto":
             tuning = Tuning()
@@ -129,6 +132,17 @@ class DataLoader(TorchDataLoader[T_co]):
                 'DataLoader: num_workers="auto" needs figures to go by, got stats=False. Leave it '
                 "out, or pass a number of threads."
             )
+        check_arguments(
+            dataset,
+            num_workers=num_workers,
+            timeout=timeout,
+            prefetch_factor=prefetch_factor,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
         _check_options(dataset, num_workers, device, isolation, seed, rng)
         _check_error_options(dataset, on_error, error_budget, replace)
         # Lightning builds a copy of a loader from its attributes, so each parameter is kept under
@@ -141,12 +155,11 @@ class DataLoader(TorchDataLoader[T_co]):
         self.error_budget = error_budget
         self.replace = replace
         self.stats = stats
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._figures: Figures | None = None
         self._cached_step: float | None = None
         self._pipeline_number = new_pipeline_number()
-        self._num_epochs_begun = 0
-        self._progress: Progress | None = None
-        self._resume: ResumeState | None = None
+        self._state = LoaderState()
         self._tuning_state: TuningState | None = None
         super().__init__(
             dataset,
@@ -173,17 +186,20 @@ class DataLoader(TorchDataLoader[T_co]):
         if isolation == "process":
             check_context(multiprocessing_context)
         elif multiprocessing_context is not None:
-            warnings.warn(
+            warn_once(
                 f"DataLoader: multiprocessing_context={multiprocessing_context!r} has no effect: "
-                "workers are threads of this process. Remove it.",
-                stacklevel=2,
+                "workers are threads of this process. Remove it."
             )
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        iterator = super().__iter__()
+        self._state.to_resume = None
+        return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self.num_workers == 0:
             kind: type[InlineIterator | ThreadIterator] = InlineIterator
         else:
-            self.check_worker_number_rationality()
             kind = ThreadIterator
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
         self._figures = iterator.figures()
@@ -279,33 +295,19 @@ class DataLoader(TorchDataLoader[T_co]):
         """Where the epoch stands: what the loop was handed, not what was prefetched. Numbers and
         text alone, but for what a dataset's or sampler's own ``state_dict()`` puts in, so it can
         be saved as JSON and by ``torch.save``. Do not call it from another thread than the loop's.
+
+        From the first call on, workers ask an iterable dataset that keeps a state for it after
+        every batch. The first one, in the middle of an epoch with workers, counts its items, which
+        are then made again by who resumes; call this once before training to avoid it.
+
+        Raises: TypeError: a ``state_dict()`` of the dataset's or sampler's that takes arguments;
+            what it raises.
         """
-        return self._state(behind=False)
+        return self._state.state(self, behind=False)
 
     def _state_before_last(self) -> dict[str, Any]:
         """The state of before the last batch was handed out."""
-        return self._state(behind=True)
-
-    def _state(self, *, behind: bool) -> dict[str, Any]:
-        if self._resume is not None:
-            return self._resume.as_dict()
-        generators = [generator.get_state() for generator in generators_of(self)]
-        if self._progress is None:
-            state = before_first_epoch(self, generators)
-        else:
-            state = self._progress.state(generators, behind=behind)
-        return {
-            **state.as_dict(),
-            "dataset": None
-            if self._stateful_dataset is None
-            else self._stateful_dataset.state_dict(),
-        }
-
-    @property
-    def _stateful_dataset(self) -> Any:
-        """A map-style dataset that keeps a state of its own, and is the only one of its kind."""
-        is_one = self.num_workers == 0 and not isinstance(self.dataset, IterableDataset)
-        return self.dataset if is_one and takes_state(self.dataset) else None
+        return self._state.state(self, behind=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next ``iter(loader)`` go on where a state stands, or, if that is of an epoch
@@ -315,29 +317,20 @@ class DataLoader(TorchDataLoader[T_co]):
         dataset), ``batch_size`` and the number of ranks too, as long as the state stands between
         two batches. A sampler that has ``set_epoch`` is told the state's epoch.
 
-        Raises: ValueError: not such a state, or it does not fit; some of it is seen at ``iter()``.
+        Raises: ValueError, which names the field of the state: not such a state, or it does not
+            fit. Some of it is seen at ``iter()``; that a worker's iterable does not take its state
+            at the first batch.
         """
-        self._resume = resume = ResumeState.checked(state_dict)
-        if resume.sampler_epoch is not None:
-            tell_epoch(self, resume.sampler_epoch)
-
-    def _state_to_resume(self) -> ResumeState | None:
-        """Taken by the iterator that begins."""
-        resume, self._resume = self._resume, None
-        if resume is not None and epoch_of(self._index_sampler) != resume.sampler_epoch:
-            return None  # the user has named another epoch since, which begins at its beginning
-        if resume is not None and resume.dataset is not None and self._stateful_dataset is not None:
-            self._stateful_dataset.load_state_dict(resume.dataset)
-        return resume
+        refuse_foreign_state(state_dict)
+        self._state.load(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle has loaded nothing yet."""
-        names = ("_figures", "_cached_step", "_progress", "_resume", "_tuning_state")
-        unused = dict.fromkeys(names)
-        return {**self.__dict__, **unused, "_num_epochs_begun": 0}
+        unused = dict.fromkeys(("_figures", "_cached_step", "_tuning_state"))
+        return {**self.__dict__, **unused, "_state": LoaderState()}
 
     def check_worker_number_rationality(self) -> None:
-        """Warn, where torch does, of more workers than usable cores."""
+        """Warn of more workers than usable cores; torch's constructor calls it."""
         if isinstance(self.num_workers, AutoWorkers):
             return  # nobody asked for so many
         cores = torch._utils.cpu_count()
@@ -345,11 +338,10 @@ class DataLoader(TorchDataLoader[T_co]):
         num_ranks = max(1, int(ranks)) if ranks.isdecimal() else 1
         if cores is None or self.num_workers * num_ranks > cores:
             of_ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
-            warnings.warn(
+            warn_once(
                 f"This DataLoader will create {self.num_workers} worker threads in total"
                 f"{of_ranks}, on {cores} usable cores. More threads than cores help only where "
-                "they wait for storage or a network; otherwise they slow the training step.",
-                stacklevel=3,
+                "they wait for storage or a network; otherwise they slow the training step."
             )
 
 

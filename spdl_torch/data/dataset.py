@@ -21,7 +21,7 @@ from ..observe.probes import (
 )
 from ..observe.report import Report, make_report
 from ..observe.tracing import profile_of_run
-from ..pipeline.definition import OpKind, StageSpec
+from ..pipeline.definition import MergeSpec, OpKind, StageSpec
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.recorder import FlightRecorder, new_pipeline_number
 from ._device import AHEAD, check_device
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from ..observe.profile import Profile
     from ..pipeline.builder import PipelineBuilder
-    from ..pipeline.definition import MaxFailures, SourceSpec
+    from ..pipeline.definition import MaxFailures, PipelineSpec, SourceSpec
     from ..pipeline.hooks import HookFactory, StatsQueue
     from ..pipeline.stats import PipelineStats
     from ..pipeline.tuning import Tuner
@@ -94,7 +94,7 @@ class PipelineDataset(IterableDataset[T_co]):
 
     def __init__(
         self,
-        builder: PipelineBuilder,
+        builder: PipelineBuilder[Any, T_co],
         *,
         length: int | None = None,
         device: torch.device | str | int | None = None,
@@ -112,7 +112,8 @@ class PipelineDataset(IterableDataset[T_co]):
         _check_arguments(length, num_replicas, rank)
         check_tail(tail, "PipelineDataset")
         check_device(device, "PipelineDataset")
-        self._spec = builder.get_config()
+        self._spec: PipelineSpec[T_co] = builder.get_config()
+        _check_source(self._spec)
         self._length = length
         self._device = device
         self._num_replicas = num_replicas
@@ -136,6 +137,7 @@ class PipelineDataset(IterableDataset[T_co]):
         self._progress: PassProgress | None = None
         self._resume: PassState | None = None
         self._has_warned = False
+        self._wants_states = False
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next pass, told to a source that has ``set_epoch`` (its shuffle
@@ -236,7 +238,7 @@ class PipelineDataset(IterableDataset[T_co]):
         except TypeError as error:
             raise TypeError(f"PipelineDataset has no len(): {error}. Pass length=.") from None
         for stage in self._spec.stages:
-            if stage.kind in (OpKind.GENERATOR, OpKind.ASYNC_GENERATOR):
+            if stage.kind not in (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION, OpKind.AGGREGATE):
                 raise TypeError(
                     f"PipelineDataset has no len(): stage {stage.name!r} may pass on any number "
                     "of items. Pass length=."
@@ -277,9 +279,13 @@ class PipelineDataset(IterableDataset[T_co]):
         """
         self._resume = PassState.checked(state_dict)
         self._next_epoch = self._resume.epoch
+        self._wants_states = True
 
     def _state(self, *, behind: bool) -> dict[str, Any]:
         """``behind``: of before the last item was handed out."""
+        self._wants_states = True
+        if self._progress is not None:
+            self._progress.is_wanted = True
         if self._resume is not None:
             return self._resume.as_dict()
         if self._progress is None:
@@ -340,7 +346,9 @@ class PipelineDataset(IterableDataset[T_co]):
             source.set_epoch(epoch)
         ranks = rank_shard(self._num_replicas, self._rank)
         part = take_shard(source, ranks, worker_shard(), self._tail)
-        progress = self._progress = PassProgress(epoch, ranks.count, self._spec.stages)
+        progress = self._progress = PassProgress(
+            epoch, ranks.count, self._spec.stages, is_wanted=self._wants_states
+        )
         is_fixed = hasattr(source, "shard") or is_shared_out(source)
         part = progress.begin(part, resume, is_fixed=is_fixed)
         return replace(self._spec.source, iterable=part), progress
@@ -376,7 +384,7 @@ def _transfer_stage(device: torch.device) -> StageSpec:
 class _Pass:
     """A running pipeline, and what the probes had counted when it began."""
 
-    def __init__(self, pipeline: Pipeline, recorder: FlightRecorder) -> None:
+    def __init__(self, pipeline: Pipeline[Any], recorder: FlightRecorder) -> None:
         self.pipeline = pipeline
         self.recorder = recorder
         self.is_failure_raised = False
@@ -404,6 +412,19 @@ def _runs_once(source: Any) -> bool:
     if isinstance(source, AsyncIterable):
         return hasattr(source, "__anext__")
     return hasattr(source, "__next__")
+
+
+def _check_source(spec: PipelineSpec[Any]) -> None:
+    if isinstance(spec.source, MergeSpec):
+        raise ValueError(
+            "PipelineDataset: the source must be one that can be shared out among ranks, got a "
+            "Merge of pipelines. Use build_pipeline() for it."
+        )
+    if spec.source.continuous:
+        raise ValueError(
+            "PipelineDataset: the source must not be continuous, since every pass runs the "
+            "pipeline once. Leave continuous=True out, or iterate over what build() returns."
+        )
 
 
 def _check_arguments(length: object, num_replicas: int | None, rank: int | None) -> None:

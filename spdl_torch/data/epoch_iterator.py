@@ -12,11 +12,12 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import PipelineFailure
+from .progress import Progress
 from .resume import (
-    Progress,
     WorkerState,
     draw_again_from,
     drawn_base_seed,
+    is_packed_batch,
     order_drawn_again,
     skipped,
 )
@@ -41,7 +42,7 @@ class EpochIterator(_BaseDataLoaderIter):
     """What both iterators know of the epoch: where it stands and from which seed it draws."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        resume = loader._state_to_resume()
+        resume = loader._state.begin(loader)
         with order_drawn_again(loader, resume) as generators:
             super().__init__(loader)
             self._num_epochs = 0
@@ -52,12 +53,12 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Another epoch of a persistent loader."""
-        resume = loader._state_to_resume()
+        resume = loader._state.begin(loader)
         with order_drawn_again(loader, resume) as generators:
             super()._reset(loader, first_iter)
             self._drew_base_seed = False
             if resume is not None and resume.drew_base_seed:
-                self._base_seed = drawn_base_seed(loader)
+                self._base_seed = drawn_base_seed(loader.generator)
                 self._num_epochs, self._drew_base_seed = 0, True
             self._begin_epoch(loader, resume, generators)
 
@@ -65,16 +66,17 @@ class EpochIterator(_BaseDataLoaderIter):
         self, loader: DataLoader[Any], resume: ResumeState | None, generators: list[torch.Tensor]
     ) -> None:
         """Another epoch, at its first sample or where a state stands."""
+        known = loader._state
         if resume is not None:
-            loader._num_epochs_begun = resume.epoch + resume.finished
+            known.num_epochs_begun = resume.epoch + resume.finished
             if not resume.drew_base_seed:
                 self._base_seed, self._num_epochs = resume.base_seed, resume.num_epochs
                 self._drew_base_seed = False
         self._skipped = SkippedSamples(loader.error_budget) if loader.on_error == "skip" else None
         epoch = epoch_of(self._index_sampler)
         if epoch is None:
-            epoch = loader._num_epochs_begun
-        loader._num_epochs_begun += 1
+            epoch = known.num_epochs_begun
+        known.num_epochs_begun += 1
         self._epoch, self._is_seeded = epoch, loader.seed is not None
         if loader.seed is not None:
             self._epoch_seed = epoch_seed(loader.seed, epoch)
@@ -89,15 +91,16 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._resume is not None:
             self._epoch_seed = self._resume.epoch_seed
             self._go_to(self._resume)
-        nothing_left = self._resume is not None and not self._draw_first_index()
-        self._progress = loader._progress = Progress(
-            epoch=loader._num_epochs_begun - 1,
+        first = [] if self._resume is None else self._draw_first_index()
+        self._begun_from = self._worker_states(resume)
+        self._progress = known.progress = Progress(
+            epoch=known.num_epochs_begun - 1,
             epoch_seed=self._epoch_seed,
             samplers=list(nested_samplers(self._index_sampler)),
             start=self._start_position,
             world=shard_of(self._index_sampler)[0],
             generators=generators,
-            workers=self._worker_states(resume),
+            workers=self._known_of_workers(resume, known.progress),
             sampler_epoch=epoch_of(self._index_sampler),
             next_worker=0 if self._resume is None else self._resume.next_worker,
             local_samples=self._num_samples_submitted,
@@ -106,24 +109,30 @@ class EpochIterator(_BaseDataLoaderIter):
             drew_base_seed=self._drew_base_seed,
             persistent=bool(loader.persistent_workers),
             keeps_datasets=self._num_workers == 0 or bool(loader.persistent_workers),
-            nothing_left=nothing_left,
+            is_wanted=known.is_collected(inline=self._num_workers == 0),
+            first=first,
+            nothing_left=self._resume is not None and not first,
         )
 
     def _go_to(self, resume: ResumeState) -> None:
         """Pass over what the trainer was handed already."""
         if isinstance(self._dataset, IterableDataset):
             return  # the workers do
+        if self._auto_collation and not all(map(is_packed_batch, resume.pending)):
+            raise ValueError(
+                "load_state_dict: pending must be a list of batches, a list of indices each."
+            )
         self._sampler_iter, self._start_position, self._num_samples_submitted = skipped(
             self._sampler_iter, resume, list(nested_samplers(self._index_sampler)), self._count
         )
 
-    def _draw_first_index(self) -> bool:
+    def _draw_first_index(self) -> list[Any]:
         """What it takes to begin an order comes from the generators as they are now, before the
-        global one is put back. Returns whether there is an index.
+        global one is put back. Returns the first index, or [] if there is none.
         """
         first = list(itertools.islice(self._sampler_iter, 1))
-        self._sampler_iter = itertools.chain(first, self._sampler_iter)
-        return bool(first)
+        self._sampler_iter = itertools.chain(tuple(first), self._sampler_iter)
+        return first
 
     def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
         """How far each worker's iterable is to go before its first batch; [] = map-style."""
@@ -134,11 +143,21 @@ class EpochIterator(_BaseDataLoaderIter):
             return [WorkerState()] * num_workers
         if len(resume.workers) != num_workers:
             raise ValueError(
-                f"load_state_dict: the state has {len(resume.workers)} worker(s), this "
-                f"loader {num_workers}. An iterable dataset divides itself among them, so their "
-                "number must stay."
+                f"load_state_dict: workers (finished={resume.finished}): the state has "
+                f"{len(resume.workers)} worker(s), this loader {num_workers}. An iterable dataset "
+                "divides itself among them, so their number must stay."
             )
         return list(resume.workers)
+
+    def _known_of_workers(
+        self, resume: ResumeState | None, before: Progress | None
+    ) -> list[WorkerState]:
+        """What is known of the workers' iterables before the first batch: of persistent ones that
+        nobody resumes, how the epoch before has left their datasets."""
+        known = self._begun_from
+        if resume is None and self._num_epochs > 1 and before is not None and known:
+            known = before.left_to_next() or known
+        return list(known)
 
     def _stream_key(self) -> StreamKey:
         """From which the samples of this epoch draw."""
@@ -164,7 +183,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 index = list(index)
             self._num_samples_submitted += self._count(index)
             number, self._num_taken = self._num_taken, self._num_taken + 1
-            self._progress.asked(number, self._num_samples_submitted)
+            self._progress.asked(number, self._num_samples_submitted, index)
             if self._resume is None or number not in self._resume.ahead:
                 return index, first
             self._progress.handed(number)  # before its turn, and before the state was taken

@@ -10,19 +10,20 @@ import logging
 from functools import partial
 from itertools import repeat
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import Dataset, Subset, default_collate
 
-from ..pipeline.failures import describe
+from ..pipeline.failures import attach_note, describe
 from .notes import (
     add_thread_note,
     cause_of,
+    describe_batch,
     describe_indices,
-    not_stop_iteration,
+    noted_call,
     noted_sample,
 )
-from .resume import WorkerState
+from .own_state import OwnState, WorkerState, give_state
 from .rows import row_reader
 from .skipping import (
     MISSING,
@@ -42,10 +43,7 @@ if TYPE_CHECKING:
     from .rng.streams import SampleStreams
     from .skipping import Tolerance
 
-__all__ = [
-    *("BatchMaker", "EndOfIterable"),
-    *("takes_batches", "takes_state"),
-]
+__all__ = ["BatchMaker", "EndOfIterable", "takes_batches"]
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -71,6 +69,7 @@ class BatchMaker:
         streams: SampleStreams | None = None,
         key: StreamKey | None = None,
         resume: WorkerState | None = None,
+        worker: int = 0,
         tolerance: Tolerance | None = None,
         fetch_cell: TaskCell | None,
         collate_cell: TaskCell | None,
@@ -94,33 +93,42 @@ class BatchMaker:
         self._num_items = 0  # taken from an iterable, since the epoch began
         if iterable and streams is not None and key is not None:
             streams.begin_iterable(key)
-        self._iterator: Any = self._iterate(resume or WorkerState()) if iterable else None
-        self._rows = row_reader(dataset, collate_fn) if auto_collation and not iterable else None
-        self._fetch: Callable[[Any], Any]
+        self._iterator: Any = None
+        self.own_state: OwnState | None = None
+        """Of an iterable; None = map-style."""
         if iterable:
-            self._fetch = self._next_group if auto_collation else self._next_item
+            begun_from = resume or WorkerState()
+            self._iterator = self._iterate(begun_from, worker)
+            self.own_state = OwnState(self._iterator, dataset, begun_from)
+        self._rows = row_reader(dataset, collate_fn) if auto_collation and not iterable else None
+        # Functions of the class: bound to this object they would make a cycle of it, which only a
+        # garbage collection could free, and with it the dataset.
+        self._fetch: Callable[[BatchMaker, Any], Any]
+        if iterable:
+            self._fetch = BatchMaker._next_group if auto_collation else BatchMaker._next_item
         elif not auto_collation:
-            self._fetch = self.sample if tolerance is None else partial(self.sample_at, 0)
+            self._fetch = BatchMaker.sample if tolerance is None else BatchMaker._only_sample
         elif takes_batches(dataset):
-            self._fetch = self._in_one_call
+            self._fetch = BatchMaker._in_one_call
         else:
-            self._fetch = self._one_by_one if self._rows is None else self._as_rows
+            has_rows = self._rows is not None
+            self._fetch = BatchMaker._as_rows if has_rows else BatchMaker._one_by_one
 
-    def make(self, first: int, index: Any) -> tuple[Any, Tries | None]:
-        """The batch of ``index``, whose first sample is at position ``first`` of the epoch, and
-        what it took to fetch it if samples may fail.
+    def make(self, first: int, index: Any, number: int) -> tuple[Any, Tries | None]:
+        """Batch ``number``, of ``index``, whose first sample is at position ``first`` of the epoch,
+        and what it took to fetch it if samples may fail.
 
         Raises: EndOfIterable, NoGoodSample, or what the user's code raises.
         """
         self.begin(first if self._iterator is None else self._num_items)
-        samples, tries = self._fetch(index), None
+        samples, tries = self._fetch(self, index), None
         if self._tolerance is not None:
             try:
                 samples, tries = self.good_of(samples, self._bad)
             except NoGoodSample:
                 self.forget_bad()
                 raise
-        batch = self.collate(samples)
+        batch = self.collate(samples, index, number)
         self.forget_bad()
         return batch, tries
 
@@ -150,7 +158,7 @@ class BatchMaker:
         if not self._auto_collation:
             return f"stage 'fetch', sample index {describe(index)}"
         place = len(self._under_way) if self._streams is None else self._streams.place
-        if self._fetch == self._in_one_call or not 0 <= place < len(index):
+        if self._fetch is BatchMaker._in_one_call or not 0 <= place < len(index):
             return f"stage 'fetch', {describe_indices(index)}"
         return f"stage 'fetch', sample index {describe(index[place])}"
 
@@ -163,29 +171,48 @@ class BatchMaker:
         bad, self._bad = self._bad, []
         return None if self._tolerance is None else Tries.of(0, bad)
 
-    def progress(self) -> WorkerState | None:
-        """Where an iterable stands behind the last batch; None for a map-style dataset."""
-        if self._iterator is None:
+    def progress(self, *, wanted: bool) -> WorkerState | None:
+        """Where an iterable stands after the last batch; None for a map-style dataset. ``wanted``:
+        somebody asks for its own state, if it keeps one.
+        """
+        if self.own_state is None:
             return None
-        at, ended = self._num_items, self._ended
-        if takes_state(self._iterator):
-            return WorkerState(num_items=at, ended=ended, state=self._iterator.state_dict())
-        if takes_state(self._dataset):
-            state = self._dataset.state_dict()
-            return WorkerState(num_items=at, ended=ended, state=state, of_dataset=True)
-        return WorkerState(num_items=at, ended=ended)
+        if wanted:
+            self.own_state.ask(self._num_items, ended=self._ended)
+        return self.own_state.reached(self._num_items, ended=self._ended)
 
-    def _iterate(self, resume: WorkerState) -> Any:
-        """The iterable's items, from where it stood."""
-        if resume.of_dataset:
-            self._dataset.load_state_dict(resume.state)
+    def _iterate(self, resume: WorkerState, worker: int) -> Any:
+        """The iterable's items, from where it stood.
+
+        Raises: ValueError: it does not take its own state.
+        """
+        has_own = resume.state is not None
+        field = f"workers[{worker}].state (of_dataset={resume.of_dataset})"
+        if has_own and resume.of_dataset:
+            give_state(self._dataset, resume.state, field)
         iterator: Any = iter(self._dataset)
+        if has_own and not resume.of_dataset and not resume.ended:
+            give_state(iterator, resume.state, field)
         self._num_items = resume.num_items
-        if resume.state is None:
-            _pass_over(iterator, 0 if resume.ended else resume.num_items)
-        elif not resume.of_dataset:
-            iterator.load_state_dict(resume.state)
+        if not resume.ended:
+            num_made_again = resume.num_behind if has_own else resume.num_items
+            self._pass_over(iterator, resume.num_items - num_made_again)
         return iterator
+
+    def _pass_over(self, iterator: Iterator[Any], first: int) -> None:
+        """Items from number ``first`` on that were handed out, and errors in their place. What they
+        draw they draw as they did then: it may decide what comes after them.
+        """
+        if self._streams is not None and self._key is not None:
+            self._streams.begin(self._key, first)
+        for place in range(self._num_items - first):
+            if self._streams is not None:
+                self._streams.at(place)
+            try:
+                if next(iterator, END) is END:
+                    return
+            except Exception:  # it was told of when the item's turn was
+                continue
 
     def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
         """On this thread, samples of the batch whose first is at ``first`` of the epoch follow.
@@ -215,8 +242,12 @@ class BatchMaker:
         except BaseException as error:
             raise noted_sample(error, index) from cause_of(error)
 
-    def collate(self, samples: Any) -> Any:
-        """Samples as one batch."""
+    def _only_sample(self, index: Any) -> Any:
+        """Without batches: it is the first of its own, and may fail."""
+        return self.sample_at(0, index)
+
+    def collate(self, samples: Any, index: Any, number: int) -> Any:
+        """Samples as batch ``number``, for which the sampler gave ``index``."""
         self._is_collating = True
         if self._streams is not None:
             self._streams.at_collate()
@@ -227,9 +258,15 @@ class BatchMaker:
         try:
             return timed(self._collate_cell, self._collate_fn, samples)
         except BaseException as error:
-            raised = not_stop_iteration(error, "collate_fn")
-            add_thread_note(raised, "in collate_fn", f"given {describe(samples)}")
-            raise raised from cause_of(error)
+            which = describe_batch(number, index) if self._iterator is None else self._items(number)
+            given = f"{which}, given {describe(samples)}"
+            raise noted_call(error, "collate_fn", "in collate_fn", given) from cause_of(error)
+
+    def _items(self, number: int) -> str:
+        """A batch of an iterable's items, in one short line."""
+        first, last = self._first, self._num_items - 1
+        items = f"item {last}" if first >= last else f"items {first} to {last}"
+        return f"batch {number}, {items} of the iterator of {self._dataset_name}"
 
     def _as_rows(self, index: Any) -> Any:
         reader: Any = self._rows
@@ -252,13 +289,14 @@ class BatchMaker:
                 tasks=len(indices),
             )
         except BaseException as error:
-            raised, place = noted_sample(error, indices[len(samples)]), len(samples)
-            self._under_way = []
+            place, self._under_way = len(samples), []
             if self._fetch_cell is not None:
                 self._fetch_cell.num_tasks += place
-            if self._tolerance is None or not isinstance(raised, Exception):
-                raise raised from cause_of(error)
-            self._note_bad(place, indices[place], raised)
+            if self._tolerance is None or not isinstance(error, Exception):
+                raise noted_sample(error, indices[place]) from cause_of(error)
+            bad = cast("Exception", noted_sample(error, indices[place]))
+            self._note_bad(place, indices[place], bad)
+            del bad
         if len(samples) < len(indices):
             place = len(samples)
             samples.append(self._instead_of(place, indices[place]))
@@ -270,13 +308,12 @@ class BatchMaker:
         try:
             return timed(self._fetch_cell, self._dataset.__getitems__, index)
         except BaseException as error:
-            raised = not_stop_iteration(error, "__getitems__")
-            tolerates = self._tolerance is not None and isinstance(raised, Exception)
+            tolerates = self._tolerance is not None and isinstance(error, Exception)
             if not tolerates or not isinstance(index, list | tuple):
-                add_thread_note(
-                    raised, f"in {self._dataset_name}.__getitems__", describe_indices(index)
-                )
-                raise raised from cause_of(error)
+                where = f"in {self._dataset_name}.__getitems__"
+                raise noted_call(
+                    error, "__getitems__", where, describe_indices(index)
+                ) from cause_of(error)
         if self._fetch_cell is not None:  # its samples are counted now
             self._fetch_cell.num_tasks -= 1
             self._fetch_cell.num_failures -= 1
@@ -342,9 +379,10 @@ class BatchMaker:
                 if self._tolerance is None:
                     raise
                 if inspect.isgenerator(self._iterator):
-                    error.add_note(
+                    attach_note(
+                        error,
                         'on_error="skip" cannot go on behind it: a generator ends at its first '
-                        "error. Catch it inside, or return an iterator that has __next__."
+                        "error. Catch it inside, or return an iterator that has __next__.",
                     )
                     raise
                 self._note_bad(place, self._num_items - 1, error)
@@ -379,27 +417,12 @@ def _fetch_into(
         raise StopIteration  # raised by the dataset, and taken by extend() for the end
 
 
-def _pass_over(iterator: Iterator[Any], count: int) -> None:
-    """Items, and errors that are taken for items."""
-    for _ in range(count):
-        try:
-            if next(iterator, END) is END:
-                return
-        except Exception:  # it was told of when the item's turn was
-            continue
-
-
 def _one_of(dataset: Any) -> Callable[[Any], Any]:
     """How one sample of a map-style dataset is had; some have ``__getitems__`` alone."""
     own = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
     if own is Dataset.__getitem__ and hasattr(dataset, "__getitems__"):
         return lambda index: dataset.__getitems__([index])[0]
     return partial(getitem, dataset)
-
-
-def takes_state(each: Any) -> bool:
-    """Whether a dataset or an iterator keeps a state of its own."""
-    return all(callable(getattr(each, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def takes_batches(dataset: Any) -> bool:

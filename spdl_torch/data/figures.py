@@ -203,7 +203,10 @@ def with_remarks_of(dataset: object, report: Report) -> Report:
         # Of the class: an object with attributes of any name would seem to have it.
         if hasattr(type(dataset), "loading_remarks"):
             return _with(report, tuple(dataset.loading_remarks()))  # type: ignore[attr-defined]
-        dataset = getattr(dataset, "dataset", None)
+        try:
+            dataset = getattr(dataset, "dataset", None)
+        except Exception:  # a property of the user's: no reason for no report
+            break
     return report
 
 

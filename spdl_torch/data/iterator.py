@@ -34,6 +34,8 @@ from .timing import record_parts
 from .workers import WorkerPool
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .dataloader import DataLoader
     from .figures import Figures
     from .isolation.pool import ProcessPool
@@ -90,11 +92,15 @@ class InlineIterator(EpochIterator):
                 drop_last=self._drop_last,
                 streams=self._streams,
                 key=self._stream_key(),
-                resume=next(iter(self._progress.workers), None),
+                resume=next(iter(self._begun_from), None),
                 tolerance=self._tolerance(loader),
                 fetch_cell=cells[0],
                 collate_cell=cells[1],
             )
+        # Not the maker, nor an iterator that keeps no state: dropping this one ends that.
+        progress = self._maker.progress(wanted=False)
+        if progress is not None and progress.keeper is not None:
+            self._progress.own = self._maker.own_state
         if self._device_stage is not None:
             self._stages.append(self._device_stage.hook)
 
@@ -105,7 +111,10 @@ class InlineIterator(EpochIterator):
             is_empty = batch is _NO_BATCH
             failure = self._failure_of(tries, self._num_taken - 1, empty=is_empty)
             if failure is not None:
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure  # or this frame, which the error has come through, would keep it
             if not is_empty:
                 break
         if self._pin_memory:
@@ -119,16 +128,11 @@ class InlineIterator(EpochIterator):
         try:
             index, first = self._take_index()
             with self._own_streams():
-                batch, tries = self._maker.make(first, index)
+                batch, tries = self._maker.make(first, index, self._num_taken - 1)
         except (EndOfIterable, StopIteration):
-            state = self._maker.progress()
-            if state is not None:
-                self._progress.ended(0, state)
-            self._progress.finished = True
-            self._ring.end()
-            self._figures.end()
-            failure = self._failure_of(self._maker.tries(), self._num_taken, empty=False)
-            raise (failure or self._failure_at_end() or StopIteration) from None
+            self._end()
+            tries = self._maker.tries()
+            raise self._failure_instead_of_end(tries) or StopIteration from None
         except NoGoodSample as nothing:
             batch, tries = _NO_BATCH, nothing.args[0]
         except Exception:  # not Ctrl-C: who resumes behind that makes the batch again
@@ -140,8 +144,22 @@ class InlineIterator(EpochIterator):
             self._recorder.failed("fetch", self._num_taken - 1, each.error)
         return batch, tries
 
+    def _end(self) -> None:
+        state = self._maker.progress(wanted=self._progress.is_wanted)
+        if state is not None:
+            self._progress.ended(0, state)
+            if state.keeper != "dataset":
+                self._progress.own = None  # nothing of the iterator outlives the epoch
+        self._progress.finished = True
+        self._ring.end()
+        self._figures.end()
+
+    def _failure_instead_of_end(self, tries: Tries | None) -> Any:
+        failure = self._failure_of(tries, self._num_taken, empty=False)
+        return failure or self._failure_at_end()
+
     def _note(self) -> None:
-        state = self._maker.progress()
+        state = self._maker.progress(wanted=self._progress.is_wanted)
         if state is not None:
             self._progress.handed_by(0, state)
         else:
@@ -179,6 +197,7 @@ class ThreadIterator(EpochIterator):
             )
         self._in_order = loader.in_order
         self._iterable = isinstance(self._dataset, IterableDataset)
+        self._has_turns = self._iterable or loader.rng == "worker"
         open_pool: Any = WorkerPool
         if loader.isolation == "process":
             from .isolation.pool import ProcessPool  # torch.multiprocessing, and a child, only then
@@ -186,19 +205,23 @@ class ThreadIterator(EpochIterator):
             open_pool = partial(ProcessPool, context=loader.multiprocessing_context)
         self._pool: WorkerPool | ProcessPool = open_pool(
             self._load_spec(loader, stats, pipeline_number),
-            self._stream_key(),
-            self._progress.workers,
             open_device_stage(device, stats=stats),
         )
         self._pool.figures.skipped = self._skipped
-        self._tuner = None
-        if loader.is_tuned:
-            self._tuner = LoaderTuner(loader, loader.tuning_state(), self._pool)
         # The pool knows nothing of this object: dropping it (Lightning's way to end a loader)
-        # stops the threads.
+        # stops the threads. Arranged before the first one starts, because Ctrl-C may come while
+        # they start.
         self._finalizer = weakref.finalize(self, self._pool.request_stop)
         self._finalizer.atexit = False  # at exit the pool's thread group stops and joins them
-        self._prime()
+        self._tuner = None
+        try:
+            self._pool.start(self._stream_key(), self._begun_from)
+            if loader.is_tuned:
+                self._tuner = LoaderTuner(loader, loader.tuning_state(), self._pool)
+            self._prime()
+        except BaseException:
+            self._finalizer()  # whoever keeps the error keeps its frames, and this object
+            raise
 
     def _load_spec(self, loader: DataLoader[Any], stats: bool, pipeline_number: int) -> LoadSpec:
         pin = partial(_pinned, device=self._pin_memory_device) if self._pin_memory else None
@@ -226,7 +249,7 @@ class ThreadIterator(EpochIterator):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Another epoch of a persistent loader; what is still outstanding is dropped."""
         super()._reset(loader, first_iter)
-        self._pool.restart(self._stream_key(), self._progress.workers)
+        self._pool.restart(self._stream_key(), self._begun_from)
         self._pool.figures.skipped = self._skipped
         if self._tuner is not None:
             self._tuner.begin()
@@ -234,13 +257,14 @@ class ThreadIterator(EpochIterator):
 
     def _prime(self) -> None:
         self._num_submitted = 0
-        self._num_received = 0
-        # Iterables: which worker has job n, and who has not ended yet. As in torch, a job that
-        # was given to a worker behind its end is passed over.
+        self._is_over = False
+        # Where workers take turns: which one has job n, and how many each has. Of iterables, who
+        # has not ended yet; as in torch, a job of a worker that had ended is passed over.
         self._worker_of: dict[int, int] = {}
+        self._jobs_of = [0] * self._num_workers
         self._taken_of: dict[int, int] = {}  # map-style: the number of job n in the sampler's order
         numbers = range(self._num_workers)
-        workers, first = self._progress.workers, self._progress.next_worker
+        workers, first = self._begun_from, self._progress.next_worker
         self._active = {n for n in numbers if not workers or not workers[n].ended}
         self._turns = itertools.cycle([*numbers[first:], *numbers[:first]])
         self._submit_more()
@@ -249,31 +273,45 @@ class ThreadIterator(EpochIterator):
         """As many as there is room for: one for each that was received, as long as that stays."""
         if self._tuner is not None:
             self._max_outstanding = self._tuner.max_outstanding
-        while self._num_submitted - self._num_received < self._max_outstanding:
+        while self._num_submitted - self._pool.num_taken < self._max_outstanding:
             num_submitted = self._num_submitted
             self._submit_next()
             if self._num_submitted == num_submitted:
                 return
 
     def _submit_next(self) -> None:
+        worker = self._next_worker()
+        if worker is None:
+            return
         try:
             index, first = self._take_index()
         except StopIteration:
             return
-        if not self._active:
-            return
-        worker = next(w for w in self._turns if w in self._active)
-        if self._iterable:
-            self._worker_of[self._num_submitted] = worker
-        else:
+        if not self._iterable:
             self._taken_of[self._num_submitted] = self._num_taken - 1
-        self._pool.submit(self._num_submitted, index, worker, first)
+        self._submit(index, worker, first, wants_state=self._progress.is_wanted)
+
+    def _submit(self, index: Any, worker: int, first: int, *, wants_state: bool) -> None:
+        self._worker_of[self._num_submitted] = worker
+        self._jobs_of[worker] += 1
+        self._pool.submit(self._num_submitted, index, worker, first, wants_state=wants_state)
         self._num_submitted += 1
 
+    def _next_worker(self) -> Any:
+        """Whose turn it is; None = nobody's. Where order does not matter, of those that have no
+        more than their share to do, or all places would in the end belong to one that is stuck.
+        """
+        share = self._max_outstanding // max(1, len(self._active))
+        for worker in itertools.islice(self._turns, self._num_workers):
+            if worker not in self._active:
+                continue
+            if self._in_order or not self._has_turns or self._jobs_of[worker] < max(1, share):
+                return worker
+        return None
+
     def _next_data(self) -> Any:
-        while self._num_received < self._num_submitted:
+        while not self._is_over and self._pool.num_taken < self._num_submitted:
             result = self._receive()
-            self._num_received += 1
             self._note(result)
             if self._tuner is not None:
                 self._tuner.after(getattr(result, "batch", None))
@@ -284,38 +322,50 @@ class ThreadIterator(EpochIterator):
                 return Failed(result.number, failure)
             if not is_empty and not isinstance(result, Exhausted):
                 return result
-        self._progress.finished = True
+        self._progress.finished = self._is_over = True
         if self._tuner is not None:
             self._tuner.end()
-        failure = self._failure_at_end()
         if self._persistent_workers:
             self._pool.figures.end()
         else:
             self._pool.stop()
-        raise failure or StopIteration
+        raise self._failure_at_end() or StopIteration
 
     def __next__(self) -> Any:
         result = super().__next__()
         if isinstance(result, Failed):
             self._num_yielded -= 1
             error = result.error
-            # The error keeps this frame. It must not keep the iterator and with it the threads.
+            # The error keeps this frame. It must not keep the iterator and with it the threads;
+            # nor, being kept by it, itself.
             del self, result
-            raise error
+            try:
+                raise error
+            finally:
+                del error
         return result.batch
 
     def _note(self, result: Any) -> None:
         """What the trainer is given now is what a state of this moment says."""
+        worker = self._worker_of.pop(result.number)
+        self._jobs_of[worker] -= 1
         if not self._iterable:
             self._progress.handed(self._taken_of.pop(result.number))
             return
-        worker = self._worker_of.pop(result.number)
         is_end = isinstance(result, Exhausted)
         if is_end:
             self._active.discard(worker)
         if result.progress is not None:
             note = self._progress.ended if is_end else self._progress.handed_by
             note(worker, result.progress)
+
+    def ask_ended(self, workers: Sequence[int]) -> None:
+        """Of an epoch that is over, in which nobody had asked: the states of these workers'
+        datasets, which have nothing to do."""
+        for worker in workers:
+            self._submit([None], worker, 0, wants_state=True)  # an item that it does not have
+        for _ in workers:
+            self._note(self._receive())
 
     def _receive(self) -> Any:
         if not self._timeout:
@@ -332,7 +382,7 @@ class ThreadIterator(EpochIterator):
         )
 
     def _at_work(self) -> str:
-        awaited = self._num_received if self._in_order else None
+        awaited = self._pool.num_taken if self._in_order else None
         which = "Any batch" if awaited is None else f"Batch {awaited}"
         return f"{which} is awaited. {self._pool.at_work(awaited)}"
 

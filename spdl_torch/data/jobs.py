@@ -69,14 +69,17 @@ class Job:
 
     __slots__ = (
         *("_done", "_next", "bad", "errors", "first", "first_error", "index", "number", "samples"),
-        *("shared", "size"),
+        *("shared", "size", "wants_state"),
     )
 
-    def __init__(self, number: int, index: Any, first: int, *, shared: bool) -> None:
+    def __init__(
+        self, number: int, index: Any, first: int, *, shared: bool, wants_state: bool = False
+    ) -> None:
         self.number = number
         self.first = first  # the position of its first sample in the epoch
         self.index = index
         self.shared = shared
+        self.wants_state = wants_state  # that of the worker's iterable is asked for after it
         self.size = len(index) if isinstance(index, list | tuple) else 1
         self.samples: list[Any] = [None] * len(index) if shared else []
         self.errors: dict[int, BaseException] = {}
@@ -148,6 +151,7 @@ class Epoch:
             self.recorder.failed("fetch", result.number, each.error)
 
     def close(self) -> None:
+        """End every wait."""
         self.consumer.end()
         for jobs in self.jobs:
             jobs.close()

@@ -24,7 +24,16 @@ from .dataset import PipelineDataset
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-__all__ = ["correct_resumed_loaders", "correct_saved_states"]
+__all__ = ["correct_resumed_loaders", "correct_saved_states", "want_states"]
+
+
+def want_states(trainer: Any) -> None:
+    """Let the loaders know that checkpoints will hold their states: called when training starts."""
+    if not trainer.checkpoint_callbacks:
+        return
+    for loader in _flattened(trainer):
+        if isinstance(loader, DataLoader):
+            loader._state.want(before=not _has_length(loader))
 
 
 def correct_saved_states(trainer: Any, checkpoint: MutableMapping[str, Any]) -> None:
@@ -64,11 +73,21 @@ def correct_resumed_loaders(trainer: Any) -> None:
         iter(fetcher)
 
 
+def _has_length(loader: Any) -> bool:
+    """Otherwise Lightning holds one batch back."""
+    try:
+        len(loader)
+    except (TypeError, NotImplementedError):
+        return False
+    return True
+
+
 def _flattened(trainer: Any) -> list[Any]:
     return list(getattr(trainer.fit_loop._combined_loader, "flattened", []))
 
 
 def _nothing_left(loader: Any) -> bool:
     if isinstance(loader, DataLoader):
-        return loader._progress is not None and loader._progress.nothing_left
+        progress = loader._state.progress
+        return progress is not None and progress.nothing_left
     return isinstance(loader, PipelineDataset) and loader._ends_empty_tail()

@@ -8,19 +8,21 @@ what was handed out is thrown away.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..pipeline.definition import OpKind
-from .states import check_version
+from .own_state import OwnState, WorkerState, give_state, keeps_state
+from .states import Field, check_fields, check_version, is_flag, is_whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..pipeline.definition import StageSpec
     from ..pipeline.pipeline import Pipeline
@@ -49,21 +51,24 @@ class PassState:
     """Items of this rank's part of the source that are in those; None = that cannot be told."""
     world: int = 1
     source: Any = None
-    """Of a source that has ``state_dict()`` of its own, behind those items."""
+    """Of a source that keeps a state of its own, if it was asked;"""
+    num_behind: int = 0
+    """items of it that came since then."""
     version: int = _VERSION
 
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> PassState:
         """Raises: ValueError: not such a state, or of a newer release."""
         check_version(state, _VERSION, "PipelineDataset")
-        try:
-            return cls(**state)
-        except TypeError as error:
-            raise ValueError(f"load_state_dict: no state of a PipelineDataset: {error}.") from None
+        check_fields(state, _FIELDS, ("epoch", "finished"), "PipelineDataset")
+        resume = cls(**copy.deepcopy({**state}))
+        if resume.num_behind > (resume.num_source or 0):
+            raise ValueError("load_state_dict: num_behind must be at most num_source.")
+        return resume
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers alone, but for what the source puts in."""
-        return asdict(self)
+        return asdict(self)  # which copies what is inside
 
     def start_for(self, world: int, *, fixed: bool) -> int:
         """How many items of a rank's part to pass over. ``fixed``: the parts are made by the
@@ -85,6 +90,23 @@ class PassState:
         return total
 
 
+_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
+_FLAG = Field("true or false", is_flag)
+_FIELDS = {
+    "version": _NUMBER,
+    "epoch": _NUMBER,
+    "finished": _FLAG,
+    "begun": _FLAG,
+    "num_items": _NUMBER,
+    "num_source": Field(
+        "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
+    ),
+    "world": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),
+    "source": Field("anything", lambda _: True),
+    "num_behind": _NUMBER,
+}
+
+
 def items_per_output(stages: Sequence[StageSpec]) -> int | None:
     """Source items in one item of the last stage; None = that varies."""
     if any(stage.kind not in (*_ONE_FOR_ONE, OpKind.AGGREGATE) for stage in stages):
@@ -95,7 +117,8 @@ def items_per_output(stages: Sequence[StageSpec]) -> int | None:
 def unordered_stage(stages: Sequence[StageSpec]) -> str | None:
     """The first stage behind which items may come in another order than the source's."""
     for stage in stages:
-        if stage.concurrency > 1 and stage.output_order == "completion":
+        is_open = stage.kind is OpKind.PATH_VARIANTS and not stage.batched
+        if is_open or (stage.concurrency > 1 and stage.output_order == "completion"):
             return stage.name
     return None
 
@@ -113,9 +136,10 @@ def source_behind(source: Any, start: int) -> Any:
 class _Behind:
     source: Any
     start: int
+    may_jump: bool = True
 
     def __iter__(self) -> Iterator[Any]:
-        if hasattr(self.source, "iterate"):
+        if self.may_jump and hasattr(self.source, "iterate"):
             return iter(self.source.iterate(self.start))
         return islice(iter(self.source), self.start, None)
 
@@ -137,10 +161,14 @@ class _AsyncBehind:
 class PassProgress:
     """Of one pass. The thread that iterates writes, and asks for the state."""
 
-    def __init__(self, epoch: int, world: int, stages: Sequence[StageSpec]) -> None:
+    def __init__(
+        self, epoch: int, world: int, stages: Sequence[StageSpec], *, is_wanted: bool
+    ) -> None:
+        self.is_wanted = is_wanted
+        """Somebody asks for states: a source that keeps one is asked for it after every item."""
         self.num_items = 0
         """Handed out, those before a resume included."""
-        self.pipeline: Pipeline | None = None
+        self.pipeline: Pipeline[Any] | None = None
         self.resumed_at = 0
         self._epoch = epoch
         self._world = world
@@ -160,17 +188,21 @@ class PassProgress:
                 start = resume.start_for(self._world, fixed=is_fixed)
                 self.num_items = start // (self._per_output or 1)
             self.resumed_at = resume.num_items
-        keeps_state = all(hasattr(part, name) for name in ("state_dict", "load_state_dict"))
-        if not keeps_state or isinstance(part, AsyncIterable):
+        if isinstance(part, AsyncIterable) or not keeps_state(part):
+            # With other ranks the parts are others, and every rank counts.
+            if resume is not None and resume.source is not None and resume.world == self._world:
+                raise ValueError(
+                    f"load_state_dict: source holds the state of a source that keeps one, but "
+                    f"{type(part).__name__} here does not."
+                )
             return source_behind(part, start)
-        if start and resume is not None and resume.source is not None:
-            part.load_state_dict(resume.source)
-        else:
-            start = 0
-            self._num_to_throw_away = 0 if resume is None else resume.num_items
-            self.num_items = 0
-        self._watched = Watched(part, start)
+        self._watched = Watched(part, self, start, resume)
         return self._watched
+
+    @property
+    def num_source_before_last(self) -> int:
+        """Items of the source in those that were handed out, without the last one."""
+        return max(0, self.num_items - 1) * (self._per_output or 0)
 
     def throw_away(self, items: Iterator[Any]) -> None:
         """What was handed out before."""
@@ -191,35 +223,62 @@ class PassProgress:
         assert self.pipeline is not None, "guaranteed by the dataset: a pass has begun"
         if self._per_output is not None and not self.pipeline.num_lost:
             num_source = num_items * self._per_output
-        source = None
-        if self._watched is not None and num_source is not None and not behind:
-            source = self._watched.state_behind(num_source)
+        own = WorkerState()
+        if self._watched is not None and num_source is not None:
+            own = self._watched.state_behind(num_source)
+        if own.failure is not None:
+            raise own.failure.taken("PipelineDataset.state_dict: the source's state cannot be had")
         return PassState(
             epoch=self._epoch,
             finished=False,
             num_items=num_items,
             num_source=num_source,
             world=self._world,
-            source=source,
+            source=own.state,
+            num_behind=own.num_behind,
         )
 
 
 class Watched:
-    """A source that keeps its own state: remembers it behind each item that is on its way."""
+    """A source that keeps its own state: remembers it behind each item that is on its way, as long
+    as somebody wants states.
+    """
 
-    def __init__(self, source: Any, start: int) -> None:
-        self._source = source
+    def __init__(
+        self, keeper: Any, progress: PassProgress, start: int, resume: PassState | None
+    ) -> None:
+        self._items: Iterable[Any]
+        begun_from = WorkerState(num_items=start)
+        if resume is not None and start and resume.source is not None:
+            give_state(keeper, resume.source, "source")
+            num_behind = min(resume.num_behind, start)
+            begun_from = replace(begun_from, state=resume.source, num_behind=num_behind)
+            self._items = _Behind(keeper, num_behind, may_jump=False)
+        else:
+            self._items = source_behind(keeper, start)
+        self._progress = progress
         self._start = start
-        self._states: deque[tuple[int, Any]] = deque()
+        self._own = OwnState(None, keeper, begun_from)
+        # The source's thread writes, and forgets what was handed out before the last item.
+        self._reached: deque[WorkerState] = deque([self._own.reached(start, ended=False)])
 
     def __iter__(self) -> Iterator[Any]:
-        self._states.append((self._start, self._source.state_dict()))
-        for number, item in enumerate(self._source, self._start + 1):
-            self._states.append((number, self._source.state_dict()))
+        reached = self._reached
+        for number, item in enumerate(self._items, self._start + 1):
+            if self._progress.is_wanted:
+                self._own.ask(number, ended=False)
+                reached.append(self._own.reached(number, ended=False))
+                least = self._progress.num_source_before_last
+                while len(reached) > 1 and reached[1].num_items <= least:
+                    reached.popleft()
             yield item
 
-    def state_behind(self, num_items: int) -> Any:
-        """The source's state when it had given so many; earlier ones are forgotten."""
-        while len(self._states) > 1 and self._states[1][0] <= num_items:
-            self._states.popleft()
-        return self._states[0][1] if self._states else None
+    def state_behind(self, num_items: int) -> WorkerState:
+        """The source's when it had given so many."""
+        found, *later = self._reached.copy()
+        for each in later:
+            if each.num_items <= num_items:
+                found = each
+        if found.state is None:
+            return found
+        return replace(found, num_behind=found.num_behind + num_items - found.num_items)

@@ -12,45 +12,39 @@ turn, on the number of ranks. Iterable datasets: every worker goes on where it w
 from __future__ import annotations
 
 import base64
+import copy
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .own_state import WorkerState, give_state, keeps_state, state_of
 from .sampler_chain import epoch_of, nested_samplers, shard_of
-from .states import check_version
+from .states import Field, check_fields, check_version, is_flag, is_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
-    "Progress",
     "ResumeState",
     "WorkerState",
     "before_first_epoch",
     "draw_again_from",
     "drawn_base_seed",
+    "encoded",
     "generators_of",
+    "is_packed_batch",
+    "left_for_another",
     "order_drawn_again",
+    "packed_index",
     "skipped",
+    "stateful_sampler",
     "tell_epoch",
 ]
 
 _VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerState:
-    """How far one worker's iterable has got."""
-
-    num_items: int = 0
-    ended: bool = False
-    state: Any = None
-    """Of the iterator or the dataset, if it has ``state_dict()``; otherwise items are passed over
-    by loading them again."""
-    of_dataset: bool = False
-    """The state is the dataset's, which outlives an epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +63,9 @@ class ResumeState:
     """Batches behind those samples that were handed out before their turn (``in_order=False``)."""
     sampler_epoch: int | None = None
     sampler: Any = None
-    """Of a sampler that has ``state_dict()`` of its own."""
+    """Of a sampler that keeps a state of its own, after the batches that were asked for;"""
+    pending: tuple[Any, ...] = ()
+    """those of them that were not handed out, as their indices."""
     generators: tuple[str, ...] = ()
     """As they were when the epoch began, or at its end; the first is torch's global one."""
     drew_base_seed: bool = True
@@ -88,144 +84,81 @@ class ResumeState:
     def checked(cls, state: Mapping[str, Any]) -> ResumeState:
         """Raises: ValueError: not such a state, or of a newer release."""
         check_version(state, _VERSION, "DataLoader")
-        values = {**state}
+        values = copy.deepcopy({**state})
         values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
-        try:
-            for name in ("ahead", "generators"):
-                values[name] = tuple(values.get(name, ()))
-            values["workers"] = tuple(WorkerState(**each) for each in values.get("workers", ()))
-            return cls(**values)
-        except TypeError as error:
+        check_fields(values, _FIELDS, _REQUIRED, "DataLoader")
+        workers = values.get("workers", ())
+        for number, worker in enumerate(workers):
+            check_fields(worker, _WORKER_FIELDS, (), "DataLoader", f"workers[{number}].")
+            if worker.get("num_behind", 0) > worker.get("num_items", 0):
+                raise ValueError(
+                    f"load_state_dict: workers[{number}].num_behind must be at most num_items."
+                )
+        if values.get("next_worker", 0) >= max(1, len(workers)):
             raise ValueError(
-                f"load_state_dict: this is no state of a DataLoader: {error}"
-            ) from None
+                f"load_state_dict: next_worker must be below the number of workers, "
+                f"{len(workers)}, got {values['next_worker']}."
+            )
+        for name in ("ahead", "generators", "pending"):
+            values[name] = tuple(values.get(name, ()))
+        return cls(**{**values, "workers": tuple(WorkerState(**worker) for worker in workers)})
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers, text, lists and dicts alone, but for what samplers and datasets put in."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        values["ahead"], values["generators"] = list(self.ahead), list(self.generators)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("ahead", "generators", "pending"):
+            values[name] = list(values[name])
         values["workers"] = [
-            {**asdict(replace(worker, state=None)), "state": worker.state}
-            for worker in self.workers
+            {name: getattr(worker, name) for name in _WORKER_FIELDS} for worker in self.workers
         ]
-        return values
+        return copy.deepcopy(values)
 
 
-@dataclass(kw_only=True)
-class Progress:
-    """Of one epoch. The iterator writes, on the trainer's thread; the loader reads. It does not
-    refer to the iterator, so that dropping that one ends its threads.
-    """
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
-    epoch: int
-    epoch_seed: int
-    samplers: list[Any]
-    """From the outside in."""
-    start: int
-    """Samples on all ranks before this iterator's first."""
-    world: int
-    generators: list[torch.Tensor]
-    workers: list[WorkerState]
-    """Of an iterable dataset; [] = map-style."""
-    sampler_epoch: int | None = None
-    next_worker: int = 0
-    base_seed: int
-    num_epochs: int
-    """Of this iterator, before this one."""
-    drew_base_seed: bool
-    persistent: bool
-    keeps_datasets: bool
-    """Later epochs go on with the same dataset objects."""
-    local_samples: int = 0
-    """Handed out on this rank, up to the first batch that was not."""
-    nothing_left: bool = False
-    """It began behind its last batch, from a state of a loop that had not seen the end."""
-    finished: bool = False
-    _num_in_order: int = 0
-    """Batches of this iterator in those."""
-    _ends: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    """Of batches that were asked for: the samples up to their end, the sampler's state then."""
-    _ahead: set[int] = field(default_factory=set)
-    _sampler_state: Any = None
-    _before: tuple[Any, ...] = ()
-    """What ``_place`` was before the last batch was handed out."""
 
-    def __post_init__(self) -> None:
-        self._sampler = stateful_sampler(self.samplers)
+_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
+_FLAG = Field("true or false", is_flag)
+_ANYTHING = Field("anything", lambda _: True)
 
-    def asked(self, number: int, local_samples: int) -> None:
-        """Batch ``number`` was drawn from the sampler; up to its end that has given so many."""
-        if self.workers:
-            return  # iterables have no sampler; their workers tell how far they are
-        state = None if self._sampler is None else self._sampler.state_dict()
-        self._ends[number] = local_samples, state
-
-    def handed(self, number: int) -> None:
-        """The trainer was given a batch of a map-style dataset, or the error in its place."""
-        self._before = self._place()
-        self._ahead.add(number)
-        while self._num_in_order in self._ahead:
-            self._ahead.discard(self._num_in_order)
-            self.local_samples, self._sampler_state = self._ends.pop(self._num_in_order)
-            self._num_in_order += 1
-
-    def handed_by(self, worker: int, state: WorkerState) -> None:
-        """The trainer was given what came from this worker's iterable."""
-        self._before = self._place()
-        self.workers[worker] = state
-        self.next_worker = (worker + 1) % len(self.workers)
-
-    def ended(self, worker: int, state: WorkerState) -> None:
-        """This worker's iterable gave no more."""
-        self.workers[worker] = state
-
-    def state(self, generators: list[torch.Tensor], *, behind: bool = False) -> ResumeState:
-        """``generators``: as they are now, for an epoch that is over. ``behind``: the state before
-        the last batch was handed out, for who holds it back from its own consumer.
-        """
-        if self.finished and not (behind and self._before):
-            return ResumeState(
-                epoch=self.epoch,
-                epoch_seed=self.epoch_seed,
-                finished=True,
-                drew_base_seed=not self.persistent,
-                base_seed=self.base_seed,
-                num_epochs=self.num_epochs + 1,
-                sampler_epoch=self.sampler_epoch,
-                sampler=None if self._sampler is None else self._sampler.state_dict(),
-                generators=tuple(map(_encoded, generators)),
-                workers=self._at_end(),
-            )
-        place = self._before if behind and self._before else self._place()
-        num_in_order, local_samples, sampler_state, ahead, workers, next_worker = place
-        return ResumeState(
-            epoch=self.epoch,
-            epoch_seed=self.epoch_seed,
-            finished=False,
-            num_samples=self.start + local_samples * self.world,
-            ahead=tuple(sorted(number - num_in_order for number in ahead)),
-            sampler_epoch=self.sampler_epoch,
-            sampler=sampler_state,
-            generators=tuple(map(_encoded, self.generators)),
-            drew_base_seed=self.drew_base_seed,
-            base_seed=self.base_seed,
-            num_epochs=self.num_epochs,
-            workers=workers,
-            next_worker=next_worker,
-        )
-
-    def _place(self) -> tuple[Any, ...]:
-        """What changes with every batch."""
-        return (
-            *(self._num_in_order, self.local_samples, self._sampler_state, tuple(self._ahead)),
-            *(tuple(self.workers), self.next_worker),
-        )
-
-    def _at_end(self) -> tuple[WorkerState, ...]:
-        """What the datasets keep for the next epoch; not those whose copies end with the epoch."""
-        if not self.keeps_datasets or not any(worker.of_dataset for worker in self.workers):
-            return ()
-        return tuple(replace(worker, num_items=0, ended=False) for worker in self.workers)
+_FIELDS = {
+    "version": _NUMBER,
+    "epoch": Field("a whole number >= -1", lambda value: is_whole_number(value, -1)),
+    "epoch_seed": _NUMBER,
+    "finished": _FLAG,
+    "num_samples": _NUMBER,
+    "ahead": Field(
+        "a list of whole numbers >= 1",
+        lambda value: _is_sequence(value) and all(is_whole_number(each, 1) for each in value),
+    ),
+    "sampler_epoch": Field(
+        "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
+    ),
+    "sampler": _ANYTHING,
+    "pending": Field("a list of indices", _is_sequence),
+    "generators": Field(
+        "a list of text",
+        lambda value: _is_sequence(value) and all(isinstance(each, str) for each in value),
+    ),
+    "drew_base_seed": _FLAG,
+    "base_seed": _NUMBER,
+    "num_epochs": _NUMBER,
+    "workers": Field(
+        "a list of dicts",
+        lambda value: _is_sequence(value) and all(isinstance(each, dict) for each in value),
+    ),
+    "next_worker": _NUMBER,
+    "dataset": _ANYTHING,
+}
+_REQUIRED = ("epoch", "epoch_seed", "finished")
+_WORKER_FIELDS = {
+    "num_items": _NUMBER,
+    "ended": _FLAG,
+    "state": _ANYTHING,
+    "of_dataset": _FLAG,
+    "num_behind": _NUMBER,
+}
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -246,7 +179,7 @@ def stateful_sampler(samplers: list[Any]) -> Any:
     for sampler in samplers:
         if callable(getattr(sampler, "start_at", None)):
             return None
-        if all(callable(getattr(sampler, n, None)) for n in ("state_dict", "load_state_dict")):
+        if keeps_state(sampler):
             return sampler
     return None
 
@@ -267,9 +200,9 @@ def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[list[
         yield [generator.get_state() for generator in generators]
         return
     before = generators[0].get_state()
-    _set_states(generators, resume.generators)
-    _tell_samplers(loader, resume)
     try:
+        _set_states(generators, resume.generators)
+        _tell_samplers(loader, resume)
         yield [generator.get_state() for generator in generators]
     finally:
         generators[0].set_state(before)
@@ -281,19 +214,50 @@ def draw_again_from(loader: Any, states: list[torch.Tensor]) -> None:
         generator.set_state(state)
 
 
-def drawn_base_seed(loader: Any) -> int:
-    """As torch draws it when an iterator is made."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+def drawn_base_seed(generator: torch.Generator | None) -> int:
+    """As torch draws it when an iterator is made; None = from the global generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
+    """What a state in an epoch's middle becomes when the user has named another epoch since: that
+    one begins as it would have after a ``break``.
+    """
+    generators = list(resume.generators)
+    if resume.drew_base_seed and loader.generator is not None and len(generators) > 1:
+        # Such samplers draw from the epoch's number; what the epoch drew was its base seed.
+        own = torch.Generator()
+        _set_states([own], (generators[1],))
+        drawn_base_seed(own)
+        generators[1] = encoded(own.get_state())
+    return replace(
+        resume,
+        finished=True,
+        generators=tuple(generators),
+        drew_base_seed=not loader.persistent_workers,
+        num_epochs=resume.num_epochs + 1,
+        sampler=None,
+        pending=(),
+        workers=(),
+    )
 
 
 def _tell_samplers(loader: Any, resume: ResumeState) -> None:
     samplers = list(nested_samplers(loader._index_sampler))
-    sampler = stateful_sampler(samplers)
-    if sampler is not None and resume.sampler is not None:
-        sampler.load_state_dict(resume.sampler)
+    if resume.sampler is not None:
+        sampler = stateful_sampler(samplers)
+        if sampler is None:
+            raise ValueError(
+                "load_state_dict: sampler holds the state of a sampler that keeps one, but this "
+                "loader's sampler does not. Make the loader as it was then."
+            )
+        give_state(sampler, resume.sampler, "sampler")
     for each in samplers:
         if callable(getattr(each, "start_at", None)) and not resume.finished:
-            each.start_at(resume.num_samples)
+            try:
+                each.start_at(resume.num_samples)
+            except ValueError as error:
+                raise ValueError(f"load_state_dict: num_samples does not fit: {error}") from error
 
 
 def skipped(
@@ -304,9 +268,11 @@ def skipped(
 
     Raises: ValueError: the state's position is not between two batches here.
     """
-    world, _ = shard_of(samplers[0])
-    if stateful_sampler(samplers) is not None or any(hasattr(s, "start_at") for s in samplers):
+    if resume.sampler is not None:
+        return chain(map(_unpacked, resume.pending), sampler_iter), resume.num_samples, 0
+    if any(hasattr(s, "start_at") for s in samplers):
         return sampler_iter, resume.num_samples, 0
+    world, _ = shard_of(samplers[0])
     target, rest = divmod(resume.num_samples, world)
     passed = 0
     while passed < target and not rest:
@@ -316,9 +282,9 @@ def skipped(
             break
     if passed != target or rest:
         raise ValueError(
-            f"load_state_dict: the state stands behind {resume.num_samples} samples, which is not "
-            f"between two batches of this loader with {world} rank(s). Keep the global batch, "
-            "batch_size times ranks, as it was, and the dataset."
+            f"load_state_dict: num_samples: the state stands behind {resume.num_samples} samples, "
+            f"which is not between two batches of this loader with {world} rank(s). Keep the "
+            "global batch, batch_size times ranks, as it was, and the dataset."
         )
     return sampler_iter, 0, target
 
@@ -332,8 +298,8 @@ def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeSta
         epoch_seed=0,
         finished=True,
         sampler_epoch=epoch_of(samplers[0]),
-        sampler=None if sampler is None else sampler.state_dict(),
-        generators=tuple(map(_encoded, generators)),
+        sampler=None if sampler is None else state_of(sampler),
+        generators=tuple(map(encoded, generators)),
     )
 
 
@@ -345,16 +311,68 @@ def tell_epoch(loader: Any, epoch: int) -> None:
             return
 
 
-def _encoded(state: torch.Tensor) -> str:
+def encoded(state: torch.Tensor) -> str:
+    """A generator's state as text."""
     return base64.b85encode(state.numpy().tobytes()).decode()
 
 
 def _set_states(generators: list[torch.Generator], states: tuple[str, ...]) -> None:
     if len(generators) != len(states):
         raise ValueError(
-            f"load_state_dict: the state has {len(states)} generator(s), this loader and its "
-            f"samplers have {len(generators)}. Give generator= where it was given then."
+            f"load_state_dict: generators: the state has {len(states)} generator(s), this loader "
+            f"and its samplers have {len(generators)}. Give generator= where it was given then."
         )
-    for generator, text in zip(generators, states, strict=True):
-        content = bytearray(base64.b85decode(text))
-        generator.set_state(torch.frombuffer(content, dtype=torch.uint8).clone())
+    for number, (generator, text) in enumerate(zip(generators, states, strict=True)):
+        try:
+            content = bytearray(base64.b85decode(text))
+            generator.set_state(torch.frombuffer(content, dtype=torch.uint8).clone())
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"load_state_dict: generators[{number}] is no state of a generator here: {error}."
+            ) from error
+
+
+# Indices as JSON can hold them: a tuple would come back as a list, and mean another sample.
+
+
+def packed_index(index: Any) -> Any:
+    """For a state; what is no number, text, list, tuple, dict or slice of such stays as it is."""
+    if isinstance(index, list):
+        return [packed_index(each) for each in index]
+    if isinstance(index, tuple):
+        return {"tuple": [packed_index(each) for each in index]}
+    if isinstance(index, slice):
+        return {"slice": [index.start, index.stop, index.step]}
+    if isinstance(index, dict):
+        return {"dict": [[packed_index(k), packed_index(v)] for k, v in index.items()]}
+    return index
+
+
+def is_packed_batch(packed: Any) -> bool:
+    """Whether it can be what a batch sampler gave."""
+    return not (packed is None or isinstance(packed, str | bytes | int | float))
+
+
+def _unpacked_tuple(content: Any) -> tuple[Any, ...]:
+    return tuple(map(_unpacked, content))
+
+
+def _unpacked_slice(content: Any) -> slice:
+    return slice(*content)
+
+
+def _unpacked(packed: Any) -> Any:
+    if isinstance(packed, list | tuple):
+        return [_unpacked(each) for each in packed]
+    if not isinstance(packed, dict):
+        return packed
+    try:
+        ((kind, content),) = packed.items()
+        if kind == "dict":
+            return {_unpacked(key): _unpacked(value) for key, value in content}
+        make: Any = {"tuple": _unpacked_tuple, "slice": _unpacked_slice}[kind]
+        return make(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"load_state_dict: pending holds {packed!r:.100}, which is no index of a state."
+        ) from error

@@ -10,6 +10,7 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import Sampler
 
 from .sharding import Shard, check_tail, rank_shard
+from .states import Field, check_fields, is_flag, is_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["DistributedSampler"]
 
 _VERSION = 1  # of the state
+_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
+_STATE_FIELDS = {
+    "version": _NUMBER,
+    "epoch": _NUMBER,
+    "seed": Field("a whole number", lambda value: type(value) is int),
+    "shuffle": Field("true or false", is_flag),
+    "length": _NUMBER,
+    "num_consumed": _NUMBER,
+}
 _CHUNK = 4096  # indices that become Python ints at once
 
 
@@ -183,6 +193,11 @@ class DistributedSampler(TorchDistributedSampler[int]):
         The seed is taken over with it. Raises: ValueError: the state is of another version, of a
         dataset of another length, or of another ``shuffle``.
         """
+        if not isinstance(state_dict, dict):
+            raise ValueError(
+                "DistributedSampler: expected what state_dict() returned, got "
+                f"{type(state_dict).__name__}."
+            )
         here = {"version": _VERSION, "length": len(self.dataset), "shuffle": self.shuffle}
         for name, value in here.items():
             if state_dict.get(name) != value:
@@ -191,6 +206,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
                     f"{state_dict.get(name)!r}. Its position means nothing in another order; begin "
                     "the epoch anew."
                 )
+        check_fields(state_dict, _STATE_FIELDS, _STATE_FIELDS, "DistributedSampler")
         self.seed = state_dict["seed"]
         self.epoch = state_dict["epoch"]
         self.start_at(state_dict["num_consumed"])

@@ -25,6 +25,8 @@ __all__ = [
     "worker_shard",
 ]
 
+_MOST_WRAPPERS = 8
+
 Tail = Literal["drop", "pad", "uneven"]
 """What becomes of a last round that is too short for every rank to get one of it."""
 
@@ -110,13 +112,21 @@ def padding_of_shard(source: Any, ranks: Shard, tail: Tail) -> int:
 
 
 def is_shared_out(source: Any) -> bool:
-    """Whether each rank has its own part already: a DistributedSampler, or what is around one, such
-    as a batch sampler or a loader.
+    """Whether each rank has its own part already: a DistributedSampler, one of
+    ``spdl_torch.source``, or what is around one, such as a batch sampler or a loader.
     """
-    while source is not None and not isinstance(source, DistributedSampler):
+    for _ in range(_MOST_WRAPPERS):  # one that answers to every name would go on for ever
+        if source is None or _is_one_ranks(source):
+            break
         inner = (getattr(source, name, None) for name in ("batch_sampler", "sampler", "_items"))
         source = next((part for part in inner if part is not None), None)
-    return source is not None
+    return _is_one_ranks(source)
+
+
+def _is_one_ranks(source: Any) -> bool:
+    if isinstance(source, DistributedSampler):
+        return True
+    return getattr(source, "is_shared_out", False) is True
 
 
 def _without_ranks_of(source: Any, ranks: Shard) -> Shard:

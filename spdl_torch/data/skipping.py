@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import PipelineFailure, UnsupportedOptionError
-from ..pipeline.failures import FailureBudget, describe
+from ..pipeline.failures import FailureBudget, attach_note, describe, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -151,7 +151,7 @@ class SkippedSamples(FailureBudget):
         self._num_tries += tries.num_good + len(tries.bad)
         is_overdrawn = False
         for each in tries.bad:
-            text = f"{type(each.error).__name__}: {each.error}"
+            text = text_of(each.error)
             text = text if len(text) <= 500 else f"{text[:497]}..."
             self.samples.append(SkippedSample(each.key, "fetch", text))
             is_overdrawn = self.spend(_let_go(each.error), self._num_tries) or is_overdrawn
@@ -212,13 +212,13 @@ def _let_go(error: Exception) -> Exception:
     while trace is not None and trace.tb_frame.f_code.co_filename in _FETCHING:
         trace = trace.tb_next
     if trace is not None:
-        error.add_note(f"raised in\n{''.join(traceback.format_tb(trace)).rstrip()}")
+        attach_note(error, f"raised in\n{''.join(traceback.format_tb(trace)).rstrip()}")
     chain: list[BaseException | None] = [error]
     seen: set[int] = set()
     while chain:
         each = chain.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            each.__traceback__ = None
+            each.with_traceback(None)
             chain += [each.__cause__, each.__context__]
     return error

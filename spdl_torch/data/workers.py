@@ -1,4 +1,4 @@
-"""The loader's worker threads: they take jobs, make batches and hand them over.
+"""The loader's worker threads, seen from the trainer: it gives out jobs and is given batches.
 
 A *job* is the work of one batch. For a map-style dataset without ``__getitems__`` all threads
 work on the same job, a sample each, so that the first batch comes as many times sooner as there
@@ -14,41 +14,34 @@ import itertools
 import logging
 import os
 import threading
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import PipelineStopped
 from ..observe.probes import join_probing, probe_counters, start_probing, stop_probing
-from ..pipeline.channel import Channel, ChannelClosed, Dismissed
+from ..pipeline.channel import Channel, ChannelClosed
+from ..pipeline.failures import text_of
 from ..pipeline.hooks import StageInfo, TaskStatsHook
 from ..pipeline.recorder import FlightRecorder
 from ..pipeline.stats import TaskCounters
 from ..pipeline.threads import ThreadGroup
-from ..pipeline.timeline import Outcome
 from ._device import AHEAD
-from .broken import Broken
 from .crowd import Crowd
 from .desks import Desk, describe_desks
-from .fetch import BatchMaker, EndOfIterable
 from .figures import PoolFigures
-from .jobs import Epoch, Exhausted, Failed, Job, Loaded, NoBatch, Result
-from .notes import add_thread_note
-from .rng.owned import OwnedGenerators
+from .jobs import Epoch, Failed, Job, Result
 from .rng.patches import process_generators_kept
-from .rng.streams import SampleStreams, borrowers_in
-from .skipping import NoGoodSample
-from .timing import record_parts
-from .worker_info import acting_as_worker, own_copy, rebound, use_one_intra_op_thread
+from .worker import Worker
+from .worker_info import use_one_intra_op_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..pipeline.recorder import Ring
     from ._device import DeviceStage
     from .load_spec import LoadSpec
     from .resume import WorkerState
@@ -60,9 +53,9 @@ _logger = logging.getLogger("spdl_torch.data")
 
 _JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
 
-_NOTHING_LEFT = Exhausted(-1)  # the others took all samples of a shared job
-
 _TRANSFER = -1  # in place of a worker's number
+
+_MOST_WORKERS = 1_000_000
 
 _MAX_EPOCHS_WAITING = 1_000  # resets of a persistent loader before its workers look again
 
@@ -75,23 +68,19 @@ class WorkerPool:
     waits for that, for a bounded time.
     """
 
-    def __init__(
-        self,
-        spec: LoadSpec,
-        key: StreamKey,
-        workers: Sequence[WorkerState] = (),
-        device_stage: DeviceStage | None = None,
-    ) -> None:
+    def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
         self._spec = spec
         self._shares_jobs = spec.shares_jobs
         self._device_stage = device_stage
         self._pid = os.getpid()
-        self._threads = ThreadGroup(self.request_stop)
+        # Weakly: else only a garbage collection would free the pool, and with it the dataset.
+        self._threads = ThreadGroup(partial(_stop, weakref.ref(self)))
         self._desks = [Desk() for _ in range(spec.told_workers)]
         self._copying = threading.Lock()
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
         self._init_errors: dict[int, BaseException] = {}
+        self._death: BaseException | None = None  # of a thread of ours, by a mistake of ours
         self._is_whole = True  # no worker has left because it could not start
         # One for each worker that there is, and one for the owner of the way to the device.
         self._epochs = {n: Channel[Epoch](_MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
@@ -102,36 +91,62 @@ class WorkerPool:
             self._collate_stats,
             None if device_stage is None else device_stage.hook,
         )
-        self._is_probing = spec.stats
-        if spec.stats:
-            start_probing()
-        self._epoch: Epoch | None = self._begin_epoch(key, workers)
-        self._start_threads()
+        self._is_probing = False
+        self._epoch: Epoch | None = None
 
     # -- the trainer's thread ------------------------------------------------------------------
 
-    def submit(self, number: int, index: Any, worker: int, first: int) -> None:
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+        """Start the threads, and the first epoch on them.
+
+        Apart from ``__init__``, so that whoever holds the pool can arrange for ``request_stop``
+        before there is anything to stop: Ctrl-C may come at any moment of this.
+        Raises: RuntimeError: the system has no more threads; those that were started end.
+        """
+        if self._spec.stats:
+            self._is_probing = True
+            start_probing()
+        self._begin_epoch(key, workers)
+        self._start_threads()
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
         """Give out a job: to ``worker``, or to whoever is free where all share one queue.
 
-        ``first`` is the position of its first sample in the epoch.
+        ``first`` is the position of its first sample in the epoch. ``wants_state``: an iterable
+        that keeps a state is asked for it after this batch.
         """
         epoch = self._running()
         hands = epoch.crowd.hands(index, self._spec.num_workers)
-        job = Job(number, index, first, shared=hands > 1)
-        for _ in range(hands):
-            epoch.jobs_of(worker).put(job)
+        job = Job(number, index, first, shared=hands > 1, wants_state=wants_state)
+        try:
+            for _ in range(hands):
+                epoch.jobs_of(worker).put(job)
+        except ChannelClosed:
+            self._raise_death()
+            raise
 
     def get(self, timeout: float | None) -> Result:
         """The next result, in order if the spec says so. Raises: TimeoutError."""
         epoch = self._running()
         epoch.consumer.ask(epoch.outlet)
-        result = epoch.outlet.get(timeout)
+        try:
+            result = epoch.outlet.get(timeout)
+        except ChannelClosed:
+            self._raise_death()
+            raise
         epoch.consumer.got(result.number)
         # Another thread may have made the batch that torch would give to this worker first.
         error = self._init_errors.pop(result.number, None)
         if error is not None:
             return Failed(result.number, error)
         return result if self._device_stage is None else self._device_stage.hand_over(result)
+
+    @property
+    def num_taken(self) -> int:
+        """Results of this epoch that ``get`` has taken, be it to be cut off by Ctrl-C."""
+        return 0 if self._epoch is None else self._epoch.outlet.num_got
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Work on so many threads from now on, where all take from one queue; returns how many
@@ -176,7 +191,7 @@ class WorkerPool:
         """Begin another epoch on the same threads; what is outstanding is dropped."""
         leaving = self._running().jobs[0].recall(self._spec.told_workers)
         self.interrupt()
-        self._epoch = epoch = self._begin_epoch(key, workers)
+        epoch = self._begin_epoch(key, workers)
         epoch.jobs[0].dismiss(leaving)  # who has not left yet
 
     def interrupt(self) -> None:
@@ -191,14 +206,23 @@ class WorkerPool:
         try:
             self.figures.end()
         finally:  # whatever becomes of the figures
-            if epoch is not None:
-                epoch.close()
-            is_probing, self._is_probing = self._is_probing, False
-            if is_probing:
-                stop_probing()
-            self._epoch = None  # batches that nobody will take are freed, whoever keeps the pool
-            for channel in tuple(self._epochs.values()):
-                channel.close()
+            try:
+                self._end_waits(epoch)
+            except BaseException:  # Ctrl-C, in a finalizer perhaps, where nobody would try again
+                self._end_waits(epoch)
+                raise
+
+    def _end_waits(self, epoch: Epoch | None) -> None:
+        for channel in tuple(self._epochs.values()):
+            channel.close()
+        if epoch is not None:
+            epoch.close()
+        # What nobody will take is freed, whoever keeps the pool; errors know it by their frames.
+        self._epoch = None
+        self._init_errors.clear()
+        is_probing, self._is_probing = self._is_probing, False
+        if is_probing:
+            stop_probing()
 
     def stop(self, timeout: float = _JOIN_SECONDS) -> None:
         """``request_stop`` and wait for the threads, which have nothing left to do."""
@@ -251,6 +275,9 @@ class WorkerPool:
         recorder.add_queue(1, "batches", results.capacity)
         if stage is not None:
             recorder.add_queue(2, "device batches", epoch.outlet.capacity)
+        # Ours before anybody has it: Ctrl-C in between must not leave workers in an epoch that
+        # nobody can close.
+        self._epoch = epoch
         for epochs in tuple(self._epochs.values()):
             epochs.put(epoch)
         return epoch
@@ -260,195 +287,102 @@ class WorkerPool:
         # set_num_threads(1) in a worker also changes what later threads start with, and the
         # trainer's own setting if that was never used: read it first, put it back at the end.
         intra_op = torch.get_num_threads()
-        ready = threading.Semaphore(0)
-        numbers = more or tuple(self._epochs)
+        # A channel: Ctrl-C in the wait of a Semaphore may leave its lock held, and the threads
+        # that are to release it would wait for ever.
+        ready, num_started = Channel[None](_MOST_WORKERS), 0
         try:
             with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
-                for number in numbers:
-                    if number == _TRANSFER and self._device_stage is not None:
-                        target = partial(self._run_transfer, self._device_stage, ready)
-                        self._threads.spawn("transfer", target)
+                for number in more or tuple(self._epochs):
+                    try:
+                        self._start_thread(number, ready)
+                    except RuntimeError as error:  # the system has no more threads
+                        if not more:
+                            raise
+                        self._epochs.pop(number)
+                        self._could_not_start(number, error)
                     else:
-                        target = partial(self._run_worker, number, ready)
-                        self._threads.spawn(f"loader-{number}", target)
-                for _ in numbers:
-                    ready.acquire()
+                        num_started += 1
+                for _ in range(num_started):
+                    ready.get()
         finally:
             torch.set_num_threads(intra_op)
 
-    # -- the owner of the way to the device ----------------------------------------------------
+    def _start_thread(self, number: int, ready: Channel[None]) -> None:
+        if number == _TRANSFER:
+            self._threads.spawn("transfer", partial(self._run, self._transfer, ready))
+        else:
+            serve = partial(self._serve, number)
+            self._threads.spawn(f"loader-{number}", partial(self._run, serve, ready))
 
-    def _run_transfer(self, stage: DeviceStage, ready: threading.Semaphore) -> None:
-        use_one_intra_op_thread()
-        ready.release()
-        stage.run(self._epochs[_TRANSFER])
+    def _run(self, serve: Callable[[_Once], None], ready: Channel[None]) -> None:
+        """A thread's whole life. Whatever goes wrong, nobody waits for it for ever: neither who
+        starts it nor who waits for its batches.
+        """
+        say_ready = _Once(partial(ready.put, None))
+        try:
+            use_one_intra_op_thread()
+            serve(say_ready)
+        except BaseException as error:
+            _logger.exception("DataLoader: a thread of the loader has failed")
+            self._death = error.with_traceback(None)
+            epoch = self._epoch
+            if epoch is not None:
+                epoch.close()
+        finally:
+            say_ready()
 
-    # -- the worker threads --------------------------------------------------------------------
+    def _raise_death(self) -> None:
+        if self._death is not None:
+            raise RuntimeError(
+                "DataLoader: a thread of the loader has failed, by no fault of the dataset's: "
+                f"{text_of(self._death)}. The log has its traceback; please report it."
+            ) from self._death
 
-    def _run_worker(self, number: int, ready: threading.Semaphore) -> None:
-        spec = self._spec
-        use_one_intra_op_thread()
-        dataset = own_copy(spec.dataset, self._copying)
-        collate_fn = rebound(spec.collate_fn, spec.dataset, dataset)
-        streams = SampleStreams(spec.base_seed, number)
-        if spec.stream_per_sample:
-            streams.seed_owned(OwnedGenerators(dataset, collate_fn))
-            for each in borrowers_in(dataset):
-                each.sample_context = streams.sample_context
-        fetch_cell = self._fetch_stats.new_cell() if spec.stats else None
-        collate_cell = self._collate_stats.new_cell() if spec.stats else None
-        make_batches = partial(
-            BatchMaker,
-            dataset,
-            collate_fn,
-            iterable=spec.iterable,
-            auto_collation=spec.auto_collation,
-            drop_last=spec.drop_last,
-            streams=streams,
-            tolerance=spec.tolerance,
-            fetch_cell=fetch_cell,
-            collate_cell=collate_cell,
+    # -- the threads ---------------------------------------------------------------------------
+
+    def _transfer(self, say_ready: _Once) -> None:
+        assert self._device_stage is not None, "guaranteed by __init__: else it is not started"
+        say_ready()
+        self._device_stage.run(self._epochs[_TRANSFER])
+
+    def _serve(self, number: int, say_ready: _Once) -> None:
+        stages = (self._fetch_stats, self._collate_stats)
+        cells = tuple(stage.new_cell() if self._spec.stats else None for stage in stages)
+        worker = Worker(
+            *(number, self._spec, self._epochs[number], self._desks[number]),
+            copying=self._copying,
+            cells=cells,
+            could_not_start=self._could_not_start,
         )
-        self._desks[number].thread = threading.current_thread()
-        with acting_as_worker(number, spec.told_workers, spec.base_seed, dataset), streams:
-            broken = self._init_worker(number, dataset)
-            # Where all share one queue, the workers that could start do the work; if none could,
-            # the last one to find out stays, to fail the jobs. Decided before the trainer goes on.
-            leave = broken and not spec.has_turns and len(self._init_errors) < spec.num_workers
-            ready.release()
-            begun = False
-            while not leave:
-                try:
-                    epoch = self._epochs[number].get()
-                    if begun and spec.is_seeded:
-                        streams.begin_worker(epoch.key.epoch_seed)
-                    begun = True
-                    ring = epoch.recorder.new_ring("worker", 1, number)
-                    record_parts(ring, fetch=fetch_cell, collate=collate_cell)
-                    made = partial(
-                        make_batches,
-                        key=epoch.key_of(number) if spec.stream_per_sample else None,
-                        resume=epoch.workers[number] if spec.iterable else None,
-                    )
-                    self._work(epoch, number, ring, made, broken)
-                except ChannelClosed:
-                    leave = self._epochs[number].closed
-                except Dismissed:
-                    leave = True
-                    epoch.crowd.gone(number)
+        worker.serve(say_ready, self._can_be_spared)
         self._epochs.pop(number, None)  # last: the number may be given again
 
-    def _init_worker(self, number: int, dataset: Any) -> Broken | None:
-        try:
-            if self._spec.device_index is not None:
-                torch.accelerator.set_device_index(self._spec.device_index)
-            if self._spec.worker_init_fn is not None:
-                rebound(self._spec.worker_init_fn, self._spec.dataset, dataset)(number)
-        except BaseException as error:
-            add_thread_note(error, f"in worker_init_fn({number})")
-            self._init_errors[number] = error
-            self._is_whole = False
-            return Broken(error, raised=True)
-        return None
+    def _could_not_start(self, number: int, error: BaseException) -> None:
+        """The loop is given the error in place of the batch that torch would give this worker
+        first."""
+        self._init_errors[number] = error
+        self._is_whole = False
 
-    def _work(
-        self,
-        epoch: Epoch,
-        worker: int,
-        ring: Ring,
-        make_batches: Callable[[], BatchMaker],
-        broken: Broken | None,
-    ) -> None:
-        """One epoch; ends by ChannelClosed. An error in setting up comes in place of batches."""
-        maker: BatchMaker | Broken
-        jobs, desk, crowd = epoch.jobs_of(worker), self._desks[worker], epoch.crowd
-        desk.maker = None
-        try:
-            maker = broken or make_batches()
-            desk.maker = maker if isinstance(maker, BatchMaker) else None
-        except BaseException as error:
-            add_thread_note(error, f"in iter({type(self._spec.dataset).__name__})")
-            maker = Broken(error)
-        since_ns = ring.begin()
-        while True:
-            crowd.wait(worker)
-            job = jobs.get()
-            started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
-            desk.since_ns, desk.job = started_ns, job
-            spell = crowd.enter()
-            if job.shared:
-                result, taken = self._help(maker, job)
-            else:
-                result = self._make(maker, job)
-                taken = job.size if isinstance(result, Loaded) else 0  # failures take other times
-            crowd.leave(worker, spell, taken, job.size)
-            desk.job = None
-            if result is _NOTHING_LEFT:
-                # Nor may it keep the job: an error there has the loop's frames, these the
-                # iterator, and the iterator this thread.
-                del job
-                continue
-            ended_ns, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
-            output, outcome = (-1 if result is None else number), Outcome.PASSED
-            if result is not None:
-                epoch.deliver(result)
-                epoch.record_bad(result)
-            if isinstance(result, Failed):
-                outcome = Outcome.FAILED
-                epoch.recorder.failed("worker", number, result.error)
-            del job, result  # or the last batch would stay alive while this thread waits
-            done_ns = perf_counter_ns()
-            if done_ns - since_ns >= ring.shortest_ns:
-                ring.add(
-                    *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
-                    *(jobs, epoch.results, outcome),
-                )
-            since_ns = done_ns
+    def _can_be_spared(self) -> bool:
+        """Where all share one queue, the workers that could start do the work; if none could, the
+        last one to find out stays, to fail the jobs."""
+        return not self._spec.has_turns and len(self._init_errors) < self._spec.num_workers
 
-    def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:
-        try:
-            batch, tries = maker.make(job.first, job.index)
-            return Loaded(job.number, self._finalize(batch), maker.progress(), tries)
-        except NoGoodSample as nothing:
-            return NoBatch(job.number, nothing.args[0], maker.progress())
-        except EndOfIterable:
-            return Exhausted(job.number, maker.progress(), maker.tries())
-        except BaseException as error:  # SystemExit too: the trainer waits for an answer
-            return Failed(job.number, error, maker.progress(), maker.tries())
 
-    def _help(self, maker: BatchMaker | Broken, job: Job) -> tuple[Result | None, int]:
-        """Take samples of a shared job until none is left: their number, and if one of them was
-        the last of all, the result.
-        """
-        last, taken = False, 0
-        maker.begin(job.first, job.bad)
-        while (position := job.take()) is not None:
-            if position < job.first_error:  # torch fetches nothing behind a batch's first error
-                try:
-                    job.samples[position] = maker.sample_at(position, job.index[position])
-                except BaseException as error:
-                    job.errors[position] = error
-                    job.first_error = min(job.first_error, position)
-            taken += 1
-            last = job.finish_one()
-        maker.forget_bad()
-        if not taken:
-            return _NOTHING_LEFT, 0
-        return (self._collate(maker, job) if last else None), taken
+class _Once:
+    """A call that is made once, however often it is asked for."""
 
-    def _collate(self, maker: BatchMaker | Broken, job: Job) -> Result:
-        """The result of a shared job whose samples are all there."""
-        if job.errors:
-            return Failed(job.number, job.errors[min(job.errors)])
-        samples, tries = job.samples, None
-        try:
-            if self._spec.tolerance is not None:
-                samples, tries = maker.good_of(samples, job.bad)
-            return Loaded(job.number, self._finalize(maker.collate(samples)), None, tries)
-        except NoGoodSample as nothing:
-            return NoBatch(job.number, nothing.args[0])
-        except BaseException as error:
-            return Failed(job.number, error)
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
 
-    def _finalize(self, batch: Any) -> Any:
-        return batch if self._spec.finalize is None else self._spec.finalize(batch)
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+def _stop(pool: weakref.ref[WorkerPool]) -> None:
+    """At the interpreter's exit."""
+    found = pool()
+    if found is not None:
+        found.request_stop()

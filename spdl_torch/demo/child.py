@@ -1,7 +1,7 @@
 """The process that does one job: ``python -m spdl_torch.demo.child JOB``, JOB being JSON.
 
 It answers on standard output, one JSON object a line: ``{"phase", "total"}`` when a part begins,
-``{"done"}`` while it goes on, ``{"answer"}`` at the end. Whatever else is printed goes to
+``{"done"}`` while it goes on, ``{"answer"}`` at its end. Whatever else is printed goes to
 standard error.
 """
 
@@ -13,10 +13,15 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from .jobs import POOL, Environment, Prepare, decode_job, encode, spread
+from .jobs import POOL, Environment, Measure, Prepare, Smoke, decode_job, encode, spread
 from .lifeline import end_with_the_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .jobs import Measurement
 
 __all__ = ["Reporter", "main"]
 
@@ -53,21 +58,26 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as lines:
         os.dup2(2, 1)
         reporter = Reporter(lines)
-        if isinstance(job, Prepare):
-            answer = encode(_prepare(job, reporter))
-        else:
-            from .training import measure
+        for answer in _do(job, reporter):
+            reporter.write(answer=encode(answer))
 
-            answer = encode(measure(job, reporter))
-        reporter.write(answer=answer)
+
+def _do(job: Prepare | Measure | Smoke, reporter: Reporter) -> Iterator[Environment | Measurement]:
+    if isinstance(job, Prepare):
+        yield _prepare(job, reporter)
+        return
+    jobs = [job] if isinstance(job, Measure) else []
+    if isinstance(job, Smoke):
+        environment = _prepare(job.prepare, reporter)
+        yield environment
+        jobs = job.measures(environment)
+    from .training import measure
+
+    for each in jobs:
+        yield measure(each, reporter)
 
 
 def _prepare(job: Prepare, reporter: Reporter) -> Environment:
-    import torch
-    import torchvision
-
-    from spdl_torch.io import image_codec
-
     if job.num_photographs:
         from .photographs import write_photographs
 
@@ -75,6 +85,14 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
         write_photographs(
             Path(job.folder), job.num_photographs, seed=job.seed, progress=reporter.done
         )
+    reporter.phase("importing torch", 0)
+    import torch
+    import torchvision
+
+    from spdl_torch.io import image_codec
+
+    if job.num_threads is not None:
+        torch.set_num_threads(job.num_threads)
     folder = torchvision.datasets.ImageFolder(job.folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Environment(

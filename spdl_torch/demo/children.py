@@ -14,11 +14,13 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING, Any
 
-from .jobs import Environment, Measure, Measurement, Prepare, decode_answer, encode
+from .jobs import Environment, Measurement, decode_answer, encode
 from .memory import tree_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
+
+    from .jobs import Measure, Prepare, Smoke
 
 __all__ = ["ChildFailure", "run_child", "run_job"]
 
@@ -30,14 +32,18 @@ class ChildFailure(RuntimeError):
 
 
 def run_job(
-    job: Prepare | Measure, on_line: Callable[[dict[str, Any]], None]
-) -> tuple[Environment | Measurement, float | None]:
-    """Do ``job`` in a fresh process; return its answer and the peak bytes of its process tree.
+    job: Prepare | Measure | Smoke, on_line: Callable[[dict[str, Any]], None]
+) -> Generator[tuple[Environment | Measurement, float | None]]:
+    """Do ``job`` in a fresh process; yield its answers as they come, each with the peak bytes of
+    the process tree since the one before.
 
-    The rest as in :func:`run_child`.
+    The rest as in :func:`run_child`; closing the iterator kills the process, too.
     """
-    answer, peak = run_child(f"{__package__}.child", json.dumps(encode(job)), on_line)
-    return decode_answer(answer), peak
+    with contextlib.closing(
+        _answers(f"{__package__}.child", json.dumps(encode(job)), on_line, float("inf"))
+    ) as answers:
+        for answer, peak in answers:
+            yield decode_answer(answer), peak
 
 
 def run_child(
@@ -57,11 +63,22 @@ def run_child(
 
     Raises: ChildFailure: the process ended without an answer, or had none within the limit.
     """
+    with contextlib.closing(_answers(module, argument, on_line, limit_seconds)) as answers:
+        return next(answers)
+
+
+def _answers(
+    module: str,
+    argument: str,
+    on_line: Callable[[dict[str, Any]], None],
+    limit_seconds: float,
+) -> Generator[tuple[dict[str, Any], float | None]]:
     with tempfile.TemporaryFile("w+") as printed, _started(module, argument, printed) as child:
         lines = _follow(child)
         peak: float | None = None
         next_sample = 0.0
         must_end_by = time.monotonic() + limit_seconds
+        has_answered = False
         while True:
             if time.monotonic() > must_end_by:
                 raise ChildFailure(f"no answer within {limit_seconds:g} s, so it was ended.")
@@ -70,10 +87,13 @@ def run_child(
             except queue.Empty:
                 line = {}
             if line is None:
+                if has_answered and child.wait() == 0:
+                    return
                 raise ChildFailure(_last_words(child, printed))
             if "answer" in line:
-                return line["answer"], peak
-            if line:
+                yield line["answer"], peak
+                has_answered, peak = True, None
+            elif line:
                 on_line(line)
             if time.monotonic() >= next_sample:
                 peak = max(peak or 0.0, tree_bytes(child.pid) or 0.0) or None

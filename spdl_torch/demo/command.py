@@ -6,27 +6,45 @@ import os
 import sys
 import tempfile
 import textwrap
-from contextlib import contextmanager
+import time
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .children import ChildFailure, run_job
-from .jobs import VARIANTS, Environment, Measure, Measurement, Plan, Prepare, make_plan
+from .jobs import (
+    VARIANTS,
+    Environment,
+    Measure,
+    Measurement,
+    Prepare,
+    Smoke,
+    expected_seconds,
+    make_plan,
+)
 from .machine import usable_cores
-from .meter import Meter
+from .meter import Meter, counted, duration, time_left
 from .table import comparison_table, stage_table
 from .verdict import bottleneck, compare, quiet_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .jobs import Plan
+
 __all__ = ["DemoOptions", "UsageError", "check_folder", "default_workers", "run_demo"]
 
 _NUM_PHOTOGRAPHS = 240
-_NUM_PHOTOGRAPHS_SMOKE = 64
+_NUM_PHOTOGRAPHS_SMOKE = 32
 _MOST_DEFAULT_WORKERS = 8
 _COLUMNS = 99
+
+_HOW_LONG = {
+    True: "A short run, 10 to 20 seconds.",
+    False: "A few minutes; how many is said when the images are there. Ctrl-C ends it early, with "
+    "a table of what was measured.",
+}
 
 # Those of torchvision.datasets.folder.IMG_EXTENSIONS; importing them would import torch.
 _IMAGE_SUFFIXES = frozenset(
@@ -65,6 +83,7 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
     if options.data is not None:
         check_folder(options.data)
     demo = _Demo(options, out, progress)
+    print(_HOW_LONG[options.smoke], file=progress, flush=True)
     try:
         with _image_folder(options.data) as folder:
             demo.run(folder)
@@ -133,61 +152,97 @@ class _Demo:
 
     def run(self, folder: Path) -> None:
         """Prepare the images, then run every variant in turn, round after round."""
-        environment = self._prepare(folder)
-        options = self._options
-        plan = make_plan(
-            environment.device, environment.num_images, smoke=options.smoke, epochs=options.epochs
+        count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
+        num_photographs = count if self._options.data is None else 0
+        # Several intra-op threads spin while they wait for each other, which beside other programs
+        # makes a short run a long one.
+        num_threads = 1 if self._options.smoke else None
+        prepare = Prepare(
+            folder=str(folder), num_photographs=num_photographs, num_threads=num_threads
         )
-        self._write_setting(environment, plan)
+        self._begin("preparing", "starting")
+        if self._options.smoke:
+            self._run_in_one_process(prepare)
+        else:
+            self._run_apart(prepare)
+
+    def _run_in_one_process(self, prepare: Prepare) -> None:
+        options = self._options
+        job = Smoke(prepare=prepare, num_workers=options.num_workers, epochs=options.epochs)
+        with closing(run_job(job, self._on_line)) as answers:
+            environment, _ = next(answers)
+            assert isinstance(environment, Environment), f"{environment=}"
+            self.meter.end()
+            measures = job.measures(environment)
+            self._write_setting(environment, measures[0].plan)
+            for number, measure in enumerate(measures, 1):
+                heading = " ".join(VARIANTS[measure.variant].heading)
+                self._begin(f"{number}/{len(measures)} {heading}", "starting")
+                self._keep(measure.variant, *next(answers))
+
+    def _run_apart(self, prepare: Prepare) -> None:
+        options = self._options
+        environment, _ = self._answer(prepare)
+        assert isinstance(environment, Environment), f"{environment=}"
+        plan = make_plan(environment.device, environment.num_images, epochs=options.epochs)
         # Round after round, not variant after variant: a disturbance then hits all of them.
         turns = [key for _ in range(options.num_rounds) for key in VARIANTS]
+        expected = len(turns) * expected_seconds(plan, environment.device, usable_cores())
+        self._write_setting(environment, plan)
+        self._say(f"This takes about {duration(expected)} if nothing else keeps the machine busy.")
+        start = time.monotonic()
         for number, key in enumerate(turns, 1):
-            self.activity = f"{number}/{len(turns)} {' '.join(VARIANTS[key].heading)}"
+            left = time_left(number - 1, len(turns), time.monotonic() - start, expected)
+            heading = " ".join(VARIANTS[key].heading)
+            self._begin(f"{number}/{len(turns)}{left}: {heading}", "importing torch")
             job = Measure(
                 variant=key,
-                folder=str(folder),
+                folder=prepare.folder,
                 num_workers=options.num_workers,
                 device=environment.device,
                 plan=plan,
             )
-            answer, peak = self._job(job)
-            assert isinstance(answer, Measurement), f"{answer=}"
-            self._results[key].append(replace(answer, peak_bytes=peak))
+            self._keep(key, *self._answer(job))
 
-    def _prepare(self, folder: Path) -> Environment:
-        self.activity = "preparing"
-        count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
-        num_photographs = count if self._options.data is None else 0
-        answer, _ = self._job(Prepare(folder=str(folder), num_photographs=num_photographs))
-        assert isinstance(answer, Environment), f"{answer=}"
-        return answer
-
-    def _job(self, job: Prepare | Measure) -> tuple[Environment | Measurement, float | None]:
-        def on_line(line: dict[str, Any]) -> None:
-            if "phase" in line:
-                self.meter.begin(f"{self.activity}: {line['phase']}", line["total"])
-            else:
-                self.meter.advance(line["done"])
-
-        self.meter.begin(f"{self.activity}: importing torch")
-        answer = run_job(job, on_line)
+    def _answer(self, job: Prepare | Measure) -> tuple[Environment | Measurement, float | None]:
+        with closing(run_job(job, self._on_line)) as answers:
+            answer = next(answers)
         self.meter.end()
         return answer
 
+    def _keep(self, variant: str, answer: Environment | Measurement, peak: float | None) -> None:
+        assert isinstance(answer, Measurement), f"{answer=}"
+        self.meter.end()
+        self._results[variant].append(replace(answer, peak_bytes=peak))
+
+    def _begin(self, activity: str, part: str) -> None:
+        self.activity = activity
+        self.meter.begin(f"{activity}: {part}")
+
+    def _on_line(self, line: dict[str, Any]) -> None:
+        if "phase" in line:
+            self.meter.begin(f"{self.activity}: {line['phase']}", line["total"])
+        else:
+            self.meter.advance(line["done"])
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
     def _write_setting(self, environment: Environment, plan: Plan) -> None:
         where = self._options.data or "generated photographs"
+        apart = "" if self._options.smoke else ", in a process of its own"
         print(
             f"{environment.num_images} images ({environment.mean_bytes / 1000:.0f} kB each, "
             f"{environment.num_classes} classes) of {where}\n"
             f"python {environment.python}, torch {environment.torch}, "
             f"torchvision {environment.torchvision}, {environment.device_name}\n"
             f"{usable_cores()} cores, num_workers={self._options.num_workers}, "
-            f"{environment.num_threads} intra-op threads for the model, "
+            f"{counted(environment.num_threads, 'intra-op thread')} for the model, "
             f"ImageFolder's crops by {environment.codec}\n"
-            f"each run, in a process of its own: load {plan.loading_images} images, then train "
+            f"each run{apart}: load {plan.loading_images} images, then train "
             f"resnet18 on {plan.epoch_images * plan.epochs}\n"
-            f"({plan.epochs} epoch(s), batches of {plan.batch_size}, RandomResizedCrop to "
-            f"{plan.crop_pixels} pixels, flip, SGD); {self._options.num_rounds} round(s)",
+            f"({counted(plan.epochs, 'epoch')}, batches of {plan.batch_size}, RandomResizedCrop to "
+            f"{plan.crop_pixels} pixels, flip, SGD); {counted(self._options.num_rounds, 'round')}",
             file=self._out,
             flush=True,
         )
@@ -201,7 +256,12 @@ class _Demo:
         measured = quiet_rounds(everything, usable_cores())
         left_out = sum(map(len, everything.values())) - sum(map(len, measured.values()))
         if left_out:
-            print(f"\n{left_out} run(s) left out: other programs were busy meanwhile", file=out)
+            runs = counted(left_out, "run")
+            print(f"\n{runs} left out: other programs were busy meanwhile", file=out)
+        if self._options.smoke:  # nor would ratios and a bottleneck mean anything
+            print(f"\n{comparison_table(measured, with_ratio=False)}", file=out)
+            print("\nThe smoke run is too short to compare. Next: leave out --smoke.", file=out)
+            return
         print(f"\n{comparison_table(measured)}", file=out)
         last = measured[list(measured)[-1]]
         if last[-1].stages:
@@ -210,12 +270,9 @@ class _Demo:
             print(_wrapped("", f"{verdict.finding} {verdict.advice}"), file=out)
         if len(measured) < len(VARIANTS):
             return
-        if self._options.smoke:
-            print("\nThe smoke run is too short to compare. Next: leave out --smoke.", file=out)
-        else:
-            verdict = compare(next(iter(measured.values())), last, usable_cores())
-            print(f"\n{_wrapped('Verdict: ', verdict.finding)}", file=out)
-            print(_wrapped("Next:    ", verdict.advice), file=out)
+        verdict = compare(next(iter(measured.values())), last, usable_cores())
+        print(f"\n{_wrapped('Verdict: ', verdict.finding)}", file=out)
+        print(_wrapped("Next:    ", verdict.advice), file=out)
 
 
 def _wrapped(label: str, text: str) -> str:

@@ -15,11 +15,13 @@ __all__ = [
     "Measurement",
     "Plan",
     "Prepare",
+    "Smoke",
     "StageRow",
     "Variant",
     "decode_answer",
     "decode_job",
     "encode",
+    "expected_seconds",
     "make_plan",
     "spread",
 ]
@@ -80,6 +82,8 @@ class Prepare:
     num_photographs: int
     """0: ``folder`` is the user's and stays as it is."""
     seed: int = 0
+    num_threads: int | None = None
+    """Intra-op threads of what follows in the same process; None = torch's default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +116,31 @@ class Measure:
     device: str
     plan: Plan
     seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Smoke:
+    """Prepare, then measure every variant once, all in one process: most of a short run's time
+    would be torch's import in each."""
+
+    prepare: Prepare
+    num_workers: int
+    epochs: int | None = None
+
+    def measures(self, environment: Environment) -> list[Measure]:
+        """What follows on the preparation."""
+        device = environment.device
+        plan = make_plan(device, environment.num_images, smoke=True, epochs=self.epochs)
+        return [
+            Measure(
+                variant=variant,
+                folder=self.prepare.folder,
+                num_workers=self.num_workers,
+                device=device,
+                plan=plan,
+            )
+            for variant in VARIANTS
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +190,7 @@ class Measurement:
 def make_plan(
     device: str, num_images: int, *, smoke: bool = False, epochs: int | None = None
 ) -> Plan:
-    """Choose sizes that end within 3 minutes on 2 cores, 40 seconds with ``smoke``.
+    """Choose sizes that end within 3 minutes on 2 cores, 15 seconds with ``smoke``.
 
     With ``epochs`` the model trains on every image that many times, however long that takes.
     """
@@ -179,10 +208,21 @@ def make_plan(
 # at 128 pixels it takes 60, and decoding, which is what a loader is for, costs the same.
 _AMOUNTS = {
     ("cpu", False): (128, 32, 1600, 480),
-    ("cpu", True): (64, 16, 192, 64),
+    ("cpu", True): (64, 16, 96, 32),
     ("cuda", False): (224, 64, 6400, 12800),
     ("cuda", True): (224, 64, 640, 640),
 }
+
+
+def expected_seconds(plan: Plan, device: str, num_cores: int) -> float:
+    """About how long one run takes in a process of its own, from torch's import on.
+
+    By the rates of a machine whose cores have nothing else to do: loading 250 images a second on a
+    core, training 30 on one that has no GPU, 1000 on a GPU if the cores can load as many.
+    """
+    load = 250.0 * num_cores
+    train = 30.0 * num_cores if device == "cpu" else min(1000.0, load)
+    return 5.0 + plan.loading_images / load + plan.epoch_images * plan.epochs / train
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -195,16 +235,19 @@ def spread(total: int, count: int) -> list[int]:
     return [index % total for index in range(count)]
 
 
-def encode(data: Prepare | Measure | Environment | Measurement) -> dict[str, Any]:
+def encode(data: Prepare | Measure | Smoke | Environment | Measurement) -> dict[str, Any]:
     """Plain JSON types, with the name of the class."""
     return {"type": type(data).__name__, **dataclasses.asdict(data)}
 
 
-def decode_job(text: str) -> Prepare | Measure:
+def decode_job(text: str) -> Prepare | Measure | Smoke:
     """The job in ``text``, as :func:`encode` wrote it."""
     fields = json.loads(text)
-    if fields.pop("type") == "Prepare":
+    kind = fields.pop("type")
+    if kind == "Prepare":
         return Prepare(**fields)
+    if kind == "Smoke":
+        return Smoke(**{**fields, "prepare": Prepare(**fields["prepare"])})
     return Measure(**{**fields, "plan": Plan(**fields["plan"])})
 
 

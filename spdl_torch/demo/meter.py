@@ -6,7 +6,7 @@ import shutil
 import time
 from typing import TextIO
 
-__all__ = ["Meter"]
+__all__ = ["Meter", "counted", "duration", "time_left"]
 
 _BAR_CELLS = 12
 
@@ -49,6 +49,28 @@ class Meter:
         if self._drawing:
             self._stream.write("\r\033[K")
             self._stream.flush()
+
+
+def time_left(done: int, total: int, seconds: float, expected: float | None = None) -> str:
+    """``, about 2 min left``: of ``total`` equal parts ``done`` took ``seconds``.
+
+    expected: seconds of all parts, by which to go before the first is done; None: nothing is said.
+    """
+    if done:
+        return f", about {duration(seconds * (total - done) / done)} left"
+    return "" if expected is None else f", about {duration(expected)} left"
+
+
+def duration(seconds: float) -> str:
+    """``40 s``, ``3 min``, ``12 h``: two digits at most, which is what an estimate is worth."""
+    if seconds < 90:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.0f} h"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def render(label: str, done: int, total: int, seconds: float) -> str:

@@ -50,7 +50,12 @@ _NUM_FIELDS = 3
 
 
 def write_photographs(
-    folder: Path, count: int, *, seed: int = 0, progress: Callable[[int], None] = lambda done: None
+    folder: Path,
+    count: int,
+    *,
+    seed: int = 0,
+    num_classes: int = NUM_CLASSES,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> None:
     """Write ``count`` JPEGs as ``folder/class_<n>/<index>.jpg``; the same seed, the same pixels.
 
@@ -58,10 +63,10 @@ def write_photographs(
     ``progress`` is called with the number of photographs written so far.
     """
     fields = _Fields(seed)
-    for label in range(min(count, NUM_CLASSES)):
+    for label in range(min(count, num_classes)):
         (folder / f"class_{label}").mkdir(parents=True, exist_ok=True)
     for index in range(count):
-        path = folder / f"class_{index % NUM_CLASSES}" / f"{index:05d}.jpg"
+        path = folder / f"class_{index % num_classes}" / f"{index:05d}.jpg"
         image = Image.fromarray(photograph(fields, index))
         if index % 33 == 32:
             image = image.convert("L")

@@ -27,34 +27,38 @@ _FIGURES: tuple[_Figure, ...] = (
 """Name, unit, where it is, factor from the measurement to the unit, which way is better; a figure
 that is not the loader's has no better, and no ratio."""
 
-_LABEL, _UNIT, _CELL, _RATIO, _BETTER = 24, 14, 15, 8, 8
+_LABEL, _UNIT, _CELL, _RATIO, _BETTER = 24, 14, 15, 9, 7
 
 
-def comparison_table(results: Mapping[str, Sequence[Measurement]]) -> str:
+def comparison_table(
+    results: Mapping[str, Sequence[Measurement]], *, with_ratio: bool = True
+) -> str:
     """One line per figure, one column per variant measured: the median of its rounds.
 
     ``±`` is half the distance between the best and the worst round. The ratio is the last
     column over the first.
     """
     measured = [key for key in VARIANTS if results.get(key)]
-    lines = _headings(measured)
+    with_ratio = with_ratio and len(measured) > 1
+    lines = _headings(measured, with_ratio)
     for name, unit, value_of, factor, better in _FIGURES:
         rounds = [[value_of(m) for m in results[key]] for key in measured]
         cells = [_cell([v * factor for v in values if v is not None]) for values in rounds]
         line = f"{name:{_LABEL}}{unit:{_UNIT}}" + "".join(f"{cell:>{_CELL}}" for cell in cells)
-        if len(measured) > 1:
+        if with_ratio:
             ratio = _ratio(rounds[0], rounds[-1]) if better else ""
             line += f"{ratio:>{_RATIO}}{better:>{_BETTER}}"
         lines.append(line)
     return "\n".join(lines)
 
 
-def _headings(measured: Sequence[str]) -> list[str]:
+def _headings(measured: Sequence[str], with_ratio: bool) -> list[str]:
     lines = []
-    for row, extra in enumerate((("", "better"), ("ratio", "is"))):
+    last_over_first = "3rd/1st" if len(measured) == 3 else "2nd/1st"
+    for row, extra in enumerate((("ratio", "better"), (last_over_first, "is"))):
         line = " " * (_LABEL + _UNIT)
         line += "".join(f"{VARIANTS[key].heading[row]:>{_CELL}}" for key in measured)
-        if len(measured) > 1:
+        if with_ratio:
             line += f"{extra[0]:>{_RATIO}}{extra[1]:>{_BETTER}}"
         lines.append(line)
     return [*lines, "-" * len(lines[0])]

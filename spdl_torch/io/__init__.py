@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spdl_torch.io._array.npy import load_npy
     from spdl_torch.io._array.npz import NpzFile, load_npz
+    from spdl_torch.io._config import DecodeConfig, DemuxConfig, decode_config, demux_config
     from spdl_torch.io._image.codec import Codec, image_codec
     from spdl_torch.io._image.decode import decode_image
     from spdl_torch.io._image.geometry import Crop, random_resized_crop, random_resized_crop_params
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from spdl_torch.io._image.nvjpeg import load_image_batch_nvjpeg
     from spdl_torch.io._read import Reader
     from spdl_torch.io._source import Source
+    from spdl_torch.io._storage import CPUStorage, cpu_storage
     from spdl_torch.io._tar import iter_tarfile
     from spdl_torch.io._transfer.transfer import (
         CUDAConfig,
@@ -29,8 +31,14 @@ if TYPE_CHECKING:
         transfer_tensor,
         transfer_tensor_h2d,
     )
+    from spdl_torch.io._types import (
+        ArrayInterface,
+        CPUBuffer,
+        CUDAArrayInterface,
+        CUDABuffer,
+    )
     from spdl_torch.io._video.clips import Clip, load_clip
-    from spdl_torch.io._video.codec import VideoCodec
+    from spdl_torch.io._video.codec import ImageCodec, VideoCodec
     from spdl_torch.io._video.demux import demux_video
     from spdl_torch.io._video.filters import get_filter_desc, get_video_filter_desc
     from spdl_torch.io._video.frames import (
@@ -39,9 +47,11 @@ if TYPE_CHECKING:
         convert_frames,
         decode_packets,
         sample_decode_video,
+        to_numpy,
         to_torch,
     )
-    from spdl_torch.io._video.packets import VideoPackets
+    from spdl_torch.io._video.image import demux_image
+    from spdl_torch.io._video.packets import ImagePackets, VideoPackets
     from spdl_torch.io._video.samplers import (
         ClipSampler,
         VideoInfo,
@@ -52,12 +62,21 @@ if TYPE_CHECKING:
     from spdl_torch.io._video.video import load_video
 
 __all__ = [
+    "ArrayInterface",
+    "CPUBuffer",
+    "CPUStorage",
+    "CUDAArrayInterface",
+    "CUDABuffer",
     "CUDAConfig",
     "Clip",
     "ClipSampler",
     "Codec",
     "Crop",
+    "DecodeConfig",
+    "DemuxConfig",
+    "ImageCodec",
     "ImageFrames",
+    "ImagePackets",
     "NpzFile",
     "Reader",
     "Source",
@@ -68,9 +87,13 @@ __all__ = [
     "VideoInfo",
     "VideoPackets",
     "convert_frames",
+    "cpu_storage",
     "cuda_config",
+    "decode_config",
     "decode_image",
     "decode_packets",
+    "demux_config",
+    "demux_image",
     "demux_video",
     "get_filter_desc",
     "get_video_filter_desc",
@@ -89,6 +112,7 @@ __all__ = [
     "random_resized_crop_params",
     "sample_decode_video",
     "strided_frames",
+    "to_numpy",
     "to_torch",
     "transfer_buffer",
     "transfer_tensor",
@@ -97,6 +121,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "_config": ("DecodeConfig", "DemuxConfig", "decode_config", "demux_config"),
+    "_storage": ("CPUStorage", "cpu_storage"),
+    "_types": ("ArrayInterface", "CPUBuffer", "CUDAArrayInterface", "CUDABuffer"),
+    "_video.image": ("demux_image",),
     "_video.clips": ("Clip", "load_clip"),
     "_image.codec": ("Codec", "image_codec"),
     "_image.decode": ("decode_image",),
@@ -108,6 +136,7 @@ _HOMES = {
         "convert_frames",
         "decode_packets",
         "sample_decode_video",
+        "to_numpy",
         "to_torch",
     ),
     "_image.geometry": ("Crop", "random_resized_crop", "random_resized_crop_params"),
@@ -115,7 +144,7 @@ _HOMES = {
     "_array.npy": ("load_npy",),
     "_array.npz": ("NpzFile", "load_npz"),
     "_image.nvjpeg": ("load_image_batch_nvjpeg",),
-    "_video.packets": ("VideoPackets",),
+    "_video.packets": ("ImagePackets", "VideoPackets"),
     "_read": ("Reader",),
     "_video.samplers": (
         "ClipSampler",
@@ -136,14 +165,18 @@ _HOMES = {
         "transfer_tensor_h2d",
     ),
     "_video.video": ("load_video",),
-    "_video.codec": ("VideoCodec",),
+    "_video.codec": ("ImageCodec", "VideoCodec"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "utils":
+        return importlib.import_module(".utils", __name__)
     if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        left_out = importlib.import_module("._left_out", __name__).LEFT_OUT
+        hint = f". {left_out[name]}" if name in left_out else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
     globals()[name] = value  # from now on without this detour
     return value

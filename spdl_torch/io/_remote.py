@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["aread_url", "glob_url", "is_url", "open_url", "read_url", "stream_url"]
 
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
-# chains, "zip://a.txt::s3://bucket/b.zip", begin the same way.
+# chains, "zip://a.txt::s3://bucket/b.zip" and "simplecache::s3://bucket/a", begin the same way.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(::|://)")
 
 _STREAM_BUFFER_BYTES = 1 << 20
@@ -26,7 +26,11 @@ _PIP_NAMES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
 
 def is_url(source: str | os.PathLike[str]) -> bool:
     """Whether a source's name has a protocol, as ``s3://bucket/key`` and ``memory://name`` have."""
-    return isinstance(source, str) and _URL.match(source) is not None
+    match = _URL.match(source) if isinstance(source, str) else None
+    if match is None:
+        return False
+    # "ab::c.jpg" may be a file; a chain has a URL in it, or begins with a protocol of fsspec's.
+    return "://" in match.string or _is_known(match[1])
 
 
 def open_url(url: str, storage_options: Mapping[str, Any] | None = None) -> BinaryIO:
@@ -145,6 +149,12 @@ def _file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[A
             "abfs://, http://, file:// or memory://."
         ) from error
     return system, path
+
+
+def _is_known(protocol: str) -> bool:
+    import fsspec
+
+    return protocol in fsspec.registry or protocol in fsspec.available_protocols()
 
 
 def _missing_package(url: str, error: ImportError) -> ImportError:

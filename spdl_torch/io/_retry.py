@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Any
 
+from ..pipeline.failures import attach_note
+
 __all__ = ["RetryPolicy", "is_transient"]
 
 _logger = logging.getLogger("spdl_torch.io")
@@ -103,7 +105,7 @@ class RetryPolicy:
         """
         if not is_transient(error) or num_failed > self.retries:
             if num_failed > 1:
-                error.add_note(f"reading {name!r} failed after {num_failed} attempts")
+                attach_note(error, f"reading {name!r} failed after {num_failed} attempts")
             return None
         longest = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (num_failed - 1))
         # Between half and all of it, so that readers that failed together do not return together.

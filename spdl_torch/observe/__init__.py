@@ -10,7 +10,9 @@ from spdl_torch.observe.entries import (
 from spdl_torch.observe.plot import plot_queue_stats, plot_stats, plot_task_stats
 from spdl_torch.observe.profile import Profile
 from spdl_torch.observe.query import (
+    QueueStatsQueryResult,
     QueueStatsRow,
+    TaskStatsQueryResult,
     TaskStatsRow,
     query_event_stats,
     query_queue_stats,
@@ -25,7 +27,8 @@ from spdl_torch.observe.recorders import (
 from spdl_torch.observe.report import Report, make_report
 from spdl_torch.observe.sqlite import SQLiteStatsWriter
 from spdl_torch.observe.stored import pipelines_of_file, report_of_file
-from spdl_torch.observe.summary import QueueSummary, TaskSummary, log_stats_summary, summarize
+from spdl_torch.observe.summary import QueueSummary, TaskSummary, summarize
+from spdl_torch.observe.summary_text import log_stats_summary
 from spdl_torch.observe.trace_check import TraceSummary, check_trace
 from spdl_torch.observe.trace_files import merge_ranks, merge_with_torch
 from spdl_torch.observe.tracing import flight_recorder, tracing
@@ -38,12 +41,14 @@ __all__ = [
     "Probes",
     "Profile",
     "QueueStatsLogEntry",
+    "QueueStatsQueryResult",
     "QueueStatsRecorder",
     "QueueStatsRow",
     "QueueSummary",
     "Report",
     "SQLiteStatsWriter",
     "TaskStatsLogEntry",
+    "TaskStatsQueryResult",
     "TaskStatsRecorder",
     "TaskStatsRow",
     "TaskSummary",

@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 import socket
+from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from ..pipeline.timeline import Clock
 from ._trace_flows import Placed, add_flows
 from ._trace_json import OURS
-from ._trace_rows import ProcessRows, num_slices
+from ._trace_program import ProgramRows, put_into_rows
+from ._trace_rows import ProcessRows, microseconds, num_slices
+from .program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..pipeline.timeline import Clock, Timeline
+    from ..pipeline.timeline import Timeline
     from .report import Report
 
 __all__ = ["FIRST_PID", "FIRST_TID", "chrome_trace"]
@@ -25,7 +29,7 @@ FIRST_PID: Final = 2**30
 
 FIRST_TID: Final = 2**31
 
-_PIDS_PER_RANK = 256
+_PIDS_PER_RANK = 256  # the last one is the program's
 _TIDS_PER_RANK = 2**16
 
 Event = dict[str, Any]
@@ -38,39 +42,58 @@ def chrome_trace(
     rank: int,
     last_seconds: float | None,
     max_events: int,
+    program: Program | None = None,
 ) -> dict[str, Any]:
     """A trace as :meth:`Profile.write_trace` writes it; ``timelines`` are of one process."""
-    timelines = sorted(timelines, key=_start_of)
-    numbers = sorted({t.pipeline_number for t in timelines})[-_PIDS_PER_RANK:]
+    program = program or Program()
+    timelines, spans = put_into_rows(sorted(timelines, key=_start_of), program.spans)
+    program = replace(program, spans=tuple(spans))
+    numbers = sorted({t.pipeline_number for t in timelines})[1 - _PIDS_PER_RANK :]
     too_many = [t for t in timelines if t.pipeline_number not in numbers]
     timelines = [t for t in timelines if t.pipeline_number in numbers]
     # One clock for all: two readings may differ, if only by the time that they took.
-    clock = max((t.clock for t in timelines), key=lambda clock: clock.perf_ns)
-    cutoff = _cutoff(timelines, last_seconds, max_events)
-    base = _base(timelines, clock, cutoff)
+    clocks = [t.clock for t in timelines] or [Clock.now()]
+    clock = max(clocks, key=lambda clock: clock.perf_ns)
+    cutoff = _cutoff(timelines, program, last_seconds, max_events)
+    num_left_out = sum(map(_num_in, too_many)) + len(program)
+    program = program.since(cutoff)
+    num_left_out -= len(program)
+    base = _base(timelines, program, clock, cutoff)
     tids = itertools.count(FIRST_TID + rank * _TIDS_PER_RANK)
     header: list[Event] = []
     events: list[Event] = []
     placed: list[Placed] = []
-    processes: list[ProcessRows] = []
-    num_left_out = sum(map(_num_in, too_many))
+    pids: list[int] = []
     for index, number in enumerate(numbers):
         own = [t for t in timelines if t.pipeline_number == number]
         process = ProcessRows(FIRST_PID + rank * _PIDS_PER_RANK + index, clock, base, cutoff, tids)
         placed += map(process.add, own)
-        title = f"Data pipeline · rank {rank}"
+        title = f"{program.name or 'Data pipeline'} · rank {rank}"
         if len(numbers) > 1:
             title += f" · {own[-1].pipeline} {number}"
         header += process.header(title, index - FIRST_PID + rank * _PIDS_PER_RANK)
         events += process.events
-        processes.append(process)
+        pids.append(process.pid)
         num_left_out += process.num_left_out
+    if program:
+        rows = ProgramRows(
+            FIRST_PID + (rank + 1) * _PIDS_PER_RANK - 1,
+            tids,
+            lambda perf_ns: microseconds(clock.system(perf_ns) - base),
+        )
+        rows.add(program)
+        title = f"{program.name or 'Program'} · rank {rank}"
+        where = {"pid": rows.pid, "tid": rows.pid}
+        header.append({"ph": "M", "name": "process_name", **where, "args": {"name": title}})
+        header += rows.header
+        events += rows.events
+        pids.append(rows.pid)
     add_flows(placed)
     events.sort(key=itemgetter("ts"))  # stable: what encloses another comes first
     profile = {
         "rank": rank,
         "host": socket.gethostname(),
-        "pids": [process.pid for process in processes],
+        "pids": pids,
         "num_lost": sum(row.num_lost for t in timelines for row in t.rows),
         "num_left_out": num_left_out,
         "report": report.as_dict(),
@@ -88,7 +111,7 @@ def _start_of(timeline: Timeline) -> int:
     return min((row.turns[0].since_ns for row in timeline.rows if row.turns), default=0)
 
 
-def _base(timelines: Sequence[Timeline], clock: Clock, cutoff: float) -> int:
+def _base(timelines: Sequence[Timeline], program: Program, clock: Clock, cutoff: float) -> int:
     """The full second before the first event."""
     starts = (
         min(
@@ -99,13 +122,18 @@ def _base(timelines: Sequence[Timeline], clock: Clock, cutoff: float) -> int:
         for row in timeline.rows
     )
     instants = (i.time_ns for t in timelines for i in t.instants if i.time_ns > cutoff)
-    first = min([clock.perf_ns, *starts, *instants])
+    added = (*(s.started_ns for s in program.spans), *(c.time_ns for c in program.counts))
+    first = min([clock.perf_ns, *starts, *instants, *added])
     return clock.system(first) // 1_000_000_000 * 1_000_000_000
 
 
-def _cutoff(timelines: Sequence[Timeline], last_seconds: float | None, max_events: int) -> float:
+def _cutoff(
+    timelines: Sequence[Timeline], program: Program, last_seconds: float | None, max_events: int
+) -> float:
     """What had ended by then is left out, so that at most ``max_events`` events remain."""
     ends = [(i.time_ns, 1) for t in timelines for i in t.instants]
+    ends += [(span.ended_ns, 1) for span in program.spans]
+    ends += [(count.time_ns, 1) for count in program.counts]
     for timeline in timelines:
         for row in timeline.rows:
             # Its slices, and a reading of the queues on both sides.

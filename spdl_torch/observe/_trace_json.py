@@ -15,38 +15,79 @@ from .report import Report
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["OURS", "owned_pids", "path_to_write", "profiles_of", "read", "report_in", "write"]
+__all__ = [
+    "OURS",
+    "may_be_trace",
+    "owned_pids",
+    "path_to_write",
+    "profiles_of",
+    "read",
+    "report_in",
+    "write",
+    "write_to_descriptor",
+]
 
 OURS: Final = "spdlTorch"
 """Key of the block of a trace that only we read."""
 
-_ENDINGS = (".json", ".json.gz")
 _GZIP = b"\x1f\x8b"
+_OTHER_COMPRESSIONS = (".bz2", ".xz", ".zip", ".zst")
 _BATCH = 2000
 """Events turned into text in one call, which holds the GIL: 3 ms."""
 
 
 def path_to_write(path: str | os.PathLike[str]) -> Path:
-    """The path, if a trace can have that name."""
+    """The path, if a trace can be written there."""
     path = Path(path)
-    if not path.name.endswith(_ENDINGS) or path.name in _ENDINGS:
-        raise ValueError(f"{path}: the name of a trace must end in .json or .json.gz.")
+    if path.is_dir():
+        raise ValueError(f"{path}: a trace must be a file, and this is a folder. Add a name to it.")
+    if path.suffix in _OTHER_COMPRESSIONS:
+        raise ValueError(f"{path}: a trace is compressed by gzip alone: end the name in .gz.")
+    if path.is_file() and not may_be_trace(path):
+        raise ValueError(f"{path}: this file is no trace, and is not replaced. Take another name.")
     return path
 
 
+def may_be_trace(path: Path) -> bool:
+    """Whether a file begins as one in JSON does, gzipped or not, or is empty."""
+    with path.open("rb") as file:
+        begin = file.read(2)
+    if begin == _GZIP:
+        try:
+            with gzip.open(path) as unzipped:
+                begin = unzipped.read(1)
+        except (OSError, EOFError):
+            return False
+    return begin[:1] in (b"{", b"[", b"")
+
+
 def write(path: str | os.PathLike[str], trace: dict[str, Any]) -> Path:
-    """Write a trace under its name once it is whole; folders are made, a file is replaced."""
+    """Write a trace under its name once it is whole, gzipped where that ends in ``.gz``; folders
+    are made, a file is replaced.
+    """
     path = path_to_write(path)
+    if (
+        path.exists() and not path.is_file()
+    ):  # a pipe or a device, which a new file must not replace
+        write_to_descriptor(os.open(path, os.O_WRONLY), trace)
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
-        with _opened(temporary, compressed=path.name.endswith(".gz")) as file:
+        with _opened(temporary, compressed=path.suffix == ".gz") as file:
             for text in _texts(trace):
                 file.write(text.encode("ascii"))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def write_to_descriptor(descriptor: int, trace: dict[str, Any]) -> None:
+    """Write a trace to an open file, and close it."""
+    with open(descriptor, "wb") as file:
+        for text in _texts(trace):
+            file.write(text.encode("ascii"))
 
 
 def _opened(path: Path, *, compressed: bool) -> Any:

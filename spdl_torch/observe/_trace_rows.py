@@ -6,7 +6,8 @@ How the viewers read them decided the details:
   All times are multiples of 1/8 us, which floating point numbers hold exactly.
 - It names threads by their id alone: ids of rows are unique in the file, and are neither ids of
   the operating system nor ids of processes.
-- Each key of a counter's ``args`` becomes a track; colours (``cname``) are ignored.
+- Each key of a counter's ``args`` becomes a track; colours (``cname``) are ignored. In
+  chrome://tracing they are not: there waits are gray.
 """
 
 from __future__ import annotations
@@ -172,6 +173,8 @@ class ProcessRows:
         ts = self._time(start)
         event = {"ph": "X", "name": name, "cat": role, "pid": self.pid, "tid": tid, "ts": ts}
         event["dur"] = self._time(end) - ts
+        if name in (_WAIT_IN, _WAIT_OUT):
+            event["cname"] = "grey"
         if cpu_ns >= 0:
             event["tdur"] = microseconds(cpu_ns)
         if args:

@@ -130,5 +130,6 @@ def _check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'Plots need matplotlib, which is not installed: pip install "spdl-torch[plot]".'
+            "Plots need matplotlib, which is not installed: pip install matplotlib (the extra "
+            "plot)."
         ) from error

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 
 from ..pipeline.recorder import garbage_was_collected
+from ..pipeline.starting import start
 from ..pipeline.stats import Histogram, percentile
 from .verdict import Probes
 
@@ -79,7 +80,7 @@ class _Probe:
         # Without the lock: this takes another one, and a finalizer that wants this lock may run on
         # a thread that has that one.
         thread = threading.Thread(target=self._run, args=(going_on,), name=_OWN_NAME, daemon=True)
-        thread.start()
+        start(thread)
         self._thread = thread
 
     def stop(self) -> None:
@@ -88,8 +89,11 @@ class _Probe:
                 return  # in a forked child, which has none of the parent's users
             self._num_users -= 1
             if self._num_users == 0:
-                gc.callbacks.remove(self._on_gc)
-                self._going_on.release()
+                # Ctrl-C may have come in the middle of start().
+                if self._on_gc in gc.callbacks:
+                    gc.callbacks.remove(self._on_gc)
+                if self._going_on.locked():
+                    self._going_on.release()
 
     def join(self, timeout: float) -> None:
         with self._lock:
@@ -113,16 +117,20 @@ class _Probe:
         )
 
     def _run(self, going_on: threading.Lock) -> None:
-        due, own = monotonic() + _SCHEDSTAT_SECONDS, threading.get_native_id()
-        while not going_on.acquire(timeout=_PERIOD_SECONDS - _SLEEP_SECONDS):
-            delay_ns, began_ns = _run_delay_ns(own) or 0, perf_counter_ns()
-            if going_on.acquire(timeout=_SLEEP_SECONDS):
-                return
-            late_ns = perf_counter_ns() - began_ns - int(_SLEEP_SECONDS * 1e9)
-            self._late.add(max(0, late_ns - (_run_delay_ns(own) or 0) + delay_ns))
-            if monotonic() >= due:
-                due = monotonic() + _SCHEDSTAT_SECONDS
-                self._read_run_delays()
+        due = monotonic() + _SCHEDSTAT_SECONDS
+        own_delay_ns = _OwnRunDelay()
+        try:
+            while not going_on.acquire(timeout=_PERIOD_SECONDS - _SLEEP_SECONDS):
+                delay_ns, began_ns = own_delay_ns(), perf_counter_ns()
+                if going_on.acquire(timeout=_SLEEP_SECONDS):
+                    return
+                late_ns = perf_counter_ns() - began_ns - int(_SLEEP_SECONDS * 1e9)
+                self._late.add(max(0, late_ns - own_delay_ns() + delay_ns))
+                if monotonic() >= due:
+                    due = monotonic() + _SCHEDSTAT_SECONDS
+                    self._read_run_delays()
+        finally:
+            own_delay_ns.close()
 
     def _read_run_delays(self) -> None:
         # Before the lock, as in start().
@@ -150,6 +158,32 @@ class _Probe:
             garbage_was_collected(self._gc_began_ns, now, info["generation"])
             self._gc_ns += now - self._gc_began_ns
             self._gc_began_ns = 0
+
+
+class _OwnRunDelay:
+    """For how long the calling thread was ready to run without a core; 0 where nobody tells.
+
+    Its file stays open: to open one lets go of the GIL, and what this thread then waits for would
+    be taken off the wait that is measured. (Measured with two threads in pure Python: the median
+    wait for the GIL came out as 0.0 to 0.2 ms, where it is 5 ms and more.)
+    """
+
+    def __init__(self) -> None:
+        try:
+            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            self._file = os.open(path, os.O_RDONLY)
+        except OSError:
+            self._file = -1
+
+    def __call__(self) -> int:
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
 
 
 def _run_delay_ns(native_id: int) -> int | None:

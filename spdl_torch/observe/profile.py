@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ._trace_events import chrome_trace
 from ._trace_json import path_to_write, profiles_of, read, report_in, write
+from .program import Program
 from .stored import report_of_file
 
 if TYPE_CHECKING:
@@ -32,11 +33,21 @@ class Profile:
     rank: int = 0
     _trace: dict[str, Any] | None = field(default=None, repr=False, compare=False)
     """The file that the profile was loaded from, if it was a trace."""
+    _program: Program = field(default_factory=Program)
+    """What the program itself added."""
 
-    def __init__(self, report: Report, timelines: tuple[Timeline, ...] = (), rank: int = 0) -> None:
+    def __init__(
+        self,
+        report: Report,
+        timelines: tuple[Timeline, ...] = (),
+        rank: int = 0,
+        *,
+        _program: Program | None = None,
+    ) -> None:
         object.__setattr__(self, "_report", report)
         object.__setattr__(self, "timelines", tuple(timelines))
         object.__setattr__(self, "rank", rank)
+        object.__setattr__(self, "_program", _program or Program())
 
     def __str__(self) -> str:
         """The report as text."""
@@ -81,16 +92,19 @@ class Profile:
     ) -> Path:
         """Write what each thread did when for Perfetto and chrome://tracing; the path written.
 
-        path: ends in ``.json`` or ``.json.gz``; folders are made, a file is replaced, and only
-            once the new one is whole.
+        path: of any name; gzipped where it ends in ``.gz``. Folders are made, a file is replaced,
+            and only once the new one is whole.
         last_seconds: leave out what ended earlier, counted from the last moment recorded.
         max_events: the latest are kept; the file says how many were left out. 200,000 are about
             30 MB, gzipped 3 MB at most.
-        Raises: ValueError: a name that ends otherwise; the profile has only sums, as one that was
-            loaded from a statistics file; or it was loaded from a trace, which is written again as
-            it is or not at all.
+        Raises: ValueError: a folder, or a file that is no trace; the profile has only sums, as one
+            that was loaded from a statistics file; or it was loaded from a trace, which is written
+            again as it is or not at all.
         """
         path = path_to_write(path)
+        return write(path, self._as_trace(last_seconds, max_events))
+
+    def _as_trace(self, last_seconds: float | None, max_events: int) -> dict[str, Any]:
         if last_seconds is not None and last_seconds <= 0:
             raise ValueError(f"write_trace: last_seconds must be > 0, got {last_seconds}.")
         if max_events < 1:
@@ -102,21 +116,19 @@ class Profile:
                     f"whole: {len(self._trace['traceEvents'])} events. Leave last_seconds out and "
                     "raise max_events."
                 )
-            return write(path, self._trace)
-        if not self.timelines:
+            return self._trace
+        if not (self.timelines or self._program):
             raise ValueError(
                 "write_trace: this profile holds sums and no single tasks, so there is nothing to "
                 "draw. A statistics file never has them; profile a run while it goes on."
             )
-        return write(
-            path,
-            chrome_trace(
-                self.timelines,
-                self._report,
-                rank=self.rank,
-                last_seconds=last_seconds,
-                max_events=max_events,
-            ),
+        return chrome_trace(
+            self.timelines,
+            self._report,
+            rank=self.rank,
+            last_seconds=last_seconds,
+            max_events=max_events,
+            program=self._program,
         )
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 from .entries import EventLogEntry
 from .schema import open_for_reading
@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     import os
 
 __all__ = [
+    "QueueStatsQueryResult",
     "QueueStatsRow",
+    "TaskStatsQueryResult",
     "TaskStatsRow",
     "choose_run",
+    "num_dropped_of_run",
     "query_event_stats",
     "query_queue_stats",
     "query_task_stats",
@@ -71,6 +74,13 @@ class QueueStatsRow(TypedDict):
     pipeline: int | None
 
 
+TaskStatsQueryResult: TypeAlias = TaskStatsRow
+"""A row by the name that SPDL's example has for it, with its columns and more."""
+
+QueueStatsQueryResult: TypeAlias = QueueStatsRow
+"""Likewise."""
+
+
 def query_task_stats(
     db_path: str | os.PathLike[str],
     name: str | None = None,
@@ -101,7 +111,10 @@ def query_queue_stats(
     run_id: int | None = None,
     pipeline: int | None = None,
 ) -> list[QueueStatsRow]:
-    """Rows of the view ``queue_stats``, newest first; arguments as of :func:`query_task_stats`."""
+    """Rows of the view ``queue_stats``, newest first; arguments as of :func:`query_task_stats`.
+
+    name: of a queue (``0:1:decode[10]_queue``), or of the stage that fills it.
+    """
     rows = _select(db_path, "queue_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
     return cast("list[QueueStatsRow]", rows)
 
@@ -142,6 +155,14 @@ def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
     return run_id
 
 
+def num_dropped_of_run(db_path: str | os.PathLike[str], run_id: int) -> int:
+    """The number of entries that were not written, as known at the run's end; 0 before."""
+    with closing(open_for_reading(db_path)) as connection:
+        query = "SELECT num_dropped FROM run WHERE run_id = ?"
+        (row,) = connection.execute(query, (run_id,))
+        return int(row["num_dropped"])
+
+
 def _select(
     db_path: str | os.PathLike[str],
     view: str,
@@ -149,6 +170,8 @@ def _select(
     order: str,
 ) -> list[dict[str, Any]]:
     named = "event_name = ?" if view == "event_stats" else "? IN (name, label)"
+    if view == "queue_stats":  # also by the name of the stage that fills it
+        named = "? IN (name, label, substr(name, 1, length(name) - length('_queue')))"
     conditions = (named, "timestamp >= ?", "timestamp <= ?", "run_id = ?", "pipeline = ?")
     given = [(c, value) for c, value in zip(conditions, filters, strict=True) if value is not None]
     where = " AND ".join(condition for condition, _ in given) or "TRUE"

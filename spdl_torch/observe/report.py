@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -21,9 +22,10 @@ _HEADINGS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Report:
-    """What was found in one window. ``print(report)`` shows all of it."""
+    """What was found in one window. ``print(report)`` shows all of it, and so do the prompts of
+    Python and of a notebook."""
 
     verdict: Verdict
     stats: PipelineStats
@@ -37,6 +39,12 @@ class Report:
         lines += [*self._table(), "", f"checks   {self._checks()}"]
         lines += [f"note     {remark}" for remark in self.verdict.remarks]
         return "\n".join([*lines, f"ACTION   {self.verdict.action}{_gain(self.verdict.gain)}"])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, whose lines would break in the middle of the table."""
+        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(str(self))}</pre>'
 
     def as_json(self) -> str:
         """For programs: ``verdict``, ``stats`` and ``probes``; null = not measured."""
@@ -109,18 +117,22 @@ class Report:
         return "waits for the trainer" if stage.name in self.pooled else "waits for items"
 
     def _checks(self) -> str:
+        """What was looked at besides the stages; what was not measured is left out."""
         p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
         failed = sum(stage.tasks.num_failures for stage in self.stats.stages)
-        turns = ", one worker at a time" if p.one_at_a_time else ""
-        return ", ".join(
-            [
-                f"GIL wait {_or_dash(p.gil_seconds, lambda v: f'{v * 1e3:.1f} ms')}{turns}",
-                f"no core for {_or_dash(p.run_delay_ratio, _percent)} of the threads' time",
-                f"garbage collection {_or_dash(p.gc_ratio, _percent)}",
-                f"{failed} failed, {dropped} dropped",
-                f"step over cached batches {_or_dash(p.step_slowdown, lambda v: f'{v:+.0%}')}",
-            ]
-        )
+        checks = []
+        if p.gil_seconds is not None:
+            checks.append(f"GIL wait {p.gil_seconds * 1e3:.1f} ms")
+        if p.one_at_a_time:
+            checks.append("one worker at a time")
+        if p.run_delay_ratio is not None:
+            checks.append(f"no core for {_percent(p.run_delay_ratio)} of the threads' time")
+        if p.gc_ratio is not None:
+            checks.append(f"garbage collection {_percent(p.gc_ratio)}")
+        checks.append(f"{failed} failed, {dropped} dropped")
+        if p.step_slowdown is not None:
+            checks.append(f"step over cached batches {p.step_slowdown:+.0%}")
+        return ", ".join(checks)
 
 
 def make_report(
@@ -147,10 +159,6 @@ def _gain(gain: float) -> str:
     return (
         f" At most {_percent(gain)} faster." if gain < 1 else f" At most {1 + gain:.1f}x as fast."
     )
-
-
-def _or_dash(value: float | None, text: Any) -> str:
-    return "-" if value is None else str(text(value))
 
 
 def _rate(per_second: float) -> str:

@@ -38,7 +38,7 @@ CREATE TABLE run (
     world_size INTEGER NOT NULL,
     versions TEXT NOT NULL,      -- JSON: package -> version
     config TEXT NOT NULL,        -- JSON: what the user gave
-    num_dropped INTEGER NOT NULL DEFAULT 0  -- entries that found no room in memory
+    num_dropped INTEGER NOT NULL DEFAULT 0  -- entries that were not written
 );
 CREATE TABLE stage (
     stage_id INTEGER PRIMARY KEY,
@@ -146,6 +146,8 @@ def open_for_reading(path: str | os.PathLike[str]) -> sqlite3.Connection:
     Raises: FileNotFoundError; ValueError: the file is something else, or of a newer release.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, and no statistics file.")
     if not path.is_file():
         raise FileNotFoundError(f"statistics file {path} does not exist.")
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)

@@ -41,7 +41,18 @@ _queue_figures = attrgetter(
     *("p90_get_time", "p99_get_time", "occupancy_rate", "put_wait_time", "get_wait_time"),
 )
 
-_STAGE_NAME = re.compile(r"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:_queue)?")
+# What is wrong with one entry, whatever the state of the file; anything else that SQLite raises is
+# the file's, which may be written later.
+_ENTRY_ERRORS = (
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.NotSupportedError,
+    sqlite3.ProgrammingError,
+)
+
+_QUEUE = "_queue"
+_STAGE_NAME = re.compile(rf"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:{_QUEUE})?")
 
 
 class Buffer(Protocol):
@@ -59,8 +70,9 @@ class SQLiteStatsWriter:
     Ends: ``shutdown()`` wakes the thread, which writes what is left, and waits for it; Ctrl-C, an
     exception and the interpreter's exit do the same. A process that is killed leaves a file that
     opens and lacks at most the last ``flush_interval``. If the file cannot be written (disk full),
-    entries wait in memory, up to 100,000; what had to be dropped is counted, logged and kept in
-    the table ``run``.
+    entries wait in memory, up to 100,000. An entry that cannot be written at all (details that JSON
+    cannot hold) is left out; the first one is logged. What had to be dropped is counted, logged and
+    kept in the table ``run``, and :func:`report_of_file` mentions it.
 
     Args:
         db_path: of the file, made if it does not exist; several runs may share it.
@@ -89,13 +101,14 @@ class SQLiteStatsWriter:
         self.db_path = Path(db_path)
         self.flush_interval = flush_interval
         self.num_dropped = 0
-        """Entries that found no room in memory."""
+        """Entries that found no room in memory or cannot be written."""
         self._buffer = buffer
         # Not queue.Queue: a garbage collection inside its put() may log an event, whose put() on
         # the same thread would wait for a lock that this thread holds. SimpleQueue is re-entrant.
         self._own: queue.SimpleQueue[LogEntry] = queue.SimpleQueue()
         self._pending: list[LogEntry] = []  # taken, not written yet; of the writer thread alone
-        self._has_complained = False
+        self._has_complained = False  # of the file
+        self._has_refused = False  # an entry
         self._stop = threading.Event()
         self._threads: ThreadGroup | None = None
         self._connection = open_for_writing(self.db_path)
@@ -154,13 +167,14 @@ class SQLiteStatsWriter:
             return
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._insert(self._pending)
+            refused = self._insert(self._pending)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            self._after_failure(error)
+            self._after_failure(error)  # entries that were refused are tried again with the others
         else:
             self._pending.clear()
             self._has_complained = False
+            self._leave_out(refused)
 
     def _take(self, source: Buffer) -> None:
         try:
@@ -182,6 +196,18 @@ class SQLiteStatsWriter:
             _logger.warning(
                 "%s cannot be written (%s); the last %d entries wait in memory.",
                 *(self.db_path, error, _MOST_PENDING),
+            )
+
+    def _leave_out(self, refused: Sequence[tuple[LogEntry, Exception]]) -> None:
+        """Count entries that no file would take; log the first one of the run."""
+        self.num_dropped += len(refused)
+        if refused and not self._has_refused:
+            self._has_refused = True
+            entry, error = refused[0]
+            _logger.warning(
+                "%s: an entry cannot be written and is left out, as later ones like it are without "
+                "another word: %s (%s: %s).",
+                *(self.db_path, _shown(entry), type(error).__name__, error),
             )
 
     def _end_run(self) -> None:
@@ -217,30 +243,46 @@ class SQLiteStatsWriter:
         assert cursor.lastrowid is not None, "guaranteed after an INSERT"
         return cursor.lastrowid
 
-    def _insert(self, entries: Sequence[LogEntry]) -> None:
-        tasks, queues, events = [], [], []
+    def _insert(self, entries: Sequence[LogEntry]) -> list[tuple[LogEntry, Exception]]:
+        """Insert the entries; return those that cannot be written, with the reason.
+
+        Raises: sqlite3.Error: the file cannot be written.
+        """
+        refused: list[tuple[LogEntry, Exception]] = []
         for entry in entries:
-            match entry:
-                case TaskStatsLogEntry(timestamp, name, stats, num_dropped):
-                    stage_id = self._stage_id("task", name)
-                    tasks.append((stage_id, timestamp, *_task_figures(stats), num_dropped))
-                case QueueStatsLogEntry(timestamp, name, stats):
-                    stage_id = self._stage_id("queue", name)
-                    queues.append((stage_id, timestamp, *_queue_figures(stats)))
-                case EventLogEntry(timestamp, name, details):
-                    text = json.dumps(dict(details), default=str)
-                    events.append((self._run_id, timestamp, name, text))
-                case other:
-                    _logger.error("not a log entry, left out: %r", other)
-        for table, rows in (("task_window", tasks), ("queue_window", queues), ("event", events)):
-            if rows:
-                marks = ", ".join("?" * len(rows[0]))
-                self._connection.executemany(f"INSERT INTO {table} VALUES (NULL, {marks})", rows)
+            try:
+                table, row = self._row(entry)
+                marks = ", ".join("?" * len(row))
+                self._connection.execute(f"INSERT INTO {table} VALUES (NULL, {marks})", row)
+            except _ENTRY_ERRORS as error:
+                refused.append((entry, error))
+            except sqlite3.Error:
+                raise
+            except Exception as error:  # the text of a user's object may raise anything
+                refused.append((entry, error))
+        return refused
+
+    def _row(self, entry: LogEntry) -> tuple[str, tuple[Any, ...]]:
+        """The table of an entry, and its values without the first column."""
+        match entry:
+            case TaskStatsLogEntry(timestamp, name, stats, num_dropped):
+                figures = (timestamp, *_task_figures(stats), num_dropped)
+                return "task_window", (self._stage_id("task", name), *figures)
+            case QueueStatsLogEntry(timestamp, name, stats):
+                figures = (timestamp, *_queue_figures(stats))
+                return "queue_window", (self._stage_id("queue", name), *figures)
+            case EventLogEntry(timestamp, name, details):
+                text = json.dumps(dict(details), default=str)
+                return "event", (self._run_id, timestamp, name, text)
+        raise TypeError(f"expected a TaskStats-, QueueStats- or EventLogEntry, got {type(entry)}")
 
     def _stage_id(self, kind: str, name: str) -> int:
         key = (kind, name)
         if key not in self._stage_ids:
             parts = _STAGE_NAME.fullmatch(name)
+            if kind == "queue" and parts and not name.endswith(_QUEUE):
+                # SPDL's programs log ``str(self.info)``, which is also the name of the tasks.
+                name += _QUEUE
             pipeline, position, label, concurrency = parts.groups() if parts else [None] * 4
             cursor = self._connection.execute(
                 "INSERT INTO stage VALUES (NULL, ?, ?, ?, ?, ?, ?, ?) "
@@ -249,6 +291,14 @@ class SQLiteStatsWriter:
             )
             (self._stage_ids[key],) = cursor.fetchone()
         return self._stage_ids[key]
+
+
+def _shown(entry: object) -> str:
+    """An entry for the log, on a line."""
+    try:
+        return f"{entry!r:.200}"
+    except Exception:  # it is the text that fails
+        return f"{type(entry).__name__} without a text"
 
 
 def _versions() -> dict[str, str]:

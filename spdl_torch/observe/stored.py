@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..pipeline.stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from .entries import PROBES_EVENT
-from .query import choose_run, query_event_stats, query_queue_stats, query_task_stats
+from .query import (
+    choose_run,
+    num_dropped_of_run,
+    query_event_stats,
+    query_queue_stats,
+    query_task_stats,
+)
 from .report import Report, make_report
 from .summary import mean_of, total_of
 from .verdict import Probes
@@ -43,7 +50,13 @@ def report_of_file(
     stats = stats_of_file(db_path, run_id=run_id, pipeline=pipeline)
     events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
     probes, pooled = probes_of_events(events, pipeline or 0)
-    return make_report(stats, probes, pooled=pooled)
+    report = make_report(stats, probes, pooled=pooled)
+    missing = num_dropped_of_run(db_path, run_id)
+    if not missing:
+        return report
+    remark = f"entries of this run that were not written to the file: {missing}."
+    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, remark))
+    return replace(report, verdict=verdict)
 
 
 def pipelines_of_file(

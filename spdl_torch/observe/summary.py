@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,11 @@ if TYPE_CHECKING:
 __all__ = [
     "QueueSummary",
     "TaskSummary",
-    "log_stats_summary",
     "mean_of",
     "rows_by_name",
     "summarize",
     "total_of",
 ]
-
-_logger = logging.getLogger("spdl_torch.observe")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,14 +36,14 @@ class TaskSummary:
     num_entries: int
 
     def lines(self) -> list[str]:
-        """For people."""
+        """For people, and for programs that read what SPDL's example prints."""
         return [
             f"  Stage: {self.name}",
-            f"    Tasks:           {self.num_tasks:,}",
-            f"    Failures:        {self.num_failures:,}",
-            f"    Average time:    {_milliseconds(self.ave_time)}",
-            f"    Success rate:    {self.success_rate:.1%}",
-            f"    Log entries:     {self.num_entries:,}",
+            f"    Total tasks processed: {self.num_tasks}",
+            f"    Total failures: {self.num_failures}",
+            f"    Average task time: {self.ave_time:.4f}s",
+            f"    Success rate: {self.success_rate:.1%}",
+            f"    Number of log entries: {self.num_entries}",
         ]
 
 
@@ -68,15 +64,15 @@ class QueueSummary:
     num_entries: int
 
     def lines(self) -> list[str]:
-        """For people."""
+        """As of a stage."""
         return [
             f"  Queue: {self.name}",
-            f"    Items:           {self.num_items:,}",
-            f"    QPS:             {self.qps:,.1f}",
-            f"    Average put:     {_milliseconds(self.ave_put_time)}",
-            f"    Average get:     {_milliseconds(self.ave_get_time)}",
-            f"    Occupancy:       {self.occupancy_rate:.1%}",
-            f"    Log entries:     {self.num_entries:,}",
+            f"    Total items processed: {self.num_items}",
+            f"    Average QPS: {self.qps:.2f}",
+            f"    Average put time: {self.ave_put_time:.4f}s",
+            f"    Average get time: {self.ave_get_time:.4f}s",
+            f"    Average occupancy rate: {self.occupancy_rate:.1%}",
+            f"    Number of log entries: {self.num_entries}",
         ]
 
 
@@ -92,26 +88,6 @@ def summarize(
     tasks = rows_by_name(query_task_stats(db_path, run_id=run_id))
     queues = rows_by_name(query_queue_stats(db_path, run_id=run_id))
     return [_of_tasks(*item) for item in tasks], [_of_queue(*item) for item in queues]
-
-
-def log_stats_summary(
-    db_path: str | os.PathLike[str],
-    *,
-    run_id: int | None = None,
-    write: Callable[[str], object] | None = None,
-) -> None:
-    """Log the summary of a statistics file at INFO level, or give it to ``write``, as one text.
-
-    Raises: FileNotFoundError; ValueError: not a statistics file.
-    """
-    tasks, queues = summarize(db_path, run_id=run_id)
-    lines = [f"Pipeline performance: {db_path}", "", "Tasks"]
-    for part in tasks:
-        lines += [*part.lines(), ""]
-    lines.append("Queues")
-    for queue in queues:
-        lines += [*queue.lines(), ""]
-    (write or _logger.info)("\n".join(lines).rstrip())
 
 
 def _of_tasks(name: str, rows: Sequence[Mapping[str, Any]]) -> TaskSummary:
@@ -161,7 +137,3 @@ def mean_of(
     weighted = [(float(row[column]), weight(row)) for row in rows]
     total = sum(w for _, w in weighted)
     return sum(value * w for value, w in weighted) / total if total else 0.0
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3f} ms"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._trace_flows import FLOWS_PER_PROCESS
-from ._trace_json import OURS, path_to_write, profiles_of, read, write
+from ._trace_json import OURS, may_be_trace, path_to_write, profiles_of, read, write
 from ._trace_rows import microseconds, nanoseconds
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def merge_with_torch(
     trace: written by ``Profile.write_trace`` or :func:`merge_ranks`.
     torch_trace: written by ``export_chrome_trace`` in the same process, or on the same machine;
         plain or gzipped. Its events are kept as they are.
-    output: ends in ``.json`` or ``.json.gz``; may be one of the two.
-    Raises: FileNotFoundError; ValueError: a file that is not such a trace, or an output of another
-        name.
+    output: of any name, gzipped where it ends in ``.gz``; may be one of the two.
+    Raises: FileNotFoundError; ValueError: a file that is not such a trace, or an output that
+        cannot be.
     """
     output = path_to_write(output)
     ours = read(trace)
@@ -60,10 +60,10 @@ def merge_ranks(
     traces: files that ``Profile.write_trace`` wrote, one for each rank or several; or a folder, of
         which all such files are taken (merged ones and those of other programs are not). Rows that
         came from torch are left out.
-    output: ends in ``.json`` or ``.json.gz``.
+    output: of any name, gzipped where it ends in ``.gz``.
     offsets: for ranks whose machines have another clock, seconds to add to their times.
-    Raises: FileNotFoundError; ValueError: not such a trace, none at all, an output of another
-        name, or an offset for a rank that is not there.
+    Raises: FileNotFoundError; ValueError: not such a trace, none at all, an output that cannot be,
+        or an offset for a rank that is not there.
     """
     output = path_to_write(output)
     paths = [traces] if isinstance(traces, str | os.PathLike) else list(traces)
@@ -102,7 +102,7 @@ def _load_files(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[Path, Tra
 def _load_folder(folder: Path) -> list[tuple[Path, Trace]]:
     loaded = []
     for path in sorted(folder.iterdir()):
-        if not path.name.endswith((".json", ".json.gz")) or path.name.startswith("."):
+        if path.name.startswith(".") or not path.is_file() or not may_be_trace(path):
             continue
         try:
             trace = read(path)

@@ -18,16 +18,18 @@ from ..pipeline.recorder import FlightRecorder, Level, RecordingSession, live_re
 from ..pipeline.stacks import describe_busy
 from ..pipeline.stats import PipelineStats
 from ..pipeline.threads import ThreadGroup
-from ._trace_json import path_to_write
+from ._trace_json import path_to_write, write_to_descriptor
 from .headspace import against_cached_steps, step_seconds
 from .probes import join_probing, start_probing, stop_probing
 from .profile import Profile
+from .program import ProgramLog
 from .report import Report, make_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..pipeline.timeline import Timeline
+    from .program import Program
 
 __all__ = ["flight_recorder", "profile_of", "profile_of_run", "rank_of_process", "tracing"]
 
@@ -38,44 +40,53 @@ _LOOK_SECONDS = 1.0  # how often the flight recorder looks whether somebody wait
 
 @contextmanager
 def tracing(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | int,
     enable: bool = True,
     *,
     level: Level = "item",
     max_events: int = 200_000,
+    process_name: str | None = None,
 ) -> Iterator[None]:
     """Record what every thread of every pipeline and loader does in the block, and write it to
     ``path``, for Perfetto (https://ui.perfetto.dev) and chrome://tracing; also when the block
-    ends by an exception.
+    ends by an exception. Slices of your own: :func:`spdl_torch.io.utils.trace_event`.
 
-    path: ends in ``.json`` or ``.json.gz``.
+    path: of any name; gzipped where it ends in ``.gz``. Or a descriptor of an open file, which is
+        closed.
     enable: False = do nothing, so that a command-line flag can be passed on.
     level: ``"item"`` = every call of every op, at about 0.3 µs each; ``"batch"`` = what takes
         0.1 ms or longer, as is always kept.
     max_events: the latest are kept; the file says how many were left out. 200,000 are about 30 MB,
         gzipped 3 MB.
-    Raises: ValueError: a name that ends otherwise, before the block begins.
+    process_name: how the process is called there; None = "Data pipeline".
+    Raises: ValueError: a folder, or a file that is no trace, before the block begins.
     """
     if not enable:
         yield
         return
-    path = path_to_write(path)
-    session = RecordingSession(level)
+    if not isinstance(path, int):
+        path = path_to_write(path)
+    session, log = RecordingSession(level), ProgramLog()
     start_probing()  # which also tells of garbage collections
     try:
         yield
     finally:
         stop_probing()
         join_probing(_LOOK_SECONDS)
-        profile = profile_of(session.end(), since_ns=session.began_ns)
-        if profile.timelines:
+        program = log.close(process_name, session.began_ns)
+        profile = profile_of(session.end(), since_ns=session.began_ns, program=program)
+        if isinstance(path, int):
+            write_to_descriptor(path, profile._as_trace(None, max_events))
+        elif profile.timelines or program:
             written = profile.write_trace(path, max_events=max_events)
             _logger.info("tracing: trace written to %s", written)
         else:
             _logger.warning("tracing: nothing was loaded, so %s was not written", path)
 
 
-def profile_of(recorders: Sequence[FlightRecorder], *, since_ns: int = 0) -> Profile:
+def profile_of(
+    recorders: Sequence[FlightRecorder], *, since_ns: int = 0, program: Program | None = None
+) -> Profile:
     """What several runs recorded from that moment on, with the report of the longest one."""
     shown, reports = [], []
     collections: set[int] = set()
@@ -85,7 +96,7 @@ def profile_of(recorders: Sequence[FlightRecorder], *, since_ns: int = 0) -> Pro
             shown.append(_without_repeats(timeline, collections))
             reports.append(_report_of(recorder.owner))
     report = max(reports, key=lambda report: report.stats.elapsed, default=_NOTHING)
-    return Profile(report, tuple(shown), rank=rank_of_process())
+    return Profile(report, tuple(shown), rank=rank_of_process(), _program=program)
 
 
 def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float | None) -> Profile:

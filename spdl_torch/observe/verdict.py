@@ -11,7 +11,7 @@ import enum
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,10 @@ _GIL_SHARE = 0.2
 """Of the interpreter's switch interval, from which waiting for the GIL is the rule (pure Python: 1
 to 4 intervals; C code without the GIL, or sleeps: 0.02)."""
 
+_GIL_SHARE_OF_ONE_CORE = 0.05
+"""The same where several threads use no more than one core together, as those do that take the GIL
+in turns: quick ops let go of it before the interval is over."""
+
 _RUN_DELAY = 0.10
 """Share of the threads' time in which they could run and had no core (saturated: 0.2 to 0.7)."""
 
@@ -43,6 +47,12 @@ _IDLE_CONSUMER = 0.95
 
 _MOST_AT_ONCE = 4
 """Times the present concurrency: further than that a stage behaves in another way; look again."""
+
+_ONE_CORE = (0.7, 1.35)
+"""Cores that threads use together which take the GIL in turns (measured: 1.0 to 1.25)."""
+
+_SHORT_SECONDS = 1.0
+"""A window that tells little: the probes look ten times a second, and the start is in it."""
 
 _STEP_SLOWDOWN = 0.10
 _FAILURES = 0.05
@@ -112,21 +122,27 @@ def judge(
     probes = probes or Probes(switch_interval=sys.getswitchinterval())
     waiting = stats.consumer_wait_ratio
     remarks = tuple(_remarks(stats, probes))
+    has_nothing = _num_delivered(stats.stages) == 0
     if waiting < _INPUT_BOUND:
+        if has_nothing:
+            return _nothing_delivered(stats, remarks)
         return _not_input_bound(waiting, probes, remarks)
     level = "HIGHLY" if waiting >= _HIGHLY_INPUT_BOUND else "moderately"
     finding = f"Training waits for data {_percent(waiting)} of the time ({level} input-bound)"
+    if has_nothing:
+        finding = f"Nothing was delivered. {finding}"
     stage = _bottleneck(stats.stages)
     gain = 1 / (1 - waiting) - 1 if waiting < _IDLE_CONSUMER else math.inf
-    if stage is None or _busy(stage, stats.stages, pooled) < _BUSY:
+    load = None if stage is None else _load(stage, stats.stages, pooled)
+    if stage is None or load is None or load.busy < _BUSY:
         cause, why, action = _no_busy_stage(stats.stages, pooled)
         stage = None
     else:
-        cause = _cause(stage, probes)
+        cause = _cause(load, probes)
         gain = min(gain, _headroom_without(stats.stages, stage, pooled))
         why = f"stage {stage.name!r} is the bottleneck{_WHY[cause]}"
         knob = "num_workers" if stage.name in pooled else "its concurrency"
-        action = _action(stage, cause, gain, probes, knob)
+        action = _action(load, cause, gain, probes, knob)
     return Verdict(
         cause=cause,
         stage=stage.name if stage else None,
@@ -134,6 +150,31 @@ def judge(
         finding=f"{finding}: {why}.",
         action=action,
         gain=gain,
+        remarks=remarks,
+    )
+
+
+def _num_delivered(stages: Sequence[StageStats]) -> int | None:
+    """What the consumer was given; None = that is not known."""
+    if not stages:
+        return None
+    if stages[-1].queue.elapsed > 0:
+        return stages[-1].queue.num_items
+    tasks = stages[0].tasks  # loaded on the consumer's own thread: there is no queue
+    return tasks.num_tasks - tasks.num_failures
+
+
+def _nothing_delivered(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
+    num_tasks = sum(stage.tasks.num_tasks for stage in stats.stages)
+    why = "every item failed or was dropped" if num_tasks else "no stage was given any item"
+    action = "See the notes" if remarks else "Look at the source"
+    return Verdict(
+        cause=Cause.UNKNOWN,
+        stage=None,
+        wait_ratio=stats.consumer_wait_ratio,
+        finding=f"Nothing was delivered in {stats.elapsed:.2g} s: {why}.",
+        action=f"{action}, and at the log of spdl_torch for the first errors.",
+        gain=0.0,
         remarks=remarks,
     )
 
@@ -165,11 +206,30 @@ def _bottleneck(stages: Sequence[StageStats]) -> StageStats | None:
     return max(stages, key=lambda stage: stage.busy_ratio, default=None)
 
 
-def _busy(stage: StageStats, stages: Sequence[StageStats], pooled: Sequence[str]) -> float:
-    """Share of the time that the stage's threads work, be it for another stage of their pool."""
-    if stage.name not in pooled:
-        return stage.busy_ratio
-    return sum(one.busy_ratio for one in stages if one.name in pooled)
+class _Load(NamedTuple):
+    """What the threads of a stage do, be it for another stage of their pool."""
+
+    threads: int
+    busy: float
+    """Share of their time inside an op."""
+    cpu: float
+    """CPU time over wall time there: a wait for the GIL may fall into any op of the pool."""
+
+    @property
+    def cores(self) -> float:
+        """That they use together."""
+        return self.threads * self.busy * self.cpu
+
+    @property
+    def looks_like_gil(self) -> bool:
+        return self.threads > 1 and _ONE_CORE[0] <= self.cores <= _ONE_CORE[1]
+
+
+def _load(stage: StageStats, stages: Sequence[StageStats], pooled: Sequence[str]) -> _Load:
+    own = [each for each in stages if each is stage or {each.name, stage.name} <= {*pooled}]
+    busy = sum(each.busy_ratio for each in own)
+    cpu = sum(each.busy_ratio * each.cpu_ratio for each in own) / busy if busy else 0.0
+    return _Load(stage.concurrency, busy, cpu)
 
 
 def _no_busy_stage(stages: Sequence[StageStats], pooled: Sequence[str]) -> tuple[Cause, str, str]:
@@ -195,26 +255,38 @@ _WHY = {
 }
 
 
-def _cause(stage: StageStats, probes: Probes) -> Cause:
-    gil_late = (probes.gil_seconds or 0.0) >= _GIL_SHARE * probes.switch_interval
+def _cause(load: _Load, probes: Probes) -> Cause:
+    gil_share = (probes.gil_seconds or 0.0) / probes.switch_interval
     run_delay = probes.run_delay_ratio or 0.0
-    if gil_late or probes.one_at_a_time:
+    least = _GIL_SHARE_OF_ONE_CORE if load.looks_like_gil else _GIL_SHARE
+    if gil_share >= least or probes.one_at_a_time:
         return Cause.GIL
     if run_delay >= _RUN_DELAY:
         return Cause.CPU
-    if stage.cpu_ratio < _WAITING_OP:
+    if load.cpu < _WAITING_OP:
         return Cause.IO
-    return Cause.THREADS if stage.cpu_ratio >= _COMPUTING_OP else Cause.UNKNOWN
+    return Cause.THREADS if load.cpu >= _COMPUTING_OP else Cause.UNKNOWN
 
 
-def _action(stage: StageStats, cause: Cause, gain: float, probes: Probes, knob: str) -> str:
-    wanted = math.ceil(stage.concurrency * min(1 + gain, _MOST_AT_ONCE))
-    more = f"from {stage.concurrency} to about {wanted}"
+def _action(load: _Load, cause: Cause, gain: float, probes: Probes, knob: str) -> str:
+    wanted = math.ceil(load.threads * min(1 + gain, _MOST_AT_ONCE))
+    useful = math.inf  # those that wait for storage use no core
+    if cause is not Cause.IO and probes.num_cores is not None:
+        useful = max(probes.num_cores, math.ceil(probes.num_cores / max(0.01, load.cpu)))
+    more = f"from {load.threads} to about {min(wanted, useful)}"
     match cause:
         case Cause.GIL:
+            return f"More threads will not help. {_WITHOUT_GIL}"
+        case Cause.UNKNOWN if probes.gil_seconds is None and load.looks_like_gil:
             return (
-                "More threads will not help. Do its work in few calls that release the GIL, best "
-                "a batch at a time, or run it on a process pool (executor=)."
+                f"Its {load.threads} threads use {load.cores:.1f} cores together, as those do that "
+                f"take the GIL in turns; then more will not help. {_WITHOUT_GIL} Load for some "
+                "seconds to be told for sure."
+            )
+        case Cause.THREADS | Cause.UNKNOWN if load.threads >= useful:
+            return (
+                f"More threads will not help: they compute on all of the {probes.num_cores} cores "
+                "already. Give it less work for each item, or more cores."
             )
         case Cause.CPU:
             return "More threads will not help. Give it more cores, or less work for each item."
@@ -229,6 +301,12 @@ def _action(stage: StageStats, cause: Cause, gain: float, probes: Probes, knob: 
             return f"Raise {knob} {more}, as long as cores are idle."
 
 
+_WITHOUT_GIL = (
+    "Do its work in few calls that release the GIL, best a batch at a time, or run it on a process "
+    "pool (executor=)."
+)
+
+
 def _headroom_without(
     stages: Sequence[StageStats], fixed: StageStats, pooled: Sequence[str]
 ) -> float:
@@ -240,6 +318,10 @@ def _headroom_without(
 
 def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
     remarks = []
+    if 0 < stats.elapsed < _SHORT_SECONDS:
+        remarks.append(
+            f"The window is short, {stats.elapsed:.2g} s: look again after some seconds of loading."
+        )
     for stage in stats.stages:
         tasks = stage.tasks
         if tasks.num_failures:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from .marks import SKIPPED
 from .waits import AsyncWaiter
 
 if TYPE_CHECKING:
@@ -12,10 +13,7 @@ if TYPE_CHECKING:
 
     from .waits import Waiter
 
-__all__ = ["SKIPPED", "AsyncEnds"]
-
-SKIPPED: Final = object()
-"""Takes the place, in the order, of an item that was dropped."""
+__all__ = ["AsyncEnds"]
 
 
 class AsyncEnds(ABC):

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from .definition import (
-    MaxFailures,
-    OpKind,
-    OutputOrder,
-    PipelineSpec,
-    SinkSpec,
-    SourceSpec,
-    StageSpec,
-    as_op,
-    name_of,
+from .defs import (
+    Aggregate,
+    Disaggregate,
+    PathVariants,
+    Pipe,
+    PipelineConfig,
+    SinkConfig,
+    SourceConfig,
 )
 from .pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
+    from .definition import (
+        MaxFailures,
+        OutputOrder,
+        PipelineSpec,
+        SinkSpec,
+        SourceSpec,
+        StageSpec,
+    )
+    from .defs import Aggregator
     from .hooks import HookFactory, StatsQueue
     from .tuning import Tuner
 
-__all__ = ["PipelineBuilder"]
+__all__ = ["PipelineBuilder", "build_pipeline"]
+
+S = TypeVar("S")
+T = TypeVar("T")
+U = TypeVar("U")
 
 
-class PipelineBuilder:
+class PipelineBuilder(Generic[T, U]):
     """Collects a source, stages and a sink, then builds a :class:`Pipeline`.
 
     Every method but ``build`` and ``get_config`` returns a builder. One builder can build any
@@ -40,22 +51,33 @@ class PipelineBuilder:
         self._sink: SinkSpec | None = None
 
     @classmethod
-    def from_config(cls, spec: PipelineSpec, /) -> Self:
-        """A builder that holds a whole definition, e.g. one changed by ``dataclasses.replace``."""
+    def from_config(cls, spec: PipelineSpec[Any], /) -> Self:
+        """Return a builder that holds a whole definition, e.g. one that was changed by
+        ``dataclasses.replace``.
+        """
         builder = cls()
         builder._source, builder._sink = spec.source, spec.sink
         builder._stages = list(spec.stages)
         return builder
 
-    def add_source(self, source: Iterable[Any] | AsyncIterable[Any]) -> Self:
+    def add_source(
+        self, source: Iterable[S] | AsyncIterable[S], *, continuous: bool = False
+    ) -> PipelineBuilder[S, S]:
         """Take items from ``source``, on a thread of its own, as fast as the stages take them.
 
-        Raises: ValueError: there is a source already.
+        continuous: iterate over the source again and again, in one pipeline over all epochs: each
+            ``iter(pipeline)`` gives one epoch, while the items of the next are under way already.
+            No item crosses from one epoch into another, and lists that ``aggregate`` collects end
+            with the epoch. Before each epoch but the first a source that has ``set_epoch`` is
+            called with the next number, counted from its ``epoch``; others order themselves
+            anew in ``__iter__``.
+        Raises: ValueError: there is a source already; a generator, which cannot begin again, for
+            ``continuous``.
         """
         if self._source is not None:
             raise ValueError("add_source: the pipeline has a source already; it takes one.")
-        self._source = SourceSpec(source)
-        return self
+        self._source = SourceConfig(source, continuous)
+        return self  # type: ignore[return-value]  # the same builder, of which more is known
 
     def pipe(
         self,
@@ -68,7 +90,7 @@ class PipelineBuilder:
         output_order: OutputOrder = "completion",
         max_failures: MaxFailures | None = None,
         buffer_size: int | None = None,
-    ) -> Self:
+    ) -> PipelineBuilder[T, Any]:
         """Call ``op`` with every item, at most ``concurrency`` calls at once.
 
         op: function, generator function (one item in, many out), ``async def``, async generator,
@@ -80,46 +102,56 @@ class PipelineBuilder:
             in which they came. The bounds on concurrency and waiting items hold in both.
         max_failures: see ``build``; for this stage alone.
         buffer_size: items that may wait after this stage; None = twice the concurrency of this
-            stage or of the next, whichever is larger, at least 2, and up to 64 while more
+            stage or of the next, whichever is larger, at least 2, and up to 256 while more
             than 10,000 a second are taken.
         """
-        call, kind = as_op(op)
-        self._stages.append(
-            StageSpec(
-                name=name or name_of(op),
-                op=call,
-                kind=kind,
-                concurrency=concurrency,
-                executor=executor,
-                output_order=output_order,
-                max_failures=max_failures,
-                buffer_size=buffer_size,
-            )
+        stage = Pipe(
+            op,
+            concurrency=concurrency,
+            executor=executor,
+            name=name,
+            output_order=output_order,
+            max_failures=max_failures,
+            buffer_size=buffer_size,
         )
+        self._stages.append(stage)
         return self
 
-    def aggregate(self, n: int, /, *, drop_last: bool = False) -> Self:
-        """Collect ``n`` items into a list. ``sizes 4,4,2 drop_last=True -> 4,4``."""
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"aggregate: n must be an int, got {n!r}.")
-        if n < 1:
-            raise ValueError(f"aggregate: n must be >= 1, got {n}.")
-        self._stages.append(
-            StageSpec(
-                name=f"aggregate({n})",
-                op=list,
-                kind=OpKind.AGGREGATE,
-                batch_size=n,
-                drop_last=drop_last,
-            )
-        )
+    def aggregate(
+        self, input: int | Aggregator, /, *, drop_last: bool = False
+    ) -> PipelineBuilder[T, Any]:
+        """Collect so many items into a list, or what an ``Aggregator`` makes of them.
+
+        drop_last: leave out what is too little at the end. ``sizes 4,4,2 drop_last=True -> 4,4``.
+        """
+        self._stages.append(Aggregate(input, drop_last=drop_last))
         return self
 
-    def disaggregate(self) -> Self:
+    def disaggregate(self) -> PipelineBuilder[T, Any]:
         """Pass the members of each list on one by one, in order."""
-        self._stages.append(
-            StageSpec(name="disaggregate", op=_members, kind=OpKind.GENERATOR, output_order="input")
-        )
+        self._stages.append(Disaggregate())
+        return self
+
+    def path_variants(
+        self,
+        router: Callable[[Any], Any],
+        paths: Sequence[Sequence[StageSpec]],
+        name: str | None = None,
+        batched: bool = False,
+    ) -> PipelineBuilder[T, Any]:
+        """Send each item through one of several chains of stages.
+
+        router: a function or async function: item -> index of its path. An item for which it
+            raises, or names no path, fails, as in any stage.
+        paths: what ``spdl_torch.pipeline.defs`` makes: ``[[Pipe(f)], [Pipe(g), Aggregate(4)]]``.
+            Items keep their order within a path, as far as its stages keep it; those of several
+            paths come in the order of their arrival.
+        batched: items are lists, and the router returns one index for each member: each path is
+            given a list of its members, unless there are none, and returns a list; then the lists
+            become one again, in the order of the paths. Lists keep their order. A path that fails
+            or drops its list leaves its members out, and nothing else.
+        """
+        self._stages.append(PathVariants(router, paths, name, batched))
         return self
 
     def add_sink(self, buffer_size: int = 3) -> Self:
@@ -129,10 +161,10 @@ class PipelineBuilder:
         """
         if self._sink is not None:
             raise ValueError("add_sink: the pipeline has a sink already; it takes one.")
-        self._sink = SinkSpec(buffer_size)
+        self._sink = SinkConfig(buffer_size)
         return self
 
-    def get_config(self) -> PipelineSpec:
+    def get_config(self) -> PipelineConfig[U]:
         """The definition so far: frozen, printable, picklable if its ops are.
 
         Raises: RuntimeError: the source or the sink is missing.
@@ -141,7 +173,7 @@ class PipelineBuilder:
             raise RuntimeError("PipelineBuilder: no source; call add_source(iterable) first.")
         if self._sink is None:
             raise RuntimeError("PipelineBuilder: no sink; call add_sink() last.")
-        return PipelineSpec(self._source, tuple(self._stages), self._sink)
+        return PipelineConfig(self._source, self._stages, self._sink)
 
     def build(
         self,
@@ -151,20 +183,26 @@ class PipelineBuilder:
         report_stats_interval: float | None = None,
         queue_class: Callable[..., StatsQueue] | None = None,
         task_hook_factory: HookFactory | None = None,
+        stage_id: int = 0,
+        use_thread_output_queue: bool = False,
         stats: bool = True,
         tuner: Tuner | None = None,
-    ) -> Pipeline:
-        """A pipeline that is ready to run; no thread exists before its first item is asked for.
+    ) -> Pipeline[U]:
+        """Return a pipeline that is ready to run; no thread exists before its first item is asked
+        for.
 
         num_threads: how many stage tasks without an executor of their own run at once;
             None = the sum of the concurrencies.
         max_failures: limit of each stage: an int = more than so many failing items, a float or
             Fraction = more than that share of the tasks, judged after 100 tasks, and at the end
-            when no task at all succeeded. None = 10 %.
-        report_stats_interval: seconds between two reports; None = one, at the end.
+            when no task at all succeeded. None = 10 %; -1 = no limit.
+        report_stats_interval: seconds between two reports; None or -1 = one, at the end.
         queue_class: :class:`StatsQueue`, a subclass, or a ``functools.partial`` of it, called with
-            ``(info, buffer_size, interval)``.
+            ``(info, buffer_size=n)``, and with ``interval=`` too if it takes that and
+            ``report_stats_interval`` is given.
         task_hook_factory: called with each :class:`StageInfo`; None = one :class:`TaskStatsHook`.
+        stage_id: the source's, in names of stages: the next ones count on from there.
+        use_thread_output_queue: makes no difference: items are always handed over by threads.
         stats: time every task and keep what the threads did; False saves about 1 µs a task.
         tuner: changes the stages' concurrency while they run; ``PerfParams.auto().build_options()``
             has one. It needs ``stats``.
@@ -176,10 +214,37 @@ class PipelineBuilder:
             report_stats_interval=report_stats_interval,
             queue_class=queue_class,
             task_hook_factory=task_hook_factory,
+            stage_id=stage_id,
             stats=stats,
             tuner=tuner,
         )
 
 
-def _members(items: Iterable[Any]) -> Iterator[Any]:
-    yield from items
+def build_pipeline(
+    pipeline_cfg: PipelineSpec[S],
+    /,
+    *,
+    num_threads: int | None = None,
+    max_failures: MaxFailures | None = None,
+    report_stats_interval: float | None = None,
+    queue_class: Callable[..., StatsQueue] | None = None,
+    task_hook_factory: HookFactory | None = None,
+    stage_id: int = 0,
+    use_thread_output_queue: bool = False,
+    stats: bool = True,
+) -> Pipeline[S]:
+    """Return a pipeline that runs a definition; arguments as of ``PipelineBuilder.build``."""
+    return (
+        PipelineBuilder[Any, S]
+        .from_config(pipeline_cfg)
+        .build(
+            num_threads=num_threads,
+            max_failures=max_failures,
+            report_stats_interval=report_stats_interval,
+            queue_class=queue_class,
+            task_hook_factory=task_hook_factory,
+            stage_id=stage_id,
+            use_thread_output_queue=use_thread_output_queue,
+            stats=stats,
+        )
+    )

@@ -12,9 +12,8 @@ Three words end a channel, and they differ in who ends it:
 the run stops, what is inside is discarded), *end* (what a consumer sees once a finished channel
 is empty: :class:`EndOfChannel`).
 
-Why not ``queue.Queue``: its condition variables wake every waiter in Python code, and it can
-neither be finished nor report its open waits. Measured on trivial items, see
-``python -m spdl_torch bench engine``.
+Why not ``queue.Queue``: it wakes every waiter in Python code, and can neither be finished nor
+report its open waits. ``python -m spdl_torch bench engine`` measures it on trivial items.
 """
 
 from __future__ import annotations
@@ -24,28 +23,17 @@ from collections import deque
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final, Generic, TypeVar
 
-from .async_ends import SKIPPED, AsyncEnds
+from .async_ends import AsyncEnds
+from .marks import SKIPPED, Mark, MarkNumbers
 from .room import Room
 from .stats import QueueCounters
-from .waits import WaitClock, Waiter, wait_for
+from .waits import ChannelClosed, Dismissed, EndOfChannel, WaitClock, Waiter, wait_for
 
 __all__ = ["Channel", "ChannelClosed", "Dismissed", "EndOfChannel"]
 
 T = TypeVar("T")
 
 _NOTHING: Final = object()  # "would block": never an item, so that None can be one
-
-
-class EndOfChannel(Exception):
-    """The channel was finished by its producer and is empty."""
-
-
-class ChannelClosed(Exception):
-    """The channel was closed by its owner (the run stops), or finished before this put."""
-
-
-class Dismissed(Exception):
-    """The getter is one too many and shall leave; no item was taken."""
 
 
 class Channel(AsyncEnds, Generic[T]):
@@ -75,8 +63,9 @@ class Channel(AsyncEnds, Generic[T]):
         # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
         self._getter_woken = False
         self._putter_woken = False
-        self._num_put = 0
+        self._num_put = 0  # marks included, as in _num_got: they have numbers as items have
         self._num_got = 0
+        self._marks = MarkNumbers()
         self._put_wait = WaitClock()
         self._get_wait = WaitClock()
         self._created_ns = self._empty_since_ns = perf_counter_ns()
@@ -207,9 +196,18 @@ class Channel(AsyncEnds, Generic[T]):
         """Items that were put and will never be got, because the channel was closed."""
         return len(self) if self._closed else 0
 
+    @property
+    def num_got(self) -> int:
+        """Items that were taken, also by a get that Ctrl-C then cut off."""
+        return self._num_got
+
     def __len__(self) -> int:
         """Items that wait, those before their turn included."""
-        return len(self._items) + sum(item is not SKIPPED for item in tuple(self._early.values()))
+        early = sum(type(item) is not Mark for item in tuple(self._early.values()))
+        if not self._marks:
+            return len(self._items) + early
+        with self._lock:
+            return len(self._items) - self._marks.count_waiting(self._num_got) + early
 
     def progress(self) -> tuple[int, int]:
         """Ordered use: how many places were filled or skipped, and how many items that made."""
@@ -221,10 +219,11 @@ class Channel(AsyncEnds, Generic[T]):
         with self._lock:
             now = self._ended_ns or perf_counter_ns()
             open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
+            waiting_marks = self._marks.count_waiting(self._num_got)
             return QueueCounters(
                 elapsed_ns=now - self._created_ns,
-                num_put=self._num_put,
-                num_got=self._num_got,
+                num_put=self._num_put - self._marks.num_got - waiting_marks,
+                num_got=self._num_got - self._marks.num_got,
                 put_wait=self._put_wait.read(),
                 get_wait=self._get_wait.read(),
                 empty_ns=self._empty_ns + max(0, open_empty),
@@ -308,8 +307,10 @@ class Channel(AsyncEnds, Generic[T]):
             self._peak = max(self._peak, len(self._items) + len(self._early))
 
     def _append(self, item: Any) -> None:
-        if item is SKIPPED:
-            return
+        if type(item) is Mark:
+            if item is SKIPPED:
+                return
+            self._marks.add(self._num_put)
         items = self._items
         if not items:
             self._empty_ns += perf_counter_ns() - self._empty_since_ns

@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["AnyContext", "LazyRunner", "blocking"]
+__all__ = ["AnyContext", "LazyRunner", "NotAContextError", "blocking"]
 
 AnyContext = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
+
+
+class NotAContextError(TypeError):
+    """Raised for what can be entered neither by ``with`` nor by ``async with``."""
+
+    @classmethod
+    def of(cls, given: Any) -> Self:
+        """Return the error for what was given instead of a context manager."""
+        if hasattr(given, "close"):
+            given.close()  # a coroutine: no warning beside the error that nobody awaited it
+        return cls(f"must return a context manager, got {type(given).__name__}")
 
 
 class LazyRunner:
@@ -32,7 +43,7 @@ class LazyRunner:
         """``context`` as a plain context manager."""
         if isinstance(context, AbstractContextManager):
             return context
-        return _Blocking(context, self)
+        return _Blocking(_checked(context), self)
 
     def run(self, coroutine: Any) -> Any:
         """Run a coroutine to its end on this thread's loop."""
@@ -49,7 +60,13 @@ def blocking(context: AnyContext) -> AbstractContextManager[Any]:
     """``context`` as a plain context manager with a loop of its own while it is open."""
     if isinstance(context, AbstractContextManager):
         return context
-    return _Blocking(context, None)
+    return _Blocking(_checked(context), None)
+
+
+def _checked(context: Any) -> AbstractAsyncContextManager[Any]:
+    if isinstance(context, AbstractAsyncContextManager):
+        return context
+    raise NotAContextError.of(context)
 
 
 class _Blocking(AbstractContextManager[Any]):

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from .channel import ChannelClosed, EndOfChannel
+from .contexts import NotAContextError
 from .definition import OpKind
+from .epochs import AsyncTurnstile
+from .hooking import BadHookError, bad_hook
+from .marks import ABSENT, Mark
 from .timeline import Outcome
+from .waits import ChannelClosed, EndOfChannel
 from .worker import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from .crew import Seat
     from .hooks import TaskCell
     from .recorder import Ring
+
+    Take = Callable[[], Awaitable[tuple[int, Any]]]
 
 __all__ = ["AsyncStage"]
 
@@ -29,6 +35,7 @@ class AsyncStage(Stage):
     _tasks: tuple[asyncio.Task[None], ...] = ()
     _cancelled = False
     _seats: list[Seat]
+    _turns: AsyncTurnstile | None = None
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
         """The loop's thread."""
@@ -48,6 +55,11 @@ class AsyncStage(Stage):
         for task in self._tasks:
             task.cancel()
 
+    @property
+    def turn_wait_ns(self) -> int:
+        """Time that coroutines waited for their turn to take an item, one after the other."""
+        return 0 if self._turns is None else self._turns.waited_ns()
+
     def _run_loop(self) -> None:
         try:
             asyncio.run(self._main())
@@ -60,8 +72,14 @@ class AsyncStage(Stage):
 
     async def _main(self) -> None:
         cell = self.new_cell()
+        take: Take = self._atake_past_marks if self.has_marks else self.inlet.aget_numbered
+        if self.needs_turns:
+            self._turns = AsyncTurnstile(self.inlet.aget_numbered, self._apass_mark)
+            take = self._turns.take
         self._tasks = tuple(
-            asyncio.create_task(self._work(cell, seat.ring), name=f"{self.spec.name}-{seat.number}")
+            asyncio.create_task(
+                self._work(cell, seat.ring, take), name=f"{self.spec.name}-{seat.number}"
+            )
             for seat in self._seats
         )
         self._loop = asyncio.get_running_loop()
@@ -73,11 +91,11 @@ class AsyncStage(Stage):
             self._cancel()
             raise
 
-    async def _work(self, cell: TaskCell, ring: Ring) -> None:
+    async def _work(self, cell: TaskCell, ring: Ring, take: Take) -> None:
         since_ns = ring.begin()
         while True:
             try:
-                number, item = await self.inlet.aget_numbered()
+                number, item = await take()
             except EndOfChannel:
                 return
             # Coroutines share their thread, so CPU time is that of the loop since the last task
@@ -85,7 +103,7 @@ class AsyncStage(Stage):
             started_ns, outcome = perf_counter_ns(), Outcome.PASSED
             try:
                 result = await self._call(item, cell)
-            except ChannelClosed:
+            except (ChannelClosed, BadHookError):
                 raise
             except (Exception, asyncio.CancelledError) as error:
                 if self._cancelled:  # by the stop of the run; else the op awaited something dead
@@ -117,8 +135,10 @@ class AsyncStage(Stage):
                 context = hook.task_hook(item)
                 if isinstance(context, AbstractAsyncContextManager):
                     await stack.enter_async_context(context)
-                else:
+                elif isinstance(context, AbstractContextManager):
                     stack.enter_context(context)
+                else:
+                    raise bad_hook(hook, "task_hook", self.spec.name, NotAContextError.of(context))
             if self.spec.kind is OpKind.ASYNC_GENERATOR:
                 await self._expand(self.spec.op(item), cell)
                 return None
@@ -135,13 +155,31 @@ class AsyncStage(Stage):
     async def _emit(self, number: int, result: Any) -> int:
         """Pass a result on; its number there, if known."""
         if result is None:
-            if self.ordered:
+            if self._keeps_places:
+                await self._aemit_mark(number, ABSENT)
+            elif self.ordered:
                 await self.outlet.askip(number)
         elif self.ordered:
             await self.outlet.aput_at(number, result)
         else:
             return await self.outlet.aput(result)
         return -1
+
+    async def _atake_past_marks(self) -> tuple[int, Any]:
+        number, item = await self.inlet.aget_numbered()
+        while type(item) is Mark:
+            await self._apass_mark(number, item)
+            number, item = await self.inlet.aget_numbered()
+        return number, item
+
+    async def _apass_mark(self, number: int, mark: Mark) -> None:
+        await self._aemit_mark(number, mark)
+
+    async def _aemit_mark(self, number: int, mark: Mark) -> None:
+        if self.ordered:
+            await self.outlet.aput_at(number, mark)
+        else:
+            await self.outlet.aput(mark)
 
 
 def _as_exception(error: BaseException) -> Exception:

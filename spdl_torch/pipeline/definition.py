@@ -9,12 +9,23 @@ from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["OpKind", "OutputOrder", "PipelineSpec", "SinkSpec", "SourceSpec", "StageSpec"]
+__all__ = [
+    "MergeSpec",
+    "OpKind",
+    "OutputOrder",
+    "PipelineSpec",
+    "SinkSpec",
+    "SourceSpec",
+    "StageSpec",
+]
+
+T_co = TypeVar("T_co", covariant=True)
 
 OutputOrder = Literal["completion", "input"]
 MaxFailures = int | float | Real
@@ -28,14 +39,21 @@ class OpKind(enum.Enum):
     ASYNC_FUNCTION = "async function"
     ASYNC_GENERATOR = "async generator"
     AGGREGATE = "aggregate"  # many items -> one list; keeps a remainder
+    AGGREGATOR = "aggregator"  # the user's own: many items -> one, whenever it says so
+    PATH_VARIANTS = "path variants"  # one item -> one of several chains of stages
 
 
-@dataclass(frozen=True, slots=True)
+_KEEPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR, OpKind.PATH_VARIANTS)
+
+
+@dataclass(frozen=True)
 class SourceSpec:
     """Where items come from."""
 
     iterable: Iterable[Any] | AsyncIterable[Any]
     name: str = "src"
+    continuous: bool = False
+    """Whether it is iterated again and again: one run over all epochs."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.iterable, Iterable | AsyncIterable) and not hasattr(
@@ -45,12 +63,32 @@ class SourceSpec:
                 "add_source: expected an iterable or an async iterable, got "
                 f"{type(self.iterable).__name__}. Pass e.g. a list, a generator or a sampler."
             )
+        if self.continuous and isinstance(self.iterable, GeneratorType | AsyncGeneratorType):
+            raise ValueError(
+                "add_source: continuous=True iterates the source once for each epoch, and a "
+                "generator can be iterated only once. Pass an object whose __iter__ begins anew."
+            )
 
     def __str__(self) -> str:
-        return f"{self.name}({type(self.iterable).__name__})"
+        continuous = ", continuous" if self.continuous else ""
+        return f"{self.name}({type(self.iterable).__name__}{continuous})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True)
+class MergeSpec(SourceSpec):
+    """A source whose items are those that other pipelines make; its ``iterable`` is empty."""
+
+    iterable: Iterable[Any] = ()
+    name: str = "merge"
+    pipelines: tuple[PipelineSpec[Any], ...] = ()
+    op: Callable[..., Any] | None = None
+    """Called once with ``(info, input_queues, output_queue)``; None = as the items come."""
+
+    def __str__(self) -> str:
+        return self.name if self.op is None else f"{self.name}(op={locate(self.op)})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageSpec:
     """One step of the pipeline: an op and how many calls of it run at once."""
 
@@ -67,6 +105,10 @@ class StageSpec:
     batch_size: int = 0
     """Of an aggregate stage."""
     drop_last: bool = False
+    paths: tuple[tuple[StageSpec, ...], ...] = ()
+    """For path variants: the chains of stages among which ``op`` chooses."""
+    batched: bool = False
+    """For path variants: whether an item is a list, whose members ``op`` deals out."""
 
     def __post_init__(self) -> None:
         _check_positive(f"stage {self.name!r}: concurrency", self.concurrency)
@@ -77,6 +119,11 @@ class StageSpec:
             raise ValueError(
                 f"stage {self.name!r}: output_order must be 'completion' or 'input', "
                 f"got {self.output_order!r}."
+            )
+        if self.concurrency > 1 and self.kind in _KEEPING:
+            raise ValueError(
+                f"stage {self.name!r}: concurrency must be 1 for an {self.kind.value}, got "
+                f"{self.concurrency}. It keeps items, or their order, from one call to the next."
             )
         if self.executor is not None and self.is_async:
             raise ValueError(
@@ -104,6 +151,10 @@ class StageSpec:
     def __str__(self) -> str:
         if self.kind is OpKind.AGGREGATE:
             return f"{self.name}(n={self.batch_size}, drop_last={self.drop_last})"
+        if self.kind is OpKind.AGGREGATOR:
+            return f"{self.name}(drop_last={self.drop_last})"
+        if self.kind is OpKind.PATH_VARIANTS:
+            return f"{self.name}(router={locate(self.op)}{', batched' if self.batched else ''})"
         parts = [f"concurrency={self.concurrency}", f"op={locate(self.op)}"]
         if self.output_order == "input":
             parts.append("output_order='input'")
@@ -112,7 +163,7 @@ class StageSpec:
         return f"{self.name}({', '.join(parts)})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SinkSpec:
     """Where items wait for the consumer."""
 
@@ -125,8 +176,8 @@ class SinkSpec:
         return f"sink(buffer_size={self.buffer_size})"
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSpec:
+@dataclass(frozen=True)
+class PipelineSpec(Generic[T_co]):
     """A whole pipeline; prints one line a stage. Picklable if its ops are."""
 
     source: SourceSpec
@@ -137,8 +188,43 @@ class PipelineSpec:
         return "\n".join(["PipelineSpec:", *(f"  {part}" for part in self.parts())])
 
     def parts(self) -> list[str]:
-        """One line for each stage, source and sink included."""
-        return [str(self.source), *map(str, self.stages), str(self.sink)]
+        """One line for each stage, source and sink included; what is inside of one is indented."""
+        return [*_source_lines(self.source), *_stage_lines(self.stages), str(self.sink)]
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether its source is iterated again and again. Raises: ValueError: one of several is."""
+        if not isinstance(self.source, MergeSpec):
+            return self.source.continuous
+        if len({pipeline.is_continuous for pipeline in self.source.pipelines}) > 1:
+            raise ValueError(
+                "Mixed continuous mode: of sources that are merged, all must be continuous or "
+                "none, since an epoch ends when it has ended in all of them."
+            )
+        return self.source.pipelines[0].is_continuous
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is one source and one stage after the other: no merge, no path variants."""
+        return not isinstance(self.source, MergeSpec) and all(
+            stage.kind is not OpKind.PATH_VARIANTS for stage in self.stages
+        )
+
+
+def _source_lines(source: SourceSpec) -> list[str]:
+    inner = source.pipelines if isinstance(source, MergeSpec) else ()
+    # The sinks of pipelines that are merged are the merge's inlets.
+    lines = [line for pipeline in inner for line in pipeline.parts()[:-1]]
+    return [*(f"  {line}" for line in lines), str(source)]
+
+
+def _stage_lines(stages: Iterable[StageSpec]) -> list[str]:
+    lines = []
+    for stage in stages:
+        lines.append(str(stage))
+        for number, path in enumerate(stage.paths):
+            lines += [f"  path {number}: {line}" for line in _stage_lines(path)]
+    return lines
 
 
 BURST_BUFFER_SIZE = 256
@@ -193,14 +279,16 @@ def locate(op: Any) -> str:
 
 
 def check_max_failures(limit: MaxFailures | None, where: str) -> None:
-    """An int is a number of items, any other number a share between 0 and 1."""
-    if limit is None:
+    """An int is a number of items, any other number a share between 0 and 1; -1 = no limit."""
+    if limit is None or limit == -1:
         return
     if isinstance(limit, bool) or not isinstance(limit, Real):
         raise TypeError(f"{where}: max_failures must be a number or None, got {limit!r}.")
     if isinstance(limit, int):
         if limit < 0:
-            raise ValueError(f"{where}: max_failures must be >= 0, got {limit}.")
+            raise ValueError(
+                f"{where}: max_failures must be >= 0, or -1 for no limit, got {limit}."
+            )
     elif not 0 <= float(limit) <= 1:
         raise ValueError(f"{where}: a share in max_failures must be within 0 and 1, got {limit}.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .definition import MaxFailures
 
-__all__ = ["DEFAULT_MAX_FAILURES", "FailureBudget", "add_note", "describe"]
+__all__ = [
+    *("DEFAULT_MAX_FAILURES", "FailureBudget"),
+    *("add_note", "attach_note", "describe", "text_of"),
+]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -26,6 +30,8 @@ class FailureBudget:
     def __init__(self, stage: str, limit: MaxFailures | None) -> None:
         self._stage = stage
         self._limit: Any = DEFAULT_MAX_FAILURES if limit is None else limit
+        if self._limit == -1:
+            self._limit = math.inf  # SPDL's word for no limit
         self._lock = threading.Lock()
         self.num_failures = 0
         self.errors: list[Exception] = []
@@ -43,8 +49,12 @@ class FailureBudget:
     def overdrawn_at_end(self, num_tasks: int) -> bool:
         """Judge the stage after its last task."""
         self._tell_all(num_tasks)
-        nothing_left = isinstance(self._limit, int) is False and 0 < num_tasks <= self.num_failures
-        return self._exceeded(num_tasks) or (nothing_left and self._limit < 1)
+        return self._exceeded(num_tasks) or self.nothing_succeeded(num_tasks)
+
+    def nothing_succeeded(self, num_tasks: int) -> bool:
+        """Whether every task failed, and the limit is a share of fewer."""
+        is_share = not isinstance(self._limit, int) and self._limit < 1
+        return is_share and 0 < num_tasks <= self.num_failures
 
     def message(self, num_tasks: int) -> str:
         """What a :class:`PipelineFailure` says."""
@@ -75,20 +85,47 @@ class FailureBudget:
 
 def add_note(error: BaseException, stage: str, thread: str, number: int, item: Any) -> None:
     """Say on the user's own exception where it happened."""
-    error.add_note(f"in stage {stage!r} ({thread}), item {number}: {describe(item)}")
+    attach_note(error, f"in stage {stage!r} ({thread}), item {number}: {describe(item)}")
+
+
+def attach_note(error: BaseException, note: str) -> None:
+    """As ``error.add_note``, which fails on an exception whose class refuses new attributes (a
+    frozen dataclass): the error matters more than the note."""
+    try:
+        error.add_note(note)
+    except Exception:
+        _logger.warning("%s takes no note: %s", type(error).__name__, note)
 
 
 def describe(item: Any) -> str:
-    """An item in one short line; arrays and tensors by type and shape, never by their values."""
-    if isinstance(item, str | bytes | int | float | bool | os.PathLike | None):
-        text = repr(item)
-    elif (shape := getattr(item, "shape", None)) is not None:
-        text = f"{type(item).__name__} of shape {tuple(shape)}"
-    elif isinstance(item, tuple | list) and item:
-        text = f"{type(item).__name__} of {len(item)}: {describe(item[0])}, ..."
-    else:
+    """An item in one short line; arrays and tensors by type and shape, never by their values.
+
+    Never raises, whatever the item's class makes of being looked at: it is asked for while an
+    error of the user's is on its way.
+    """
+    try:
+        text = _described(item)
+    except Exception:
         text = f"{type(item).__name__} object"
     return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def text_of(error: BaseException) -> str:
+    """Type and text, where the type can say its text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, whose text cannot be made"
+
+
+def _described(item: Any) -> str:
+    if isinstance(item, str | bytes | int | float | bool | os.PathLike | None):
+        return repr(item)
+    if (shape := getattr(item, "shape", None)) is not None:
+        return f"{type(item).__name__} of shape {tuple(shape)}"
+    if isinstance(item, tuple | list) and item:
+        return f"{type(item).__name__} of {len(item)}: {describe(item[0])}, ..."
+    return f"{type(item).__name__} object"
 
 
 def _last_note(error: BaseException) -> str:
@@ -96,5 +133,5 @@ def _last_note(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"
+    text = text_of(error)
     return text if len(text) <= 500 else f"{text[:497]}..."

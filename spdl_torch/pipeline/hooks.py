@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from .contexts import AnyContext
     from .recorder import Ring
 
-__all__ = ["HookFactory", "StageInfo", "StatsQueue", "TaskHook", "TaskStatsHook"]
+__all__ = [
+    "HookFactory",
+    "StageInfo",
+    "StatsQueue",
+    "TaskHook",
+    "TaskStatsHook",
+    "check_interval",
+]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -76,13 +83,13 @@ class TaskHook:
 class TaskStatsHook(TaskHook):
     """Times every task inside the thread that runs it: wall and thread CPU time.
 
-    ``interval``: seconds between two calls of ``interval_stats_callback``; None = only the one
-    call at the end, with everything.
+    ``interval``: seconds between two calls of ``interval_stats_callback``; None, or SPDL's -1 =
+    only the one call at the end, with everything.
     """
 
     def __init__(self, info: StageInfo, interval: float | None = None) -> None:
         self.info = info
-        self.interval = _checked_interval(interval, info)
+        self.interval = check_interval(interval, f"{info}: interval")
         self._cells: list[TaskCell] = []
         self._of_thread = threading.local()
         self._started_ns = perf_counter_ns()
@@ -243,8 +250,12 @@ class StatsQueue(Channel[Any]):
         super().__init__(buffer_size)
         self.info = info
         self.buffer_size = buffer_size
-        self.interval = _checked_interval(interval, info)
+        self.interval = check_interval(interval, f"{info}: interval")
         self._last = QueueCounters()
+
+    def stage_hook(self) -> AnyContext:
+        """Entered before the first item is put, left after the last one was; to be overridden."""
+        return nullcontext()
 
     @property
     def name(self) -> str:
@@ -287,7 +298,11 @@ async def _await(result: Awaitable[None]) -> None:
     await result
 
 
-def _checked_interval(interval: float | None, info: StageInfo) -> float | None:
-    if interval is not None and interval <= 0:
-        raise ValueError(f"{info}: interval must be > 0 seconds or None, got {interval}.")
+def check_interval(interval: float | None, where: object) -> float | None:
+    """Return it; SPDL's -1 means None, and stays -1 for subclasses that compare it.
+
+    Raises: ValueError: 0, or any other number below.
+    """
+    if interval is not None and interval <= 0 and interval != -1:
+        raise ValueError(f"{where} must be > 0 seconds or None, got {interval}.")
     return interval

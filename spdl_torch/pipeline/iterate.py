@@ -13,7 +13,7 @@ __all__ = ["iterate"]
 
 
 def iterate(source: SourceSpec) -> Iterator[Any]:
-    """Of a plain or an asynchronous source."""
+    """Return an iterator over a plain or an asynchronous source."""
     if isinstance(source.iterable, AsyncIterable):
         return _iterate_async(source.iterable)
     return iter(source.iterable)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from ..errors import PipelineStopped
 from .definition import MaxFailures, PipelineSpec, check_max_failures
 from .recorder import FlightRecorder
 from .run import Run
 from .states import RunState
+from .upstairs import profile_of, report_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,12 +21,18 @@ if TYPE_CHECKING:
     from .stats import PipelineStats
     from .timeline import Timeline
     from .tuning import Tuner
+    from .upstairs import Profile, Report
 
 __all__ = ["Pipeline"]
 
+T = TypeVar("T")
 
-class Pipeline:
+
+class Pipeline(Generic[T]):
     """Runs a pipeline definition once, on threads of this process.
+
+    With a continuous source that one run is all epochs: each iterator gives one. One that is left
+    early leaves the rest of its epoch to the next.
 
     ``break``, an exception in the loop body and Ctrl-C: leaving ``auto_stop()``, calling
     ``stop()`` or dropping the object ends every thread. A running op is not interrupted: it
@@ -37,13 +44,14 @@ class Pipeline:
 
     def __init__(
         self,
-        spec: PipelineSpec,
+        spec: PipelineSpec[T],
         *,
         num_threads: int | None = None,
         max_failures: MaxFailures | None = None,
         report_stats_interval: float | None = None,
         queue_class: Callable[..., StatsQueue] | None = None,
         task_hook_factory: HookFactory | None = None,
+        stage_id: int = 0,
         stats: bool = True,
         recorder: FlightRecorder | None = None,
         tuner: Tuner | None = None,
@@ -61,14 +69,17 @@ class Pipeline:
             task_hook_factory=task_hook_factory,
             recorder=recorder,
             tuner=tuner,
+            stage_id=stage_id,
         )
         # The run knows nothing of this object, so its threads do not keep it alive.
         self._finalizer = weakref.finalize(self, self._run.request_stop)
         self._finalizer.atexit = False  # the thread group stops the run at exit, and joins it
 
-    def start(self) -> None:
+    def start(self, *, timeout: float | None = None, daemon: bool = False) -> None:
         """Start the threads now instead of at the first item.
 
+        timeout, daemon: make no difference: nothing is waited for here, and no thread of a
+            pipeline ever keeps the interpreter from exiting.
         Raises: PipelineStopped: the pipeline was started or stopped before.
         """
         self._run.start()
@@ -91,16 +102,19 @@ class Pipeline:
         finally:
             self._run.stop(timeout)
 
-    def get_item(self, timeout: float | None = None) -> Any:
+    def get_item(self, timeout: float | None = None) -> T:
         """The next item; waits at most ``timeout`` seconds, None = as long as it takes.
 
-        Raises: EOFError: the data has ended; TimeoutError: nothing came yet, call again;
+        Raises: EOFError: the data has ended or, of a continuous source, an epoch, once: the next
+            call gives the first item of the next; TimeoutError: nothing came yet, call again;
             PipelineFailure: too many items failed or the source raised; PipelineStopped.
         """
-        return self._run.get(timeout)
+        item: T = self._run.get(timeout)
+        return item
 
-    def get_iterator(self, timeout: float | None = None) -> Iterator[Any]:
-        """Iterate over the remaining items; ``timeout`` and errors as for ``get_item``.
+    def get_iterator(self, timeout: float | None = None) -> Iterator[T]:
+        """Iterate over the remaining items, those of this epoch if the source is continuous;
+        ``timeout`` and errors as for ``get_item``.
 
         Raises: PipelineStopped: the pipeline has run to its end or was stopped.
         """
@@ -111,10 +125,10 @@ class Pipeline:
             )
         return self._items(timeout)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         return self.get_iterator()
 
-    def _items(self, timeout: float | None) -> Iterator[Any]:
+    def _items(self, timeout: float | None) -> Iterator[T]:
         while True:
             try:
                 item = self._run.get(timeout)
@@ -135,6 +149,25 @@ class Pipeline:
     def stats(self) -> PipelineStats:
         """Figures of every stage since the start, waits that are still open included."""
         return self._run.stats()
+
+    def report(self) -> Report:
+        """Judge what has held the loop back so far: ``print(pipeline.report())``.
+
+        Raises: RuntimeError: the pipeline was not started.
+        """
+        self._check_begun()
+        return report_of(self)
+
+    def profile(self) -> Profile:
+        """The report, and what every thread did in the last seconds:
+        ``pipeline.profile().write_trace("trace.json.gz")``. Raises: as ``report``.
+        """
+        self._check_begun()
+        return profile_of(self)
+
+    def _check_begun(self) -> None:
+        if self._run.state is RunState.NEW:
+            raise RuntimeError("Pipeline: there are no figures, nothing was loaded yet.")
 
     def timeline(self) -> Timeline:
         """What every thread did in the last seconds; see ``spdl_torch.observe.tracing``."""

@@ -26,7 +26,7 @@ def stage_stats(stage: Stage) -> StageStats:
         queue=queue_stats(outlet),
         num_dropped=stage.num_dropped,
         busy_ratio=tasks.busy_ns / thread_ns,
-        wait_in_ratio=min(1.0, inlet.get_wait[0] / thread_ns),
+        wait_in_ratio=min(1.0, (inlet.get_wait[0] + stage.turn_wait_ns) / thread_ns),
         wait_out_ratio=min(1.0, outlet.put_wait[0] / thread_ns),
         thread_time=thread_ns / 1e9,
     )

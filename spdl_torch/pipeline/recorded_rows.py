@@ -10,7 +10,7 @@ from .timeline import Outcome
 if TYPE_CHECKING:
     from .timeline import Row, Turn
 
-__all__ = ["row_since", "with_outputs"]
+__all__ = ["row_since", "with_outputs", "without_outputs"]
 
 
 def row_since(row: Row, since_ns: int) -> Row:
@@ -25,6 +25,11 @@ def row_since(row: Row, since_ns: int) -> Row:
         turns=tuple(filter(is_later, row.turns)),
         parts=tuple(part for part in row.parts if part.ended_ns >= since_ns),
     )
+
+
+def without_outputs(row: Row) -> Row:
+    """The row without the numbers that items have where they go."""
+    return replace(row, turns=tuple(replace(turn, output=-1) for turn in row.turns))
 
 
 def with_outputs(rows: list[Row], position: int, num_in: int, num_out: int) -> list[Row]:

@@ -20,7 +20,8 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from .recorded_rows import row_since, with_outputs
+from .failures import text_of
+from .recorded_rows import row_since, with_outputs, without_outputs
 from .timeline import Clock, Instant, Outcome, Part, QueueTrack, Role, Row, Timeline, Turn
 
 if TYPE_CHECKING:
@@ -211,6 +212,7 @@ class FlightRecorder:
         self._queues: list[QueueTrack] = []
         self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}
         self._instants: deque[Instant] = deque(maxlen=_MOST_INSTANTS)
+        self._is_chain = True
         _register(self)
 
     # -- what the run calls --------------------------------------------------------------------
@@ -218,6 +220,12 @@ class FlightRecorder:
     def belongs_to(self, owner: object) -> None:
         """Whose run this is: something with ``stats()`` or ``report()``. It is not kept alive."""
         self._owner = weakref.ref(owner)
+
+    def branches(self) -> None:
+        """Not every stage is followed by the next one: queues and the ways of items, which are
+        told by positions, are left out of timelines.
+        """
+        self._is_chain = False
 
     def new_ring(self, stage: str, position: int, replica: int = 0, role: Role = "stage") -> Ring:
         """A ring for one thread of a stage."""
@@ -252,7 +260,7 @@ class FlightRecorder:
 
     def failed(self, where: str, number: int, error: BaseException) -> None:
         """An item failed: keep the moment and what was said."""
-        text = f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
+        text = text_of(error)[:_LONGEST_TEXT]
         self.note("failure", {"stage": where, "item": number, "error": text})
 
     def note(self, name: str, details: dict[str, Any]) -> None:
@@ -290,6 +298,8 @@ class FlightRecorder:
         rows = [_read_row(*row) for row in tuple(self._rows)]
         for position, progress in tuple(self._ordered.items()):
             rows = with_outputs(rows, position, *progress())
+        if not self._is_chain:
+            rows = [without_outputs(row) for row in rows]
         instants = (*self._instants.copy(), *_collections_since(self._clock.perf_ns))
         if since_ns:
             rows = [row_since(row, since_ns) for row in rows]
@@ -299,7 +309,7 @@ class FlightRecorder:
             self.number,
             self._clock,
             tuple(sorted(rows, key=lambda row: (row.position, row.replica))),
-            tuple(self._queues),
+            tuple(self._queues) if self._is_chain else (),
             instants,
         )
 

@@ -20,6 +20,7 @@ class Reports(Protocol):
     """A task hook or a queue."""
 
     interval: float | None
+    """Seconds between two laps; None or below 0 = only the one at the end."""
 
     def report_lap(self) -> None:
         """What came since the last call."""
@@ -53,11 +54,13 @@ class Reporter:
 
     def _run(self) -> None:
         clock = monotonic()
-        due = {id(s): clock + s.interval for s in self._subjects if s.interval}
+        # A hook made with SPDL's default has an interval of -1, which means none.
+        regular = [(s, s.interval) for s in self._subjects if s.interval and s.interval > 0]
+        due = {id(subject): clock + interval for subject, interval in regular}
         while not self._going_on.acquire(timeout=self._until(due)):
-            for subject in self._subjects:
-                if subject.interval and monotonic() >= due[id(subject)]:
-                    due[id(subject)] += subject.interval
+            for subject, interval in regular:
+                if monotonic() >= due[id(subject)]:
+                    due[id(subject)] += interval
                     subject.report_lap()
         # A stop does not wait for running ops, the last lap does: they belong to it.
         if not self._join_workers(_TAIL_SECONDS):

@@ -9,35 +9,33 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PipelineFailure, PipelineStopped
-from .channel import ChannelClosed, EndOfChannel
-from .coroutines import AsyncStage
-from .definition import (
-    BURST_BUFFER_SIZE,
-    MaxFailures,
-    OpKind,
-    PipelineSpec,
-    default_buffer_size,
-)
-from .failures import FailureBudget
-from .hooks import HookFactory, StageInfo, StatsQueue, TaskStatsHook
-from .iterate import iterate
-from .layout import buffer_sizes, given_buffer_sizes, make_gate
+from .definition import MaxFailures, OpKind, PipelineSpec, default_buffer_size
+from .gate import make_gate
+from .hooking import enter_queue_hook
+from .hooks import StageInfo, TaskHook, TaskStatsHook, check_interval
+from .marks import EPOCH_END
 from .patience import told_when_long
+from .queues import queue_maker
 from .readings import stage_stats
+from .relay import relay
 from .reporter import Reporter, Reports
+from .source import as_exception
 from .stacks import describe_busy
 from .states import MOVES, RunState
 from .stats import PipelineStats
 from .threads import ThreadGroup
-from .worker import Stage
+from .waits import ChannelClosed, EndOfChannel
+from .wiring import Wiring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from .hooks import HookFactory, StatsQueue
     from .recorder import FlightRecorder
     from .tuning import Tuner
 
@@ -45,20 +43,22 @@ __all__ = ["Run"]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
+_GROUPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR)
+
 _SOURCE_GRACE_SECONDS = 0.02  # how long stop() waits for a source that is inside the user's next()
 
 
 class Run:
-    """Threads and channels of one pass over the source.
+    """Threads and channels of one pass over the source, or of all, if that is continuous.
 
-    ``break``, an exception in the loop body and Ctrl-C reach it as ``stop``: every wait ends at
-    once, a running op finishes first. A source blocked in the user's own ``next()`` cannot be
-    interrupted: it is left to its daemon thread, which ends when that call returns.
+    ``break``, an exception and Ctrl-C reach it as ``stop``: every wait ends at once, a running op
+    finishes first. A source blocked in the user's own ``next()`` cannot be interrupted: it is left
+    to its daemon thread, which ends when that call returns.
     """
 
     def __init__(
         self,
-        spec: PipelineSpec,
+        spec: PipelineSpec[Any],
         *,
         num_threads: int | None,
         max_failures: MaxFailures | None,
@@ -67,58 +67,47 @@ class Run:
         task_hook_factory: HookFactory | None,
         recorder: FlightRecorder,
         tuner: Tuner | None = None,
+        stage_id: int = 0,
     ) -> None:
         self.state = RunState.NEW
         self.recorder = recorder
         self.spec = spec
         self._is_adjustable = tuner is not None
+        if tuner is not None and not spec.is_chain:
+            raise ValueError(
+                "build: tuner must be None for a pipeline with path variants or a merge, whose "
+                "stages do not follow one another. Give them their concurrency."
+            )
         # Re-entrant: request_stop() may come from a finalizer on a thread that holds it.
         self._lock = threading.RLock()
         self._failed: tuple[str, list[Exception]] | None = None
         self._pid = os.getpid()
         self._threads = ThreadGroup(self.request_stop)
-        self._source_thread: threading.Thread | None = None
         self._started_ns = 0
+        self._epoch_began = 0  # the number, at the sink, of the first item of this epoch
 
-        extra = {} if report_stats_interval is None else {"interval": report_stats_interval}
-        make_queue, make_hooks = (
-            queue_class or StatsQueue,
-            task_hook_factory or _default_hooks(extra, recorder.enabled),
-        )
-        source_info = StageInfo(0, 0, spec.source.name)
-        sink_info = StageInfo(0, len(spec.stages) + 1, "sink")
+        interval = check_interval(report_stats_interval, "build: report_stats_interval")
+        interval = None if interval == -1 else interval
         self._gate = make_gate(spec, num_threads, adjustable=self._is_adjustable)
-        sizes = buffer_sizes(spec)
-        self._source_queue = queue = make_queue(source_info, sizes[0], **extra)
-        self._stages: list[Stage] = []
-        for stage_id, stage in enumerate(spec.stages, start=1):
-            info = StageInfo(0, stage_id, stage.name, stage.concurrency)
-            inlet, queue = queue, make_queue(info, sizes[stage_id], **extra)
-            limit = max_failures if stage.max_failures is None else stage.max_failures
-            self._stages.append(
-                (AsyncStage if stage.is_async else Stage)(
-                    stage,
-                    info,
-                    inlet=inlet,
-                    outlet=queue,
-                    hooks=make_hooks(info),
-                    gate=self._gate,
-                    budget=FailureBudget(stage.name, limit),
-                    owner=self,
-                    recorder=recorder,
-                    adjustable=self._is_adjustable,
-                )
-            )
-        self._last_queue = queue
-        self._sink_queue = make_queue(sink_info, spec.sink.buffer_size, **extra)
-        self._source_ring = recorder.new_ring(spec.source.name, 0, role="source")
-        self._sink_ring = recorder.new_ring("sink", sink_info.stage_id, role="sink")
-        self._consumer = recorder.new_consumer_ring(sink_info.stage_id + 1, self._sink_queue)
-        for position, queue in enumerate(self._queues()):
-            recorder.add_queue(position, queue.info.stage_name, queue.buffer_size)
-        for queue, given in zip(self._queues(), given_buffer_sizes(spec), strict=True):
-            if given is None:
-                queue.allow_bursts(BURST_BUFFER_SIZE)
+        wiring = Wiring(
+            spec,
+            make_queue=queue_maker(queue_class, interval),
+            make_hooks=task_hook_factory or _default_hooks(interval, recorder.enabled),
+            max_failures=max_failures,
+            gate=self._gate,
+            owner=self,
+            recorder=recorder,
+            adjustable=self._is_adjustable,
+            first_id=stage_id,
+        )
+        self._sources, self._stages, self._nodes = wiring.sources, wiring.stages, wiring.nodes
+        self._num_sources = len(wiring.sources)
+        self._queues_at = wiring.queues
+        self._last_queue, self._sink_queue = wiring.last, wiring.sink_queue
+        self._sink_hooks = ExitStack()
+        sink = wiring.queues[-1].position
+        self._sink_ring = recorder.new_ring("sink", sink, role="sink")
+        self._consumer = recorder.new_consumer_ring(sink + 1, self._sink_queue)
         subjects: list[Reports] = [*self._recorders(), *self._queues()]
         if tuner is not None:
             subjects.append(tuner.attach(self))
@@ -135,23 +124,28 @@ class Run:
             self._advance(RunState.RUNNING)
         self._started_ns = perf_counter_ns()
         try:
-            for stage in self._stages:
-                stage.enter()
+            for source in self._sources:
+                source.enter()
+            for node in self._nodes:
+                node.enter()
+            enter_queue_hook(self._sink_hooks, self._sink_queue)
         except Exception as error:
             self.fail("a stage hook raised", [error])
         self._reporter.start(self._threads)
-        for stage in reversed(self._stages):  # downstream first: nobody waits for a missing taker
+        self._threads.spawn("sink", self._run_sink)
+        for node in reversed(self._nodes):  # downstream first: nobody waits for a missing taker
             with self._lock:
-                targets = stage.thread_targets()
+                targets = node.thread_targets()
             for name, target in targets:
                 self._threads.spawn(name, target)
-        self._threads.spawn("sink", self._run_sink)
-        self._source_thread = self._threads.spawn(self.spec.source.name, self._run_source)
+        for source in self._sources:
+            source.thread = self._threads.spawn(source.name, source.run)
 
     def get(self, timeout: float | None = None) -> Any:
         """The next finished item; starts the run if need be.
 
-        Raises: EOFError: the end; TimeoutError: try again; PipelineFailure; PipelineStopped.
+        Raises: EOFError: the end, or that of an epoch, after which the next one follows;
+            TimeoutError: try again; PipelineFailure; PipelineStopped.
         """
         self._check_process()
         if self.state is RunState.NEW:
@@ -171,11 +165,22 @@ class Run:
             self._consumer.end()
             raise PipelineStopped("get: the pipeline was stopped.") from None
         else:
+            if item is EPOCH_END:
+                self._end_epoch(number)
+                raise EOFError("get: the epoch has ended; the next item is of the next one.")
             self._consumer.got(number)
             return item
         if (failure := self.failure) is not None:
             raise failure
         raise EOFError("get: the pipeline has delivered every item.")
+
+    def _end_epoch(self, number: int) -> None:
+        """``number``: that of the mark, at the sink."""
+        self._consumer.end()
+        began, self._epoch_began = self._epoch_began, number + 1
+        if began == number:  # it was empty; if all tasks ever have failed, so would be the others
+            for stage in self._stages:
+                stage.judge_epoch()
 
     def _tell_stall(self, seconds: float) -> None:
         busy = describe_busy(self._threads.threads())
@@ -201,8 +206,8 @@ class Run:
             channel.close()
         if self._gate is not None:
             self._gate.close()
-        for stage in self._stages:
-            stage.request_stop()
+        for node in self._nodes:
+            node.request_stop()
         self._reporter.request_stop()
 
     def stop(self, timeout: float | None = None) -> None:
@@ -217,14 +222,14 @@ class Run:
         if self._threads.is_member():
             return  # an op or a callback cannot wait for its own end
         if not self._join_workers(timeout):
-            names = ", ".join(self._threads.alive(without=self._source_thread))
+            names = ", ".join(self._threads.alive(without=self._source_threads()))
             raise TimeoutError(
                 f"stop: still running after {timeout} seconds: {names}. An op cannot be "
                 "interrupted; stop() again waits on."
             )
-        if self._source_thread is not None:
-            self._source_thread.join(_SOURCE_GRACE_SECONDS)
-            if self._source_thread.is_alive():
+        for thread in self._source_threads():
+            thread.join(_SOURCE_GRACE_SECONDS)
+            if thread.is_alive():
                 _logger.info("stop: the source is blocked in its own next(); its thread is left.")
         self._close()
 
@@ -233,7 +238,15 @@ class Run:
         with self._lock:
             if self._failed is None:
                 self._failed = message, list(errors)
-        self._source_queue.finish()
+        for source in self._sources:
+            source.outlet.finish()
+
+    def source_has_ended(self) -> None:
+        """One of them; with the last one the data ends. Never blocks."""
+        with self._lock:
+            self._num_sources -= 1
+            if not self._num_sources and self.state is RunState.RUNNING:
+                self._advance(RunState.DRAINING)
 
     def _close(self) -> None:
         """The data has ended or the run was stopped; the threads are ending or have ended."""
@@ -252,7 +265,10 @@ class Run:
         self.recorder.finish()
 
     def _join_workers(self, timeout: float | None = None) -> bool:
-        return self._threads.join(timeout, without=self._source_thread)
+        return self._threads.join(timeout, without=self._source_threads())
+
+    def _source_threads(self) -> list[threading.Thread]:
+        return [source.thread for source in self._sources if source.thread is not None]
 
     def _advance(self, state: RunState) -> None:
         if state is self.state:
@@ -294,9 +310,8 @@ class Run:
         with self._lock:  # a stop either sees the new threads, or they are not started
             if self.state not in (RunState.NEW, RunState.RUNNING, RunState.DRAINING):
                 return
-            place = self._stages.index(live)
-            self._grow(place, default_buffer_size(count))
-            self._grow(place + 1, default_buffer_size(count))
+            for queue in (live.inlet, live.outlet):
+                self._grow(queue, default_buffer_size(count))
             if not live.crew.has_begun:  # nor need there be anybody who could leave
                 live.crew.headcount.count = count
                 return
@@ -305,61 +320,35 @@ class Run:
 
     def set_room(self, room: Mapping[str, int]) -> None:
         """Let that many items wait behind each stage named, if that is more than now."""
-        for place, stage in enumerate(self._stages, start=1):
+        for stage in self._stages:
             if stage.spec.name in room:
-                self._grow(place, room[stage.spec.name])
+                self._grow(stage.outlet, room[stage.spec.name])
 
-    def _grow(self, place: int, capacity: int) -> None:
-        """More room in the queue at ``place``, unless the user gave a number."""
-        queue = self._queues()[place]
-        if given_buffer_sizes(self.spec)[place] is None and capacity > queue.capacity:
+    def _grow(self, queue: StatsQueue, capacity: int) -> None:
+        """More room in the queue, unless the user gave a number."""
+        at = next(at for at in self._queues_at if at.queue is queue)
+        if not at.is_given and capacity > queue.capacity:
             queue.grow(capacity)
-            self.recorder.set_capacity(place, capacity)
+            self.recorder.set_capacity(at.position, capacity)
 
-    # -- source and sink threads ---------------------------------------------------------------
-
-    def _run_source(self) -> None:
-        queue, ring = self._source_queue, self._source_ring
-        since_ns = ring.begin()
-        try:
-            for item in iterate(self.spec.source):
-                ended_ns = perf_counter_ns()
-                output = queue.put(item)
-                done_ns = perf_counter_ns()
-                if done_ns - since_ns >= ring.shortest_ns:
-                    ring.add(since_ns, since_ns, ended_ns, done_ns, -1, -1, output, None, queue)
-                since_ns = done_ns
-        except ChannelClosed:
-            pass
-        except BaseException as error:
-            error.add_note(f"in the source {self.spec.source}, after {len_put(queue)} items")
-            self.fail("the source raised", [_wrapped(error)])
-        finally:
-            queue.finish()
-            with self._lock:
-                if self.state is RunState.RUNNING:
-                    self._advance(RunState.DRAINING)
+    # -- the sink's thread ---------------------------------------------------------------------
 
     def _run_sink(self) -> None:
-        before, behind, ring = self._last_queue, self._sink_queue, self._sink_ring
-        since_ns = ring.begin()
         try:
-            while True:
-                number, item = before.get_numbered()
-                got_ns = perf_counter_ns()
-                output = behind.put(item)
-                item = None  # or it would stay alive while this thread waits
-                done_ns = perf_counter_ns()
-                if done_ns - since_ns >= ring.shortest_ns:
-                    ring.add(since_ns, got_ns, got_ns, done_ns, -1, number, output, before, behind)
-                since_ns = done_ns
+            relay(self._last_queue, self._sink_queue, self._sink_ring)
         except (EndOfChannel, ChannelClosed):
             pass
         except BaseException as error:  # of a user's queue class: the stages must not wait for room
-            self.fail(
-                "the sink broke", [error if isinstance(error, Exception) else _wrapped(error)]
-            )
-            before.close()
+            self.fail("the sink broke", [as_exception(error)])
+            self._last_queue.close()
+        finally:
+            self._end_sink()
+
+    def _end_sink(self) -> None:
+        try:
+            self._sink_hooks.close()
+        except Exception as error:
+            self.fail("a queue's stage_hook raised", [error])
         finally:
             self._sink_queue.finish()
 
@@ -369,7 +358,7 @@ class Run:
         return [h for stage in self._stages for h in stage.hooks if isinstance(h, TaskStatsHook)]
 
     def _queues(self) -> list[StatsQueue]:
-        return [self._source_queue, *(stage.outlet for stage in self._stages), self._sink_queue]
+        return [at.queue for at in self._queues_at]
 
     def stats(self) -> PipelineStats:
         """Figures since the start; waits that are still open are counted."""
@@ -387,14 +376,15 @@ class Run:
         the data is not lost on the way.
         """
         return sum(
-            stage.num_failures + (stage.spec.kind is not OpKind.AGGREGATE and stage.num_dropped)
+            stage.num_failures + (stage.spec.kind not in _GROUPING and stage.num_dropped)
             for stage in self._stages
         )
 
     def check_balance(self) -> None:
         """Assert, on a closed run, that every item is accounted for at every 1:1 stage."""
         for stage in self._stages:
-            if stage.spec.kind.value.endswith("function"):
+            # The router of lists puts one part of each on every path.
+            if stage.spec.kind.value.endswith("function") and not stage.spec.batched:
                 taken = stage.inlet.counters().num_got
                 # What waits for its turn in an ordered outlet was not counted as put yet.
                 delivered = stage.outlet.counters().num_got + len(stage.outlet)
@@ -409,19 +399,8 @@ class Run:
         return "\n".join([f"Pipeline [{self.state.value}]", *(f"  {p}" for p in self.spec.parts())])
 
 
-def _wrapped(error: BaseException) -> Exception:
-    """What is no Exception (SystemExit) cannot be a member of an ExceptionGroup."""
-    if isinstance(error, Exception):
-        return error
-    wrapped = RuntimeError(f"{type(error).__name__} in a thread of the pipeline")
-    wrapped.__cause__ = error
-    return wrapped
+def _default_hooks(interval: float | None, enabled: bool) -> HookFactory:
+    def make(info: StageInfo) -> list[TaskHook]:
+        return [TaskStatsHook(info, interval)] if enabled else []
 
-
-def len_put(queue: StatsQueue) -> int:
-    """How many items were put so far."""
-    return queue.counters().num_put
-
-
-def _default_hooks(extra: dict[str, float], enabled: bool) -> HookFactory:
-    return lambda info: [TaskStatsHook(info, **extra)] if enabled else []
+    return make

@@ -23,7 +23,7 @@ _OURS = {
     *(str(path) for path in (_PACKAGE / "pipeline").glob("*.py")),
     *(
         str(_PACKAGE / "data" / f"{name}.py")
-        for name in ("fetch", "timing", "workers", "random", "_device")
+        for name in ("fetch", "timing", "worker", "workers", "random", "_device")
     ),
 }
 # Those in which a thread waits for others of its run, or only watches.

@@ -9,21 +9,38 @@ joined for a bounded time before finalisation begins.
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .starting import start
 
-__all__ = ["ThreadGroup"]
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["ThreadGroup", "takes_over"]
+
+_logger = logging.getLogger("spdl_torch.pipeline")
 
 _EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op is then left
 
 _live: weakref.WeakSet[ThreadGroup] = weakref.WeakSet()
 _hook_lock = threading.Lock()
 _hook_installed = False
+
+TakeOver = Callable[[], Callable[[], None] | None]
+_taken_over: list[TakeOver] = []
+
+
+def takes_over(read: TakeOver) -> TakeOver:
+    """Decorate a function that says what a new thread takes over from the one that starts it: it is
+    called there, and what it returns is called on the new thread first. None = nothing.
+    """
+    _taken_over.append(read)
+    return read
 
 
 class ThreadGroup:
@@ -36,23 +53,33 @@ class ThreadGroup:
         self._request_stop = request_stop
         self._stops_last = stops_last
         self._threads: list[threading.Thread] = []
-        _install_exit_hook()
-        _live.add(self)
 
     def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """Start a thread named ``spdl-<name>``."""
-        thread = threading.Thread(target=target, name=f"spdl-{name}", daemon=True)
+        if not self._threads:
+            # Not in __init__: an owner whose own construction fails would be left behind half
+            # made, and asked to stop at exit.
+            _install_exit_hook()
+            _live.add(self)
+        steps = [step for read in _taken_over if (step := read()) is not None]
+
+        def run() -> None:
+            for step in steps:
+                step()
+            target()
+
+        thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
         self._threads.append(thread)
-        thread.start()
+        start(thread)
         return thread
 
     def join(
-        self, timeout: float | None = None, *, without: threading.Thread | None = None
+        self, timeout: float | None = None, *, without: Collection[threading.Thread] = ()
     ) -> bool:
         """Wait for every thread but ``without`` and the caller's own; False if time ran out."""
         deadline = None if timeout is None else monotonic() + timeout
         for thread in self._threads:
-            if thread is without or thread is threading.current_thread():
+            if thread in without or thread is threading.current_thread():
                 continue
             if thread.ident is None:  # a stop during start(): it will find its channels closed
                 continue
@@ -67,10 +94,10 @@ class ThreadGroup:
         """Whether the caller runs on one of these threads."""
         return threading.current_thread() in self._threads
 
-    def alive(self, *, without: threading.Thread | None = None) -> list[str]:
+    def alive(self, *, without: Collection[threading.Thread] = ()) -> list[str]:
         """Names of the threads that still run."""
         me = threading.current_thread()
-        return [t.name for t in self._threads if t.is_alive() and t is not without and t is not me]
+        return [t.name for t in self._threads if t.is_alive() and t not in without and t is not me]
 
 
 def _install_exit_hook() -> None:
@@ -90,6 +117,12 @@ def _stop_all() -> None:
     for stops_last in (False, True):
         groups = [group for group in _live if group._stops_last is stops_last]
         for group in groups:
-            group._request_stop()
+            # One that cannot stop must not keep the others from it: a writer of statistics, which
+            # stops last, would lose its rows.
+            try:
+                group._request_stop()
+            except Exception:
+                names = ", ".join(group.alive()) or "none alive"
+                _logger.exception("exit: threads (%s) could not be asked to stop", names)
         for group in groups:
             group.join(max(0.0, deadline - monotonic()))

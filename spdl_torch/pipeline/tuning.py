@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Adjustable(Protocol):
     """A run whose stages' concurrency may be changed while it runs."""
 
     @property
-    def spec(self) -> PipelineSpec:
+    def spec(self) -> PipelineSpec[Any]:
         """As it was defined."""
 
     @property

@@ -10,9 +10,29 @@ from typing import Protocol
 
 from .stats import Histogram
 
-__all__ = ["AsyncWaiter", "WaitClock", "Waiter", "wait_for"]
+__all__ = [
+    "AsyncWaiter",
+    "ChannelClosed",
+    "Dismissed",
+    "EndOfChannel",
+    "WaitClock",
+    "Waiter",
+    "wait_for",
+]
 
 _LOOK_SECONDS = 0.5
+
+
+class EndOfChannel(Exception):
+    """The channel was finished by its producer and is empty."""
+
+
+class ChannelClosed(Exception):
+    """The channel was closed by its owner (the run stops), or finished before this put."""
+
+
+class Dismissed(Exception):
+    """The getter is one too many and shall leave; no item was taken."""
 
 
 class Waiter(Protocol):

@@ -1,5 +1,8 @@
 """One running stage: threads that take an item, call the op and pass the result on.
 
+:class:`Stage` is the one for plain functions; :mod:`.expanding`, :mod:`.aggregating` and
+:mod:`.coroutines` have those for generators, aggregates and asynchronous ops.
+
 The number of an item at a stage is the order in which it was taken; an ordered stage hands it to
 the outlet, which restores the order, so that ordering costs neither a thread nor a second buffer.
 """
@@ -13,18 +16,22 @@ from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
-from .channel import Channel, ChannelClosed, Dismissed, EndOfChannel
-from .contexts import LazyRunner, blocking
+from .contexts import LazyRunner, NotAContextError
 from .crew import Crew, Seat
 from .definition import OpKind, StageSpec
-from .failures import FailureBudget, add_note
+from .epochs import Turnstile
+from .failures import FailureBudget, add_note, attach_note
+from .hooking import BadHookError, bad_hook, checked_hooks, enter_queue_hook, enter_stage_hook
 from .hooks import StageInfo, StatsQueue, TaskCell, TaskHook, TaskStatsHook
-from .measure import EXHAUSTED, Measured, Spent, measure, measure_list, metered, next_of, unmeasured
+from .marks import ABSENT, EPOCH_END, Mark
+from .measure import Measured, measure, measure_list, metered, unmeasured
 from .timeline import Outcome
+from .waits import ChannelClosed, Dismissed, EndOfChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .channel import Channel
     from .recorder import FlightRecorder, Ring
 
 __all__ = ["Stage", "StageOwner"]
@@ -60,13 +67,16 @@ class Stage:
         budget: FailureBudget,
         owner: StageOwner,
         recorder: FlightRecorder,
+        position: int,
         adjustable: bool = False,
+        has_marks: bool = False,
+        keeps_places: bool = False,
     ) -> None:
         self.spec = spec
         self.info = info
         self.inlet = inlet
         self.outlet = outlet
-        self.hooks = hooks
+        self.hooks = hooks = checked_hooks(hooks, spec.name)
         # One thread keeps the order by itself, as long as it stays the only one.
         self.ordered = spec.output_order == "input" and (spec.concurrency > 1 or adjustable)
         # Hooks nobody wrote are not entered: recorders whose task_hook is not overridden have their
@@ -75,11 +85,11 @@ class Stage:
         self.task_hooks = [h for h in hooks if not _is_plain_recorder(h)]
         self._cells: list[TaskCell] = []
         self._recorder = recorder
-        new_ring = functools.partial(recorder.new_ring, spec.name, info.stage_id)
+        new_ring = functools.partial(recorder.new_ring, spec.name, position)
         self.crew = Crew(spec.concurrency, new_ring)
         if self.ordered:
-            recorder.restores_order(info.stage_id, outlet.progress)
-        self._measure = measure if recorder.enabled else unmeasured
+            recorder.restores_order(position, outlet.progress)
+        self.measure = measure if recorder.enabled else unmeasured
         self._gate = gate if spec.executor is None else None
         self._budget = budget
         self._owner = owner
@@ -87,6 +97,17 @@ class Stage:
         self._stage_hooks = ExitStack()
         self._executor_refuses = False
         self._submitted: set[Future[Measured]] = set()
+        self._keeps_places = keeps_places  # a dropped item leaves ABSENT in its place
+        self.has_marks = has_marks
+        # Alone, or in order, nobody can be overtaken by a mark.
+        self.needs_turns = has_marks and not self.ordered and (spec.concurrency > 1 or adjustable)
+        self.turns = self._make_turns() if self.needs_turns else None
+        self.take: Callable[[], tuple[int, Any]] = inlet.get_numbered
+        if has_marks:
+            self.take = self._take_past_marks if self.turns is None else self.turns.take
+
+    def _make_turns(self) -> Turnstile:
+        return Turnstile(self.inlet.get_numbered, self.pass_mark)
 
     # -- what the run calls ------------------------------------------------------------------
 
@@ -113,11 +134,12 @@ class Stage:
         ]
 
     def enter(self) -> None:
-        """Enter the stage hooks, before any thread of the stage starts."""
+        """Enter the hooks of the queue and of the stage, before any thread of the stage starts."""
+        enter_queue_hook(self._stage_hooks, self.outlet)
         for hook in self.hooks:
             if isinstance(hook, TaskStatsHook):
                 hook.start()
-            self._stage_hooks.enter_context(blocking(hook.stage_hook()))
+            enter_stage_hook(self._stage_hooks, hook, self.spec.name)
 
     def request_stop(self) -> None:
         """Withdraw what has not begun; the channels are closed by the run. Never blocks."""
@@ -138,6 +160,16 @@ class Stage:
     def num_failures(self) -> int:
         """Tasks that raised."""
         return self._budget.num_failures
+
+    @property
+    def turn_wait_ns(self) -> int:
+        """Time that threads waited for their turn to take an item, one after the other."""
+        return 0 if self.turns is None else self.turns.waited_ns()
+
+    def judge_epoch(self) -> None:
+        """An epoch brought nothing: end the run if that is because every task has failed."""
+        if self._budget.nothing_succeeded(self.num_tasks):
+            self._owner.fail(self._budget.message(self.num_tasks), self._budget.errors)
 
     # -- what every kind of worker shares ----------------------------------------------------
 
@@ -162,7 +194,7 @@ class Stage:
         if not isinstance(error, Exception):
             cause, error = error, RuntimeError(f"{type(error).__name__} in a worker thread")
             error.__cause__ = cause
-        error.add_note(f"in stage {self.spec.name!r} ({threading.current_thread().name})")
+        attach_note(error, f"in stage {self.spec.name!r} ({threading.current_thread().name})")
         self._owner.fail(f"stage {self.spec.name!r} broke", [error])
 
     def leave(self, seat: Seat | None = None, workers: int = 1) -> None:
@@ -189,13 +221,7 @@ class Stage:
         try:
             with LazyRunner() as runner:
                 seat.cell = seat.cell or self.new_cell()
-                ring, cell, call = seat.ring, seat.cell, self._measured_op()
-                if self.spec.kind is OpKind.GENERATOR and self.spec.executor is None:
-                    self._expand_all(cell, ring, call, runner)
-                elif self.spec.kind is OpKind.AGGREGATE:
-                    self._aggregate(cell, ring, self._with_hooks(call, runner))
-                else:
-                    self._map(cell, ring, self._with_hooks(call, runner))
+                self.work(seat.cell, seat.ring, self.measured_op(), runner)
         except Dismissed:
             pass
         except (ChannelClosed, CancelledError):
@@ -203,12 +229,46 @@ class Stage:
         except BaseException as error:
             self.fail(error)
         finally:
+            if self.turns is not None:
+                self.turns.leave()
             self.leave(seat)
+
+    def work(
+        self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured], runner: LazyRunner
+    ) -> None:
+        """What one thread does until the channels end; overridden for ops of other kinds.
+
+        call: the op, which also tells its times.
+        """
+        self._map(cell, ring, self.with_hooks(call, runner))
+
+    def _take_past_marks(self) -> tuple[int, Any]:
+        number, item = self.inlet.get_numbered()
+        while type(item) is Mark:
+            self.pass_mark(number, item)
+            number, item = self.inlet.get_numbered()
+        return number, item
+
+    def pass_mark(self, number: int, mark: Mark) -> None:
+        """Hand a mark on, at its place in the order."""
+        if mark is EPOCH_END:
+            self.end_epoch(number)
+        self.emit_mark(number, mark)
+
+    def end_epoch(self, number: int) -> None:
+        """Pass on what was kept of an epoch, before its end is. ``number``: of the mark."""
+
+    def emit_mark(self, number: int, mark: Mark) -> None:
+        """Put a mark into the queue after the stage."""
+        if self.ordered:
+            self.outlet.put_at(number, mark)
+        else:
+            self.outlet.put(mark)
 
     def _map(self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured]) -> None:
         """One item in, one out (several, if a generator ran on an executor)."""
         inlet, outlet, many = self.inlet, self.outlet, self.spec.kind is OpKind.GENERATOR
-        take, put = inlet.get_numbered, outlet.put
+        take, put = self.take, outlet.put
         since_ns = ring.begin()
         while True:
             try:
@@ -219,13 +279,13 @@ class Stage:
             try:
                 result, wall_ns, cpu_ns = call(item)
             except BaseException as error:
-                if not isinstance(error, Exception) or self._ends_worker(error):
-                    self._emit_nothing(number)  # those behind it in the order must not wait
+                if not isinstance(error, Exception) or self.ends_worker(error):
+                    self.emit_nothing(number)  # later ones in the order must not wait
                     raise
                 ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
                 cell.add_failure(ended_ns - started_ns, cpu_ns)
                 self.count_failure(error, number, item)
-                self._emit_nothing(number)
+                self.emit_nothing(number)
             else:
                 ended_ns = perf_counter_ns()
                 cell.add(wall_ns, cpu_ns)
@@ -234,7 +294,7 @@ class Stage:
                 elif result is None:
                     outcome = _DROPPED
                     cell.num_dropped += 1
-                    self._emit_nothing(number)
+                    self.emit_nothing(number)
                 elif self.ordered:
                     outlet.put_at(number, result)
                 else:
@@ -248,116 +308,11 @@ class Stage:
                 )
             since_ns = done_ns
 
-    def _expand_all(
-        self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured], runner: LazyRunner
-    ) -> None:
-        """One item in, many out, each passed on as soon as it is there."""
-        since_ns = ring.begin()
-        while True:
-            try:
-                number, item = self.inlet.get_numbered()
-            except EndOfChannel:
-                return
-            started_ns, outcome, spent = perf_counter_ns(), _PASSED, Spent()
-            expand = functools.partial(self._pass_on, cell, call, number, spent)
-            try:
-                self._with_hooks(expand, runner)(item)
-            except BaseException as error:
-                if not isinstance(error, Exception) or self._ends_worker(error):
-                    self._emit_nothing(number)
-                    raise
-                outcome = _FAILED
-                cell.add_failure(spent.wall_ns, spent.cpu_ns)
-                self.count_failure(error, number, item)
-            else:
-                cell.add(spent.wall_ns, spent.cpu_ns)
-            self._emit_nothing(number)
-            # Its work and its waits for room alternate; here all of the work comes first.
-            ended_ns = started_ns + spent.wall_ns
-            done_ns = perf_counter_ns()
-            if done_ns - since_ns >= ring.shortest_ns:
-                ring.add(
-                    *(since_ns, started_ns, ended_ns, done_ns, spent.cpu_ns, number, spent.output),
-                    *(self.inlet, self.outlet, outcome),
-                )
-            since_ns = done_ns
-
-    def _pass_on(
-        self,
-        cell: TaskCell,
-        call: Callable[[Any], Measured],
-        number: int,
-        spent: Spent,
-        item: Any,
-    ) -> None:
-        """Pass on what the generator yields; ``spent`` sums what was spent inside it."""
-        outputs, spent.wall_ns, spent.cpu_ns = call(item)
-        step = self._gated(functools.partial(self._measure, next_of))
-        while True:
-            output, wall_ns, cpu_ns = step(outputs)
-            spent.wall_ns += wall_ns
-            spent.cpu_ns += cpu_ns
-            if output is EXHAUSTED:
-                return
-            if output is None:
-                cell.num_dropped += 1
-            elif self.ordered:
-                self.outlet.put_at(number, output, last=False)
-            else:
-                spent.output = self.outlet.put(output)
-
-    def _aggregate(self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured]) -> None:
-        """Many in, one list out; a remainder unless ``drop_last``. A turn is that of a group."""
-        group: list[Any] = []
-        size = self.spec.batch_size
-        since_ns = ring.begin()
-        while True:
-            try:
-                number, item = self.inlet.get_numbered()
-            except EndOfChannel:
-                break
-            group.append(item)
-            if len(group) == size:
-                since_ns = self._emit_group(cell, ring, call, group, number, since_ns)
-                group = []
-        if group and not self.spec.drop_last:
-            self._emit_group(cell, ring, call, group, number, since_ns)
-        else:
-            cell.num_dropped += len(group)
-
-    def _emit_group(
-        self,
-        cell: TaskCell,
-        ring: Ring,
-        call: Callable[[Any], Measured],
-        group: list[Any],
-        number: int,
-        since_ns: int,
-    ) -> int:
-        """``number``: of the item that completes the group. Returns when it was passed on."""
-        output, outcome, started_ns = -1, _PASSED, perf_counter_ns()
-        try:
-            result, wall_ns, cpu_ns = call(group)
-        except Exception as error:  # of a task hook
-            if self._ends_worker(error):
-                raise
-            ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
-            cell.add_failure(ended_ns - started_ns, cpu_ns)
-            self.count_failure(error, number // self.spec.batch_size, group)
-        else:
-            ended_ns = perf_counter_ns()
-            cell.add(wall_ns, cpu_ns)
-            output = self.outlet.put(result)
-        done_ns = perf_counter_ns()
-        if done_ns - since_ns >= ring.shortest_ns:
-            ring.add(
-                *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
-                *(self.inlet, self.outlet, outcome),
-            )
-        return done_ns
-
-    def _emit_nothing(self, number: int) -> None:
-        if self.ordered:
+    def emit_nothing(self, number: int) -> None:
+        """The item of that number leads to nothing, or to nothing more."""
+        if self._keeps_places:
+            self.emit_mark(number, ABSENT)
+        elif self.ordered:
             self.outlet.skip(number)
 
     def _emit_all(self, cell: TaskCell, number: int, results: list[Any]) -> None:
@@ -368,23 +323,23 @@ class Stage:
                 self.outlet.put_at(number, result, last=False)
             else:
                 self.outlet.put(result)
-        self._emit_nothing(number)
+        self.emit_nothing(number)
 
     # -- calling the op ----------------------------------------------------------------------
 
-    def _measured_op(self) -> Callable[[Any], Measured]:
+    def measured_op(self) -> Callable[[Any], Measured]:
         """The op as a call that also tells its times, measured where the op runs."""
         op, executor = self.spec.op, self.spec.executor
         if executor is not None:
             is_generator = self.spec.kind is OpKind.GENERATOR
-            measured = functools.partial(measure_list if is_generator else self._measure, op)
+            measured = functools.partial(measure_list if is_generator else self.measure, op)
             return functools.partial(self._submit, executor, measured)
-        if self._measure is measure and self.spec.kind is not OpKind.GENERATOR:
-            return self._gated(metered(op))
-        return self._gated(functools.partial(self._measure, op))
+        if self.measure is measure and self.spec.kind is not OpKind.GENERATOR:
+            return self.gated(metered(op))
+        return self.gated(functools.partial(self.measure, op))
 
-    def _gated(self, call: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
-        """``call`` under the bound on all stages' threads, if there is one."""
+    def gated(self, call: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
+        """Return ``call`` under the bound on all stages' threads, if there is one."""
         gate = self._gate
         if gate is None:
             return call
@@ -398,7 +353,8 @@ class Stage:
 
         return call_gated
 
-    def _with_hooks(self, call: Callable[[Any], R], runner: LazyRunner) -> Callable[[Any], R]:
+    def with_hooks(self, call: Callable[[Any], R], runner: LazyRunner) -> Callable[[Any], R]:
+        """Return ``call`` inside of the task hooks."""
         hooks = self.task_hooks
         if not hooks:
             return call
@@ -406,7 +362,11 @@ class Stage:
         def call_hooked(item: Any) -> R:
             with ExitStack() as stack:
                 for hook in hooks:
-                    stack.enter_context(runner.blocking(hook.task_hook(item)))
+                    try:
+                        context = runner.blocking(hook.task_hook(item))
+                    except NotAContextError as error:
+                        raise bad_hook(hook, "task_hook", self.spec.name, error) from None
+                    stack.enter_context(context)
                 return call(item)
             raise RuntimeError("a task hook must not swallow the exception of the op.")
 
@@ -430,9 +390,11 @@ class Stage:
         finally:
             self._submitted.discard(future)
 
-    def _ends_worker(self, error: Exception) -> bool:
-        """Whether ``error`` is not the item's own fault: the stop of the run, or a dead executor,
-        which would fail every item."""
+    def ends_worker(self, error: Exception) -> bool:
+        """Whether ``error`` is not the item's own fault: the stop of the run, or a hook or a dead
+        executor, which would fail every item."""
+        if isinstance(error, BadHookError):
+            return True
         if isinstance(error, ChannelClosed | CancelledError):
             return self.outlet.closed  # else the op raised it, e.g. for a future of its own
         broke = self.spec.executor is not None and isinstance(error, BrokenExecutor)

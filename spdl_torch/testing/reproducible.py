@@ -6,6 +6,8 @@ import warnings
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import IterableDataset
+
 from ._differences import first_difference
 from ._generators import States, generators_kept, seed_all
 
@@ -30,11 +32,16 @@ def assert_reproducible(
     another seed each time, so that a draw from them is found out also where threads happen to keep
     the order. (Not if the sampler draws from them: then with the same.) All three are put back.
 
+    An iterable dataset divides itself among the workers, or gives everything once for each. So its
+    batches are compared with those of another run with the same number.
+
     Args:
-        make_loader: called once for each of ``num_workers`` and once for the sampler alone.
+        make_loader: called once for each of ``num_workers``, for those of an iterable dataset
+            twice, and once for the sampler alone.
         num_workers: numbers of threads to compare with the first of them.
         num_epochs: how often each loader is iterated.
-        num_batches: of each epoch; None = all. Those of one loader are kept in memory.
+        num_batches: of each epoch; None = all. Those of one loader are kept in memory. A dataset
+            without an end needs a number.
         seed: of the order, and of the streams unless the loader has a seed of its own.
     Raises: AssertionError: which batch and sample differs, and the likely reason.
         ValueError: fewer than two numbers of workers.
@@ -52,21 +59,26 @@ def assert_reproducible(
         # More threads than cores are wanted here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         seed_all(seed, 0)
-        drawn_by_sampler = _drawn_by_sampler(make_loader(num_workers[0]), num_batches)
+        first = make_loader(num_workers[0])
+        is_iterable = isinstance(getattr(first, "dataset", None), IterableDataset)
+        drawn_by_sampler = set() if is_iterable else _drawn_by_sampler(first, num_batches)
+        pairs = [(workers, num_workers[0]) for workers in num_workers[1:]]
+        if is_iterable:
+            pairs = [(workers, workers) for workers in num_workers]
         expected: list[list[Any]] = []
-        for run, workers in enumerate(num_workers):
+        for run, (workers, reference) in enumerate(pairs, 1):
+            if run == 1 or is_iterable:
+                seed_all(seed, 0)
+                expected = batches(make_loader(reference))
             seed_all(seed, 0 if drawn_by_sampler else run)
             loader, before = make_loader(workers), States.now()
-            got = batches(loader)
-            if run == 0:
-                expected = got
-                continue
-            difference = first_difference(expected, got)
+            difference = first_difference(expected, batches(loader))
             if difference is not None:
                 drawn = before.changed() - drawn_by_sampler
+                again = "again " if workers == reference else ""
                 raise AssertionError(
-                    f"assert_reproducible: num_workers={workers} must give the same batches as "
-                    f"num_workers={num_workers[0]}, but {difference}. {_reason(loader, drawn)}"
+                    f"assert_reproducible: num_workers={workers} must {again}give the same batches "
+                    f"as num_workers={reference}, but {difference}. {_reason(loader, drawn)}"
                 )
 
 
@@ -99,7 +111,6 @@ def _drawn_by_sampler(loader: Any, num_batches: int | None) -> set[str]:
     """Which generators the order comes from: those may be drawn from."""
     before = States.now()
     sampler = getattr(loader, "_index_sampler", ())  # torch's attribute for the one it pulls
-    if hasattr(sampler, "__len__"):  # an iterable dataset's never ends
-        for _ in islice(sampler, num_batches):
-            pass
+    for _ in islice(sampler, num_batches):
+        pass
     return before.changed()

@@ -8,5 +8,6 @@ Trainer                                        child
         ▼
     results ─▶ trainer, or the device stage as ever
 
-messages: what passes. parcel: the loader's way there. portable: exceptions. start: of the process.
+messages: what passes. parcel: the loader's way there. portable: exceptions. start: by which method.
+process: a child from its start to its end. signals: whose business they are.
 """

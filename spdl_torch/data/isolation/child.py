@@ -11,7 +11,6 @@ import atexit
 import logging
 import os
 import pickle
-import signal
 import sys
 import threading
 from dataclasses import replace
@@ -25,10 +24,12 @@ import torch
 from ...errors import PipelineStopped
 from ...pipeline.channel import Channel, ChannelClosed
 from ..jobs import Failed, Loaded
+from ..notes import Reason
 from ..workers import WorkerPool
-from .messages import Answer, Ask, Fatal, Free, LogLine, Reply, Restart, Submit
+from .messages import Answer, Ask, Fatal, Free, LogLine, Reply, Restart, Submit, Up
 from .packing import PackedBatch, pack
 from .portable import portable, portable_result
+from .signals import leave_to_the_trainer
 from .slabs import SlabPool
 
 if TYPE_CHECKING:
@@ -63,9 +64,10 @@ class Beginning(NamedTuple):
 
 def main(line: Connection, beginning: Beginning) -> None:
     """Run until the trainer hangs up, or is gone; then end the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's, who ends this
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    leave_to_the_trainer()
+    if hasattr(os, "register_at_fork"):
+        # What the dataset forks would hold the line, and a trainer that is gone be never missed.
+        os.register_at_fork(after_in_child=line.close)
     Child(line, beginning).run()
     # Threads that are still inside the user's code must not be met by a dying interpreter.
     getattr(atexit, "_run_exitfuncs", int)()
@@ -97,6 +99,7 @@ class Child:
         logger = logging.getLogger("spdl_torch")
         logger.addHandler(_ToTrainer(self))
         logger.propagate = False
+        self.send(Up())
         sender = threading.Thread(target=self._run_sender, name="spdl-sender", daemon=True)
         sender.start()
         try:
@@ -135,15 +138,18 @@ class Child:
             pool.restart(message.key, message.workers)
             self._epoch, self._num_submitted, self._num_sent = message.epoch, 0, 0
         elif isinstance(message, Free):
-            self._free(message.slabs)
+            self._free(message)
         else:
             self._free(message.freed)
             self._num_submitted += 1
-            pool.submit(message.number, message.index, message.worker, message.first)
+            number, index, worker, first, wants_state, _ = message
+            pool.submit(number, index, worker, first, wants_state=wants_state)
 
-    def _free(self, slabs: tuple[int, ...]) -> None:
-        for slab in slabs:
+    def _free(self, freed: Free) -> None:
+        for slab in freed.slabs:
             self._slabs.give_back(slab)
+        for slab in freed.spent:
+            self._slabs.drop(slab)
 
     def _reply(self, message: Ask) -> Any:
         pool = self._pool
@@ -161,6 +167,7 @@ class Child:
     def _run_sender(self) -> None:
         try:
             pool = self._make_pool()
+            pool.start(self._beginning.key, self._beginning.workers)
         except BaseException as error:
             self._tell_fatal("the loading process could not be set up", error)
             return
@@ -194,7 +201,7 @@ class Child:
         os.environ.update(beginning.environment)
         spec: LoadSpec = beginning.parcel.open()
         spec = replace(spec, finalize=partial(pack, slabs=self._slabs))
-        return WorkerPool(spec, beginning.key, beginning.workers)
+        return WorkerPool(spec)
 
     def _send_result(self, result: Result) -> None:
         self._num_sent += 1
@@ -205,9 +212,10 @@ class Child:
         details = self._slabs.retired(), self._due_readings()
         try:
             content = pickle.dumps(Answer(self._epoch, portable_result(result), *details), 5)
-        except Exception as error:  # of the iterable's own state, perhaps
-            lease, result = None, portable_result(Failed(result.number, error))
-            content = pickle.dumps(Answer(self._epoch, result, *details), 5)
+        except Exception as error:
+            result, is_whole = _without_what_cannot_be_sent(result, error)
+            lease = lease if is_whole else None
+            content = pickle.dumps(Answer(self._epoch, portable_result(result), *details), 5)
         with self._send_lock:
             self._line.send_bytes(content)
             if lease is not None:
@@ -236,6 +244,20 @@ class Child:
 
     def _tell_fatal(self, what: str, error: BaseException) -> None:
         self.send(Fatal(what, portable(error)))
+
+
+def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Result, bool]:
+    """The result without its iterable's own state, if that is what cannot be pickled, and True;
+    else the error in its place.
+    """
+    progress = result.progress
+    if progress is not None and progress.state is not None:
+        try:
+            pickle.dumps(progress.state, 5)
+        except Exception as reason:
+            progress = replace(progress, state=None, failure=Reason(reason.with_traceback(None)))
+            return replace(result, progress=progress), True
+    return Failed(result.number, error), False
 
 
 class _ToTrainer(logging.Handler):

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from ..rng.keys import StreamKey
     from .portable import Portable
 
-__all__ = ["Answer", "Ask", "Fatal", "Free", "LogLine", "Reply", "Restart", "Span", "Submit"]
+__all__ = ["Answer", "Ask", "Fatal", "Free", "LogLine", "Reply", "Restart", "Span", "Submit", "Up"]
+
+
+class Free(NamedTuple):
+    """To the child: no tensor of the trainer views these slabs any more."""
+
+    slabs: tuple[int, ...]
+    """They may be written again."""
+    spent: tuple[int, ...]
+    """These may not: the views of a forked process may have outlived the trainer's."""
 
 
 class Submit(NamedTuple):
@@ -22,8 +31,8 @@ class Submit(NamedTuple):
     index: Any
     worker: int
     first: int
-    freed: tuple[int, ...]
-    """Slabs that no tensor of the trainer views any more."""
+    wants_state: bool
+    freed: Free
 
 
 class Restart(NamedTuple):
@@ -32,12 +41,6 @@ class Restart(NamedTuple):
     epoch: int
     key: StreamKey
     workers: Sequence[WorkerState]
-
-
-class Free(NamedTuple):
-    """To the child: these slabs may be written again."""
-
-    slabs: tuple[int, ...]
 
 
 class Ask(NamedTuple):
@@ -53,6 +56,10 @@ class Span(NamedTuple):
 
     offset: int
     size: int
+
+
+class Up(NamedTuple):
+    """From the child, its first word: from now on no signal of the trainer's group ends it."""
 
 
 class Answer(NamedTuple):

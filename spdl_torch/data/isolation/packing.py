@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from ...io._transfer.transfer import is_moved_whole
+from ...pipeline.failures import attach_note
 from .messages import Span
 
 if TYPE_CHECKING:
@@ -72,9 +74,10 @@ def pack(batch: Any, slabs: SlabPool) -> PackedBatch:
     try:
         _BatchPickler(file, 5, buffer_callback=is_small).dump(batch)
     except Exception as error:
-        error.add_note(
+        attach_note(
+            error,
             f"a batch of type {type(batch).__name__} has to be pickled on its way from the loading "
-            'process. Return what pickle knows from collate_fn, or leave isolation="process" out.'
+            'process. Return what pickle knows from collate_fn, or leave isolation="process" out.',
         )
         raise
     contents = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
@@ -106,7 +109,12 @@ def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
     if isinstance(content, Span):
         content = _part(owner, content)
     parts = [_part(owner, span) for span in packed.blocks]
-    return replace(loaded, batch=pickle.loads(content, buffers=parts))
+    batch = pickle.loads(content, buffers=parts)
+    if mappings.are_locked and not is_moved_whole(batch):
+        # Out of locked pages a copy that the loop begins would run on behind its back, and the
+        # slab could be written before it is done. Out of ordinary memory none does.
+        batch = pickle.loads(content, buffers=[part.copy() for part in parts])
+    return replace(loaded, batch=batch)
 
 
 def _part(owner: Any, span: Span) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..load_spec import LoadSpec
 
-__all__ = ["Parcel"]
+__all__ = ["Parcel", "find_unpicklable", "shown"]
 
 _MOST_STEPS = 12  # of a path
 _MOST_MEMBERS = 1_000  # of one container that are looked at
@@ -71,12 +71,12 @@ def _dumps_or_explain(spec: LoadSpec) -> bytes:
     except Exception as error:
         parts = ("dataset", "collate_fn", "worker_init_fn")
         for name in parts:
-            found = _find(getattr(spec, name), name, set())
+            found = find_unpicklable(getattr(spec, name), name)
             if found is not None:
                 path, value = found
                 raise pickle.PicklingError(
                     f'DataLoader: isolation="process" sends the dataset and its functions to a '
-                    f"child process, but {path} cannot be pickled: {_shown(value)} "
+                    f"child process, but {path} cannot be pickled: {shown(value)} "
                     f"({type(error).__name__}: {error}). Define functions and classes at the top "
                     "level of a module, open files and connections on first use, or leave "
                     "isolation out: threads need no pickling."
@@ -84,14 +84,15 @@ def _dumps_or_explain(spec: LoadSpec) -> bytes:
         raise
 
 
-def _find(value: Any, path: str, seen: set[int]) -> tuple[str, Any] | None:
-    """The innermost part that cannot be pickled."""
+def find_unpicklable(value: Any, path: str, seen: set[int] | None = None) -> tuple[str, Any] | None:
+    """Return the innermost part that cannot be pickled, and the way to it; None = all can."""
+    seen = set() if seen is None else seen
     if id(value) in seen or _can_pickle(value):
         return None
     seen.add(id(value))
     if path.count(".") + path.count("[") < _MOST_STEPS:
         for name, member in _members(value):
-            found = _find(member, path + name, seen)
+            found = find_unpicklable(member, path + name, seen)
             if found is not None:
                 return found
     return path, value
@@ -136,6 +137,7 @@ def _state_of(value: Any) -> dict[str, Any]:
     }
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a short text."""
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."

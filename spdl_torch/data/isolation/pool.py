@@ -6,7 +6,6 @@ Nothing here refers to the iterator that the trainer holds, so that dropping it 
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -25,10 +24,11 @@ from .._device import AHEAD
 from ..crowd import Crowd
 from ..desks import describe_desks
 from ..jobs import Epoch, Failed, Loaded, Result
+from ..worker_info import use_one_intra_op_thread
 from .child import Beginning
 from .figures import ProcessFigures, ProcessRecorder
 from .line import Line
-from .messages import Answer, Free, Restart, Submit
+from .messages import Answer, Restart, Submit
 from .packing import unpack
 from .parcel import Parcel
 from .portable import restored_result
@@ -36,7 +36,7 @@ from .slabs import Mappings
 from .start import context_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .._device import DeviceStage
     from ..load_spec import LoadSpec
@@ -53,8 +53,6 @@ _JOIN_SECONDS = 1.0
 _ASK_SECONDS = 2.0
 _MOST_EPOCHS_WAITING = 1_000
 
-_live: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
-
 
 class ProcessPool:
     """The child of one iterator and the epoch that it works on.
@@ -67,8 +65,6 @@ class ProcessPool:
     def __init__(
         self,
         spec: LoadSpec,
-        key: StreamKey,
-        workers: Sequence[WorkerState] = (),
         device_stage: DeviceStage | None = None,
         *,
         context: Any = None,
@@ -78,38 +74,54 @@ class ProcessPool:
         self._context = context_of(context)
         self._device_stage = device_stage
         self._pid = os.getpid()
-        self._threads = ThreadGroup(self.request_stop)
+        self._threads = ThreadGroup(_weakly(self.request_stop))
         stages = [TaskStatsHook(StageInfo(0, n, s, spec.num_workers)) for n, s in _STAGES]
         hook = None if device_stage is None else device_stage.hook
         self.figures = ProcessFigures(stages[0], stages[1], hook)
         self._num_epochs = 0
         self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
         self._epoch: Epoch | None = None
-        self._line = self._start_child(key, workers)
-        self._epoch = self._begin_epoch(key, workers)
-        if device_stage is not None:
-            self._start_transfer(device_stage)
-        _live.add(self)
+        self._line: Any = None  # a Line once it is started
 
     # -- the trainer's thread ------------------------------------------------------------------
 
-    def submit(self, number: int, index: Any, worker: int, first: int) -> None:
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+        """As ``WorkerPool.start``: start the child, and the first epoch in it."""
+        self._line = self._new_line(key, workers)
+        try:
+            self._start_line()
+            self._begin_epoch(key, workers)
+            if self._device_stage is not None:
+                self._start_transfer(self._device_stage)
+        except BaseException:  # Ctrl-C too
+            self.request_stop()
+            raise
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
         """As ``WorkerPool.submit``. Raises: what pickle raises on an index."""
         self._running()
         freed = self._line.mappings.freed()
-        self._line.send(Submit(number, index, worker, first, freed))
+        self._line.send(Submit(number, index, worker, first, wants_state, freed))
+
+    @property
+    def num_taken(self) -> int:
+        """As ``WorkerPool.num_taken``."""
+        return 0 if self._epoch is None else self._epoch.outlet.num_got
 
     def get(self, timeout: float | None) -> Result:
         """The next result. Raises: TimeoutError; RuntimeError: the child has ended."""
         epoch, line = self._running(), self._line
         if line.mappings.has_freed and not len(epoch.outlet):
-            line.send(Free(line.mappings.freed()))  # the workers may need them for what is awaited
+            line.send(line.mappings.freed())  # the workers may need them for what is awaited
         epoch.consumer.ask(epoch.outlet)
         try:
             result = epoch.outlet.get(timeout)
         except ChannelClosed:
             if line.is_over:
-                raise line.death() from None
+                death = line.death()
+                raise death from death.__cause__
             raise
         epoch.consumer.got(result.number)
         return result if self._device_stage is None else self._device_stage.hand_over(result)
@@ -131,8 +143,9 @@ class ProcessPool:
         self._num_epochs += 1
         if self._line.is_over:
             self._num_epochs = 0
-            self._line = self._start_child(key, workers)
-        self._epoch = self._begin_epoch(key, workers)
+            self._line = self._new_line(key, workers)
+            self._start_line()
+        self._begin_epoch(key, workers)
         if self._num_epochs:
             self._line.send(Restart(self._num_epochs, key, tuple(workers)))
 
@@ -140,7 +153,7 @@ class ProcessPool:
         """End every wait, and tell the child to end. Never blocks; safe in a finalizer."""
         if not self.in_this_process:
             return
-        epoch, line = self._epoch, getattr(self, "_line", None)
+        epoch, line = self._epoch, self._line
         try:
             self.figures.end()
         finally:  # whatever becomes of the figures
@@ -150,6 +163,11 @@ class ProcessPool:
             self._epochs.close()
             if line is not None:
                 line.hang_up()
+
+    def __del__(self) -> None:
+        # A finalizer that the iterator has for this may be met by Ctrl-C before it begins.
+        if hasattr(self, "_line"):
+            self.request_stop()
 
     def stop(self) -> None:
         """``request_stop`` and wait for the child, which has nothing left to do."""
@@ -172,23 +190,34 @@ class ProcessPool:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def _start_child(self, key: StreamKey, workers: Sequence[WorkerState]) -> Line:
+    def _new_line(self, key: StreamKey, workers: Sequence[WorkerState]) -> Line:
+        """To a child that is not there yet."""
         most_held = self._spec.max_outstanding + _MOST_KEPT
-        pin = torch.cuda.is_available() and (
-            self._finalize is not None or self._device_stage is not None
-        )
-        mappings = Mappings(most_held, pin=pin)
-        self.figures.mappings = mappings
+        # Without a device stage nobody would know until when the GPU copies: pin_memory() shall
+        # find memory that it has to copy into its own, which torch does not give out too early.
+        lock = None if self._device_stage is None else self._device_stage.region
+        mappings = self.figures.mappings = Mappings(most_held, lock=lock)
         beginning = Beginning(
             Parcel(self._spec), key, tuple(workers), torch.get_default_dtype(), _environment()
         )
         return Line(
-            *(self._context, beginning, mappings, self._threads),
-            hear=partial(self._hear, mappings),
-            ended=self._child_has_ended,
+            *(self._context, beginning, mappings),
+            hear=partial(_weakly(self._hear), mappings),
+            ended=_weakly(self._child_has_ended),
         )
 
-    def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
+    def _start_line(self) -> None:
+        if self._finalize is None:
+            self._line.start(self._threads)
+            return
+        # Pinning copies, on the receiver's thread. As for the workers of a WorkerPool: see there.
+        intra_op = torch.get_num_threads()
+        try:
+            self._line.start(self._threads, begin=use_one_intra_op_thread)
+        finally:
+            torch.set_num_threads(intra_op)
+
+    def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         spec, stage = self._spec, self._device_stage
         results = Channel[Result](spec.max_outstanding)
         outlet = results if stage is None else Channel[Result](AHEAD)
@@ -216,23 +245,15 @@ class ProcessPool:
         if stage is not None:
             recorder.add_queue(2, "device batches", outlet.capacity)
             self._epochs.put(epoch)
-        return epoch
+        self._epoch = epoch
+        if self._line.is_over:  # it found no epoch to close
+            epoch.close()
 
     def _start_transfer(self, stage: DeviceStage) -> None:
-        # As for the workers of a WorkerPool: see there.
-        intra_op, ready = torch.get_num_threads(), threading.Semaphore(0)
+        def run(epochs: Channel[Epoch] = self._epochs, group: ThreadGroup = self._threads) -> None:
+            stage.run(epochs)  # the group is held because the interpreter's exit waits for it
 
-        def run() -> None:
-            torch.set_num_threads(1)
-            torch.get_num_threads()
-            ready.release()
-            stage.run(self._epochs)
-
-        try:
-            self._threads.spawn("transfer", run)
-            ready.acquire()
-        finally:
-            torch.set_num_threads(intra_op)
+        self._threads.spawn("transfer", run)
 
     # -- the receiver's thread -----------------------------------------------------------------
 
@@ -280,11 +301,15 @@ def _environment() -> dict[str, str]:
 _STAGES = ((1, "fetch"), (2, "collate"))
 
 
-def _forget_parents_lines() -> None:
-    """A forked process keeps no child of its parent's alive."""
-    for pool in tuple(_live):
-        pool._line.forget()
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """The same for threads, which must not keep the pool: nobody but them may be left to it if
+    Ctrl-C meets the trainer between the pool's beginning and its first use.
+    """
+    reference = weakref.WeakMethod(method)
 
+    def call(*args: Any) -> None:
+        method = reference()
+        if method is not None:
+            method(*args)
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parents_lines)
+    return call

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...pipeline.failures import text_of
 from ..jobs import Failed
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def portable(error: BaseException, depth: int = 0) -> Portable:
     notes = (*getattr(error, "__notes__", ()), *_trace_of(error))
     cause = error.__cause__
     packed_cause = portable(cause, depth + 1) if cause and depth < _MOST_CAUSES else None
-    text = f"{type(error).__name__}: {error}"
+    text = text_of(error)
     try:
         return Portable(_pickled(error), text, notes, packed_cause)
     except Exception as reason:
@@ -80,6 +81,10 @@ def restored_result(result: Result) -> Result:
 def _with_errors(result: Result, convert: Any) -> Result:
     if isinstance(result, Failed):
         result = replace(result, error=convert(result.error))
+    progress = result.progress
+    if progress is not None and progress.failure is not None:
+        failure = progress.failure.converted(convert)
+        result = replace(result, progress=replace(progress, failure=failure))
     if result.tries is None or not result.tries.bad:
         return result
     bad = tuple(replace(each, error=convert(each.error)) for each in result.tries.bad)

@@ -18,13 +18,18 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Lease", "Mappings", "SlabPool", "Ticket"]
+from ...io._transfer.region import Region
+from ...io._transfer.slabs import rounded_up
+from .messages import Free
 
-_STEP_BYTES = 64 * 1024
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Lease", "Mappings", "SlabPool", "Ticket"]
 
 _HAS_DESCRIPTORS = os.name == "posix"
 
@@ -107,7 +112,7 @@ class SlabPool:
         memory is warm. One that is too small is replaced by a new one.
         """
         with self._lock:
-            self._largest = max(self._largest, _size_for(num_bytes))
+            self._largest = max(self._largest, rounded_up(num_bytes))
             for place in range(len(self._free) - 1, -1, -1):
                 if self._slabs[self._free[place]].size >= num_bytes:
                     return Lease(self, self._slabs[self._free.pop(place)])
@@ -126,6 +131,11 @@ class SlabPool:
             if number in self._slabs:
                 self._free.append(number)
 
+    def drop(self, number: int) -> None:
+        """The trainer has no use for it any more, and does not want it to be written."""
+        with self._lock:
+            self._slabs.pop(number, None)
+
     def retired(self) -> tuple[int, ...]:
         """Those that were replaced since the last call."""
         with self._lock:
@@ -136,17 +146,27 @@ class SlabPool:
 class Mappings:
     """The trainer's views of the slabs. The receiver lends them out, the trainer's thread asks
     which are free again; they become so on any thread.
+
+    A process that is forked from the trainer has the same memory, and the views that there are at
+    that moment. For it they are never to change. So the slabs that are lent out then are *spent*:
+    when the trainer lets go of them they are not written again, but go.
     """
 
-    def __init__(self, most_held: int, *, pin: bool) -> None:
+    def __init__(
+        self, most_held: int, *, lock: Callable[[mmap.mmap], Region] | None = None
+    ) -> None:
         self.num_copied = 0
         """Batches that were copied out because the loop keeps many."""
+        self.are_locked = lock is not None
+        """Whether the GPU may copy from the slabs: somebody waits for it before batches die."""
         self._most_held = most_held
-        self._pin = pin
-        self._memory: dict[int, mmap.mmap] = {}
+        self._region_of = lock or Region
+        self._regions: dict[int, Region] = {}
+        self._lent: set[int] = set()  # those that are free again too, until that is told
         self._freed: deque[int] = deque()
-        self._num_lent = 0  # the receiver writes
-        self._num_told = 0  # of those, how many are known to be free; the trainer's thread writes
+        self._spent: set[int] = set()
+        with _no_fork:
+            _live.add(self)
 
     def open(self, ticket: Ticket, descriptor: int | None) -> None:
         """Map a new slab; the descriptor is closed."""
@@ -159,56 +179,61 @@ class Mappings:
                 memory = mmap.mmap(descriptor, ticket.size, flags=flags)
             finally:
                 os.close(descriptor)
-        if self._pin:
-            _pin(memory)
-        self._memory[ticket.slab] = memory
+        self._regions[ticket.slab] = self._region_of(memory)
 
     def lend(self, slab: int, num_bytes: int) -> np.ndarray[Any, Any]:
         """Its bytes, to be viewed; when nothing views them any more it is free."""
-        memory = self._memory[slab]
-        if self._num_lent - self._num_told - len(self._freed) >= self._most_held:
+        owner = self._regions[slab].array(num_bytes)
+        if self.num_held >= self._most_held:
             self.num_copied += 1
-            copy = np.frombuffer(memory, np.uint8, num_bytes).copy()
+            copy = owner.copy()
             self.give_back(slab)
             return copy
-        # Views of it have it as their base, because its own base is no array.
-        owner: np.ndarray[Any, Any] = np.frombuffer(memory, np.uint8, num_bytes)
-        self._num_lent += 1
+        self._lent.add(slab)
         weakref.finalize(owner, self._freed.append, slab).atexit = False
         return owner
 
     def give_back(self, slab: int) -> None:
         """Nothing was made of it."""
-        self._num_lent += 1
+        self._lent.add(slab)
         self._freed.append(slab)
 
     def forget(self, slabs: tuple[int, ...]) -> None:
         """They will not come again."""
         for slab in slabs:
-            self._memory.pop(slab, None)
+            self._regions.pop(slab, None)
 
     def close(self) -> None:
         """None will come again: what the loop still holds keeps its own memory."""
-        self._memory.clear()
+        self._regions.clear()
+        self._region_of = Region  # the loader's figures stay, the way to the device need not
 
-    def freed(self) -> tuple[int, ...]:
+    def freed(self) -> Free:
         """Those that have become free since the last call."""
-        freed = []
-        while self._freed:
-            freed.append(self._freed.popleft())
-        self._num_told += len(freed)
-        return tuple(freed)
+        free: list[int] = []
+        spent: list[int] = []
+        with _no_fork:  # between a fork and ``spend`` none may be told
+            while self._freed:
+                slab = self._freed.popleft()
+                self._lent.discard(slab)
+                (spent if slab in self._spent else free).append(slab)
+            self._spent.difference_update(spent)
+        self.forget(tuple(spent))
+        return Free(tuple(free), tuple(spent))
+
+    def spend(self) -> None:
+        """A process was forked: it may view all that is lent."""
+        self._spent |= self._lent
 
     @property
     def has_freed(self) -> bool:
         """Whether there is something to tell."""
         return bool(self._freed)
 
-
-def _size_for(num_bytes: int) -> int:
-    """Rounded up to an eighth of a power of two, so that batches which grow a little fit."""
-    step = max(_STEP_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
-    return -(-num_bytes // step) * step
+    @property
+    def num_held(self) -> int:
+        """Slabs that something views."""
+        return len(self._lent) - len(self._freed)
 
 
 def _anonymous_file() -> int:
@@ -218,12 +243,23 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def _pin(memory: mmap.mmap) -> None:
-    """Lock its pages for the GPU, which then copies out of it. If that fails, batches are staged
-    through pinned memory as any other."""
-    import torch
+_live: weakref.WeakSet[Mappings] = weakref.WeakSet()
 
-    address = np.frombuffer(memory, np.uint8).ctypes.data
-    runtime: Any = cast("Any", torch.cuda).cudart()
-    if int(runtime.cudaHostRegister(address, len(memory), 0)) == 0:
-        weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+# Held while a process is forked, by the thread that forks.
+_no_fork = threading.RLock()
+
+
+def _after_fork_in_parent() -> None:
+    try:
+        for mappings in tuple(_live):
+            mappings.spend()
+    finally:
+        _no_fork.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_no_fork.acquire,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_no_fork.release,
+    )

@@ -9,19 +9,17 @@ forked child for ever.
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import sys
-from contextlib import contextmanager
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UnsupportedOptionError
+from .process import server_is_anothers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from multiprocessing.context import BaseContext
 
-__all__ = ["check_context", "context_of", "interrupts_held"]
+__all__ = ["check_context", "context_of"]
 
 _PRELOADED = "spdl_torch.data.isolation.child"
 
@@ -39,13 +37,24 @@ def check_context(context: Any) -> None:
 
 def context_of(given: Any) -> BaseContext:
     """The context that was given, else the one that the user has set for the whole program, else
-    the quickest that is safe."""
+    the quickest that is safe.
+
+    Raises: UnsupportedOptionError: it would fork; RuntimeError: this process may start none.
+    """
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            'DataLoader: isolation="process" starts a process, which multiprocessing does not let '
+            "its daemonic ones do, such as the workers of torch's DataLoader. Leave isolation out: "
+            "threads can be started here."
+        )
     if isinstance(given, str):
         given = multiprocessing.get_context(given)
     if given is None:
         chosen = multiprocessing.get_start_method(allow_none=True)
         if chosen not in ("spawn", "forkserver"):
             chosen = "forkserver" if sys.platform.startswith("linux") else "spawn"
+            if server_is_anothers():
+                chosen = "spawn"
         given = multiprocessing.get_context(chosen)
     check_context(given)
     if given.get_start_method() == "forkserver":
@@ -59,19 +68,3 @@ def _preload(context: Any) -> None:
     is_untouched = getattr(server, "_preload_modules", None) == ["__main__"]
     if is_untouched and getattr(server, "_forkserver_pid", 0) is None:
         context.set_forkserver_preload(["__main__", _PRELOADED])
-
-
-@contextmanager
-def interrupts_held(context: BaseContext) -> Iterator[None]:
-    """Ctrl-C is the trainer's: a child that is being spawned gets none before it ignores them.
-
-    Not while a fork server may be started, which would hand this on to children of others.
-    """
-    if context.get_start_method() != "spawn" or not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -46,21 +46,21 @@ class StreamKey:
         return self.start + position * self.num_replicas + self.rank
 
     def seed(self, position: int, purpose: Purpose = Purpose.SAMPLE, generator: int = 0) -> int:
-        """The seed of one stream, 64 bits; ``generator`` numbers those that draw side by side.
+        """The seed of one stream; ``generator`` numbers those that draw side by side.
 
+        63 bits, as all of torch's own: a dataset may put ``torch.initial_seed()`` into a tensor.
         Three rounds of splitmix64's finaliser (https://prng.di.unimi.it/splitmix64.c), so that
         neighbours in any of the three share nothing.
         """
         state = mix(mix(self.epoch_seed & _MASK) ^ self.place_of(position))
-        return mix(state ^ (purpose + len(Purpose) * generator))
+        return mix(state ^ (purpose + len(Purpose) * generator)) >> 1
 
     def seeds(self, first: int, count: int) -> list[int]:
         """``seed(position)`` of ``count`` samples in a row, in a fifth of the time a seed takes."""
         places = np.arange(count, dtype=np.uint64) * np.uint64(self.num_replicas)
         places += np.uint64(self.place_of(first))
-        seeds: list[int] = _mix_all(
-            _mix_all(places ^ np.uint64(mix(self.epoch_seed & _MASK)))
-        ).tolist()
+        states = _mix_all(places ^ np.uint64(mix(self.epoch_seed & _MASK)))
+        seeds: list[int] = (_mix_all(states) >> np.uint64(1)).tolist()
         return seeds
 
 

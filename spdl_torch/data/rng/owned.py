@@ -105,8 +105,11 @@ def _walk(roots: tuple[Any, ...]) -> Iterator[tuple[str, _Generator]]:
             num_seen += 1
             if _is_seedable(value):
                 yield path, value
-            else:
+                continue
+            try:
                 waiting += _members(path, value)
+            except Exception:  # a class of the user's that does not like to be looked into
+                continue
 
 
 def _is_seedable(value: Any) -> bool:
@@ -140,7 +143,10 @@ def _few(members: Any) -> list[Any]:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    found = list(getattr(value, "__dict__", {}).items())
+    try:
+        found = list(vars(value).items())
+    except Exception:  # it has none, or its class answers for it in a way of its own
+        found = []
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         names = (slots,) if isinstance(slots, str) else slots

@@ -41,6 +41,8 @@ _WORKER, _ITERABLE, _COLLATE = -3, -2, -1
 _LOOK_EVERY = 64
 """Batches, or single samples where there are no batches, of which in one is looked for draws."""
 
+_MOST_WRAPPERS = 8  # datasets inside datasets; a bound, should one contain itself
+
 # The generators that draw side by side.
 _TORCH, _PYTHON, _NUMPY = range(3)
 
@@ -294,11 +296,18 @@ class SampleStreams:
 def borrowers_in(dataset: Any) -> list[Any]:
     """The datasets, this one and those inside it, that make whole batches and ask for the stream
     of each sample: their class has ``sample_context``, which the loader sets."""
-    found: list[Any] = []
-    while dataset is not None and all(dataset is not each for each in found):
-        found.append(dataset)
-        dataset = getattr(dataset, "dataset", None)  # torch's Subset and its kin pass lists on
-    return [each for each in found if hasattr(type(each), "sample_context")]
+    found = []
+    for _ in range(_MOST_WRAPPERS):
+        if hasattr(type(dataset), "sample_context"):
+            found.append(dataset)
+        try:
+            inner = getattr(dataset, "dataset", None)  # torch's Subset and its kin pass lists on
+        except Exception:  # a property of the user's, which torch does not look at
+            return found
+        if inner is None or inner is dataset:
+            return found
+        dataset = inner
+    return found
 
 
 @contextmanager

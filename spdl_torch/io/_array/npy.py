@@ -32,11 +32,11 @@ _LARGEST_HEADER = 10_000
 _KEYS = {"descr", "fortran_order", "shape"}
 
 
-def load_npy(source: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
+def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
     """Load the array that ``numpy.save`` wrote, without copying it.
 
     Args:
-        source: a path, a URL that fsspec opens, a binary file, or memory: ``bytes``, a uint8
+        data: a path, a URL that fsspec opens, a binary file, or memory: ``bytes``, a uint8
             tensor of one dimension, an mmap, anything with the buffer protocol.
         copy: True returns an array of its own, aligned and writable.
 
@@ -49,11 +49,11 @@ def load_npy(source: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
         OSError: a path cannot be read.
         TypeError: not a source.
     """
-    memory = source if type(source) is bytes else open_memory(source)
+    memory = data if type(data) is bytes else open_memory(data)
     try:
         array = view_npy(memory, 0, len(memory))[0]
     except MalformedError as error:
-        raise DecodeError(f"{memory_name(source)}: {error}") from error.__cause__
+        raise DecodeError(f"{memory_name(data)}: {error}") from error.__cause__
     return array.copy(order="K") if copy else array
 
 

@@ -26,7 +26,7 @@ __all__ = ["NpzFile", "load_npz"]
 
 
 def load_npz(
-    source: Source | Buffer,
+    data: Source | Buffer,
     *,
     copy: bool = False,
     verify: bool = False,
@@ -35,7 +35,7 @@ def load_npz(
     """Open the archive that ``numpy.savez`` or ``numpy.savez_compressed`` wrote.
 
     Args:
-        source: as in :func:`load_npy`.
+        data: as in :func:`load_npy`.
         copy: True makes every array one of its own, aligned and writable.
         verify: True compares the checksum of stored arrays too, whenever one is taken; that of
             deflated arrays always is.
@@ -50,8 +50,8 @@ def load_npz(
     """
     if max_uncompressed_bytes < 0:
         raise ValueError(f"max_uncompressed_bytes must be >= 0, got {max_uncompressed_bytes}.")
-    name = "<bytes>" if type(source) is bytes else memory_name(source)
-    memory = open_memory(source)
+    name = "<bytes>" if type(data) is bytes else memory_name(data)
+    memory = open_memory(data)
     try:
         return NpzFile(memory, name, copy, verify, max_uncompressed_bytes)
     except MalformedError as error:

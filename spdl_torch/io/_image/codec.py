@@ -42,7 +42,7 @@ def check_codec(codec: Codec, where: str) -> None:
     if codec == "libjpeg-turbo" and libjpeg_turbo.find_library() is None:
         raise ImportError(
             f"{where}: codec='libjpeg-turbo' needs libjpeg-turbo 3, which was not found: "
-            'pip install "spdl-torch[jpeg]", or install libturbojpeg 3 or newer. '
+            "pip install turbojpeg (the extra jpeg), or install libturbojpeg 3 or newer. "
             "codec='auto' does without."
         )
 

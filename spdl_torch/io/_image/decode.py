@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["decode_image", "decode_tensor", "header_size", "to_pil"]
 
 
-def decode_image(source: Source, *, apply_exif_orientation: bool = False) -> Tensor:
+def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
     """Decode one image to RGB; the content decides the format, not the name.
 
     JPEG and WebP by torchvision's codecs, without the GIL; PNG, GIF (first frame), BMP, TIFF, PPM,
@@ -40,7 +40,7 @@ def decode_image(source: Source, *, apply_exif_orientation: bool = False) -> Ten
     exception: 16-bit gray keeps the high byte, where Pillow saturates.
 
     Args:
-        source: path, bytes, uint8 tensor of one dimension, or binary file object.
+        src: path, bytes, uint8 tensor of one dimension, or binary file object.
         apply_exif_orientation: turn and mirror the picture as its EXIF tag says.
 
     Returns: uint8, shape (3, H, W), CPU, rows of RGB pixels in memory (channels_last).
@@ -50,7 +50,7 @@ def decode_image(source: Source, *, apply_exif_orientation: bool = False) -> Ten
         OSError: the path cannot be read.
     """
     return decode_tensor(
-        read_source(source), source_name(source), apply_exif_orientation=apply_exif_orientation
+        read_source(src), source_name(src), apply_exif_orientation=apply_exif_orientation
     )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from spdl_torch.errors import DecodeError, UnsupportedOptionError
+from spdl_torch.errors import DecodeError
 
+from .._config import RGB24
 from .._source import read_sources, source_name
+from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from . import kernel
 from .codec import check_codec, decode_regions, region_library
 from .decode import decode_image, decode_tensor, header_size
-from .geometry import Crop
+from .geometry import Crop, fitted_size
 
 if TYPE_CHECKING:
     import os
@@ -21,13 +23,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from .._config import DecodeConfig, DemuxConfig
     from .._source import Source
+    from .._storage import CPUStorage
     from .._transfer.transfer import CUDAConfig
     from .codec import Codec
     from .geometry import CropFunction
     from .kernel import Plan
 
-__all__ = ["image_loader", "load_image", "load_image_batch", "load_planned"]
+__all__ = ["image_loader", "load_image", "load_image_batch", "load_planned", "none_of"]
 
 # Regions that are decoded before the kernel resizes them: 10 MB of photographs, however large the
 # batch is.
@@ -45,36 +49,96 @@ def image_loader(path: str | os.PathLike[str]) -> Tensor:
     return decode_image(path)
 
 
+@overload
 def load_image(
-    source: Source,
+    src: Source,
     width: int,
     height: int,
+    *,
+    crop: CropFunction | None = ...,
+    codec: Codec = ...,
+    device_config: CUDAConfig | None = ...,
+    name: str | None = ...,
+) -> Tensor: ...
+@overload
+def load_image(
+    src: Source,
+    *,
+    demux_config: DemuxConfig | None = ...,
+    decode_config: DecodeConfig | None = ...,
+    filter_desc: str | None = ...,
+    device_config: CUDAConfig | None = ...,
+    name: str | None = ...,
+) -> Tensor: ...
+def load_image(
+    src: Source,
+    width: int | None = None,
+    height: int | None = None,
     *,
     crop: CropFunction | None = None,
     codec: Codec = "auto",
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
+    filter_desc: str | None = RGB24,
+    device_config: CUDAConfig | None = None,
+    name: str | None = None,
 ) -> Tensor:
-    """Decode one image and resize it (bilinear, antialiased, as Pillow does).
+    """Decode one image: at a size, with its planes in front; or, as ``spdl.io`` does, as stored or
+    filtered, with its colours at the end.
+
+    ``load_image(src, 64, 48)`` -> (3, 48, 64); ``load_image(src)`` -> (H, W, 3)
 
     Args:
-        source: as in :func:`decode_image`.
-        width, height: of the result, in pixels.
-        crop, codec: as in :func:`load_image_batch`.
+        src: as in :func:`decode_image`.
+        width, height: of the result, in pixels (bilinear, antialiased, as Pillow does).
+        crop, codec: with a size, as in :func:`load_image_batch`.
+        demux_config, decode_config, filter_desc: without a size, as there.
+        device_config: as in :func:`load_image_batch`.
+        name: of the source in errors; None: its path, or ``<bytes>``.
 
-    Returns: uint8, shape (3, height, width), CPU, rows of RGB pixels in memory (channels_last).
-    Raises: as :func:`decode_image`; for ``codec`` as :func:`load_image_batch`.
+    Returns: uint8. With a size: shape (3, height, width), rows of RGB pixels in memory
+        (channels_last). Without: (H, W, 3), contiguous, or what ``filter_desc`` makes of it.
+    Raises: as :func:`decode_image`; for ``codec`` and the configurations as
+        :func:`load_image_batch`; TypeError: arguments of both kinds.
     """
+    by_ffmpeg = _is_for_ffmpeg(filter_desc, demux_config, decode_config)
+    has_size = width is not None and height is not None
     check_codec(codec, "load_image")
-    return _load([source], width, height, crop, codec)[0]
+    if device_config is not None:
+        check_device_config(device_config, "load_image")
+    if has_size and by_ffmpeg:
+        raise TypeError(
+            "load_image: width and height go without demux_config, decode_config and filter_desc. "
+            "Give the size to get_video_filter_desc(scale_width=..., scale_height=...)."
+        )
+    if not has_size and (width, height, crop) != (None, None, None):
+        raise TypeError(
+            f"load_image: width and height go together, and crop needs them, got {width=}, "
+            f"{height=}, {crop=}."
+        )
+    if by_ffmpeg:
+        from .filtered import load_filtered  # with PyAV, which nothing else here needs
+
+        image = load_filtered(src, filter_desc, demux_config, decode_config, name)
+    else:
+        _check_request([src], width, height)
+        image = _load([src], width, height, crop, codec, name=name)[0]
+        image = image if has_size else image.permute(1, 2, 0)
+    return image if device_config is None else to_device(image, device_config)
 
 
 def load_image_batch(
-    sources: Sequence[Source],
+    srcs: Sequence[Source],
     *,
-    width: int,
-    height: int,
+    width: int | None,
+    height: int | None,
     crop: CropFunction | None = None,
-    pix_fmt: Literal["rgb24"] = "rgb24",
+    pix_fmt: str | None = "rgb24",
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
+    filter_desc: str | None = RGB24,
     device_config: CUDAConfig | None = None,
+    storage: CPUStorage | None = None,
     strict: bool = True,
     codec: Codec = "auto",
 ) -> Tensor:
@@ -83,88 +147,138 @@ def load_image_batch(
     Reading, decoding, resizing and copying into the batch run without the GIL.
 
     Args:
-        sources: as in :func:`decode_image`, at least one.
-        width, height: of the result, in pixels.
+        srcs: as in :func:`decode_image`, at least one.
+        width, height: of the result, in pixels. If one is None, the shape is kept; if both are,
+            the size. Then all pictures must agree.
         crop: called with each picture's height and width in turn, before anything is decoded;
             returns the box to resize. None takes the whole picture.
+        pix_fmt: FFmpeg's name of the pixel format; None keeps what the first image has.
+        demux_config, decode_config: of :func:`demux_image` and :func:`decode_packets`.
+        filter_desc: of :func:`decode_packets`. It says all: ``width``, ``height`` and ``pix_fmt``
+            are not looked at then, as in SPDL.
         device_config: of :func:`cuda_config`: where the batch goes, as by
             :func:`transfer_tensor`. None: it stays on the CPU.
+        storage: of :func:`cpu_storage`: memory for the batch, to be used again by the next call.
         strict: False leaves images out that cannot be decoded.
         codec: ``"libjpeg-turbo"`` decodes of a common JPEG only the region that ``crop`` wants,
             ``"torchvision"`` all of it, with the same pixels; ``"auto"`` takes the first if it is
             installed (extra ``jpeg``).
 
-    Returns: uint8, shape (N, height, width, 3), contiguous.
+    With another ``pix_fmt`` than rgb24, a ``filter_desc`` or a configuration, FFmpeg reads,
+    decodes and resizes the pictures, one after the other.
+
+    Returns: uint8, shape (N, height, width, 3), contiguous; of another pixel format as of
+        :func:`convert_frames`.
     Raises:
-        DecodeError: an image cannot be decoded; with ``strict=False``, none of them can.
+        DecodeError: an image cannot be decoded; with ``strict=False``, none of them can; the
+            pictures differ in size, and neither a size nor a filter says which.
         ImportError: ``codec`` names libjpeg-turbo, and there is none of version 3.
         OSError: a path cannot be read.
         RuntimeError: ``device_config`` names a device that is not there.
+        TypeError: ``crop`` where FFmpeg does the work.
         UnsupportedOptionError: ``pix_fmt`` or ``device_config`` ask for what cannot be done.
+        ValueError: a size below 1; ``storage`` is too small; FFmpeg refuses filters or
+            configurations.
     """
-    if pix_fmt != "rgb24":
-        raise UnsupportedOptionError(
-            f"load_image_batch: pix_fmt must be 'rgb24', got {pix_fmt!r}. "
-            f"Convert the batch after loading."
-        )
     if device_config is not None:
         check_device_config(device_config, "load_image_batch")
     check_codec(codec, "load_image_batch")
-    batch = _load(sources, width, height, crop, codec, strict=strict).permute(0, 2, 3, 1)
+    _check_request(srcs, width, height)
+    if pix_fmt == "rgb24" and not _is_for_ffmpeg(filter_desc, demux_config, decode_config):
+        batch = _load(srcs, width, height, crop, codec, strict=strict, storage=storage)
+        batch = batch.permute(0, 2, 3, 1)
+    elif crop is not None:
+        raise TypeError(
+            "load_image_batch: crop goes without filter_desc, demux_config, decode_config and "
+            "other formats than rgb24. FFmpeg has a filter for it: filter_desc='crop=w=...:h=...'."
+        )
+    else:
+        from .filtered import load_filtered_batch, stretch_filter  # with PyAV, as above
+
+        if filter_desc == RGB24:
+            filter_desc = stretch_filter(width, height, pix_fmt)
+        batch = load_filtered_batch(
+            srcs, filter_desc, demux_config, decode_config, strict=strict, storage=storage
+        )
     return batch if device_config is None else to_device(batch, device_config)
 
 
 def load_planned(
     sources: Sequence[Source],
     plan: Callable[[int, int, int], Plan],
-    height: int,
-    width: int,
+    height: int | None,
+    width: int | None,
     *,
     codec: Codec = "auto",
     strict: bool = True,
+    storage: CPUStorage | None = None,
+    name: str | None = None,
 ) -> Tensor:
     """Load a batch; ``plan(k, height, width)`` says what becomes of picture ``k`` of that size.
 
     The plans are made in the order of the sources, after every size is known and before anything
     is decoded.
 
+    height, width: of the batch; None: what all the plans resize to.
+    name: of all sources in errors; None: their own.
     Returns: uint8, shape (N, 3, height, width), CPU, channels_last memory. N is smaller than
         ``len(sources)`` only if ``strict`` is False.
     Raises: as :func:`load_image_batch`.
     """
-    names = [source_name(source) for source in sources]
+    names = [name or source_name(source) for source in sources]
     # None of our own calls is for a mode that the caller has entered: a loader's costs 1 µs a call.
     with torch._C.DisableTorchFunction():
         data, sizes = _measure(read_sources(sources), names, strict)
     plans = {k: plan(k, *size) for k, size in sizes.items()}
+    if height is None or width is None:
+        height, width = _one_size(plans, names)
+    size = height, width
     with torch._C.DisableTorchFunction():
         try:
-            return _fill(data, plans, height, width, codec)
+            return _fill(data, plans, size, codec, storage)
         except RuntimeError:  # one of them is bad: take them one by one to learn which
             data = _decode_each(data, plans, names, strict)
-            return _fill(data, {k: plans[k] for k in data}, height, width, "torchvision")
+            return _fill(data, {k: plans[k] for k in data}, size, "torchvision", storage)
 
 
 def _load(
-    sources: Sequence[Source],
-    width: int,
-    height: int,
+    srcs: Sequence[Source],
+    width: int | None,
+    height: int | None,
     crop: CropFunction | None,
     codec: Codec,
-    *,
-    strict: bool = True,
+    **options: Any,
 ) -> Tensor:
-    if width < 1 or height < 1:
-        raise ValueError(f"width and height must be >= 1, got {width=}, {height=}.")
-    if not sources:
-        raise ValueError("sources must hold at least one image, got none.")
-
     def plan(_: int, image_height: int, image_width: int) -> Plan:
         size = image_height, image_width
         box = _checked(crop(*size), *size) if crop else Crop(0, 0, *size)
-        return kernel.Plan(size, box[:4], resized=(height, width), flip=box.flip)
+        new_width, new_height = fitted_size(width, height, box.width, box.height)
+        return kernel.Plan(size, box[:4], resized=(new_height, new_width), flip=box.flip)
 
-    return load_planned(sources, plan, height, width, codec=codec, strict=strict)
+    return load_planned(srcs, plan, height, width, codec=codec, **options)
+
+
+def _is_for_ffmpeg(filter_desc: str | None, *configs: DemuxConfig | DecodeConfig | None) -> bool:
+    return filter_desc != RGB24 or any(config is not None for config in configs)
+
+
+def _check_request(srcs: Sequence[Source], width: int | None, height: int | None) -> None:
+    if any(pixels is not None and pixels < 1 for pixels in (width, height)):
+        raise ValueError(f"width and height must be >= 1 or None, got {width=}, {height=}.")
+    if not srcs:
+        raise ValueError("srcs must hold at least one image, got none.")
+
+
+def _one_size(plans: dict[int, Plan], names: list[str]) -> tuple[int, int]:
+    (first, plan), *others = plans.items()
+    for k, other in others:
+        if other.resized != plan.resized:
+            one, two = ("{1}x{0}".format(*each.resized) for each in (plan, other))
+            raise DecodeError(
+                f"the pictures differ in size: {names[first]} is {one}, {names[k]} is {two}. Give "
+                "width and height."
+            )
+    return plan.resized
 
 
 def _checked(crop: Crop, height: int, width: int) -> Crop:
@@ -226,20 +340,18 @@ def _decode_each(
 
 def _check_any(images: dict[int, Tensor], errors: list[DecodeError], num_given: int) -> None:
     if not images:
-        raise DecodeError(
-            f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"
-        ) from errors[0]
+        raise none_of(num_given, errors)
 
 
 def _fill(
-    data: dict[int, Tensor], plans: dict[int, Plan], height: int, width: int, codec: Codec
+    data: dict[int, Tensor],
+    plans: dict[int, Plan],
+    size: tuple[int, int],
+    codec: Codec,
+    storage: CPUStorage | None,
 ) -> Tensor:
-    batch = torch.empty(
-        (len(data), 3, height, width),
-        dtype=torch.uint8,
-        device="cpu",
-        memory_format=torch.channels_last,
-    )
+    # Rows of RGB pixels, seen as planes: channels_last.
+    batch = room_for((len(data), *size, 3), storage).permute(0, 3, 1, 2)
     contents, orders = list(data.values()), list(plans.values())
     library = region_library(codec)
     if library is None:
@@ -249,3 +361,12 @@ def _fill(
         part = slice(start, start + _REGIONS_AT_ONCE)
         kernel.fill_batch(*decode_regions(library, contents[part], orders[part]), batch[part])
     return batch
+
+
+def none_of(num_given: int, errors: list[DecodeError]) -> DecodeError:
+    """What is raised where no image of a batch can be decoded."""
+    error = DecodeError(
+        f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"
+    )
+    error.__cause__ = errors[0]
+    return error

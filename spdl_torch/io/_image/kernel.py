@@ -7,7 +7,10 @@ equal results, where TorchScript is missing. Nothing outside this file knows whi
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import inspect
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +20,16 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Plan", "fill_batch", "has_codec", "has_markers", "is_compiled", "read_files"]
+__all__ = [
+    "Plan",
+    "fill_batch",
+    "has_codec",
+    "has_markers",
+    "has_nvjpeg",
+    "is_compiled",
+    "load_operators",
+    "read_files",
+]
 
 
 class Plan(NamedTuple):
@@ -79,8 +91,13 @@ def has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
 
 def has_codec() -> bool:
     """Whether torchvision's own decoders are there; Pillow does the decoding otherwise."""
-    _load_operators()
+    load_operators()
     return hasattr(torch.ops.image, "decode_image")
+
+
+def has_nvjpeg() -> bool:
+    """Whether torchvision can decode JPEGs on a GPU, if there is one."""
+    return has_codec() and hasattr(torch.ops.image, "decode_jpegs_cuda")
 
 
 def is_compiled() -> bool:
@@ -184,7 +201,7 @@ def _compiled() -> Any:
 
 def _compile() -> Any:
     """Compile this file's kernel functions; some 5 ms, None where torch cannot."""
-    _load_operators()
+    load_operators()
     try:
         source = "\n".join(inspect.getsource(function) for function in _PYTHON.values())
         # A CompilationUnit, not torch.jit.script: that one warns (FutureWarning), and its
@@ -211,6 +228,42 @@ def _run(unit: Any, name: str, *args: object) -> Any:
             raise RuntimeError(str(error)) from error
 
 
+_load_lock = threading.Lock()
+_are_loaded = False
+
+
+def load_operators() -> None:
+    """Register ``torch.ops.image``, by torchvision's shared library alone: 1 ms.
+
+    Importing torchvision.io registers it too, but with models, datasets and a compiler: 0.8 s,
+    which every forked worker would pay in its first batch.
+    """
+    global _are_loaded
+    if not _are_loaded:
+        # One thread at a time: torch changes the process's flags for loading libraries, and two
+        # that do so at once would leave the changed ones behind.
+        with _load_lock:
+            _load_operators()
+            _are_loaded = True
+
+
 def _load_operators() -> None:
-    """Register ``torch.ops.image``; importing torchvision.io is what does it."""
+    for path in _operator_libraries():
+        try:
+            torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+        except OSError:
+            continue  # of another torch; torchvision says so below, if it is asked to
+        return
     import torchvision.io  # noqa: F401
+
+
+def _operator_libraries() -> list[str]:
+    """Where torchvision has its codecs; none on Windows, which it has to prepare for them."""
+    package = importlib.util.find_spec("torchvision")
+    if sys.platform == "win32" or package is None or not package.submodule_search_locations:
+        return []
+    loader = importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES
+    finder = importlib.machinery.FileFinder(package.submodule_search_locations[0], loader)
+    # The second is what the first was called until torchvision 0.28.
+    found = [finder.find_spec(name) for name in ("image_stable", "image")]
+    return [spec.origin for spec in found if spec is not None and spec.origin is not None]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import kernel
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -170,8 +172,7 @@ def _agrees_with_torchvision(library: LibJpegTurbo) -> bool:
 
     A library can be built in other ways than ours; one look costs less than a millisecond.
     """
-    import torchvision.io  # noqa: F401 - registers the operators
-
+    kernel.load_operators()
     try:
         picture = torch.arange(3 * 80 * 96, device="cpu").mul(7).remainder(251).view(3, 80, 96)
         data = torch.ops.image.encode_jpeg(picture.to(torch.uint8), 90)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,7 +34,7 @@ _one_at_a_time = threading.Lock()
 
 
 def load_image_batch_nvjpeg(
-    sources: Sequence[Source],
+    srcs: Sequence[Source],
     *,
     device_config: CUDAConfig,
     width: int,
@@ -46,7 +47,7 @@ def load_image_batch_nvjpeg(
     a stream of their own. Blocks, without the GIL, until the batch is there.
 
     Args:
-        sources: JPEGs as in :func:`decode_image`, at least one.
+        srcs: JPEGs as in :func:`decode_image`, at least one.
         device_config: of :func:`cuda_config`.
         width, height: of the result, in pixels.
         pix_fmt: only ``"rgb"``, planes of red, green and blue.
@@ -67,11 +68,11 @@ def load_image_batch_nvjpeg(
         )
     if width < 1 or height < 1:
         raise ValueError(f"width and height must be >= 1, got {width=}, {height=}.")
-    if not sources:
-        raise ValueError("sources must hold at least one image, got none.")
+    if not srcs:
+        raise ValueError("srcs must hold at least one image, got none.")
     device = cuda.resolve(device_config.device)
-    names = [source_name(source) for source in sources]
-    data = read_sources(sources)
+    names = [source_name(src) for src in srcs]
+    data = read_sources(srcs)
     for content, name in zip(data, names, strict=True):
         _check_jpeg(content, name)
     _check_operator()
@@ -82,7 +83,7 @@ def load_image_batch_nvjpeg(
             # for what this one still does with that memory: let it be idle.
             backend.record().synchronize()
             shape = len(data), 3, height, width
-            batch = torch.empty(shape, dtype=torch.uint8, device=backend.device)
+            batch = backend.empty(math.prod(shape)).view(shape)
             for place, image in enumerate(_decode(data, names, backend.device)):
                 _resize_into(batch[place], image)
             event = backend.record()
@@ -102,7 +103,7 @@ def _check_jpeg(content: Tensor, name: str) -> None:
 
 
 def _check_operator() -> None:
-    if not (kernel.has_codec() and hasattr(torch.ops.image, "decode_jpegs_cuda")):
+    if not kernel.has_nvjpeg():
         raise RuntimeError(
             "load_image_batch_nvjpeg needs torchvision with nvJPEG, which this one was built "
             "without. Use load_image_batch(device_config=...)."

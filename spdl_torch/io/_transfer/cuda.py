@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 
+from ...pipeline.threads import takes_over
+from .region import PageLocker, Region
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -24,7 +29,7 @@ package has of its own on each device, which is what the default is for there.""
 Use = Literal["copy", "decode"]
 
 
-class Backend(Protocol):
+class Backend(PageLocker, Protocol):
     """A device with a stream of its own for copies. The tests have one that is no GPU."""
 
     device: torch.device
@@ -78,7 +83,21 @@ class CudaBackend:
         self.device = device
         self._stream = _stream_of(stream, device, use)
 
+    def lock_pages(self, address: int, num_bytes: int) -> bool:
+        with torch.cuda.device(self.device):
+            return int(_runtime().cudaHostRegister(address, num_bytes, 0)) == 0
+
+    def unlock_pages(self, address: int) -> None:
+        with torch.cuda.device(self.device):
+            _runtime().cudaHostUnregister(address)
+
     def pinned(self, num_bytes: int) -> Tensor:
+        # torch's allocator of pinned memory takes powers of two: 64 MiB for 256 photographs, which
+        # are 38.5 MB. A shared mapping, because the pages of a private one move when it is written
+        # after a fork, and the device would go on reading where they were.
+        region = Region(mmap.mmap(-1, max(1, num_bytes)), self)
+        if region.is_locked:
+            return torch.from_numpy(region.array(num_bytes))
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def is_pinned(self, tensor: Tensor) -> bool:
@@ -103,25 +122,44 @@ class CudaBackend:
     def hand_over(self, event: Event, blocks: Sequence[Tensor]) -> Event:
         stream = torch.cuda.current_stream(self.device)
         before = self._event_on(stream)
-        stream.wait_event(cast("torch.cuda.Event", event))
+        stream.wait_event(cast("_Event", event).event)
         for block in blocks:
             block.record_stream(stream)
         return before
 
-    @staticmethod
-    def _event_on(stream: torch.cuda.Stream) -> Event:
+    def _event_on(self, stream: torch.cuda.Stream) -> Event:
         # A new event for each batch: one that is recorded anew would move under those who wait.
         # blocking: the thread that waits for it sleeps instead of keeping a core busy.
         event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
-        return event
+        return _Event(event, self.device)
+
+
+class _Event(NamedTuple):
+    """A point in a stream that any thread may wait for."""
+
+    event: torch.cuda.Event
+    device: torch.device
+
+    def synchronize(self) -> None:
+        # CUDA would create a context (500 MB) on the device that is current on this thread.
+        with torch.cuda.device(self.device):
+            self.event.synchronize()
 
 
 def resolve(device: torch.device) -> torch.device:
     """A CUDA device with its index; without one it is the device that is current on this thread.
 
-    Raises: RuntimeError: torch finds no CUDA, or no such device.
+    Raises: RuntimeError: torch finds no CUDA, or no such device, or the process was forked from one
+        that had used CUDA.
     """
+    if torch.cuda._is_in_bad_fork():
+        raise RuntimeError(
+            f"device {str(device)!r} cannot be used here: this process was forked from one that "
+            'had used CUDA. Start it by "spawn" or "forkserver" (multiprocessing_context= of a '
+            "DataLoader, multiprocessing.get_context() elsewhere), or move batches to the device "
+            "in the process that trains."
+        )
     if not torch.cuda.is_available():
         raise RuntimeError(
             f"device {str(device)!r} needs CUDA, and torch finds none here "
@@ -135,6 +173,22 @@ def resolve(device: torch.device) -> torch.device:
             "'cuda:0' on. Pass another index, or look at CUDA_VISIBLE_DEVICES."
         )
     return torch.device("cuda", index)
+
+
+def _runtime() -> Any:
+    return cast("Any", torch.cuda).cudart()
+
+
+@takes_over
+def _device_of_thread() -> Callable[[], None] | None:
+    """Threads begin with device 0. Those that a pipeline or loader starts have the device of the
+    thread that starts it, so that ``"cuda"`` means the same there.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    index = torch.cuda.current_device()
+    # torch.cuda.set_device may be told to look for contexts on other devices each time.
+    return partial(torch.accelerator.set_device_index, index) if index else None
 
 
 # One for each device and use, for as long as the process lives. The allocator keeps freed memory

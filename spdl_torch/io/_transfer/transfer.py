@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from spdl_torch.errors import UnsupportedOptionError
 
 from . import cuda
-from .slabs import SMALL_BYTES, Place, SlabRing, dense_strides, plan, typed
+from .region import Region
+from .slabs import SMALL_BYTES, Place, SlabRing, copy_alone, dense_strides, plan, typed
 from .tree import map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import mmap
+    from collections.abc import Callable, Iterable
 
     from .slabs import Event, Layout, Slab
 
@@ -28,6 +32,7 @@ __all__ = [
     "Transfer",
     "check_device_config",
     "cuda_config",
+    "is_moved_whole",
     "to_device",
     "transfer_buffer",
     "transfer_tensor",
@@ -196,6 +201,12 @@ class Transfer:
         batch = map_leaves(batch, replace)
         return Staged(self, batch, blocks, event, has_leaves_to_move)
 
+    def region(self, memory: mmap.mmap) -> Region:
+        """Memory from which tensors are copied without a slab. They are kept until their copies are
+        done; only then may it be written again.
+        """
+        return Region(memory, self._backend)
+
     def _hand_over(self, event: Event, blocks: list[Tensor]) -> None:
         self._behind.append(self._backend.hand_over(event, blocks))
 
@@ -209,10 +220,10 @@ class Transfer:
         if not tensors:
             return {}, [], None
         backend = self._backend
-        pinned = [tensor for tensor in tensors if self._needs_no_slab(tensor)]
-        their_ids = {id(tensor) for tensor in pinned}
-        layout = plan([tensor for tensor in tensors if id(tensor) not in their_ids])
         with backend.on_copy_stream():
+            pinned = [tensor for tensor in tensors if self._needs_no_slab(tensor)]
+            their_ids = {id(tensor) for tensor in pinned}
+            layout = plan([tensor for tensor in tensors if id(tensor) not in their_ids])
             slab = self._ring.take()
             # What can fail for want of memory comes before the first copy is under way, the
             # device first: it says so at once, a host that is short of memory begins to swap.
@@ -233,7 +244,7 @@ class Transfer:
         self, layout: Layout, memory: Tensor, blocks: list[Tensor]
     ) -> dict[int, Tensor]:
         for place in layout.places:
-            typed(memory, place, place.offset).copy_(place.tensor)
+            copy_alone(typed(memory, place, place.offset), place.tensor)
         for (start, size), block in zip(layout.blocks, blocks, strict=True):
             self._backend.copy(block, memory[start : start + size])
         return {
@@ -266,6 +277,28 @@ def _is_plain(leaf: Any) -> bool:
         and leaf.layout is torch.strided
         and not (leaf.requires_grad or leaf.is_quantized or leaf.is_nested)
     )
+
+
+def is_moved_whole(batch: Any) -> bool:
+    """Whether ``stage`` takes all tensors and arrays of a batch but those below 64 KiB, and so
+    leaves nobody a view of the memory that they were in. False where that cannot be known.
+    """
+    if isinstance(batch, Tensor):
+        return _is_plain(batch)
+    if batch is None or isinstance(batch, str | bytes | int | float | complex | np.generic):
+        return True
+    if isinstance(batch, np.ndarray):
+        return batch.nbytes < SMALL_BYTES and not batch.dtype.hasobject
+    members: Iterable[Any]
+    if isinstance(batch, Mapping):
+        members = batch.values()
+    elif isinstance(batch, list | tuple):
+        members = batch
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        members = (getattr(batch, f.name, None) for f in fields(batch))
+    else:
+        return False
+    return all(map(is_moved_whole, (*members, *getattr(batch, "__dict__", {}).values())))
 
 
 def transfer_tensor(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from array import array
+from collections import UserString
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -12,6 +14,10 @@ from torch import Tensor
 __all__ = ["map_leaves"]
 
 Leaf = Callable[[Any], Any]
+
+# Sequences, some of them, but of nothing that could be moved. Looking at each byte of 200 kB would
+# keep the GIL for 0.15 s.
+_ATOMS = (str, UserString, bytes, bytearray, memoryview, array, range, int, float)
 
 
 def map_leaves(batch: Any, function: Leaf) -> Any:
@@ -24,7 +30,7 @@ def map_leaves(batch: Any, function: Leaf) -> Any:
     """
     if isinstance(batch, Tensor):
         return function(batch)
-    if batch is None or isinstance(batch, str | bytes | int | float):
+    if batch is None or isinstance(batch, _ATOMS):
         return batch
     moves_itself = callable(getattr(batch, "to", None)) and not isinstance(batch, type)
     if moves_itself and hasattr(batch, "pin_memory"):

@@ -15,11 +15,13 @@ from torch.nn.functional import interpolate
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
+from .._config import RGB24
+from .._image.geometry import fitted_size
 from .._source import source_name
 from .decode import decode_wanted
 from .demux import read_spans
 from .filters import filter_frames
-from .frames import RGB24, rgb_view
+from .frames import rgb_view
 from .opening import open_video
 from .samplers import VideoInfo
 
@@ -234,19 +236,8 @@ def _antialiased(
     decoded: Iterator[VideoFrame], packets: VideoPackets, size: _Size, num_threads: int
 ) -> Iterator[tuple[int | None, Tensor]]:
     for time, image in _swscaled(decoded, packets, (None, None), num_threads):
-        width, height = _whole_size(size, image.shape[1], image.shape[0])
+        width, height = fitted_size(*size, image.shape[1], image.shape[0])
         # A batch of one in channels_last memory, for which the uint8 kernel is quick.
         picture = image.contiguous().permute(2, 0, 1)[None]
         resized = interpolate(picture, (height, width), mode="bilinear", antialias=True)
         yield time, resized[0].permute(1, 2, 0)
-
-
-def _whole_size(size: _Size, own_width: int, own_height: int) -> tuple[int, int]:
-    width, height = size
-    if width is None and height is None:
-        return own_width, own_height
-    if width is None:
-        width = max(1, round(own_width * (height or 1) / own_height))
-    if height is None:
-        height = max(1, round(own_height * width / own_width))
-    return width, height

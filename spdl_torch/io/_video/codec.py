@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import av
+from av.codec.codec import UnknownCodecError
 
 if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
-__all__ = ["VideoCodec"]
+    from .._config import DecodeConfig
+
+__all__ = ["ImageCodec", "VideoCodec"]
 
 _MOST_B_FRAMES = 16
 """In a row; FFmpeg's encoders make no more."""
@@ -78,9 +81,16 @@ class VideoCodec:
         rate = "{}/{}".format(*self.frame_rate)
         return f"<{self.name} {self.pix_fmt} {self.width}x{self.height} at {rate} frames/s>"
 
-    def new_context(self) -> VideoCodecContext:
-        """A decoder of such a stream, not opened yet."""
-        context: Any = av.CodecContext.create(self.name, "r")
+    def new_context(self, config: DecodeConfig | None = None) -> VideoCodecContext:
+        """A decoder of such a stream, not opened yet.
+
+        Raises: ValueError: FFmpeg has no decoder of the name that ``config`` gives.
+        """
+        name = self.name if config is None else config.decoder or self.name
+        try:
+            context: Any = av.CodecContext.create(name, "r")
+        except UnknownCodecError as error:
+            raise ValueError(f"decode_config: FFmpeg has no decoder {name!r} here.") from error
         context.width, context.height = self.width, self.height
         if self.pix_fmt is not None:
             context.pix_fmt = self.pix_fmt
@@ -92,8 +102,18 @@ class VideoCodec:
         context.options = {
             "has_b_frames": str(self.reorder_depth),
             "bits_per_coded_sample": str(self.bits_per_coded_sample),
+            **_without_threads(config),
         }
         return context  # type: ignore[no-any-return]
+
+
+ImageCodec: TypeAlias = VideoCodec
+"""Of an image; SPDL has a type of its own for it."""
+
+
+def _without_threads(config: DecodeConfig | None) -> dict[str, str]:
+    options = {} if config is None else config.decoder_options or {}
+    return {name: value for name, value in options.items() if name != "threads"}
 
 
 def _pair(value: Any) -> tuple[int, int]:

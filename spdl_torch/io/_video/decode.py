@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
+    from .._config import DecodeConfig
     from .packets import VideoPackets
 
 __all__ = ["decode_wanted"]
@@ -25,17 +27,23 @@ it may be one for a higher temporal layer."""
 
 
 def decode_wanted(
-    packets: VideoPackets, wanted: Sequence[int], num_threads: int = 1
+    packets: VideoPackets,
+    wanted: Sequence[int],
+    num_threads: int = 1,
+    config: DecodeConfig | None = None,
 ) -> Generator[VideoFrame]:
     """The frames displayed at the times ``wanted`` (ticks, ascending), in that order.
 
     Frames that did not come out are missing: some codecs have packets that are not displayed.
     Close the iterator, or run it to its end.
 
-    Raises: DecodeError: the data is damaged where it matters.
+    Raises: DecodeError: the data is damaged where it matters; ValueError: FFmpeg does not know
+        what ``config`` asks for.
     """
-    decode = _decode_timed if packets.is_timed else _decode_counted
-    context = packets.take_context(num_threads)
+    # Which frames a configured decoder leaves out is for the configuration to say.
+    timed = partial(_decode_timed, may_skip=config is None)
+    decode = timed if packets.is_timed else _decode_counted
+    context = packets.take_context(num_threads, config)
     try:
         with decode_errors(packets.source):
             for start, stop, times in _runs(packets, wanted):
@@ -43,7 +51,7 @@ def decode_wanted(
                 context.flush_buffers()
     finally:
         context.skip_frame = "DEFAULT"
-        packets.give_back(context)
+        packets.give_back(context, config)
 
 
 def _runs(
@@ -79,11 +87,13 @@ def _decode_timed(
     start: int,
     stop: int,
     wanted: frozenset[int],
+    *,
+    may_skip: bool,
 ) -> Iterator[VideoFrame]:
     """All frames that come out, each with the time of its packet."""
     display = packets.display
     last = max(k for k in range(start, stop) if display[k] in wanted)
-    skips = context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
+    skips = may_skip and context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
     for k in range(start, last + 1):
         if skips:
             context.skip_frame = "DEFAULT" if display[k] in wanted else "NONREF"

@@ -7,6 +7,7 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
+from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
 from spdl_torch.errors import DecodeError
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.stream import VideoStream
 
+    from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = ["demux_video", "read_spans"]
+__all__ = ["demux_video", "filter_packets", "read_spans"]
 
 _GENERATE_PTS = 1
 """FFmpeg's AVFMT_FLAG_GENPTS."""
@@ -35,7 +37,12 @@ _FIRST_STEP_SECONDS = 0.5
 
 
 def demux_video(
-    src: Source, *, timestamp: tuple[SupportsFloat, SupportsFloat] | None = None
+    src: Source,
+    *,
+    timestamp: tuple[SupportsFloat | str, SupportsFloat | str] | None = None,
+    demux_config: DemuxConfig | None = None,
+    bsf: str | None = None,
+    name: str | None = None,
 ) -> VideoPackets:
     """Read the encoded packets of a video, without decoding.
 
@@ -44,17 +51,21 @@ def demux_video(
             dimension) or a binary file.
         timestamp: start and end in seconds. Only what is needed to decode the frames of
             ``start <= time < end`` is read, from the keyframe before on. None reads everything.
+        demux_config: from :func:`demux_config`: how the container is to be opened.
+        bsf: FFmpeg's description of bitstream filters that the packets go through.
+        name: of the source in errors; None: its path, or ``<bytes>``.
 
     Returns: packets for :func:`decode_packets`, which gives exactly those frames.
     Raises:
         DecodeError: not a video, damaged, or no frame in the window.
         OSError: a path cannot be read.
+        ValueError: FFmpeg has no such format, or refuses ``bsf``.
     """
-    name = source_name(src)
+    name = name or source_name(src)
     window = None if timestamp is None else _window(timestamp)
-    with open_video(src) as (container, stream):
+    with open_video(src, demux_config, name) as (container, stream):
         spans = [(-math.inf, math.inf)] if window is None else [window]
-        packets = read_spans(container, stream, spans, name, window)
+        packets = read_spans(container, stream, spans, name, window, bsf)
     if not packets.times:
         raise DecodeError(f"{name}: no frame {_where(window)}.")
     return packets
@@ -66,6 +77,7 @@ def read_spans(
     spans: Sequence[tuple[float, float]],
     name: str,
     window: tuple[float, float] | None = None,
+    bsf: str | None = None,
 ) -> VideoPackets:
     """The packets that are needed for what is displayed in some spans of time.
 
@@ -73,6 +85,7 @@ def read_spans(
         spans: starts and ends in seconds, ascending and apart. The frames on display at a start
             and at an end are included.
         window: what the packets say that they are for.
+        bsf: of :func:`demux_video`.
 
     Raises: DecodeError: there is no packet at all.
     """
@@ -85,7 +98,21 @@ def read_spans(
         reader.read(start, end)
     if not reader.packets:
         raise DecodeError(f"{name}: no frame in it.")
-    return VideoPackets(name, codec, reader.packets, window, stream.codec_context)
+    found = reader.packets if bsf is None else filter_packets(reader.packets, stream, bsf)
+    return VideoPackets(name, codec, found, window, stream.codec_context)
+
+
+def filter_packets(packets: list[Packet[Any]], stream: VideoStream, bsf: str) -> list[Packet[Any]]:
+    """Put packets of a stream through FFmpeg's bitstream filters.
+
+    Raises: ValueError: FFmpeg refuses the filters.
+    """
+    try:
+        filters = BitStreamFilterContext(bsf, stream)
+    except (FFmpegError, ValueError) as error:
+        raise ValueError(f"bsf: FFmpeg refuses {bsf!r}: {error}.") from error
+    filtered = [out for packet in packets for out in filters.filter(packet)]
+    return [*filtered, *filters.filter(None)]
 
 
 class _Reader:
@@ -171,7 +198,22 @@ def _until(packets: Iterator[Packet[Any]], stop: float, num_more: int) -> Iterat
 
 
 def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[Any]]:
-    return (packet for packet in container.demux(stream) if packet.size)
+    try:
+        for packet in container.demux(stream):
+            if packet.size:
+                yield packet
+    except IndexError as error:
+        # PyAV raises it after the last packet: it looks up all streams that there are by then, and
+        # does not know those that FFmpeg found while it read.
+        if not _is_from_stream_lookup(error):
+            raise  # of the user's own file object
+
+
+def _is_from_stream_lookup(error: IndexError) -> bool:
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_code.co_name == "_get_streams"
 
 
 def _counted(
@@ -184,8 +226,9 @@ def _counted(
         yield packet
 
 
-def _window(timestamp: tuple[SupportsFloat, SupportsFloat]) -> tuple[float, float]:
-    start, end = (float(second) for second in timestamp)
+def _window(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tuple[float, float]:
+    # Texts may be fractions, as in SPDL.
+    start, end = (float(Fraction(t) if isinstance(t, str) else t) for t in timestamp)
     if not start < end:
         raise ValueError(f"timestamp must be (start, end) with start < end, got {timestamp}.")
     return start, end

@@ -14,6 +14,7 @@ from av.video.reformatter import VideoReformatter
 
 from spdl_torch.errors import UnsupportedOptionError
 
+from .opening import decode_errors
 from .rotation import upright_filters
 
 if TYPE_CHECKING:
@@ -155,9 +156,20 @@ def filter_frames(
 ) -> Iterator[VideoFrame]:
     """Put frames of these packets upright and through a chain of filters.
 
-    Raises: ValueError: FFmpeg does not know the filters or refuses their arguments.
+    Raises: ValueError: FFmpeg does not know the filters or refuses their arguments; DecodeError: it
+        refuses a frame.
     """
     chain = [] if description is None else parse_filters(description)
+    with decode_errors(packets.source):
+        yield from _filtered(frames, chain, packets, num_threads)
+
+
+def _filtered(
+    frames: Iterable[VideoFrame],
+    chain: list[tuple[str, str]],
+    packets: VideoPackets,
+    num_threads: int,
+) -> Iterator[VideoFrame]:
     reformatter = VideoReformatter()
     pix_fmt = _plain_format(chain)
     graph: _RunningGraph | None = None
@@ -204,6 +216,9 @@ class _RunningGraph:
         self._graph = Graph()
         self._graph.threads = num_threads
         text = ",".join(name + (f"={arguments}" if arguments else "") for name, arguments in chain)
+        if any(name.partition("@")[0] == "vflip" for name, _ in chain):
+            # It flips no pixels but lets the lines run backwards, which no tensor can.
+            chain = [*chain, ("copy", "")]
         try:
             nodes = [self._source(frame, packets.frame_rate)]
             nodes += [self._graph.add(name, arguments or None) for name, arguments in chain]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from contextlib import closing
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -13,29 +14,30 @@ from torch import Tensor
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
+from .._config import RGB24
+from .._storage import room_for
 from .decode import decode_wanted
 from .filters import filter_frames
+from .packets import ImagePackets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from av.video.frame import VideoFrame
+    from numpy.typing import NDArray
 
+    from .._config import DecodeConfig
+    from .._storage import CPUStorage
     from .packets import VideoPackets
 
 __all__ = [
-    "RGB24",
     "ImageFrames",
     "VideoFrames",
     "convert_frames",
     "decode_packets",
     "rgb_view",
     "sample_decode_video",
+    "to_numpy",
     "to_torch",
 ]
-
-RGB24 = "format=pix_fmts=rgb24"
-"""The filter that is used where none is given."""
 
 _CHANNELS = {
     **dict.fromkeys(("rgb24", "bgr24"), 3),
@@ -87,11 +89,11 @@ class VideoFrames:
         return len(self.frames[0].planes)
 
     @property
-    def time_base(self) -> Fraction:
-        """Seconds of one tick."""
+    def time_base(self) -> tuple[int, int]:
+        """Seconds of one tick, as numerator and denominator."""
         # PyAV's own rational number from 19 on, whose zero means that there is none.
         time_base: Any = self.frames[0].time_base
-        return Fraction(time_base or 1)
+        return Fraction(time_base or 1).as_integer_ratio()
 
     def get_pts(self) -> list[int]:
         """When each frame is displayed, in ticks."""
@@ -99,7 +101,8 @@ class VideoFrames:
 
     def get_timestamps(self) -> list[float]:
         """When each frame is displayed, in seconds."""
-        return [float(pts * self.time_base) for pts in self.get_pts()]
+        time_base = Fraction(*self.time_base)
+        return [float(pts * time_base) for pts in self.get_pts()]
 
     def clone(self) -> VideoFrames:
         """Another list of the same frames."""
@@ -107,6 +110,22 @@ class VideoFrames:
 
     def __len__(self) -> int:
         return len(self.frames)
+
+    @overload
+    def __getitem__(self, key: int) -> ImageFrames: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
+    def __getitem__(self, key: int | slice | Sequence[int]) -> VideoFrames:
+        """The frame at a place, or those of a slice or of a list of places."""
+        if isinstance(key, slice):
+            chosen = self.frames[key]
+        elif isinstance(key, Sequence):
+            chosen = [self.frames[place] for place in key]
+        else:
+            return ImageFrames(self.source, [self.frames[key]])
+        if not chosen:
+            raise IndexError(f"{key} leaves none of {len(self)} frames; take at least one.")
+        return VideoFrames(self.source, chosen)
 
     def __repr__(self) -> str:
         times = self.get_timestamps()
@@ -121,49 +140,80 @@ class ImageFrames(VideoFrames):
     """One decoded frame."""
 
     @property
-    def pts(self) -> int | None:
-        """When it is displayed, in ticks."""
-        return self.frames[0].pts
+    def pts(self) -> float | None:
+        """When it is displayed, in seconds; None: nothing says so."""
+        return next(iter(self.get_timestamps()), None)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the decoder found beside the pixels, as texts by name."""
+        return dict(self.frames[0].metadata)
 
 
+@overload
+def decode_packets(
+    packets: ImagePackets,
+    filter_desc: str | None = ...,
+    decode_config: DecodeConfig | None = ...,
+    *,
+    num_frames: int = ...,
+    num_threads: int = ...,
+) -> ImageFrames: ...
+@overload
+def decode_packets(
+    packets: VideoPackets,
+    filter_desc: str | None = ...,
+    decode_config: DecodeConfig | None = ...,
+    *,
+    num_frames: int = ...,
+    num_threads: int = ...,
+) -> VideoFrames: ...
 def decode_packets(
     packets: VideoPackets,
     filter_desc: str | None = RGB24,
+    decode_config: DecodeConfig | None = None,
     *,
     num_frames: int = -1,
     num_threads: int = 1,
 ) -> VideoFrames:
-    """Decode the frames of the packets' window.
+    """Decode the frames of the packets' window, or an image.
 
-    A frame that the container turns or mirrors is put upright before it is filtered.
+    A frame of a video that the container turns or mirrors is put upright before it is filtered.
 
     Args:
-        packets: from :func:`demux_video`; they can be decoded again.
+        packets: from :func:`demux_video` or :func:`demux_image`; they can be decoded again.
         filter_desc: FFmpeg's description of a chain of filters, as :func:`get_filter_desc` makes
             it; "format=pix_fmts=rgb24" if left out. None filters nothing.
+        decode_config: from :func:`decode_config`: which decoder, and how.
         num_frames: stop after so many frames have come out; -1 takes all.
-        num_threads: of FFmpeg's decoder and filters.
+        num_threads: of FFmpeg's filters and, unless ``decode_config`` says otherwise, decoder.
 
-    Returns: frames in the order of display, at least one.
+    Returns: frames in the order of display, at least one; of an image an :class:`ImageFrames`.
     Raises:
         DecodeError: damaged data, or no frame comes out.
-        ValueError: FFmpeg refuses the filters.
+        ValueError: FFmpeg refuses the filters or the configuration.
     """
-    frames = _decode(packets, packets.times, filter_desc, num_frames, num_threads)
+    frames = _decode(packets, packets.times, filter_desc, decode_config, num_frames, num_threads)
     if not frames:
         raise DecodeError(f"{packets.source}: no frame came out of {packets!r}.")
-    return VideoFrames(packets.source, frames)
+    kind = ImageFrames if isinstance(packets, ImagePackets) else VideoFrames
+    return kind(packets.source, frames)
 
 
 def sample_decode_video(
-    packets: VideoPackets, indices: Sequence[int], *, filter_desc: str | None = RGB24
+    packets: VideoPackets,
+    indices: Sequence[int],
+    *,
+    decode_config: DecodeConfig | None = None,
+    filter_desc: str | None = RGB24,
 ) -> list[ImageFrames]:
     """Decode some frames, from the keyframes that they need.
 
     Args:
         packets: from :func:`demux_video`.
         indices: places in the order of display, ascending, each once.
-        filter_desc: as in :func:`decode_packets`; has to give one frame for each that it gets.
+        decode_config: as in :func:`decode_packets`.
+        filter_desc: as there; has to give one frame for each that it gets.
 
     Returns: one for each index.
     Raises:
@@ -178,7 +228,7 @@ def sample_decode_video(
     if indices[0] < 0 or indices[-1] >= len(packets):
         raise IndexError(f"indices must be in [0, {len(packets)}), got {list(indices)}.")
     wanted = [packets.times[index] for index in indices]
-    frames = _decode(packets, wanted, filter_desc, -1, 1)
+    frames = _decode(packets, wanted, filter_desc, decode_config, -1, 1)
     if len(frames) != len(wanted):
         raise DecodeError(
             f"{packets.source}: {len(frames)} frames came out for {len(wanted)} indices; it is "
@@ -191,18 +241,21 @@ def _decode(
     packets: VideoPackets,
     wanted: Sequence[int],
     filter_desc: str | None,
+    config: DecodeConfig | None,
     num_frames: int,
     num_threads: int,
 ) -> list[VideoFrame]:
-    with closing(decode_wanted(packets, wanted, num_threads)) as decoded:
+    with closing(decode_wanted(packets, wanted, num_threads, config)) as decoded:
         filtered = filter_frames(decoded, filter_desc, packets, num_threads)
         return list(itertools.islice(filtered, num_frames if num_frames >= 0 else None))
 
 
 def convert_frames(
-    frames: VideoFrames | Sequence[VideoFrames],
+    frames: VideoFrames | Sequence[VideoFrames], storage: CPUStorage | None = None
 ) -> Tensor:
     """Copy decoded frames into one tensor.
+
+    storage: from :func:`cpu_storage`: memory for it, to be used again by the next call.
 
     Returns: uint8, CPU, contiguous; N is the number of frames.
 
@@ -218,16 +271,31 @@ def convert_frames(
         A list of :class:`VideoFrames` gives one dimension more, in front; a list of
         :class:`ImageFrames` gives N of them.
     Raises:
-        DecodeError: the frames differ in size or format.
+        DecodeError: the frames differ in size or format, or the videos in their number.
         UnsupportedOptionError: another format, or a size that its planes do not fill.
+        ValueError: ``storage`` is too small.
     """
-    if isinstance(frames, VideoFrames):
-        return _stack(frames.frames, frames.source)[0 if isinstance(frames, ImageFrames) else ...]
-    if not frames:
+    groups = [frames] if isinstance(frames, VideoFrames) else list(frames)
+    if not groups:
         raise ValueError("frames must hold at least one, got none.")
-    if all(isinstance(each, ImageFrames) for each in frames):
-        return _stack([each.frames[0] for each in frames], frames[0].source)
-    return torch.stack([convert_frames(each) for each in frames])
+    counts = {len(group) for group in groups}
+    if len(counts) > 1:
+        raise DecodeError(
+            f"{groups[0].source}: {len(groups)} videos of {sorted(counts)} frames make no batch. "
+            "Give get_filter_desc(num_frames=...)."
+        )
+    first = groups[0].frames[0]
+    size = _shape(first.format.name, first.height, first.width)
+    batch = room_for((sum(map(len, groups)), *size), storage)
+    rows = iter(batch)
+    for group in groups:
+        for frame in group.frames:
+            _copy_frame(frame, first, next(rows), group.source)
+    if isinstance(frames, VideoFrames):
+        return batch[0] if isinstance(frames, ImageFrames) else batch
+    if all(isinstance(group, ImageFrames) for group in groups):
+        return batch
+    return batch.view(len(groups), len(groups[0]), *size)
 
 
 def to_torch(buffer: Any) -> Tensor:
@@ -249,20 +317,22 @@ def to_torch(buffer: Any) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _stack(frames: Sequence[VideoFrame], source: str) -> Tensor:
-    first = frames[0]
-    height, width, pix_fmt = first.height, first.width, first.format.name
-    batch = torch.empty(
-        (len(frames), *_shape(pix_fmt, height, width)), dtype=torch.uint8, device="cpu"
-    )
-    for frame, row in zip(frames, batch, strict=True):
-        if (frame.height, frame.width, frame.format.name) != (height, width, pix_fmt):
-            raise DecodeError(
-                f"{source}: the frames change from {pix_fmt} {width}x{height} to "
-                f"{frame.format.name} {frame.width}x{frame.height}. Scale them to one size."
-            )
-        _copy_frame(frame, row)
-    return batch
+def to_numpy(buffer: Any) -> NDArray[Any]:
+    """A NumPy array of what holds one, on the same memory.
+
+    Args:
+        buffer: a tensor on the CPU, a NumPy array, or what offers the array interface.
+
+    Raises: TypeError: a tensor elsewhere, or what holds no array.
+    """
+    if isinstance(buffer, Tensor):
+        return buffer.detach().numpy()
+    if not isinstance(buffer, np.ndarray) and not hasattr(buffer, "__array_interface__"):
+        raise TypeError(
+            f"to_numpy: expected a tensor or what has __array_interface__, got "
+            f"{type(buffer).__name__}."
+        )
+    return np.asarray(buffer)
 
 
 def _shape(pix_fmt: str, height: int, width: int) -> tuple[int, ...]:
@@ -280,8 +350,18 @@ def _shape(pix_fmt: str, height: int, width: int) -> tuple[int, ...]:
     )
 
 
-def _copy_frame(frame: VideoFrame, out: Tensor) -> None:
-    """Copy the planes, one after the other, without the padding at the end of their lines."""
+def _copy_frame(frame: VideoFrame, first: VideoFrame, out: Tensor, source: str) -> None:
+    """Copy the planes, one after the other, without the padding at the end of their lines; of a
+    frame like the ``first`` of the batch.
+    """
+    if (frame.height, frame.width, frame.format.name) != (
+        *(first.height, first.width),
+        first.format.name,
+    ):
+        raise DecodeError(
+            f"{source}: the frames change from {first.format.name} {first.width}x{first.height} to "
+            f"{frame.format.name} {frame.width}x{frame.height}. Scale them to one size."
+        )
     flat = out.view(-1)
     done = 0
     for number, plane in enumerate(frame.planes):

@@ -6,10 +6,10 @@ import contextlib
 import errno
 import io
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import av
-from av.error import FFmpegError
+from av.error import ArgumentError, FFmpegError
 from av.stream import Discard
 from av.video.stream import VideoStream
 from torch import Tensor
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from av.container import InputContainer
 
+    from .._config import DemuxConfig
     from .._source import Source
 
 __all__ = ["decode_errors", "open_video"]
@@ -32,6 +33,18 @@ _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDI
 
 _BUFFER_BYTES = 1 << 18
 """Read from a Python file at once; each read takes the GIL."""
+
+
+_SELF_CONTAINED = (
+    "matroska,mov,avi,mpegts,mpegtsraw,mpeg,flv,live_flv,kux,asf,asf_o,ogg,mxf,nut,nuv,rm,swf,wtv,"
+    "ty,gxf,lxf,dv,dhav,pva,nsv,ivf,ivr,obu,av1,h261,h263,h264,hevc,vvc,evc,apv,m4v,mpegvideo,"
+    "mjpeg,mjpeg_2000,mpjpeg,smjpeg,dirac,dnxhd,vc1,vc1test,cavsvideo,avs,avs2,avs3,yuv4mpegpipe,"
+    "gif,gif_pipe,apng,png_pipe,jpeg_pipe,jpegxl_anim,webp_pipe,bmp_pipe,tiff_pipe,bink,smk,roq,"
+    "flic,film_cpk,wc3movie,4xm,ea,idcin,thp,usm,vmd,xmv"
+)
+"""FFmpeg's names of the formats that a local file may have: they open no other file. FFmpeg tells a
+format by the content, whatever the file is called, and opens what playlists (hls, dash), lists
+(concat), numbered pictures (image2) and a few containers (imf, mlv, vobsub) name."""
 
 
 @contextlib.contextmanager
@@ -46,16 +59,19 @@ def decode_errors(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_video(source: Source) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_video(
+    source: Source, config: DemuxConfig | None = None, name: str | None = None
+) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container and its best video stream; other streams are not read.
 
+    name: of the source in errors; None: its own.
     Raises:
         DecodeError: not a container that FFmpeg knows, or one without a video that it can decode.
         OSError: a path that cannot be read.
     """
-    name = source_name(source)
+    name = name or source_name(source)
     with contextlib.ExitStack() as stack, decode_errors(name):
-        container = stack.enter_context(_open(source, stack))
+        container = stack.enter_context(_open(source, config, stack))
         stream = container.streams.best("video")
         if not isinstance(stream, VideoStream):
             kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
@@ -68,21 +84,20 @@ def open_video(source: Source) -> Iterator[tuple[InputContainer, VideoStream]]:
         yield container, stream
 
 
-def _open(source: Source, stack: contextlib.ExitStack) -> InputContainer:
+def _open(
+    source: Source, config: DemuxConfig | None, stack: contextlib.ExitStack
+) -> InputContainer:
     if isinstance(source, str | os.PathLike) and not is_url(source):
-        # "file:", for FFmpeg takes a name such as "12:30.mp4" for a protocol. Playlists are
-        # refused what is no file.
-        options = {"protocol_whitelist": "file"}
-        return _av_open(f"file:{os.fspath(source)}", options)
+        return _open_path(os.fspath(source), config)
     file: Any
     if isinstance(source, str):
-        file = stack.enter_context(open_url(source))
+        file = _Seekable(stack.enter_context(open_url(source)))
     elif isinstance(source, bytes | bytearray | memoryview):
         file = io.BytesIO(source)
     elif isinstance(source, Tensor):
         file = io.BytesIO(read_source(source).numpy().tobytes())
     elif callable(getattr(source, "read", None)):
-        file = source
+        file = _Seekable(source)
     else:
         raise TypeError(
             f"a video source must be a path, a URL, bytes, a uint8 tensor or a file opened with "
@@ -90,7 +105,49 @@ def _open(source: Source, stack: contextlib.ExitStack) -> InputContainer:
         )
     # Bytes may come from anywhere: whatever they say, nothing else is opened on their behalf.
     options = {"protocol_whitelist": "none"}
-    return _av_open(file, options)
+    return _av_open(file, options, config)
+
+
+def _open_path(path: str, config: DemuxConfig | None) -> InputContainer:
+    formats = _SELF_CONTAINED
+    if config is not None and config.format is not None:
+        formats = config.format  # asked for by the program, not by the file's content
+    options = {"protocol_whitelist": "file", "format_whitelist": formats}
+    try:
+        # "file:", for FFmpeg takes a name such as "12:30.mp4" for a protocol.
+        return _av_open(f"file:{path}", options, config)
+    except ArgumentError as error:  # FFmpeg's answer to both, and it does not say to which
+        raise DecodeError(
+            f"{path}: {error.strerror}. It is damaged, or of a format that may name other files "
+            "(a playlist, a list of files), of which none is opened."
+        ) from error
+
+
+class _Seekable:
+    """A binary file in which a seek to where there is nothing fails as FFmpeg expects it.
+
+    FFmpeg seeks wherever damaged data points, and to the last byte of an empty file. Files answer
+    with exceptions, which PyAV would raise in place of what FFmpeg makes of it.
+    """
+
+    def __init__(self, file: Any) -> None:
+        # Bound once, so that reading costs no call more; what the file lacks, PyAV asks for.
+        for name in ("read", "tell", "readable", "seekable", "name"):
+            if hasattr(file, name):
+                setattr(self, name, getattr(file, name))
+        if hasattr(file, "seek"):
+            self._seek = file.seek
+            self.seek = self._seek_or_fail
+
+    def _seek_or_fail(self, offset: int, whence: int) -> int | None:
+        try:
+            return cast("int | None", self._seek(offset, whence))
+        except ValueError:  # of BytesIO and fsspec
+            return -1
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return -1
 
 
 # A title in another encoding than UTF-8 is no reason to refuse the pictures. PyAV keeps its bytes
@@ -100,8 +157,19 @@ _LENIENT: dict[str, Any] = (
 )
 
 
-def _av_open(file: Any, options: dict[str, str]) -> InputContainer:
+def _av_open(file: Any, options: dict[str, str], config: DemuxConfig | None) -> InputContainer:
+    size = _BUFFER_BYTES
+    format_name = None
+    if config is not None:
+        size, format_name = max(size, config.buffer_size), _known_format(config.format)
+        options = {**options, **(config.format_options or {})}
     container: InputContainer = av.open(
-        file, container_options=options, buffer_size=_BUFFER_BYTES, **_LENIENT
+        file, format=format_name, container_options=options, buffer_size=size, **_LENIENT
     )
     return container
+
+
+def _known_format(name: str | None) -> str | None:
+    if name is not None and name not in av.formats_available:
+        raise ValueError(f"demux_config: FFmpeg has no format {name!r} here.")
+    return name

@@ -7,7 +7,7 @@ import math
 import threading
 from bisect import bisect_left
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from av.error import FFmpegError
 from av.packet import Packet
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
+    from .._config import DecodeConfig
     from .codec import VideoCodec
 
-__all__ = ["VideoPackets", "displayed", "to_ticks"]
+__all__ = ["ImagePackets", "VideoPackets", "displayed", "to_ticks"]
 
 
 class _State(NamedTuple):
@@ -113,33 +114,63 @@ class VideoPackets:
         """When each frame of the window is displayed, in seconds, ascending."""
         return [float(time * self.time_base) for time in self.times]
 
-    def clone(self) -> VideoPackets:
+    def clone(self) -> Self:
         """The same packets with a decoder of their own."""
         with self._lock:
             self._learn_upright()
-        twin = VideoPackets(self.source, self.codec, self.packets, self.timestamp)
+        twin = type(self)(self.source, self.codec, self.packets, self.timestamp)
         twin.upright = self.upright
         return twin
 
-    def take_context(self, num_threads: int) -> VideoCodecContext:
-        """A decoder; waits until nobody else has one. Give it back."""
-        self._lock.acquire()
-        context = self._context
-        if context is None or (context.is_open and context.thread_count != num_threads):
-            self._learn_upright()
-            context = self.codec.new_context()
-        if not context.is_open:
-            context.thread_count = num_threads
-            # Decoding several frames at once delays them, which counting would get wrong.
-            context.thread_type = "AUTO" if self.is_timed else "SLICE"
-        return context
+    def take_context(
+        self, num_threads: int, config: DecodeConfig | None = None
+    ) -> VideoCodecContext:
+        """A decoder; waits until nobody else has one. Give it back.
 
-    def give_back(self, context: VideoCodecContext) -> None:
-        """Let others decode."""
+        Raises: ValueError: FFmpeg does not know what ``config`` asks for.
+        """
+        self._lock.acquire()
+        try:
+            context = self._context
+            if config is not None:
+                self._learn_upright()
+                return self._configured(config, num_threads)
+            if context is None or (context.is_open and context.thread_count != num_threads):
+                self._learn_upright()
+                context = self.codec.new_context()
+            if not context.is_open:
+                self._set_threads(context, num_threads)
+            return context
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def give_back(self, context: VideoCodecContext, config: DecodeConfig | None = None) -> None:
+        """Let others decode. A decoder of someone's own configuration is not kept."""
         context.flush_buffers()
-        if self._context is None:
+        if self._context is None and config is None:
             self._context = context
         self._lock.release()
+
+    def _set_threads(self, context: VideoCodecContext, num_threads: int) -> None:
+        context.thread_count = num_threads
+        # Decoding several frames at once delays them, which counting would get wrong.
+        context.thread_type = "AUTO" if self.is_timed else "SLICE"
+
+    def _configured(self, config: DecodeConfig, num_threads: int) -> VideoCodecContext:
+        context = self.codec.new_context(config)
+        given = config.num_threads
+        self._set_threads(context, num_threads if given is None else given)
+        try:
+            context.open()
+        except FFmpegError as error:
+            raise ValueError(f"decode_config: FFmpeg refuses it: {error}.") from error
+        if context.options:  # what no decoder took
+            unknown = ", ".join(sorted(context.options))
+            raise ValueError(
+                f"decode_config: the decoder {context.name!r} has no option {unknown}."
+            )
+        return context
 
     def _learn_upright(self) -> None:
         """Other decoders than the demuxer's do not know how the container turns the frames."""
@@ -194,6 +225,14 @@ class VideoPackets:
             return shown
         start, end = (to_ticks(second, self.time_base) for second in self.timestamp)
         return shown[bisect_left(shown, start) : bisect_left(shown, end)]
+
+
+class ImagePackets(VideoPackets):
+    """The encoded packet of one image. As stored: nothing puts it upright."""
+
+    def __init__(self, source: str, codec: VideoCodec, packets: list[Packet[Any]], *_: Any) -> None:
+        super().__init__(source, codec, packets)
+        self.upright = []
 
 
 def displayed(packet: Packet[Any]) -> int | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, SupportsFloat
 
+from .._config import RGB24
 from .._transfer.transfer import check_device_config, to_device
 from .demux import demux_video
-from .frames import RGB24, convert_frames, decode_packets
+from .frames import convert_frames, decode_packets
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .._config import DecodeConfig, DemuxConfig
     from .._source import Source
     from .._transfer.transfer import CUDAConfig
 
@@ -19,18 +21,20 @@ __all__ = ["load_video"]
 
 def load_video(
     src: Source,
-    timestamp: tuple[SupportsFloat, SupportsFloat] | None = None,
+    timestamp: tuple[SupportsFloat | str, SupportsFloat | str] | None = None,
     *,
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
     filter_desc: str | None = RGB24,
     device_config: CUDAConfig | None = None,
+    name: str | None = None,
     num_threads: int = 1,
 ) -> Tensor:
     """Load the frames of a video.
 
     Args:
-        src, timestamp: as in :func:`demux_video`.
-        filter_desc, num_threads: as in :func:`decode_packets`.
-
+        src, timestamp, demux_config, name: as in :func:`demux_video`.
+        filter_desc, decode_config, num_threads: as in :func:`decode_packets`.
         device_config: from :func:`cuda_config`: the tensor comes on that device.
 
     Returns: as :func:`convert_frames`: uint8 (N, H, W, 3) unless ``filter_desc`` says otherwise.
@@ -38,8 +42,7 @@ def load_video(
     """
     if device_config is not None:
         check_device_config(device_config, "load_video")
-    frames = decode_packets(
-        demux_video(src, timestamp=timestamp), filter_desc, num_threads=num_threads
-    )
+    packets = demux_video(src, timestamp=timestamp, demux_config=demux_config, name=name)
+    frames = decode_packets(packets, filter_desc, decode_config, num_threads=num_threads)
     batch = convert_frames(frames)
     return batch if device_config is None else to_device(batch, device_config)

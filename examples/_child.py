@@ -1,0 +1,105 @@
+"""What the programs share that train from a pipeline in a child process: options, ranks, time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
+
+
+def argument_parser(
+    description: str | None, *, epochs: int, batch_size: int, lr: float
+) -> argparse.ArgumentParser:
+    """The options that all of them have, with these defaults."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", type=Path, metavar="DIR", help="folder, see above; default: some is made up")
+    add("--epochs", type=int, default=epochs, metavar="N")
+    add("--batch-size", type=int, default=batch_size, metavar="N", help="of each rank")
+    add("--lr", type=float, default=lr)
+    add("--num-threads", type=int, default=4, metavar="N", help="of the pipeline")
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", type=torch.device, default=torch.device(default))
+    add("--seed", type=int, default=0)
+    add("--smoke", action="store_true", help="little data and a small model, for a few seconds")
+    return parser
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which of how many processes that train together this is."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def say(self, text: str) -> None:
+        """Print a line, once for all ranks."""
+        if self.rank == 0:
+            print(text, flush=True)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model, whose gradients are averaged over the ranks."""
+        return model if self.world_size == 1 else nn_parallel(model)
+
+    def sums(self, *values: float) -> list[float]:
+        """Each value added up over the ranks."""
+        total = torch.tensor(values, dtype=torch.float64)
+        if self.world_size > 1:
+            device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+            total = total.to(device)
+            dist.all_reduce(total)
+        return total.tolist()
+
+
+def nn_parallel(model: nn.Module) -> nn.Module:
+    """torch's wrapper, imported where it is needed: it takes a second."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel(model)
+
+
+@contextmanager
+def ranks(device: torch.device) -> Iterator[Ranks]:
+    """The process group, if torchrun started this process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Ranks()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    yield Ranks(dist.get_rank(), dist.get_world_size())
+    # Not after an error: other ranks may wait in a collective call that this one will not join.
+    dist.destroy_process_group()
+
+
+class Timed:
+    """Iterates, and knows which share of the time went by waiting for the next item."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = items
+        self.seconds = self.waited_seconds = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        began = asked = time.perf_counter()
+        for item in self._items:
+            self.waited_seconds += time.perf_counter() - asked
+            yield item
+            asked = time.perf_counter()
+        self.seconds = time.perf_counter() - began
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s, waited for data {self.waited_seconds / self.seconds:.0%}"

@@ -1,0 +1,263 @@
+"""Train a small language model on text that one child process reads and tokenises, epoch by epoch.
+
+Tokenising is Python code: on threads beside the training step it would hold the GIL that the step
+needs to launch its kernels. So the whole pipeline lives in one child process:
+
+    embed_shuffle(DistributedRandomSampler(...))   which passages this rank gets; anew every epoch
+        -> read        the passage's bytes, from its file
+        -> tokenise    words to numbers, two at a time
+        -> aggregate   as many as a batch has
+        -> collate     two tensors, as long as the longest passage
+
+``add_source(..., continuous=True)`` keeps the pipeline going from one epoch to the next: while the
+last steps of an epoch are made, the first batches of the next are on their way. Each pass over the
+loader is one epoch. Ranks get equally many passages, so that all make equally many steps.
+
+    python examples/train_language_model.py --data DIR [--epochs N] [--batch-size N] [...]
+    torchrun --nproc-per-node 8 examples/train_language_model.py --data DIR [...]
+    python examples/train_language_model.py --smoke [--data DIR]
+
+DIR has ``*.txt`` files, at any depth; a passage ends at an empty line. Without it, the program
+makes some up.
+
+Prints: what there is to train on; after every epoch the passages, the loss over them (mean of a
+token, in nats), tokens a second, and the share of the time that training waited for data; in the
+end how the model goes on after the first words of a passage.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from _child import Ranks, Timed, argument_parser, ranks
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from spdl_torch.pipeline import PipelineBuilder, run_pipeline_in_subprocess
+from spdl_torch.source import DistributedRandomSampler
+from spdl_torch.source.utils import embed_shuffle
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Sequence
+
+END, PADDING, FIRST_WORD = 256, -100, 257  # tokens below 256 are bytes
+WORD = re.compile(r"\s?\w+|\s?[^\w\s]|\s")
+
+
+class Corpus:
+    """The passages of text files. Holds where they are, and reads one when it is asked for."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._places: list[tuple[str, int, int]] = []
+        for path in paths:
+            content = path.read_bytes()
+            for found in re.finditer(rb"\S(?:.|\n(?!\s*\n))*", content):
+                self._places.append((str(path), *found.span()))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> str:
+        path, start, stop = self._places[index]
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start).decode("utf-8", "replace")
+
+
+class Tokenizer:
+    """The most frequent words have a number each; others are spelled in bytes."""
+
+    def __init__(self, texts: Iterable[str], num_words: int) -> None:
+        counts = Counter(word for text in texts for word in WORD.findall(text))
+        self.words = [word for word, _ in counts.most_common(num_words)]
+        self._numbers = {word: FIRST_WORD + place for place, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return FIRST_WORD + len(self.words)
+
+    def encode(self, text: str) -> list[int]:
+        """Numbers of the words."""
+        tokens: list[int] = []
+        for word in WORD.findall(text):
+            number = self._numbers.get(word)
+            tokens += word.encode() if number is None else (number,)
+        return tokens
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text; what no text is, is left out."""
+        parts = (
+            bytes([token]) if token < END else self.words[token - FIRST_WORD].encode()
+            for token in tokens
+            if token != END
+        )
+        return b"".join(parts).decode("utf-8", "ignore")
+
+
+def collate(passages: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Tensor]:
+    """Inputs, and what is to follow each of them: int64, both (N, the longest passage's length)."""
+    whole = [[END, *tokens, END][: context + 1] for tokens in passages]
+    length = max(map(len, whole)) - 1
+    inputs = torch.full((len(whole), length), END)
+    targets = torch.full((len(whole), length), PADDING)
+    for row, tokens in enumerate(whole):
+        inputs[row, : len(tokens) - 1] = torch.tensor(tokens[:-1])
+        targets[row, : len(tokens) - 1] = torch.tensor(tokens[1:])
+    return inputs, targets
+
+
+def make_loader(
+    corpus: Corpus, tokenizer: Tokenizer, group: Ranks, options: argparse.Namespace
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Every pass over it is an epoch. The child process is started here, and serves them all."""
+    sampler = DistributedRandomSampler(
+        len(corpus), rank=group.rank, world_size=group.world_size, seed=options.seed
+    )
+    config = (
+        PipelineBuilder()
+        .add_source(embed_shuffle(sampler), continuous=True)
+        .pipe(corpus, name="read")
+        .pipe(tokenizer.encode, name="tokenise", concurrency=2, output_order="input")
+        .aggregate(options.batch_size, drop_last=True)
+        .pipe(partial(collate, context=options.context), name="collate")
+        .add_sink(buffer_size=4)
+        .get_config()
+    )
+    return run_pipeline_in_subprocess(config, num_threads=options.num_threads)
+
+
+class LanguageModel(nn.Module):
+    """A transformer that predicts the next token: (N, T) -> (N, T, tokens)."""
+
+    def __init__(self, num_tokens: int, context: int, width: int, num_layers: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(num_tokens, width)
+        self.places = nn.Embedding(context, width)
+        layer = nn.TransformerEncoderLayer(
+            width, max(1, width // 32), 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, num_layers, nn.LayerNorm(width), False)
+        for embedding in (self.tokens, self.places):
+            nn.init.normal_(embedding.weight, std=0.05)  # the first doubles as the last layer
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """What may follow each token."""
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        places = self.places.weight[:length]
+        hidden = self.layers(self.tokens(tokens) + places, mask=mask, is_causal=True)
+        return hidden @ self.tokens.weight.T
+
+
+def train(options: argparse.Namespace, group: Ranks) -> None:
+    """All epochs."""
+    corpus = Corpus(find_texts(options.data))
+    tokenizer = Tokenizer(map(corpus.__getitem__, range(len(corpus))), options.num_words)
+    if len(corpus) < options.batch_size * group.world_size:
+        raise SystemExit(
+            f"--batch-size: {options.batch_size} passages for each of {group.world_size} rank(s) "
+            f"are more than the {len(corpus)} that there are."
+        )
+    group.say(f"{len(corpus):,} passages, {len(tokenizer):,} tokens")
+    torch.manual_seed(options.seed)
+    model = LanguageModel(len(tokenizer), options.context, options.width, options.num_layers)
+    model.to(options.device)
+    trained = group.wrap(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
+    loader = make_loader(corpus, tokenizer, group, options)
+    for epoch in range(1, options.epochs + 1):
+        batches = Timed(loader)
+        num_passages = num_tokens = 0
+        sum_of_losses = torch.zeros((), device=options.device)
+        for inputs, targets in batches:
+            inputs, targets = inputs.to(options.device), targets.to(options.device)
+            loss = cross_entropy(trained(inputs).flatten(0, 1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            count = int((targets != PADDING).sum())
+            num_passages, num_tokens = num_passages + len(inputs), num_tokens + count
+            sum_of_losses += loss.detach() * count
+        passages, tokens, losses = group.sums(num_passages, num_tokens, float(sum_of_losses))
+        group.say(
+            f"epoch {epoch}  {passages:.0f} passages  loss {losses / tokens:.4f}  "
+            f"{tokens / batches.seconds:,.0f} tokens/s  {batches}"
+        )
+    beginning = tokenizer.encode(corpus[0])[:4]
+    group.say(f"after {tokenizer.decode(beginning)!r}: {go_on(model, tokenizer, beginning)!r}")
+
+
+@torch.no_grad()
+def go_on(model: LanguageModel, tokenizer: Tokenizer, beginning: Sequence[int]) -> str:
+    """The most likely continuation, up to 12 tokens."""
+    tokens = [END, *beginning]
+    device = model.tokens.weight.device
+    while len(tokens) < len(beginning) + 13 and len(tokens) <= model.places.num_embeddings:
+        token = int(model(torch.tensor([tokens], device=device))[0, -1].argmax())
+        if token == END:
+            break
+        tokens.append(token)
+    return tokenizer.decode(tokens[1 + len(beginning) :])
+
+
+def find_texts(folder: Path) -> list[Path]:
+    """Every text below a folder. Raises: SystemExit: there is none."""
+    paths = sorted(folder.rglob("*.txt"))
+    if not paths:
+        raise SystemExit(f"--data: {folder} must hold *.txt files, found none.")
+    return paths
+
+
+def write_texts(folder: Path, num_files: int = 4, num_passages: int = 60) -> None:
+    """Make some up: who does what to whom, in sentences that have a grammar."""
+    generator = random.Random(0)
+    people, things = ("Ada", "Ben", "the cat", "an owl"), ("bread", "a letter", "the moon", "rain")
+    verbs = ("likes", "sees", "finds", "draws", "never forgets")
+    for number in range(num_files):
+        passages = []
+        for _ in range(num_passages):
+            sentences = (
+                f"{generator.choice(people)} {generator.choice(verbs)} {generator.choice(things)}."
+                for _ in range(generator.randint(1, 5))
+            )
+            passages.append(" ".join(sentences))
+        (folder / f"{number}.txt").write_text("\n\n".join(passages), encoding="utf-8")
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argument_parser(__doc__, epochs=3, batch_size=16, lr=3e-3)
+    add = parser.add_argument
+    add("--context", type=int, default=128, metavar="TOKENS", help="longer passages are cut")
+    add("--num-words", type=int, default=8000, metavar="N", help="words with a token of their own")
+    add("--width", type=int, default=128, metavar="N", help="of the model")
+    add("--num-layers", type=int, default=2, metavar="N", help="of the model")
+    options = parser.parse_args(argv)
+    if options.smoke:
+        options.width, options.num_layers, options.context = 32, 1, 48
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit status."""
+    options = parse_arguments(argv)
+    with ExitStack() as stack:
+        if options.data is None:
+            options.data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            write_texts(options.data)
+        train(options, stack.enter_context(ranks(options.device)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Loaders of the shape of ``spdl.dataloader``; for torch's there is ``spdl_torch.DataLoader``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from .pipeline import PipelineBuilder, cache_iterator
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable
+
+    from .pipeline import Pipeline
+    from .pipeline.definition import OutputOrder
+
+__all__ = ["CacheDataLoader", "DataLoader"]
+
+Source = TypeVar("Source")
+Output = TypeVar("Output")
+
+
+class DataLoader(Generic[Source, Output]):
+    """A source, a function for its items, one for lists of them and one for what that returns: each
+    pass builds a pipeline of these, and runs it.
+
+    Ends: ``break``, an exception in the loop and dropping the iterator stop every thread.
+
+    Args:
+        src: of items; a pass begins it anew.
+        preprocessor: called with every item, by ``num_threads`` threads; as of
+            ``PipelineBuilder.pipe``.
+        batch_size: items that are put into a list; None = none are.
+        drop_last: leave out a last list that is shorter.
+        aggregator: called with every list (without ``batch_size``: with every item), by
+            ``num_threads`` threads.
+        transfer_fn: called with what comes out of that, one call at a time.
+        buffer_size: finished items that may wait.
+        num_threads: calls at once, of all three together.
+        timeout: seconds to wait for the next item, then a TimeoutError; None = as long as it takes.
+        output_order: ``"completion"`` or ``"input"``.
+
+    Raises, in the loop: PipelineFailure: more than 10 % of a function's items failed, or the source
+        raised; TimeoutError; RuntimeError: ``src`` is an iterator, and was used up before.
+    """
+
+    def __init__(
+        self,
+        src: Iterable[Source] | AsyncIterable[Source],
+        *,
+        preprocessor: Callable[[Any], Any] | None = None,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        aggregator: Callable[[Any], Any] | None = None,
+        transfer_fn: Callable[[Any], Any] | None = None,
+        buffer_size: int = 3,
+        num_threads: int = 8,
+        timeout: float | None = None,
+        output_order: OutputOrder = "completion",
+    ) -> None:
+        self._src = src
+        self._is_spent = False
+        self._preprocessor = preprocessor
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._aggregator = aggregator
+        self._transfer_fn = transfer_fn
+        self._buffer_size = buffer_size
+        self._num_threads = num_threads
+        self._timeout = timeout
+        self._output_order: OutputOrder = output_order
+        self._builder()  # a wrong argument is told here, not in the loop
+
+    def __iter__(self) -> Iterator[Output]:
+        if self._is_spent:
+            raise RuntimeError(
+                f"DataLoader: src, a {type(self._src).__name__}, can be iterated only once, and "
+                "was. Pass an object whose __iter__ begins anew: a list, a sampler, a class."
+            )
+        self._is_spent = isinstance(self._src, Iterator | AsyncIterator)
+        pipeline: Pipeline[Output] = self._builder().build(num_threads=self._num_threads)
+        with pipeline.auto_stop():
+            yield from pipeline.get_iterator(timeout=self._timeout)
+
+    def _builder(self) -> PipelineBuilder[Any, Any]:
+        builder: PipelineBuilder[Any, Any] = PipelineBuilder().add_source(self._src)
+        threads: dict[str, Any] = {"concurrency": self._num_threads}
+        threads["output_order"] = self._output_order
+        if self._preprocessor is not None:
+            builder.pipe(self._preprocessor, **threads)
+        if self._batch_size is not None:
+            builder.aggregate(self._batch_size, drop_last=self._drop_last)
+        if self._aggregator is not None:
+            builder.pipe(self._aggregator, **threads)
+        if self._transfer_fn is not None:
+            builder.pipe(self._transfer_fn)
+        return builder.add_sink(self._buffer_size)
+
+
+class CacheDataLoader(Generic[Output]):
+    """The batches of a loader, and then its first ones over and over: how fast would training be if
+    loading cost nothing?
+
+    Args:
+        dl: whatever can be iterated over; its other attributes can be had of this object, too.
+        num_caches: batches that are kept, at least 1.
+        return_caches_after: batches that come from ``dl``, at least ``num_caches``.
+        stop_after: batches in all, at least ``return_caches_after``; None = without an end.
+
+    Raises: ValueError: numbers that are smaller.
+    """
+
+    def __init__(
+        self,
+        dl: Iterable[Output],
+        num_caches: int,
+        return_caches_after: int,
+        stop_after: int | None = None,
+    ) -> None:
+        self.dl = dl
+        self.num_caches = num_caches
+        self.return_caches_after = return_caches_after
+        self.stop_after = stop_after
+        self._replay(())  # wrong numbers are told here, not in the loop
+
+    def __iter__(self) -> Iterator[Output]:
+        return self._replay(self.dl)
+
+    def __len__(self) -> int:
+        """Of ``dl``, as SPDL has it, whatever ``stop_after`` is."""
+        return len(self.dl)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dl":  # a copy that is being made has no dl yet
+            raise AttributeError(name)
+        return getattr(self.dl, name)
+
+    def _replay(self, batches: Iterable[Output]) -> Iterator[Output]:
+        return cache_iterator(
+            batches,
+            self.num_caches,
+            return_caches_after=self.return_caches_after,
+            stop_after=self.stop_after,
+        )
+
+
+def __getattr__(name: str) -> Any:
+    hint = ""
+    if name in ("PyTorchDataLoader", "get_pytorch_dataloader"):
+        hint = ". Use spdl_torch.DataLoader, which takes what torch's DataLoader takes."
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -1,0 +1,80 @@
+"""How FFmpeg opens a file and which decoder it takes, called as in ``spdl.io``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RGB24", "DecodeConfig", "DemuxConfig", "decode_config", "demux_config"]
+
+RGB24 = "format=pix_fmts=rgb24"
+"""The filter that is used where none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemuxConfig:
+    """How a container is opened."""
+
+    format: str | None = None
+    """FFmpeg's name of the format, such as ``mp4`` or ``rawvideo``; None: told by the content."""
+    format_options: Mapping[str, str] | None = None
+    """FFmpeg's options of that format; one that it does not have is ignored by FFmpeg."""
+    buffer_size: int = 8096
+    """Bytes that are read at once from memory, URLs and Python files; at least 256 KiB are."""
+
+    def __post_init__(self) -> None:
+        _check_options("demux_config: format_options", self.format_options)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Which decoder, and how it is set up."""
+
+    decoder: str | None = None
+    """FFmpeg's name of a decoder for the stream's codec, such as ``libdav1d``; None: its own."""
+    decoder_options: Mapping[str, str] | None = None
+    """FFmpeg's options of that decoder, such as ``{"threads": "4"}``."""
+    num_threads: int | None = field(init=False, default=None)
+    """What the option ``threads`` says; 0: as many as FFmpeg likes; None: it says nothing."""
+
+    def __post_init__(self) -> None:
+        _check_options("decode_config: decoder_options", self.decoder_options)
+        threads = (self.decoder_options or {}).get("threads")
+        if threads is None:
+            return
+        if threads != "auto" and not threads.isdecimal():
+            raise ValueError(
+                f"decode_config: the option threads must be a number or 'auto', got {threads!r}."
+            )
+        object.__setattr__(self, "num_threads", 0 if threads == "auto" else int(threads))
+
+
+def demux_config(
+    format: str | None = None,
+    format_options: Mapping[str, str] | None = None,
+    buffer_size: int = 8096,
+) -> DemuxConfig:
+    """Say how a container is to be opened: for ``demux_config=``. Arguments as of
+    :class:`DemuxConfig`.
+    """
+    return DemuxConfig(format, format_options, buffer_size)
+
+
+def decode_config(
+    decoder: str | None = None, decoder_options: Mapping[str, str] | None = None
+) -> DecodeConfig:
+    """Say which decoder is to be used, and how: for ``decode_config=``. Arguments as of
+    :class:`DecodeConfig`.
+    """
+    return DecodeConfig(decoder, decoder_options)
+
+
+def _check_options(where: str, options: Mapping[str, str] | None) -> None:
+    for name, value in (options or {}).items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise TypeError(
+                f"{where} must map texts to texts, as FFmpeg has them, got {name!r}: {value!r}."
+            )

@@ -1,0 +1,83 @@
+"""Images by FFmpeg: for its filters and pixel formats, one image after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spdl_torch.errors import DecodeError
+
+from .._video.filters import get_video_filter_desc
+from .._video.frames import convert_frames, decode_packets
+from .._video.image import demux_image
+from .images import none_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from .._config import DecodeConfig, DemuxConfig
+    from .._source import Source
+    from .._storage import CPUStorage
+    from .._video.frames import ImageFrames
+
+__all__ = ["load_filtered", "load_filtered_batch", "stretch_filter"]
+
+
+def stretch_filter(width: int | None, height: int | None, pix_fmt: str | None) -> str | None:
+    """What the batch kernel does, in FFmpeg's words: the whole picture, stretched to the size."""
+    if width is None and height is None:
+        return get_video_filter_desc(pix_fmt=pix_fmt)
+    return get_video_filter_desc(
+        scale_width=-1 if width is None else width,  # -1 keeps the shape
+        scale_height=-1 if height is None else height,
+        scale_algo="bilinear",
+        scale_mode=None,
+        pix_fmt=pix_fmt,
+    )
+
+
+def load_filtered(
+    src: Source,
+    filter_desc: str | None,
+    demux_config: DemuxConfig | None,
+    decode_config: DecodeConfig | None,
+    name: str | None = None,
+) -> Tensor:
+    """One image; arguments, result and errors as of :func:`load_image`."""
+    return convert_frames(_decode(src, filter_desc, demux_config, decode_config, name))
+
+
+def load_filtered_batch(
+    srcs: Sequence[Source],
+    filter_desc: str | None,
+    demux_config: DemuxConfig | None,
+    decode_config: DecodeConfig | None,
+    *,
+    strict: bool,
+    storage: CPUStorage | None,
+) -> Tensor:
+    """A batch; arguments, result and errors as of :func:`load_image_batch`."""
+    frames: list[ImageFrames] = []
+    errors: list[DecodeError] = []
+    for src in srcs:
+        try:
+            frames.append(_decode(src, filter_desc, demux_config, decode_config))
+        except DecodeError as error:
+            if strict:
+                raise
+            errors.append(error)
+    if not frames:
+        raise none_of(len(srcs), errors)
+    return convert_frames(frames, storage)
+
+
+def _decode(
+    src: Source,
+    filter_desc: str | None,
+    demux_config: DemuxConfig | None,
+    decode_config: DecodeConfig | None,
+    name: str | None = None,
+) -> ImageFrames:
+    packets = demux_image(src, demux_config=demux_config, name=name)
+    return decode_packets(packets, filter_desc, decode_config)

@@ -1,0 +1,36 @@
+"""What ``spdl.io`` has and this package leaves out on purpose, and what to do instead."""
+
+from __future__ import annotations
+
+__all__ = ["LEFT_OUT"]
+
+_AUDIO = "Audio is left out: decode it with torchaudio or torchcodec in a stage of your own."
+_ENCODING = "Writing is left out: save images with Pillow, and videos with PyAV."
+_NVDEC = "NVDEC is left out: decode with load_video or load_clip, which take device_config=."
+_NVJPEG = "Use load_image_batch_nvjpeg."
+_NV12 = "NVDEC is left out, and so are its colours: ask a filter for pix_fmt='rgb24'."
+_STREAM = "Decoding in pieces is left out: take windows, demux_video(src, timestamp=(start, end))."
+_GRAPH = "Filters run inside of decode_packets: pass filter_desc=."
+
+LEFT_OUT: dict[str, str] = {
+    **dict.fromkeys(("AudioCodec", "AudioDecoder", "AudioFrames", "AudioPackets"), _AUDIO),
+    **dict.fromkeys(("demux_audio", "get_abuffer_desc", "get_audio_filter_desc"), _AUDIO),
+    **dict.fromkeys(("WAVHeader", "load_audio", "load_wav", "parse_wav"), _AUDIO),
+    **dict.fromkeys(("AudioEncodeConfig", "AudioEncoder", "Muxer", "VideoEncodeConfig"), _ENCODING),
+    **dict.fromkeys(("VideoEncoder", "audio_encode_config", "video_encode_config"), _ENCODING),
+    **dict.fromkeys(("create_reference_audio_frame", "create_reference_video_frame"), _ENCODING),
+    **dict.fromkeys(("encode_image", "save_image"), _ENCODING),
+    **dict.fromkeys(("NvDecDecoder", "decode_packets_nvdec", "nvdec_decoder"), _NVDEC),
+    "streaming_load_video_nvdec": _NVDEC,
+    "decode_image_nvjpeg": _NVJPEG,
+    **dict.fromkeys(("nv12_to_bgr", "nv12_to_rgb"), _NV12),
+    **dict.fromkeys(("Decoder", "Demuxer", "VideoDecoder"), _STREAM),
+    **dict.fromkeys(("FilterGraph", "get_buffer_desc"), _GRAPH),
+    **dict.fromkeys(("BSF", "apply_bsf"), "Bitstream filters run in demux_video: pass bsf=."),
+    "convert_array": "Use torch.from_numpy(array).",
+    "to_jax": "Use jax.numpy.asarray(tensor.numpy()).",
+    "to_numba": "Use numba.cuda.as_cuda_array(tensor).",
+    "transfer_buffer_cpu": "Use tensor.cpu().",
+    "transfer_tensor_d2h": "Use tensor.cpu(), or tensor.to('cpu', non_blocking=True) and an event.",
+}
+"""By name: the sentence that the AttributeError ends with."""

@@ -1,0 +1,112 @@
+"""Tracing and FFmpeg's own settings, by the names that ``spdl.io.utils`` has."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..observe import tracing as _tracing
+from ..observe.program import trace_counter, trace_event
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+__all__ = [
+    "built_with_cuda",
+    "built_with_nvcodec",
+    "built_with_nvjpeg",
+    "get_ffmpeg_filters",
+    "get_ffmpeg_log_level",
+    "get_ffmpeg_versions",
+    "set_ffmpeg_log_level",
+    "trace_counter",
+    "trace_event",
+    "trace_gc",
+    "tracing",
+]
+
+_EVENT_BYTES = 150
+_LEAST_EVENTS = 200_000
+
+_QUIET = -8
+_log_level = _QUIET  # PyAV keeps FFmpeg quiet, and does not say what it would print at
+
+
+@contextmanager
+def tracing(
+    output: str | os.PathLike[str] | int,
+    buffer_size: int = 4096,
+    process_name: str | None = None,
+    enable: bool = True,
+) -> Iterator[None]:
+    """:func:`spdl_torch.observe.tracing` as SPDL's programs call it.
+
+    The file is in Chrome's JSON format, whatever its name; https://ui.perfetto.dev and
+    chrome://tracing open it.
+
+    output: path, or a descriptor of an open file, which is closed.
+    buffer_size: room for events, in KiB; there is always some for 200,000.
+    process_name: how the process is called in the trace.
+    enable: False = do nothing.
+    Raises: ValueError: a folder, or a file that is no trace, before the block begins.
+    """
+    max_events = max(_LEAST_EVENTS, buffer_size * 1024 // _EVENT_BYTES)
+    with _tracing(output, enable, max_events=max_events, process_name=process_name):
+        yield
+
+
+def trace_gc() -> None:
+    """Do nothing: garbage collections that take 0.1 ms or longer are in every trace."""
+
+
+def set_ffmpeg_log_level(val: int, /) -> None:
+    """Let FFmpeg print what is as important as that, on standard error.
+
+    val: -8: nothing, as it is at first; 16: errors; 24: warnings, 32: information; up to 56.
+    """
+    import av.logging
+
+    global _log_level
+    _log_level = val
+    # PyAV's own way, by Python's logging, takes the GIL on every thread of FFmpeg.
+    av.logging.restore_default_callback()
+    av.logging.set_libav_level(val)
+
+
+def get_ffmpeg_log_level() -> int:
+    """What :func:`set_ffmpeg_log_level` was told last; -8 before that."""
+    return _log_level
+
+
+def get_ffmpeg_filters() -> list[str]:
+    """Names of the filters that ``filter_desc=`` may have, sorted."""
+    import av.filter
+
+    return sorted(av.filter.filters_available)
+
+
+def get_ffmpeg_versions() -> dict[str, tuple[int, int, int]]:
+    """Versions of FFmpeg's libraries by name, of the FFmpeg that PyAV brings."""
+    import av
+
+    return dict(av.library_versions)
+
+
+def built_with_cuda() -> bool:
+    """Whether this torch was built for CUDA; a device need not be there."""
+    import torch
+
+    return torch.version.cuda is not None
+
+
+def built_with_nvcodec() -> bool:
+    """False: videos are decoded on the CPU."""
+    return False
+
+
+def built_with_nvjpeg() -> bool:
+    """Whether :func:`spdl_torch.io.load_image_batch_nvjpeg` has what it needs of torchvision."""
+    from ._image.kernel import has_nvjpeg
+
+    return has_nvjpeg()

@@ -1,0 +1,114 @@
+"""What a program itself wants to see in a trace: named spans of its own threads, and counters."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter_ns, thread_time_ns
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Count", "Program", "ProgramLog", "Span", "trace_counter", "trace_event"]
+
+_MOST = 200_000  # of either kind in one block; the latest are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named stretch of a thread's time, by ``time.perf_counter_ns()``."""
+
+    name: str
+    thread: str
+    """Name of the thread."""
+    thread_id: int
+    """The operating system's."""
+    started_ns: int
+    ended_ns: int
+    cpu_ns: int
+    """CPU time of the thread meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A counter's value from a moment on."""
+
+    name: str
+    time_ns: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a program added to a trace, and how it wants to be called there."""
+
+    name: str | None = None
+    spans: tuple[Span, ...] = ()
+    counts: tuple[Count, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.spans) + len(self.counts)
+
+    def since(self, cutoff: float) -> Program:
+        """Without what had ended by then."""
+        spans = tuple(span for span in self.spans if span.ended_ns > cutoff)
+        counts = tuple(count for count in self.counts if count.time_ns > cutoff)
+        return Program(self.name, spans, counts)
+
+
+@dataclass(eq=False)
+class ProgramLog:
+    """What is kept for one block that is traced; while it is open, every thread adds to it."""
+
+    spans: deque[Span] = field(default_factory=lambda: deque(maxlen=_MOST))
+    counts: deque[Count] = field(default_factory=lambda: deque(maxlen=_MOST))
+
+    def __post_init__(self) -> None:
+        _open_logs.append(self)
+
+    def close(self, name: str | None, since_ns: int) -> Program:
+        """Nothing is added any more. What began before ``since_ns`` is cut there."""
+        _open_logs.remove(self)
+        spans = (span for span in self.spans.copy() if span.ended_ns > since_ns)
+        cut = tuple(span if span.started_ns >= since_ns else _cut(span, since_ns) for span in spans)
+        return Program(name, cut, tuple(self.counts.copy()))
+
+
+# Appending to lists and deques, and removing, are atomic; readers make copies.
+_open_logs: list[ProgramLog] = []
+
+
+@contextmanager
+def trace_event(name: str) -> Iterator[None]:
+    """Show the block as a slice of that name in the trace of :func:`tracing`, on the row of the
+    thread that runs it. Costs nothing to speak of while nothing is traced.
+    """
+    if not _open_logs:
+        yield
+        return
+    started_ns, cpu_ns = perf_counter_ns(), thread_time_ns()
+    try:
+        yield
+    finally:
+        cpu_ns, ended_ns = thread_time_ns() - cpu_ns, perf_counter_ns()
+        me = threading.current_thread()
+        native_id = threading.get_native_id()
+        span = Span(name, me.name, native_id, started_ns, ended_ns, max(cpu_ns, 0))
+        for log in _open_logs.copy():
+            log.spans.append(span)
+
+
+def trace_counter(i: int, val: float) -> None:
+    """Show the curve ``counter i`` at that value from now on, in the trace of :func:`tracing`."""
+    if _open_logs:
+        count = Count(f"counter {i}", perf_counter_ns(), val)
+        for log in _open_logs.copy():
+            log.counts.append(count)
+
+
+def _cut(span: Span, since_ns: int) -> Span:
+    # How much of its CPU time was before that moment, nobody knows.
+    return Span(span.name, span.thread, span.thread_id, since_ns, span.ended_ns, -1)

@@ -1,0 +1,57 @@
+"""Batches that are kept and given again and again: how fast would training be without loading?"""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["cache_iterator"]
+
+T = TypeVar("T")
+
+
+def cache_iterator(
+    src: Iterable[T],
+    num_caches: int,
+    *,
+    return_caches_after: int | None = None,
+    stop_after: int | None = None,
+    delete_src: bool = True,
+) -> Iterator[T]:
+    """Iterate over ``src``, then over its first ``num_caches`` items again and again.
+
+    return_caches_after: items that come from ``src``; None = ``num_caches``.
+    stop_after: items in all; None = no end.
+    delete_src: let go of ``src`` as soon as only kept items are given, so that a loader's threads
+        and processes end if nobody else holds it.
+    Raises: ValueError: a number that leaves no item to be kept, or to be given again.
+    """
+    run_for = num_caches if return_caches_after is None else return_caches_after
+    if num_caches < 1:
+        raise ValueError(f"cache_iterator: num_caches must be >= 1, got {num_caches}.")
+    if run_for < num_caches:
+        raise ValueError(
+            f"cache_iterator: return_caches_after must be >= num_caches, which is {num_caches}, "
+            f"got {run_for}."
+        )
+    if stop_after is not None and stop_after < run_for:
+        raise ValueError(
+            f"cache_iterator: stop_after must be >= {run_for}, the number of items that come from "
+            f"src, got {stop_after}."
+        )
+    items = _replayed(src, num_caches, run_for, delete_src)
+    return items if stop_after is None else islice(items, stop_after)
+
+
+def _replayed(src: Iterable[T], num_caches: int, run_for: int, delete_src: bool) -> Iterator[T]:
+    kept: list[T] = []
+    for item in islice(src, run_for):
+        if len(kept) < num_caches:
+            kept.append(item)
+        yield item
+    if delete_src:
+        del src  # nobody else refers to it: this frame lives as long as the loop over kept items
+    yield from cycle(kept)

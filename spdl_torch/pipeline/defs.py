@@ -1,0 +1,315 @@
+"""A pipeline as data, in SPDL's words: configs to be put together, printed, pickled and built.
+
+The same definition that a :class:`~.builder.PipelineBuilder` collects, with what a chain of calls
+cannot say: pipelines that are merged into one. ``build_pipeline(config)`` makes it run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from .definition import (
+    MaxFailures,
+    MergeSpec,
+    OpKind,
+    OutputOrder,
+    PipelineSpec,
+    SinkSpec,
+    SourceSpec,
+    StageSpec,
+    as_op,
+    name_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+    from concurrent.futures import Executor
+
+__all__ = [
+    "Aggregate",
+    "AggregateConfig",
+    "Aggregator",
+    "Collate",
+    "Disaggregate",
+    "DisaggregateConfig",
+    "Merge",
+    "MergeConfig",
+    "PathVariants",
+    "PathVariantsConfig",
+    "Pipe",
+    "PipeConfig",
+    "PipelineConfig",
+    "SinkConfig",
+    "SourceConfig",
+]
+
+T = TypeVar("T")
+U = TypeVar("U")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SourceConfig(SourceSpec, Generic[T]):
+    """Where items come from: ``SourceConfig(iterable, continuous=False)``.
+
+    continuous: iterate again and again; see ``PipelineBuilder.add_source``.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[T] | AsyncIterable[T] | None = None,
+        continuous: bool = False,
+        *,
+        iterable: Any = None,
+        name: str = "src",
+    ) -> None:
+        # By the fields' names too, as dataclasses.replace() calls it.
+        super().__init__(iterable if source is None else source, name, continuous)
+
+    @property
+    def source(self) -> Iterable[T] | AsyncIterable[T]:
+        """The iterable."""
+        return self.iterable
+
+
+class PipeConfig(StageSpec, Generic[T, U]):
+    """A stage that calls an op; made by :func:`Pipe`."""
+
+
+class AggregateConfig(StageSpec, Generic[T]):
+    """A stage that makes one item of many; made by :func:`Aggregate`."""
+
+
+class DisaggregateConfig(StageSpec, Generic[T]):
+    """A stage that takes lists apart; made by :func:`Disaggregate`."""
+
+
+class PathVariantsConfig(StageSpec, Generic[T]):
+    """Stages among which a router chooses; made by :func:`PathVariants`."""
+
+
+class SinkConfig(SinkSpec, Generic[T]):
+    """Where at most ``buffer_size`` items wait for the consumer."""
+
+
+class MergeConfig(MergeSpec):
+    """Pipelines whose items are the items of another one; made by :func:`Merge`."""
+
+    @property
+    def pipeline_configs(self) -> tuple[PipelineSpec[Any], ...]:
+        """The pipelines."""
+        return self.pipelines
+
+
+class PipelineConfig(PipelineSpec[T_co]):
+    """A whole pipeline: ``PipelineConfig(src, pipes, sink)``.
+
+    src: a ``SourceConfig``, or what :func:`Merge` makes.
+    pipes: what :func:`Pipe`, :func:`Aggregate`, :func:`Disaggregate`, :func:`PathVariants` make.
+    """
+
+    def __init__(
+        self,
+        src: SourceSpec | None = None,
+        pipes: Sequence[StageSpec] | None = None,
+        sink: SinkSpec | None = None,
+        *,
+        source: SourceSpec | None = None,
+        stages: Sequence[StageSpec] = (),
+    ) -> None:
+        # By the fields' names too, as dataclasses.replace() calls it.
+        src, pipes = source if src is None else src, stages if pipes is None else pipes
+        _check_parts(src, pipes, sink)
+        super().__init__(src, tuple(pipes), sink)  # type: ignore[arg-type]  # they were checked
+
+    @property
+    def src(self) -> SourceSpec:
+        """The source."""
+        return self.source
+
+    @property
+    def pipes(self) -> tuple[StageSpec, ...]:
+        """The stages."""
+        return self.stages
+
+
+def Pipe(
+    op: Any,
+    /,
+    *,
+    concurrency: int = 1,
+    executor: Executor | None = None,
+    name: str | None = None,
+    output_order: OutputOrder = "completion",
+    max_failures: MaxFailures | None = None,
+    buffer_size: int | None = None,
+) -> PipeConfig[Any, Any]:
+    """Return a stage that calls ``op`` with every item: see ``PipelineBuilder.pipe``."""
+    call, kind = as_op(op)
+    return PipeConfig(
+        name=name or name_of(op),
+        op=call,
+        kind=kind,
+        concurrency=concurrency,
+        executor=executor,
+        output_order=output_order,
+        max_failures=max_failures,
+        buffer_size=buffer_size,
+    )
+
+
+class Aggregator(ABC):
+    """Makes items of items in its own way, on one thread. It is used as it is, so each pipeline
+    that runs needs one of its own.
+    """
+
+    @abstractmethod
+    def accumulate(self, item: Any) -> Any:
+        """Take an item; return what is to be passed on, None = nothing yet."""
+
+    @abstractmethod
+    def flush(self) -> Any:
+        """The data has ended, or an epoch has: return the rest and be empty; None = there is none.
+
+        With ``drop_last`` it is called between epochs alone, and what it returns is dropped.
+        """
+
+
+class Collate(Aggregator, Generic[T]):
+    """Lists of ``n`` items; ``Aggregate(Collate(n))`` is ``Aggregate(n)``."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._items: list[T] = []
+
+    def accumulate(self, item: T) -> list[T] | None:
+        """Return a list when there are ``n`` items."""
+        self._items.append(item)
+        return self.flush() if len(self._items) >= self.n else None
+
+    def flush(self) -> list[T] | None:
+        """Return the items that there are; None = there are none."""
+        items, self._items = self._items, []
+        return items or None
+
+
+def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> AggregateConfig[Any]:
+    """Return a stage that collects lists of so many items, or what an :class:`Aggregator` makes.
+
+    drop_last: leave out what is too little at the end. ``sizes 4,4,2 drop_last=True -> 4,4``.
+    """
+    if isinstance(input, Collate):
+        input = input.n
+    if isinstance(input, Aggregator):
+        return AggregateConfig(
+            name=f"aggregate({type(input).__name__})",
+            op=input.accumulate,
+            kind=OpKind.AGGREGATOR,
+            drop_last=drop_last,
+        )
+    if isinstance(input, bool) or not isinstance(input, int):
+        raise TypeError(f"aggregate: n must be an int or an Aggregator, got {input!r}.")
+    if input < 1:
+        raise ValueError(f"aggregate: n must be >= 1, got {input}.")
+    return AggregateConfig(
+        name=f"aggregate({input})",
+        op=list,
+        kind=OpKind.AGGREGATE,
+        batch_size=input,
+        drop_last=drop_last,
+    )
+
+
+def Disaggregate() -> DisaggregateConfig[Any]:
+    """Return a stage that passes the members of each list on one by one, in order."""
+    return DisaggregateConfig(
+        name="disaggregate", op=_members, kind=OpKind.GENERATOR, output_order="input"
+    )
+
+
+def PathVariants(
+    router: Callable[[Any], Any],
+    paths: Sequence[Sequence[StageSpec]],
+    name: str | None = None,
+    batched: bool = False,
+) -> PathVariantsConfig[Any]:
+    """Return stages among which ``router`` chooses: see ``PipelineBuilder.path_variants``."""
+    name = name or "path_variants"
+    _check_paths(name, router, paths, batched=batched)
+    return PathVariantsConfig(
+        name=name,
+        op=router,
+        kind=OpKind.PATH_VARIANTS,
+        paths=tuple(map(tuple, paths)),
+        batched=batched,
+    )
+
+
+def Merge(
+    pipeline_configs: Sequence[PipelineSpec[Any]], op: Callable[..., Any] | None = None
+) -> MergeConfig:
+    """Return a source whose items are those that several pipelines make.
+
+    pipeline_configs: each with a source of its own. The ``buffer_size`` of its sink is how many of
+        its items may wait for the merge.
+    op: called once with ``(info, input_queues, output_queue)``, asynchronous (``await
+        queue.get()``, ``await queue.put(item)``) or plain; :func:`is_eof` says of what ``get``
+        gave whether that queue has ended. It ends the data by returning, also before the queues
+        have ended. None = items as they come.
+    """
+    if not pipeline_configs:
+        raise ValueError("Merge: there must be at least one upstream pipeline, got none.")
+    for config in pipeline_configs:
+        if not isinstance(config, PipelineSpec):
+            raise TypeError(f"Merge: expected PipelineConfigs, got {type(config).__name__}.")
+    if op is not None and not callable(op):
+        raise TypeError(f"Merge: op must be a function or None, got {type(op).__name__}.")
+    return MergeConfig(pipelines=tuple(pipeline_configs), op=op)
+
+
+def _members(items: Iterable[Any]) -> Iterable[Any]:
+    yield from items
+
+
+def _check_parts(src: object, pipes: Sequence[object], sink: object) -> None:
+    if not isinstance(src, SourceSpec):
+        raise TypeError(
+            f"PipelineConfig: src must be a SourceConfig or a Merge, got {type(src).__name__}."
+        )
+    for pipe in pipes:
+        if not isinstance(pipe, StageSpec):
+            raise TypeError(
+                "PipelineConfig: pipes must be made by Pipe, Aggregate, Disaggregate or "
+                f"PathVariants, got {type(pipe).__name__}."
+            )
+    if not isinstance(sink, SinkSpec):
+        raise TypeError(f"PipelineConfig: sink must be a SinkConfig, got {type(sink).__name__}.")
+
+
+_ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
+
+
+def _check_paths(
+    name: str, router: object, paths: Sequence[Sequence[object]], *, batched: bool
+) -> None:
+    if not callable(router):
+        raise ValueError(f"{name}: router must be a function, got {type(router).__name__}.")
+    if not paths:
+        raise ValueError(f"{name}: there must be at least one path, got none.")
+    for number, path in enumerate(paths):
+        if not path:
+            raise ValueError(
+                f"{name}: path {number} is empty. Give it a stage, e.g. Pipe(lambda item: item)."
+            )
+        for stage in path:
+            if not isinstance(stage, StageSpec):
+                raise ValueError(
+                    f"{name}: path {number} must be made of Pipe, Aggregate, Disaggregate and "
+                    f"PathVariants, got {type(stage).__name__}."
+                )
+            if batched and not (stage.kind in _ONE_FOR_ONE or stage.batched):
+                raise ValueError(
+                    f"{name}: path {number} must give one list for one list, since batched=True "
+                    f"puts the parts of a list together again; {stage.name!r} is of another kind "
+                    f"({stage.kind.value}). Do that before or after the path variants."
+                )

@@ -1,0 +1,67 @@
+"""ImageNet's folders as a source of paths and labels."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ._wnids import WNIDS
+from .local_directory import LocalDirectory
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["ImageNet", "get_mappings", "parse_wnid"]
+
+_SPLITS = ("train", "val")
+_WNID = re.compile(r"n\d{8}")
+
+
+class ImageNet:
+    """``(path, label)`` of every ``SPLIT/<wnid>/*.JPEG``; sorted, until :meth:`shuffle` is called.
+
+    Args:
+        root: the folder with ``train`` and ``val``.
+        split: one of these two.
+
+    Raises: FileNotFoundError: there are no such files; ValueError: another split; later, a folder
+        that is no class of ImageNet's.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], split: str = "val") -> None:
+        if split not in _SPLITS:
+            raise ValueError(f"ImageNet: split must be one of {', '.join(_SPLITS)}, got {split!r}.")
+        self._labels = get_mappings()
+        self._paths = LocalDirectory(root, f"{split}/*/*.JPEG")
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __iter__(self) -> Iterator[tuple[Path, int]]:
+        for path in self._paths:
+            wnid = parse_wnid(path.parent.name)
+            if wnid not in self._labels:
+                raise ValueError(f"ImageNet: {wnid} is none of the 1000 classes, of {path}.")
+            yield path, self._labels[wnid]
+
+    def shuffle(self, seed: int) -> None:
+        """As of :class:`LocalDirectory`."""
+        self._paths.shuffle(seed)
+
+
+def parse_wnid(s: str) -> str:
+    """The first number of WordNet, such as ``n01440764``, in a text.
+
+    Raises: ValueError: there is none.
+    """
+    found = _WNID.search(s)
+    if found is None:
+        raise ValueError(f"parse_wnid: no WordNet number, such as n01440764, in {s!r}.")
+    return found[0]
+
+
+def get_mappings() -> dict[str, int]:
+    """The labels, 0 to 999, by the classes' numbers in WordNet."""
+    return {wnid: label for label, wnid in enumerate(WNIDS)}

@@ -1,0 +1,137 @@
+"""Accelerate and Hugging Face's Trainer: the line that keeps our loader."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.utils import data as torch_data
+
+from spdl_torch import DataLoader
+from spdl_torch.data.prepared import AcceleratePrepared
+
+accelerate = pytest.importorskip("accelerate")
+
+from spdl_torch.accelerate import Accelerator, prepare_data_loader  # noqa: E402
+
+DATA = torch.arange(20.0)
+
+
+@pytest.fixture
+def told(monkeypatch, caplog):
+    """What the log is told in a process that has told nothing yet."""
+    monkeypatch.setattr(AcceleratePrepared, "_has_logged", False)
+    caplog.set_level(logging.INFO, logger="spdl_torch.data")
+    return caplog
+
+
+def loader(**options):
+    return DataLoader(DATA, batch_size=4, num_workers=2, **options)
+
+
+def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options(told):
+    """One import changed; models and other loaders are prepared as ever."""
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    plain = torch_data.DataLoader(DATA, batch_size=4)
+    options = {"seed": 3, "rng": "sample", "on_error": "skip", "isolation": "process"}
+    prepared_model, ours, theirs = accelerator.prepare(model, loader(**options), plain)
+    assert prepared_model is model
+    assert type(ours.base_dataloader) is DataLoader
+    assert {name: getattr(ours.base_dataloader, name) for name in options} == options
+    assert ours.num_workers == 2
+    assert type(theirs.base_dataloader) is torch_data.DataLoader
+    assert accelerator.prepare(ours) is ours
+    assert {id(each) for each in accelerator._dataloaders} == {id(ours), id(theirs)}
+    assert not told.records
+
+
+def test_batches_are_those_of_accelerate_itself():
+    """Order and batches; the report and the skipped samples work on what prepare returned."""
+    seen = []
+    for kind, make in ((Accelerator, DataLoader), (accelerate.Accelerator, torch_data.DataLoader)):
+        torch.manual_seed(5)
+        prepared = kind(cpu=True).prepare(make(DATA, batch_size=3, shuffle=True, num_workers=0))
+        seen.append([batch.tolist() for _ in range(2) for batch in prepared])
+        if kind is Accelerator:
+            assert prepared.report().stats.stages[0].name == "fetch"
+    assert seen[0] == seen[1]
+
+
+def test_log_says_so_once_where_prepare_replaces_the_loader(told):
+    """And how to keep it; the loader in its place is torch's."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    for _ in range(2):
+        prepared = accelerator.prepare(loader())
+        assert type(prepared.base_dataloader) is torch_data.DataLoader
+    (record,) = told.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().endswith("To keep it: from spdl_torch.accelerate import Accelerator")
+
+
+def test_nothing_is_said_where_nothing_is_replaced(told):
+    """By our function, and by anybody who looks at the attribute but is not Accelerate."""
+    assert type(prepare_data_loader(accelerate.Accelerator(cpu=True), loader())) is not DataLoader
+    given = loader()
+    for each in (given, copy.copy(given), pickle.loads(pickle.dumps(given))):
+        assert not each._is_accelerate_prepared
+    assert not told.records
+
+
+class Points(torch_data.Dataset):
+    """Draws, so that seeding shows."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return {"x": torch.tensor([float(index), torch.rand(()).item()]), "labels": float(index)}
+
+
+class Model(torch.nn.Module):
+    """Remembers what it was trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.seen = []
+
+    def forward(self, x, labels=None):
+        self.seen.append(labels.tolist())
+        return {"loss": (self.layer(x).squeeze(1) - labels).square().mean(), "logits": x}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_trainer_keeps_its_order_on_our_loader(tmp_path):
+    """Same samples in the same order as theirs, for training, evaluation and prediction."""
+    transformers = pytest.importorskip("transformers")
+    from spdl_torch.transformers import Trainer, TrainerMixin
+
+    class Ours(TrainerMixin, transformers.Trainer):
+        loader_options: ClassVar = {"seed": 7}
+
+    seen = []
+    for kind in (transformers.Trainer, Trainer, Ours):
+        options = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "seed": 3}
+        quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), dataloader_num_workers=1, dataloader_pin_memory=False, **options, **quiet
+        )
+        trainer = kind(model=Model(), args=arguments, train_dataset=Points(), eval_dataset=Points())
+        trainer.train()
+        trainer.evaluate()
+        trainer.predict(Points())
+        seen.append(trainer.model.seen)
+        if kind is not transformers.Trainer:
+            loaders = trainer.get_train_dataloader(), trainer.get_eval_dataloader()
+            for each in (*loaders, trainer.get_test_dataloader(Points())):
+                assert type(each.base_dataloader) is DataLoader
+                assert each.base_dataloader.worker_init_fn is None
+                assert each.base_dataloader.seed == (7 if kind is Ours else None)
+            assert trainer.callback_handler.train_dataloader.report().stats.elapsed > 0
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0]) == 2 * 6 + 3 + 3

@@ -1,0 +1,424 @@
+"""Pipelines and other iterables in a child process."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from _child_pipelines import (
+    Counter,
+    Epochs,
+    FailsInEpoch,
+    NamedQueue,
+    count_to,
+    draw,
+    environment,
+    fail_on_odd,
+    fail_to_begin,
+    intra_op_threads,
+    kill_on_two,
+    make_arrays,
+    pid_or_wait_for_ever,
+    same,
+    set_variable,
+    where,
+)
+from _gates import PATIENCE_SECONDS, quiet_log, until
+from _isolation_data import Coded
+from test_isolation import nothing_left, num_mapped_slabs
+
+from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
+from spdl_torch.observe import Report
+from spdl_torch.pipeline import (
+    PipelineBuilder,
+    iterate_in_subprocess,
+    run_pipeline_in_subprocess,
+)
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="counts children and descriptors")
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet_log():
+        yield
+
+
+def config_of(source, *ops, continuous=False, **pipe):
+    builder = PipelineBuilder().add_source(source, continuous=continuous)
+    for op in ops:
+        builder.pipe(op, **pipe)
+    return builder.add_sink(2).get_config()
+
+
+def in_child(source, *ops, continuous=False, options=None, **pipe):
+    """A pipeline in a child."""
+    config = config_of(source, *ops, continuous=continuous, **pipe)
+    return run_pipeline_in_subprocess(config, num_threads=2, **(options or {}))
+
+
+def pids():
+    return [p.pid for p in multiprocessing.active_children() if p.name == "spdl-loader"]
+
+
+# -- passes and epochs
+
+
+def test_one_pipeline_in_one_child_serves_all_epochs():
+    """The same threads, in another process; no item crosses."""
+    source = Epochs(5)
+    items = in_child(source, where, continuous=True)
+    epochs = [list(items) for _ in range(3)]
+    assert [[item for item, _, _ in epoch] for epoch in epochs] == [
+        source.items(n) for n in range(3)
+    ]
+    places = {
+        place for epoch in epochs for _, *place in map(list, epoch) for place in [tuple(place)]
+    }
+    assert len(places) == 1
+    assert next(iter(places))[0] == pids()[0] != os.getpid()
+
+
+def test_each_pass_of_another_source_builds_a_pipeline_in_the_same_child():
+    """From the source's beginning, also after one that was left early."""
+    source = Epochs(8)
+    items = in_child(source, where, concurrency=2, output_order="input")
+    assert [item for item, _, _ in islice(items, 2)] == source.items(0)[:2]
+    passes = [list(items), list(items)]
+    assert [[item for item, _, _ in one] for one in passes] == [source.items(1), source.items(2)]
+    assert {pid for one in passes for _, pid, _ in one} == set(pids())
+
+
+def test_epoch_that_is_left_early_goes_on_in_the_next_loop():
+    """As in a pipeline of this process: nothing is lost."""
+    source = Epochs(9)
+    items = in_child(source, same, continuous=True)
+    assert [*islice(items, 2), *islice(items, 3), *items] == source.items(0)
+    assert list(items) == source.items(1)
+
+
+def test_second_loop_ends_the_first():
+    """A pipeline that is not continuous has one pass at a time."""
+    items = in_child(range(9), same)
+    first = iter(items)
+    assert next(first) == 0
+    assert list(items) == list(range(9))
+    with pytest.raises(RuntimeError, match="run_pipeline_in_subprocess: another loop has begun"):
+        next(first)
+
+
+def test_builder_is_taken_as_it_is():
+    """SPDL has that too, with a warning."""
+    builder = PipelineBuilder().add_source([1, 2]).pipe(same).add_sink()
+    assert list(run_pipeline_in_subprocess(builder, num_threads=1, daemon=True)) == [1, 2]
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_source_of_another_pipeline(continuous):
+    """The pattern of SPDL's training programs: loading there, the rest of the stages here."""
+    source = Epochs(5)
+    inner = in_child(source, same, continuous=True)
+    outer = PipelineBuilder().add_source(inner, continuous=continuous).pipe(same).aggregate(2)
+    outer.add_sink(2)
+    if continuous:
+        with outer.build().auto_stop() as pipeline:
+            epochs = [list(pipeline) for _ in range(3)]
+            next(iter(pipeline))
+    else:
+        epochs = [list(outer.build()) for _ in range(3)]
+    flat = [[item for group in epoch for item in group] for epoch in epochs]
+    assert flat == [source.items(n) for n in range(3)]
+
+
+# -- what comes across
+
+
+def test_tensors_and_arrays_come_through_shared_memory():
+    """As what they were; the loop may keep them, and write into them."""
+    items = list(in_child(range(3), make_arrays))
+    assert num_mapped_slabs() >= 3
+    for number, item in enumerate(items):
+        assert torch.equal(item["large"], torch.full((300, 300), float(number)))
+        assert isinstance(item["array"], np.ndarray)
+        assert (item["array"] == number).all()
+        assert item["small"].tolist() == [0, 1, 2]
+        assert item["text"] == str(number)
+        item["array"][0, 0] = 7
+
+
+def test_generators_begin_in_the_child_as_they_are_here():
+    """And those here are left alone."""
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    got = list(in_child(range(3), draw))
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert got == [draw(None) for _ in range(3)]
+
+
+def test_initializers_run_once_in_the_child_before_anything_else():
+    """One or several; stages do not start teams of threads."""
+    initializer = [functools.partial(set_variable, "SPDL_T", value) for value in "ab"]
+    items = in_child(["SPDL_T"], environment, options={"initializer": initializer})
+    assert [list(items), list(items)] == [["ab"], ["ab"]]
+    assert "SPDL_T" not in os.environ
+    assert list(in_child([0], intra_op_threads, options={"initializer": set_threads})) == [3]
+    assert list(in_child([0], intra_op_threads)) == [1]
+
+
+def set_threads():
+    torch.set_num_threads(3)
+
+
+def test_options_of_build_are_those_of_the_childs_pipeline():
+    """A queue class, a hook factory, a limit."""
+    options = {"queue_class": NamedQueue, "max_failures": -1, "report_stats_interval": -1}
+    assert list(in_child(range(4), fail_on_odd, options=options)) == [0, 2]
+
+
+# -- figures
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_figures_of_the_child_can_be_read(continuous):
+    """Complete at the end of a pass; the report has the child's stages and this loop's wait."""
+    items = in_child([0, 1, 2], same, name="decode", continuous=continuous)
+    assert len(list(items)) == 3
+    stats = items.stats()
+    assert [stage.name for stage in stats.stages] == ["decode"]
+    assert stats.stages[0].tasks.num_tasks >= 3
+    assert isinstance(items.report(), Report)
+    assert "decode" in str(items.report())
+
+
+def test_iterable_without_figures_has_none():
+    """The error says so."""
+    items = iterate_in_subprocess(Counter)
+    with pytest.raises(RuntimeError, match="iterate_in_subprocess: there are no figures"):
+        items.stats()
+    assert list(items) == [1, 1, 1]
+    with pytest.raises(RuntimeError, match="there are no figures"):
+        items.report()
+
+
+# -- errors
+
+
+def test_failure_arrives_with_its_members():
+    """They are the user's own, after the good items; the next pass is another one."""
+    items = in_child(range(4), fail_on_odd, name="decode", options={"max_failures": 0})
+    for _ in range(2):
+        got = []
+        with pytest.raises(PipelineFailure, match="stage 'decode': 1 of 2 tasks") as failure:
+            got.extend(iter(items))
+        assert got in ([0], [0, 2])  # with what was under way
+        error = failure.value.exceptions[0]
+        assert (type(error), error.code) == (Coded, 1)
+        assert any("in stage 'decode'" in note for note in error.__notes__)
+    assert len(pids()) == 1
+
+
+def test_source_that_fails_in_an_epoch_fails_that_epoch_and_begins_anew():
+    """A continuous pipeline that has failed is followed by another one."""
+    source = FailsInEpoch(3, bad=1)
+    items = in_child(source, same, continuous=True)
+    assert list(items) == source.items(0)
+    with pytest.raises(PipelineFailure, match="the source raised") as failure:
+        list(items)
+    assert failure.value.exceptions[0].args == (7, "source")
+    assert list(items) == source.items(2)
+
+
+def test_initializer_that_fails_is_the_error_of_each_pass():
+    """No pipeline runs in a child that is not as it has to be."""
+    items = in_child(range(4), same, options={"initializer": fail_to_begin})
+    for _ in range(2):
+        with pytest.raises(Coded, match="3, 'initializer'"):
+            list(items)
+
+
+def test_death_of_the_child_is_an_error_and_the_next_pass_has_another_one():
+    """It says how it died."""
+    items = in_child(Epochs(3), same, kill_on_two)
+    match = r"run_pipeline_in_subprocess: the loading process \(pid \d+\) was killed by SIGKILL"
+    with pytest.raises(RuntimeError, match=match):
+        list(items)
+    with pytest.raises(RuntimeError, match=match):
+        list(items)
+
+
+def test_timeout_ends_the_child_and_the_next_pass_has_another_one():
+    """An op that never returns is in the message."""
+    items = in_child(range(3), pid_or_wait_for_ever, options={"timeout": 0.5})
+    first_pass = iter(items)
+    first = next(first_pass)
+    with pytest.raises(
+        RuntimeError, match=r"run_pipeline_in_subprocess timed out after 0\.5 seconds"
+    ):
+        next(first_pass)
+    second = next(iter(items))
+    assert first != second
+    for pid in (first, second):  # they would give their ops 5 s
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (
+            lambda: in_child([1], lambda item: item),
+            pickle.PicklingError,
+            r"run_pipeline_in_subprocess: .* but config\.stages\[0\]\.op cannot be pickled: <func",
+        ),
+        (
+            lambda: in_child([threading.Lock()], same),
+            pickle.PicklingError,
+            r"but config\.source\.iterable\[0\] cannot be pickled: <unlocked",
+        ),
+        (
+            lambda: in_child([1], same, options={"initializer": lambda: None}),
+            pickle.PicklingError,
+            r"but initializer cannot be pickled",
+        ),
+        (
+            lambda: iterate_in_subprocess(lambda: [1]),
+            pickle.PicklingError,
+            r"iterate_in_subprocess: .* but fn cannot be pickled",
+        ),
+        (
+            lambda: in_child([1], same, options={"mp_context": "fork"}),
+            UnsupportedOptionError,
+            'run_pipeline_in_subprocess: mp_context must not be "fork"',
+        ),
+        (
+            lambda: iterate_in_subprocess(Counter, buffer_size=0),
+            ValueError,
+            "iterate_in_subprocess: buffer_size must be an int >= 1, got 0",
+        ),
+        (
+            lambda: iterate_in_subprocess(Counter, timeout=0),
+            ValueError,
+            "timeout must be > 0 seconds or None, got 0",
+        ),
+    ],
+)
+def test_what_cannot_be_run_there_is_refused_at_once(make, error, match):
+    """With the part that is to be changed."""
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_executor_of_a_stage_is_named_where_it_cannot_be_sent():
+    """With what to do instead."""
+    match = r"stages\[0\]\.executor.*leave executor= out"
+    with ThreadPoolExecutor(1) as executor, pytest.raises(pickle.PicklingError, match=match):
+        in_child([1], same, executor=executor)
+
+
+# -- other iterables
+
+
+def test_iterable_is_made_once_and_iterated_for_each_pass():
+    """It may count."""
+    items = iterate_in_subprocess(Counter, mp_context="forkserver", daemon=True)
+    assert [list(items), list(items)] == [[1] * 3, [2] * 3]
+
+
+def test_iterator_is_made_anew_for_each_pass():
+    """SPDL's second pass over a generator is empty."""
+    items = iterate_in_subprocess(functools.partial(count_to, 3), buffer_size=1)
+    assert [list(items), list(items)] == [[0, 1, 2]] * 2
+
+
+# -- ends
+
+
+@pytest.mark.parametrize("how", ["before the first item", "in the middle", "at the end"])
+def test_child_ends_when_the_iterable_is_dropped(how):
+    """Nothing else ends it: it serves the next loop."""
+    items = in_child(Epochs(50), same, continuous=True)
+    (pid,) = pids()
+    if how == "in the middle":
+        next(iter(items))
+    elif how == "at the end":
+        list(items)
+    assert psutil.pid_exists(pid)
+    del items
+    until(lambda: not psutil.pid_exists(pid))
+
+
+def test_loop_of_a_dropped_iterable_keeps_the_child():
+    """Until it ends."""
+    loop = iter(in_child(range(50), same))
+    assert list(loop) == list(range(50))
+
+
+PROGRAM = """
+    import os, signal, sys, threading
+    sys.path.insert(0, {tests!r})
+    from _child_pipelines import Epochs, same
+    from spdl_torch.pipeline import PipelineBuilder, run_pipeline_in_subprocess
+
+    def main():
+        builder = PipelineBuilder().add_source(Epochs(1000), continuous=True).pipe(same)
+        items = run_pipeline_in_subprocess(builder.add_sink().get_config(), num_threads=1)
+        outer = PipelineBuilder().add_source(items, continuous=True).add_sink().build()
+        first = outer.get_item()
+        import multiprocessing
+        print(*[p.pid for p in multiprocessing.active_children()], flush=True)
+        {end}
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "expected", "last"),
+    [
+        ("globals().update(kept=(items, outer))", 0, ""),
+        (
+            "os.kill(0, signal.SIGINT); threading.Event().wait()",
+            -signal.SIGINT,
+            "KeyboardInterrupt",
+        ),
+    ],
+)
+def test_nothing_is_left_when_the_program_ends(end, expected, last, tmp_path):
+    """However it does, in the middle of an epoch, below another pipeline."""
+    file = tmp_path / "program.py"
+    source = PROGRAM.format(tests=str(Path(__file__).parent), end=end)
+    file.write_text(textwrap.dedent(source), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_SECONDS,
+        check=False,
+        start_new_session=True,
+    )
+    assert done.returncode == expected, done.stderr
+    assert done.stdout.split(), done.stderr
+    until(lambda: not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split()))
+    assert (done.stderr.splitlines() or [""])[-1].startswith(last)
+    assert done.stderr.count("Traceback") == bool(last)

@@ -1,0 +1,221 @@
+"""States of loaders with one field changed: each is loaded, or refused by the name of its field."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections import Counter
+
+import pytest
+import torch
+from _fuzz import FUZZ_SECONDS, LONG_TIMEOUT
+from _loader_helpers import DataLoader, no_thread_left
+from _state_data import Endless, Live, LiveIterators
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from spdl_torch import DistributedSampler as OurDistributedSampler
+from spdl_torch import PipelineDataset
+from spdl_torch.pipeline import PipelineBuilder
+
+__all__ = ["no_thread_left"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+NUM_SAMPLES = 24
+LONG_COUNT = 2_000
+
+
+class Order:
+    """A sampler that keeps a state."""
+
+    def __init__(self):
+        self.left = list(range(NUM_SAMPLES))
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __iter__(self):
+        if not self.left:
+            self.left = list(range(NUM_SAMPLES))
+        while self.left:
+            yield self.left.pop()
+
+    def state_dict(self):
+        return {"left": self.left}
+
+    def load_state_dict(self, state):
+        if not set(state["left"]) <= set(range(NUM_SAMPLES)):
+            raise ValueError("no such samples")
+        self.left = list(state["left"])
+
+
+class Counting:
+    """A map-style dataset that keeps a state."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        self.count += 1
+        return index
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"] + 0
+
+
+def generator():
+    return torch.Generator().manual_seed(3)
+
+
+MAKERS = {
+    "shuffled": lambda n: DataLoader(range(NUM_SAMPLES), 4, shuffle=True, num_workers=n),
+    "generator": lambda n: DataLoader(
+        range(NUM_SAMPLES), 4, shuffle=True, generator=generator(), num_workers=n
+    ),
+    "out of order": lambda n: DataLoader(
+        range(NUM_SAMPLES), 4, num_workers=n, in_order=False, seed=3
+    ),
+    "torch's ranks": lambda n: DataLoader(
+        range(NUM_SAMPLES), 4, sampler=DistributedSampler(range(NUM_SAMPLES), 2, 0), num_workers=n
+    ),
+    "our ranks": lambda n: DataLoader(
+        range(NUM_SAMPLES), 4, sampler=OurDistributedSampler(NUM_SAMPLES, 2, 1), num_workers=n
+    ),
+    "a sampler's state": lambda n: DataLoader(
+        range(NUM_SAMPLES), batch_sampler=BatchSampler(Order(), 4, False), num_workers=n
+    ),
+    "a dataset's state": lambda n: DataLoader(Counting(), 4, num_workers=n),
+    "iterable": lambda n: DataLoader(Live(NUM_SAMPLES), 4, num_workers=n),
+    "iterators": lambda n: DataLoader(LiveIterators(NUM_SAMPLES), 4, num_workers=n),
+    "persistent": lambda n: DataLoader(Endless(), 2, num_workers=n or 2, persistent_workers=True),
+    "pipeline": lambda n: PipelineDataset(
+        PipelineBuilder().add_source(Order()).pipe(str).aggregate(4).add_sink()
+    ),
+}
+
+VALUES = (
+    *(None, True, False, -1, 0, 1, 2, 3, 7, 10**6, 2**63 - 1, 2**63, 10**30, 1.5, float("nan")),
+    *("", "x", "a" * 5056, b"x", [], [0], [1, 2], ["x"], [None], [[1], [2]], {}, {"tuple": [1]}),
+    *({"left": [1]}, {"left": [99]}, {"count": "x"}, {"given": [3]}, (), object),
+)
+
+
+def places_in(state, path=()):
+    """Every field of a state, those of its workers too."""
+    for name, value in state.items():
+        yield (*path, name)
+        if name == "workers":
+            for number, worker in enumerate(value):
+                yield from places_in(worker, (*path, name, number))
+
+
+def mutated(state, chance):
+    """A copy with one field changed, taken away or added, and the field's name."""
+    state = copy.deepcopy(state)
+    path = chance.choice(list(places_in(state)))
+    inside = state
+    for step in path[:-1]:
+        inside = inside[step]
+    how = chance.random()
+    if how < 0.1:
+        del inside[path[-1]]
+    elif how < 0.15:
+        path = (*path[:-1], "another")
+        inside["another"] = chance.choice(VALUES)
+    else:
+        inside[path[-1]] = chance.choice(VALUES)
+    return state, next(step for step in reversed(path) if isinstance(step, str)), path
+
+
+def saved_states():
+    """Of every kind: before, in the middle of and after an epoch."""
+    for kind, make in MAKERS.items():
+        for num_workers in (0, 2):
+            if kind in ("pipeline", "persistent") and num_workers == 0:
+                continue
+            torch.manual_seed(5)
+            loader = make(num_workers)
+            yield kind, num_workers, loader.state_dict()
+            batches = iter(loader)
+            for _ in range(3):
+                next(batches)
+            yield kind, num_workers, loader.state_dict()
+            for _ in batches:
+                pass
+            yield kind, num_workers, loader.state_dict()
+            del batches
+
+
+def rest_of(kind, num_workers, state):
+    """What a loader gives from a state, or the ValueError by which it is refused."""
+    torch.manual_seed(5)
+    loader = MAKERS[kind](num_workers)
+    try:
+        loader.load_state_dict(state)
+        loaded = loader.state_dict()
+        batches = []
+        for batch in loader:
+            batches.append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
+            assert len(batches) < 100, "it does not end"
+    except ValueError as error:
+        return error
+    assert as_text(loaded, state) == as_text(state, state), "until iter() it is what was loaded"
+    return batches
+
+
+def as_text(state, given):
+    """What the given state has of another, as JSON."""
+    return json.dumps(part_of(state, given), sort_keys=True, default=repr)
+
+
+def part_of(value, given):
+    """The fields that the given value has, too: a missing one is loaded as its default."""
+    if isinstance(value, dict) and isinstance(given, dict):
+        return {name: part_of(value[name], given[name]) for name in given}
+    if isinstance(value, list | tuple) and isinstance(given, list | tuple):
+        return [part_of(*both) for both in zip(value, given, strict=True)]
+    return value
+
+
+def check(count, seed):
+    """The outcomes."""
+    chance, states, outcomes = random.Random(seed), list(saved_states()), Counter()
+    for _ in range(count):
+        kind, num_workers, state = chance.choice(states)
+        changed, name, path = mutated(state, chance)
+        before = repr(changed)
+        outcome = rest_of(kind, num_workers, changed)
+        assert repr(changed) == before, "loading changes nothing of the state"
+        if isinstance(outcome, ValueError):
+            assert name in str(outcome), (kind, path, changed, outcome)
+            outcomes["refused"] += 1
+            continue
+        outcomes["loaded"] += 1
+        again = rest_of(kind, num_workers, changed)
+        if "order" not in kind:
+            assert again == outcome, (kind, path, changed)
+        samples = [sample for batch in outcome for sample in batch]
+        assert len(samples) <= 4 * NUM_SAMPLES
+    return outcomes
+
+
+def test_mutated_state_is_loaded_or_refused_by_name():
+    """The short form."""
+    outcomes = check(150, 1)
+    assert outcomes["refused"] > 50
+    assert outcomes["loaded"] > 10
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(LONG_TIMEOUT)
+def test_many_mutated_states_are_loaded_or_refused_by_name():
+    """Others in every run."""
+    assert FUZZ_SECONDS
+    print(check(LONG_COUNT, random.SystemRandom().random()))

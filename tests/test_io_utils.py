@@ -1,0 +1,224 @@
+"""spdl_torch.io.utils: slices and curves of one's own in a trace, and FFmpeg's own settings."""
+
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdl_torch.io import utils
+from spdl_torch.observe import Profile, check_trace, make_report
+from spdl_torch.observe.program import Count, Program, Span
+from spdl_torch.pipeline import PipelineBuilder, PipelineStats
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def events_of(path):
+    """What a trace holds."""
+    return json.loads(Path(path).read_text())["traceEvents"]
+
+
+def rows_of(events):
+    """Names of the rows that a slice of each name is on, with the name of the process."""
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    found = {}
+    for event in events:
+        if event["ph"] == "X":
+            place = processes[event["pid"]], names[event["pid"], event["tid"]]
+            found.setdefault(event["name"], set()).add(place)
+    return found
+
+
+def run(op, items):
+    """A pipeline of one stage, and what a loop does with its items."""
+    pipeline = PipelineBuilder().add_source(range(items)).pipe(op, name="op").add_sink().build()
+    with pipeline.auto_stop():
+        for _ in pipeline:
+            with utils.trace_event("in the loop"):
+                gc.get_count()
+
+
+def test_trace_event_is_on_the_row_of_its_thread(tmp_path):
+    """Inside of an op, of a step, around everything, and on a thread that nobody knows."""
+
+    def op(item):
+        with utils.trace_event("outer"), utils.trace_event("inner"):
+            return item
+
+    def elsewhere():
+        with utils.trace_event("elsewhere"):
+            pass
+
+    path = tmp_path / "trace.pftrace.0"
+    with utils.tracing(str(path)), utils.trace_event("everything"):
+        run(op, 3)
+        thread = threading.Thread(target=elsewhere, name="helper")
+        thread.start()
+        thread.join()
+    check_trace(path)
+    events = events_of(path)
+    pipeline, program = "Data pipeline · rank 0", "Program · rank 0"
+    assert {name: rows_of(events)[name] for name in ("outer", "inner")} == {
+        "outer": {(pipeline, "op[0]")},
+        "inner": {(pipeline, "op[0]")},
+    }
+    assert rows_of(events)["in the loop"] == {(pipeline, "training")}
+    assert rows_of(events)["everything"] == {(program, "MainThread")}
+    assert rows_of(events)["elsewhere"] == {(program, "helper")}
+    assert sum(event["name"] == "outer" for event in events) == 3
+
+
+def test_trace_without_a_pipeline_has_what_the_program_added(tmp_path):
+    """Slices, also of a block that raised, and curves."""
+    path = tmp_path / "run.json"
+    with utils.tracing(path, process_name="my program"):
+        with pytest.raises(KeyError, match="x"), utils.trace_event("fails"):
+            raise KeyError("x")
+        for value in (2.5, 3):
+            utils.trace_counter(0, value)
+    check_trace(path)
+    events = events_of(path)
+    assert rows_of(events) == {"fails": {("my program · rank 0", "MainThread")}}
+    curve = [e["args"]["value"] for e in events if e["ph"] == "C" and e["name"] == "counter 0"]
+    assert curve == [2.5, 3]
+
+
+def test_trace_event_outside_of_a_trace_leaves_nothing(tmp_path):
+    """Before, after, and where the trace is switched off."""
+    with utils.tracing(tmp_path / "off.json", enable=False), utils.trace_event("off"):
+        pass
+    with utils.trace_event("before"):
+        pass
+    utils.trace_counter(1, 1)
+    run = utils.tracing(tmp_path / "run.json")
+    with utils.trace_event("began before"), run, utils.trace_event("inside"):
+        pass
+    with utils.trace_event("after"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    names = {event["name"] for event in events_of(tmp_path / "run.json") if event["ph"] in "XC"}
+    assert names == {"inside"}
+
+
+def test_trace_events_of_coroutines_that_take_turns_are_kept_apart(tmp_path):
+    """They overlap without one being inside of the other; a row could not show them."""
+
+    async def work(name, begins, ends):
+        with utils.trace_event(name):
+            begins.set()
+            await ends.wait()
+
+    async def both():
+        events = [asyncio.Event() for _ in range(3)]
+        first = asyncio.create_task(work("first", events[0], events[1]))
+        await events[0].wait()
+        second = asyncio.create_task(work("second", events[1], events[2]))
+        await first
+        events[2].set()
+        await second
+
+    with utils.tracing(tmp_path / "run.json"):
+        asyncio.run(both())
+    check_trace(tmp_path / "run.json")
+    rows = rows_of(events_of(tmp_path / "run.json"))
+    assert [len(rows["first"]), len(rows["second"]), rows["first"] & rows["second"]] == [
+        1,
+        1,
+        set(),
+    ]
+
+
+@st.composite
+def programs(draw):
+    """Spans of a few threads that lie anyhow, and values of a counter."""
+    times = st.integers(0, 100).map(lambda ms: 10**9 + ms * 1_000_000)
+    spans = []
+    for number in range(draw(st.integers(1, 12))):
+        start, end = sorted((draw(times), draw(times)))
+        thread = draw(st.integers(0, 2))
+        spans.append(Span(f"span {number}", f"thread {thread}", thread, start, end, 0))
+    counts = [Count("counter 0", draw(times), v) for v in range(draw(st.integers(0, 3)))]
+    return Program(None, tuple(spans), tuple(counts))
+
+
+NOTHING = make_report(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=programs(), most=st.integers(1, 20))
+def test_any_spans_can_be_shown(tmp_path_factory, program, most):
+    """Each is there once, however they overlap; of too many, the latest."""
+    path = tmp_path_factory.mktemp("trace") / "x.json"
+    Profile(NOTHING, _program=program).write_trace(path)
+    summary = check_trace(path)
+    assert (summary.num_slices, summary.num_left_out) == (len(program.spans), 0)
+    Profile(NOTHING, _program=program).write_trace(path, max_events=most)
+    summary = check_trace(path)
+    kept = sum(event["ph"] in "XC" for event in events_of(path))
+    assert kept <= most
+    assert kept + summary.num_left_out == len(program)
+
+
+def test_tracing_writes_to_an_open_file(tmp_path):
+    """As SPDL's does, by its descriptor, which it closes."""
+    descriptor = os.open(tmp_path / "run.json", os.O_WRONLY | os.O_CREAT)
+    with utils.tracing(descriptor, buffer_size=1024), utils.trace_event("one"):
+        pass
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.close(descriptor)
+    assert check_trace(tmp_path / "run.json").num_slices == 1
+
+
+SPOILED = """
+import sys
+from spdl_torch.io import load_video, utils
+sys.path.insert(0, "tests")
+from _videos import KINDS, write_video
+video = bytearray(write_video(KINDS["b-frames"]))
+middle = len(video) // 2
+video[middle : middle + 400] = bytes(400)
+for level in (None, 16, -8):
+    if level is not None:
+        utils.set_ffmpeg_log_level(level)
+    assert utils.get_ffmpeg_log_level() == (-8 if level is None else level)
+    try:
+        load_video(bytes(video))
+    except ValueError:
+        pass
+    print("|", file=sys.stderr, flush=True)
+"""
+
+
+def test_ffmpeg_prints_what_it_is_told_to():
+    """On standard error, and nothing at first."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", SPOILED]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50
+    )
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    at_first, errors, quiet, _ = result.stderr.split("|\n")
+    assert (at_first, quiet) == ("", "")
+    assert "h264" in errors
+
+
+def test_what_was_built_in_is_told():
+    """As booleans and names, without a device."""
+    assert utils.built_with_nvcodec() is False
+    assert isinstance(utils.built_with_cuda(), bool)
+    assert isinstance(utils.built_with_nvjpeg(), bool)
+    filters = utils.get_ffmpeg_filters()
+    assert filters == sorted(filters)
+    assert {"scale", "fps", "format"} <= set(filters)
+    assert all(len(version) == 3 for version in utils.get_ffmpeg_versions().values())
+    assert "libavcodec" in utils.get_ffmpeg_versions()
+    assert utils.trace_gc() is None

@@ -1,0 +1,117 @@
+"""Processes that are forked from a trainer whose loader has a child: what they see and may do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from contextlib import contextmanager
+
+import pytest
+from _isolation_data import Images
+from _loader_helpers import PATIENCE_SECONDS, DataLoader, torch_loader
+from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
+
+from spdl_torch.data.isolation.slabs import Mappings
+
+__all__ = ["nothing_left"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
+]
+
+
+@contextmanager
+def forked(function):
+    """A forked process that calls ``function`` when it is told to; yields what tells it to, and
+    returns its result, or the error as text."""
+    ours, theirs = multiprocessing.Pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: of threads, which wait here
+        pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            assert theirs.poll(PATIENCE_SECONDS)
+            theirs.send(function())
+        except BaseException as error:
+            theirs.send(f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(0)
+
+    def result():
+        ours.send("go")
+        assert ours.poll(PATIENCE_SECONDS)
+        return ours.recv()
+
+    try:
+        yield result
+    finally:
+        ours.close()
+        theirs.close()
+        os.waitpid(pid, 0)
+
+
+def seen_ten_batches_later(loader):
+    """The batch that the trainer held when it forked, as it was, and in the fork much later."""
+    batches = iter(loader)
+    held = [next(batches)]
+    at_first = bits(held[0])
+    with forked(lambda: bits(held[0])) as seen:
+        held.clear()
+        # Kept, so that every slab that is free is needed.
+        held += [next(batches) for _ in range(10)]
+        return at_first, seen()
+
+
+def test_batch_stays_what_it_was_in_a_forked_process():
+    """As with torch's loader: whatever the trainer does with its own view meanwhile."""
+    for make in (isolated, torch_loader):
+        at_first, later = seen_ten_batches_later(make(Images(64), 4, num_workers=2))
+        assert later == at_first
+
+
+def test_batch_changes_in_a_forked_process_when_its_slab_is_used_again(monkeypatch):
+    """The test before can fail."""
+    monkeypatch.setattr(Mappings, "spend", lambda mappings: None)
+    at_first, later = seen_ten_batches_later(isolated(Images(64), 4))
+    assert later != at_first
+
+
+def test_memory_is_not_held_for_forks_that_are_many():
+    """What is let go goes: as many slabs are mapped as without forks."""
+    for number, batch in enumerate(isolated(Images(120), 4)):
+        with forked(lambda: None) as done:
+            del batch
+            done()
+        assert number < 10 or num_mapped_slabs() <= 4 + 4 + 1
+
+
+def test_loader_runs_in_a_forked_process():
+    """Whose parent has a fork server that is no child of this one: there is another way."""
+    list(isolated(Images(4), 4))  # the server runs
+    expected = [bits(batch) for batch in DataLoader(Images(8), 4, num_workers=2, seed=1)]
+
+    def load():
+        served = isolated(Images(8), 4, multiprocessing_context="forkserver")
+        with pytest.raises(RuntimeError, match="server belongs to the process from which"):
+            iter(served)
+        return [bits(batch) for batch in isolated(Images(8), 4, seed=1)]
+
+    with forked(load) as found:
+        assert found() == expected
+
+
+def test_daemonic_process_is_told_that_it_may_start_none():
+    """Such as a worker of torch's loader."""
+    with forked(in_a_daemon) as told:
+        assert "does not let its daemonic ones do, such as the workers of torch's" in told()
+
+
+def in_a_daemon():
+    """Ask for a child where multiprocessing allows none."""
+    multiprocessing.current_process()._config["daemon"] = True
+    with pytest.raises(RuntimeError, match="Leave isolation out") as caught:
+        iter(isolated(Images(4)))
+    return str(caught.value)

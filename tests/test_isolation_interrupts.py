@@ -1,0 +1,149 @@
+"""Ctrl-C at any moment of a loader's life: no process, thread, descriptor or memory is left."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+from time import monotonic
+
+import psutil
+import pytest
+from _fuzz import FUZZ_SECONDS, LONG_TIMEOUT
+from _isolation_data import Images
+from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
+from test_isolation import isolated, num_mapped_slabs
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="sends signals"),
+]
+
+
+def whole_life(rng):
+    """Of a loader: two epochs, of which one may be left early."""
+    loader = isolated(
+        Images(12), 4, num_workers=rng.choice([1, 2]), persistent_workers=rng.random() < 0.5
+    )
+    for _ in range(2):
+        num_batches = rng.choice([0, 1, 2, 3, 9])
+        for number, _ in enumerate(loader):
+            if number == num_batches:
+                break
+
+
+class AtCall:
+    """Interrupts the main thread at a certain one of the places where Python looks for signals:
+    where a function begins, and where one that is written in C has returned."""
+
+    def __init__(self, number):
+        self.number = number
+        self.where = None
+
+    def __enter__(self):
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _look(self, frame, event, argument):
+        # A Condition that is interrupted while it is entered keeps its lock: Python's own, and met
+        # by every start of a thread.
+        if event not in ("call", "c_return") or frame.f_code.co_filename == threading.__file__:
+            return
+        self.number -= 1
+        if self.number == 0:
+            self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            signal.raise_signal(signal.SIGINT)
+
+
+class AtTime:
+    """Interrupts the main thread so many seconds later, wherever it is: in a wait, too."""
+
+    def __init__(self, seconds):
+        self.where = f"after {seconds} s"
+        self.seconds = seconds
+
+    def __enter__(self):
+        self.before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        return self
+
+    def __exit__(self, *_):
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.before)
+
+
+def interrupted_life(rng, interrupt):
+    """Whether it was interrupted."""
+    try:
+        with interrupt:
+            whole_life(rng)
+    except KeyboardInterrupt:
+        return True
+    except RuntimeError as error:  # Python's own again: its Condition, interrupted while it waits
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        return True
+    return False
+
+
+def belongings():
+    """What a loader might leave."""
+    gc.collect()
+    return {
+        "threads": [t.name for t in threading.enumerate() if t.ident and "spdl" in t.name],
+        "children": sorted(p.pid for p in psutil.Process().children(recursive=True)),
+        "processes": [p.name for p in multiprocessing.active_children()],
+        "descriptors": sorted(os.listdir("/proc/self/fd")),
+        "slabs": num_mapped_slabs(),
+        "names": [name for name in os.listdir("/dev/shm") if "spdl" in name],
+    }
+
+
+def assert_nothing_is_left(before, where):
+    """Without further help, as soon as the child has ended."""
+    end = monotonic() + PATIENCE_SECONDS
+    while (left := belongings()) != before:
+        assert monotonic() < end, f"{where}: {left} instead of {before}"
+        threading.Event().wait(0.005)
+
+
+@pytest.fixture
+def before(monkeypatch):
+    """Belongings with the fork server, which stays."""
+    # Ctrl-C inside of a finalizer is told and dropped; pytest would keep it, and what it refers to.
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    whole_life(random.Random(0))
+    assert_threads_end()
+    return belongings()
+
+
+def test_nothing_is_left_when_ctrl_c_comes(before):
+    """At 30 places of a life, the same in every run."""
+    counter = AtCall(0)
+    interrupted_life(random.Random(1), counter)
+    num_places, rng = -counter.number, random.Random(2)
+    for _ in range(30):
+        interrupt = AtCall(rng.randrange(num_places))
+        interrupted_life(random.Random(1), interrupt)
+        assert_nothing_is_left(before, interrupt.where)
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(LONG_TIMEOUT)
+def test_nothing_is_left_when_ctrl_c_comes_for_long(before):
+    """At other places in every run, and at any moment, waits included."""
+    rng, end, counts = random.Random(), monotonic() + FUZZ_SECONDS, [0, 0]
+    while monotonic() < end:
+        interrupt = rng.choice([AtCall(rng.randrange(5_000)), AtTime(rng.random() / 8)])
+        counts[0] += 1
+        counts[1] += interrupted_life(rng, interrupt)
+        assert_nothing_is_left(before, interrupt.where)
+    print(f"{counts[1]} lives were interrupted, {counts[0] - counts[1]} ended first")

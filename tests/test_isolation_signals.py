@@ -1,0 +1,192 @@
+"""A signal to the trainer's whole process group, as batch systems and terminals send them: what is
+to be done is the trainer's business; its children go on, and end when it does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+from _gates import until
+from _isolation_data import Spawning
+from _loader_helpers import PATIENCE_SECONDS
+from test_isolation import isolated, nothing_left
+from test_isolation_ends import assert_program_ends, session_of
+
+__all__ = ["nothing_left"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.skipif(os.name != "posix", reason="sends signals"),
+]
+
+PROGRAM = """
+    import os, signal, sys
+    sys.path.insert(0, {tests!r})
+    from _isolation_data import Images, image_of
+    from multiprocessing import forkserver
+    from spdl_torch import DataLoader
+    from spdl_torch.data.isolation import line
+
+    SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT]
+    handled = []
+    start_child = line.start_child
+
+    def whole_epoch(batches):
+        "The rest of an epoch of 24, in order."
+        found = [index for batch in batches for index in batch["index"].tolist()]
+        assert found == list(range(24 - len(found), 24)), found
+        return len(found)
+
+    def loader(**options):
+        return DataLoader(Images(24), 4, num_workers=2, isolation="process", **options)
+
+    def started_under(hit, **options):
+        "A whole epoch of a loader whose child is hit by a signal as soon as there is a process."
+        pids = []
+
+        def start_and_hit(*arguments):
+            child = start_child(*arguments)
+            pids.append(child.pid)
+            if len(pids) == 1:
+                hit(child.pid)
+            return child
+
+        line.start_child = start_and_hit
+        assert whole_epoch(loader(**options)) == 24
+        line.start_child = start_child
+        return len(pids)
+
+    def hit_the_server(ensure_running=forkserver._forkserver.ensure_running):
+        "In place of that: the first one is hit while it imports."
+        ensure_running()
+        forkserver._forkserver.ensure_running = ensure_running
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
+
+    def main():
+        for each in SIGNALS:
+            signal.signal(each, lambda *_: handled.append(1))
+
+        print("loading", flush=True)
+        persistent = loader(persistent_workers=True)
+        for each in (*SIGNALS[1:], signal.SIGTERM):  # which the fork server does not outlive
+            batches = iter(persistent)
+            next(batches)
+            pid = batches._pool._line.pid
+            os.killpg(0, each)
+            assert whole_epoch(batches) == 20
+            assert handled.pop() and batches._pool._line.pid == pid
+
+        print("starting", flush=True)
+        forkserver._forkserver.ensure_running = hit_the_server
+        assert whole_epoch(loader()) == 24
+        for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            started_under(lambda pid: os.kill(pid, each))
+        started_under(lambda pid: os.killpg(0, signal.SIGTERM))
+        assert handled.pop()
+        options = {{"multiprocessing_context": "spawn"}}
+        assert started_under(lambda pid: os.kill(pid, signal.SIGTERM), **options) == 1
+
+        print("stopping", flush=True)
+        batches = iter(loader())
+        next(batches)
+        receiver = next(t for t in batches._pool._threads.threads() if "receiver" in t.name)
+        del batches
+        os.killpg(0, signal.SIGTERM)
+        receiver.join(30)
+        assert handled.pop() and not receiver.is_alive()
+        print("done", flush=True)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+NOT_OURS = "ignore:resource_tracker"  # multiprocessing's: SIGHUP and SIGUSR1 end it
+
+
+def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
+    """While the child is being started, while it loads, while it stops; every batch comes, from
+    the same child where there is one."""
+    source = textwrap.dedent(PROGRAM.format(tests=str(Path(__file__).parent)))
+    (tmp_path / "program.py").write_text(source, encoding="utf-8")
+    program = subprocess.Popen(
+        [sys.executable, "-W", "error", "-W", NOT_OURS, str(tmp_path / "program.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = program.communicate(timeout=3 * PATIENCE_SECONDS)
+        until(lambda: not session_of(program.pid))
+    finally:
+        for process in session_of(program.pid):
+            process.kill()
+    assert stdout.split() == ["loading", "starting", "stopping", "done"], stderr
+    assert (program.returncode, stderr) == (0, "")
+
+
+AT_THE_START = """
+        from spdl_torch.data.isolation import line
+        start_child = line.start_child
+        def start_and_die(*arguments):
+            start_child(*arguments)
+            os.killpg(0, signal.SIGHUP)
+        line.start_child = start_and_die
+        iter(DataLoader(Images(8), num_workers=1, isolation="process"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "end"),
+    [
+        (signal.SIGTERM, "os.killpg(0, signal.SIGTERM); threading.Event().wait()"),
+        (signal.SIGHUP, AT_THE_START.strip()),
+    ],
+    ids=["SIGTERM", "SIGHUP at the start"],
+)
+def test_no_child_is_left_when_the_group_is_ended(how, end, tmp_path):
+    """A trainer without a handler ends at once, its children when they miss it."""
+    assert_program_ends(tmp_path, "Images(1000)", end, -how, "signal")
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_process_that_is_terminated_says_so(has_pidfd, monkeypatch):
+    """By ``Process.terminate()``, which multiprocessing offers for all its children."""
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    batches = iter(isolated(Spawning(), 1, num_workers=1))
+    next(batches)
+    for process in multiprocessing.active_children():
+        process.terminate()
+        process.join(PATIENCE_SECONDS)
+    with pytest.raises(RuntimeError, match=r"\(pid \d+\) was ended by Process\.terminate\(\)"):
+        list(batches)
+
+
+def test_programs_of_the_dataset_can_be_ended():
+    """What the child leaves to the trainer, the programs and processes that it starts do not."""
+    pids = next(iter(isolated(Spawning(), None, num_workers=1)))
+    for pid in pids:
+        process = psutil.Process(pid)
+        process.terminate()
+        until(lambda process=process: not process.is_running() or process.status() == "zombie")
+
+
+def test_end_of_the_child_is_seen_when_what_it_forked_lives_on(monkeypatch):
+    """Also where the system has no descriptors for processes."""
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    batches = iter(isolated(Spawning(), None, num_workers=1))
+    pids = next(batches)
+    os.kill(batches._pool._line.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
+        list(batches)
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)

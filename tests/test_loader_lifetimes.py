@@ -1,0 +1,136 @@
+"""What a loader keeps alive: nothing once it is gone, without the garbage collector's help."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+from _gates import until
+from _loader_helpers import DataLoader, no_thread_left, torch_loader
+from torch.utils.data import Dataset, IterableDataset
+
+__all__ = ["no_thread_left"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Samples(Dataset):
+    """Sample 5 is bad, if any is."""
+
+    def __init__(self, *, bad):
+        self.bad = bad
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if self.bad and index == 5:
+            raise ValueError("bad")
+        return index
+
+
+class Bulk(Samples):
+    """The same in whole batches."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Stream(Samples, IterableDataset):
+    """The same one after another, in each worker."""
+
+    def __iter__(self):
+        return (self[index] for index in range(12))
+
+
+class Stateful(Stream):
+    """Keeps a state of its own, which fails."""
+
+    def state_dict(self):
+        raise LookupError("no state")
+
+    def load_state_dict(self, state):
+        raise LookupError("no state")
+
+
+def train(loader, how):
+    """Two epochs, each ended in that way."""
+    for _ in range(2):
+        try:
+            for number, _batch in enumerate(loader):
+                if how in ("break", "state") and number == 1:
+                    break
+        except (ValueError, LookupError):
+            pass
+        if how == "state" or (how == "end, state" and loader.persistent_workers):
+            with pytest.raises(LookupError, match="no state"):
+                loader.state_dict()
+
+
+@pytest.fixture
+def without_collector():
+    """What is freed is freed by its last reference."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+OPTIONS = {
+    "0": {},
+    "0, no figures": {"stats": False},
+    "2": {"num_workers": 2},
+    "2, no figures": {"num_workers": 2, "stats": False},
+    "2, skipping": {"num_workers": 2, "on_error": "skip", "error_budget": 99},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "persistent, no figures": {"num_workers": 2, "persistent_workers": True, "stats": False},
+    "auto": {"num_workers": "auto"},
+    "process": {"num_workers": 1, "isolation": "process"},
+}
+WAYS = ["end", "break", "error", "state", "end, state"]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_dataset_goes_with_its_loader(options, without_collector):
+    """However its epochs ended; as with torch's loader."""
+    kept = []
+    is_process = options == "process"
+    for kind in (Samples, Bulk, Stream, Stateful):
+        for how in ("break", "error", "state") if is_process else WAYS:
+            if ("state" in how) != (kind is Stateful):
+                continue
+            data = kind(bad=how == "error")
+            found = weakref.ref(data)
+            # torch's too, but in the trainer's process: elsewhere its dataset is another.
+            loaders = [torch_loader(data, 2), DataLoader(data, 2, **OPTIONS[options])]
+            for loader in loaders if kind is not Stateful else loaders[1:]:
+                if kind is Stateful:
+                    loader._state.want()
+                train(loader, how)
+            del data, loader, loaders
+            kept.append((kind.__name__, how, found))
+    until(lambda: not [(kind, how) for kind, how, found in kept if found() is not None])
+
+
+def test_dataset_goes_with_its_loader_while_a_worker_is_stuck(without_collector):
+    """It goes when the worker does."""
+    gate, entered = threading.Event(), threading.Event()
+
+    class Held(Samples):
+        """Sample 0 waits."""
+
+        def __getitem__(self, index):
+            entered.set()
+            assert gate.wait(60)
+            return index
+
+    data = Held(bad=False)
+    found = weakref.ref(data)
+    batches = iter(DataLoader(data, 2, num_workers=2))
+    assert entered.wait(60)
+    del batches, data
+    assert found() is not None
+    gate.set()
+    until(lambda: found() is None)

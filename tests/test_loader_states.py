@@ -1,0 +1,479 @@
+"""States that datasets and samplers keep themselves: asked for when somebody wants one, exact, and
+apart from what goes on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import warnings
+from itertools import product
+
+import pytest
+import torch
+from _loader_helpers import DataLoader, no_thread_left, torch_loader
+from _state_data import (
+    Asked,
+    Endless,
+    ForSomebodyElse,
+    Live,
+    LiveIterators,
+    NotReady,
+    OnlyFor,
+    Shuffled,
+    Uncopyable,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler, IterableDataset
+
+from spdl_torch import PipelineDataset
+from spdl_torch.data import own_state
+from spdl_torch.data.own_state import OwnState, WorkerState
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.testing import assert_resume_exact
+
+__all__ = ["no_thread_left"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+KINDS = {
+    "0": {"num_workers": 0},
+    "2": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "process": {"num_workers": 2, "isolation": "process"},
+}
+
+
+def batches_of(loader):
+    """As lists of numbers."""
+    return [batch.tolist() for batch in loader]
+
+
+class Broken(OnlyFor):
+    """A map-style dataset that cannot tell its state."""
+
+    def state_dict(self):
+        raise LookupError("no cursor yet")
+
+
+class OrderOf:
+    """A sampler whose methods are those of something else."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(range(12))
+
+    def __len__(self):
+        return 12
+
+    def state_dict(self, *arguments):
+        return self.dataset.state_dict(*arguments)
+
+    def load_state_dict(self, state):
+        raise AssertionError("nobody may call it")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dataset", [ForSomebodyElse, NotReady, Live, LiveIterators, OnlyFor])
+def test_plain_loading_asks_nobody_for_a_state(dataset, kind):
+    """However its methods look: the batches are torch's."""
+    Asked.num_asked = 0
+    loader = DataLoader(dataset(), 3, **KINDS[kind], seed=1)
+    sizes = [len(batch) for _ in range(2) for batch in loader]
+    assert sum(sizes) == 2 * sum(len(batch) for batch in torch_loader(dataset(), 3))
+    assert Asked.num_asked == 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_plain_loading_asks_no_sampler(num_workers):
+    """Nor is one asked whose method takes arguments."""
+    for dataset in (OnlyFor(), Broken()):
+        loader = DataLoader(range(12), 4, sampler=OrderOf(dataset), num_workers=num_workers)
+        assert len(batches_of(loader)) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_method_that_does_not_fit_is_an_error_of_state_dict(kind):
+    """It says which and what to do, and loading goes on."""
+    loader = DataLoader(ForSomebodyElse(), 2, **KINDS[kind])
+    loader.state_dict()  # nothing of the dataset's is in it yet
+    batches = iter(loader)
+    received = [next(batches).tolist() for _ in range(2)]
+    match = (
+        r"ForSomebodyElse\.state_dict\(num_samples_yielded, num_workers, batch_size\) cannot be "
+        r"called as state_dict\(\).*set state_dict = None"
+    )
+    for _ in range(2):
+        with pytest.raises((TypeError, RuntimeError), match=match):
+            loader.state_dict()
+    received += [batch.tolist() for batch in batches]
+    assert sorted(sum(received, [])) == list(range(12))  # noqa: RUF017
+
+
+def test_opting_out_counts_the_items():
+    """As the message says."""
+
+    class Counted(ForSomebodyElse):
+        """Litdata's stream under a loader that counts."""
+
+        state_dict = None
+
+    loader = DataLoader(Counted(), 2, num_workers=2)
+    next(iter(loader))
+    again = DataLoader(Counted(), 2, num_workers=2)
+    again.load_state_dict(loader.state_dict())
+    assert len(batches_of(again)) == 5
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind"), [*product([NotReady], KINDS), (Uncopyable, "process")]
+)
+def test_error_of_a_state_is_an_error_of_state_dict(dataset, kind):
+    """The user's own, with a note; the batches come all the same, then and afterwards."""
+    loader = DataLoader(dataset(), 2, **KINDS[kind])
+    loader.state_dict()
+    batches = iter(loader)
+    received = [next(batches).tolist() for _ in range(2)]
+    kinds = (LookupError, AttributeError, TypeError)
+    with pytest.raises(kinds, match=r"no cursor yet|pickle") as caught:
+        loader.state_dict()
+    if dataset is NotReady:
+        assert "in NotReady.state_dict(), asked by a loader's" in caught.value.__notes__[0]
+    received += [batch.tolist() for batch in batches]
+    assert sorted(sum(received, [])) == list(range(12))  # noqa: RUF017
+
+
+@pytest.mark.parametrize("what", ["dataset", "sampler"])
+def test_error_of_a_map_style_state_is_an_error_of_state_dict(what):
+    """Without workers the dataset is asked, and a sampler always."""
+    for part, error in ((OnlyFor(), TypeError), (Broken(), LookupError)):
+        sampler = OrderOf(part) if what == "sampler" else None
+        loader = DataLoader(part if sampler is None else range(12), 4, sampler=sampler)
+        next(iter(loader))
+        with pytest.raises(error, match=r"cannot be called|missing 1|no cursor"):
+            loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind"),
+    [*product([Live, LiveIterators, Endless], ["0", "2", "persistent"]), (Live, "process")],
+)
+def test_state_is_apart_from_what_goes_on(dataset, kind):
+    """A container that the object goes on using stays as it was; so does what the user saved."""
+    options = {**KINDS[kind], "batch_size": 2, "seed": 5}
+    loader = DataLoader(dataset(), **options)
+    states, epochs = [(0, 0, loader.state_dict())], []
+    for epoch in range(2):
+        epochs.append([])
+        for batch in loader:
+            epochs[-1].append(batch.tolist())
+            states.append((epoch, len(epochs[-1]), loader.state_dict()))
+    text = json.dumps(states)
+    for epoch, position, state in states[::3]:  # each takes a loader of its own
+        resumed = DataLoader(dataset(), **options)
+        resumed.load_state_dict(state)
+        assert batches_of(resumed) == epochs[epoch][position:], (epoch, position)
+    assert json.dumps(states) == text, "neither going on nor loading has changed one"
+
+
+@pytest.mark.parametrize("kind", ["0", "persistent"])
+@pytest.mark.parametrize("wanted", ["before", "at the end"])
+def test_state_before_the_first_batch_has_the_datasets_own(kind, wanted):
+    """The second epoch goes on where the first has left the dataset, whoever asked when."""
+    loader = DataLoader(Endless(), 2, **KINDS[kind])
+    if wanted == "before":
+        loader.state_dict()
+    first = batches_of(loader)
+    if wanted == "at the end":
+        after = loader.state_dict()
+        again = DataLoader(Endless(), 2, **KINDS[kind])
+        again.load_state_dict(json.loads(json.dumps(after)))
+        followed = batches_of(again)
+    batches = iter(loader)
+    state = json.loads(json.dumps(loader.state_dict()))
+    second = batches_of(batches)
+    assert sorted(sum(second, []))[:4] == [4, 5, 6, 7] != sorted(sum(first, []))[:4]  # noqa: RUF017
+    again = DataLoader(Endless(), 2, **KINDS[kind])
+    again.load_state_dict(state)
+    assert batches_of(again) == second
+    if wanted == "at the end":
+        assert followed == second
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dataset", [Live, LiveIterators, Shuffled])
+def test_first_state_of_an_epoch_is_exact_though_nobody_had_asked(dataset, kind, caplog):
+    """Items are counted until somebody asks, and who resumes makes them again, drawing what they
+    drew; a warning says so where the dataset has a state that would have spared it."""
+    options = {**KINDS[kind], "batch_size": 3, "seed": 2}
+    loader = DataLoader(dataset(), **options)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    with caplog.at_level(logging.WARNING, "spdl_torch.data"):
+        states = [loader.state_dict(), loader.state_dict()]
+    rest = []
+    for batch in batches:
+        rest.append(batch.tolist())
+        states.append(loader.state_dict())
+    for number in (0, 2, len(rest)):
+        resumed = DataLoader(dataset(), **options)
+        resumed.load_state_dict(states[number])
+        assert batches_of(resumed) == rest[max(0, number - 1) :], number
+    has_asked = kind != "0" and dataset is not Shuffled
+    assert caplog.text.count("nobody had asked for a state before") == has_asked
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_first_state_of_a_stateful_sampler_holds_what_it_gave_ahead(num_workers):
+    """Nobody has asked the sampler before; its state is of now, with the indices not handed out."""
+    options = {"batch_size": 3, "num_workers": num_workers, "seed": 1}
+    for in_order in (True, False):
+        loader = DataLoader(OnlyForNumbers(24), sampler=Drawn(24), in_order=in_order, **options)
+        epochs = [batches_of(loader)]
+        batches = iter(loader)
+        seen = [next(batches).tolist() for _ in range(3)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = batches_of(batches)
+        assert sorted(sum(seen + rest, [])) == sorted(sum(epochs[0], []))  # noqa: RUF017
+        again = DataLoader(OnlyForNumbers(24), sampler=Drawn(24), **options)
+        again.load_state_dict(state)
+        assert sorted(batches_of(again)) == sorted(rest)
+        assert sorted(batches_of(again)) == sorted(batches_of(loader)), "and the epoch after it"
+
+
+class OnlyForNumbers(OnlyFor):
+    """Samples are tuples of what they were asked for, to tell a tuple from a list."""
+
+    state_dict = None
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        assert type(index) is tuple
+        return index[0]
+
+
+class Drawn:
+    """Draws from a generator that nobody else knows, an epoch after the other."""
+
+    def __init__(self, length):
+        self.length = length
+        self.own = torch.Generator().manual_seed(3)
+        self.order = []
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        if not self.order:
+            self.order = torch.randperm(self.length, generator=self.own).tolist()
+        while self.order:
+            yield (self.order.pop(), "index")
+
+    def state_dict(self):
+        return {"order": self.order, "own": self.own.get_state().tolist()}
+
+    def load_state_dict(self, state):
+        self.order = state["order"]
+        self.own.set_state(torch.tensor(state["own"], dtype=torch.uint8))
+
+
+class Source:
+    """Of a pipeline: a live state; counts who asks."""
+
+    num_asked = 0
+
+    def __init__(self, misfit=False):
+        self.place = [0]
+        if misfit:
+            self.state_dict = lambda num_samples: None
+
+    def __iter__(self):
+        while self.place[0] < 12:
+            self.place[0] += 1
+            yield self.place[0] - 1
+        self.place[0] = 0
+
+    def state_dict(self):
+        Source.num_asked += 1
+        return self.place
+
+    def load_state_dict(self, state):
+        self.place = state
+
+
+def test_source_of_a_pipeline_is_asked_when_somebody_wants_a_state():
+    """Plain passes ask nothing; states are exact and apart from what goes on."""
+
+    def make(**options):
+        return PipelineDataset(PipelineBuilder().add_source(Source(**options)).add_sink())
+
+    Source.num_asked = 0
+    assert list(make()) == list(make(misfit=True)) == list(range(12))
+    assert Source.num_asked == 0
+    dataset = make()
+    items, states = [], []
+    for item in dataset:
+        items.append(item)
+        states.append(dataset.state_dict())
+    for number in range(0, 12, 4):
+        again = make()
+        again.load_state_dict(states[number])
+        assert list(again) == items[number + 1 :]
+    assert_resume_exact(make)
+    misfit = make(misfit=True)
+    iterator = iter(misfit)
+    next(iterator)
+    with pytest.raises(TypeError, match=r"Source\.state_dict\(num_samples\) cannot be called"):
+        misfit.state_dict()
+    iterator.close()
+
+
+def test_dear_state_is_asked_for_now_and_then(monkeypatch):
+    """One that takes 40 ms is asked for so often that this takes a twentieth of the time; in
+    between the items since are counted.
+    """
+    clock, asked = [0], []
+
+    class Dear(IterableDataset):
+        """Takes 40 ms to tell its state."""
+
+        def __iter__(self):
+            raise AssertionError("nobody iterates over it")
+
+        def state_dict(self):
+            clock[0] += 40_000_000
+            asked.append(clock[0])
+            return {"number": len(asked)}
+
+        def load_state_dict(self, state):
+            """It is not loaded here."""
+
+    monkeypatch.setattr(own_state, "perf_counter_ns", lambda: clock[0])
+    own = OwnState(iter(()), Dear(), WorkerState())
+    reached = []
+    for number in range(1, 1001):
+        clock[0] += 10_000_000
+        own.ask(number, ended=False)
+        reached.append(own.reached(number, ended=False))
+    assert 0.03 < 0.04 * len(asked) / (clock[0] / 1e9) < 0.06
+    assert [each.num_items for each in reached] == list(range(1, 1001))
+    at = [each.num_items - each.num_behind for each in reached]
+    assert at == sorted(at)
+    assert len(set(at)) == len(asked)
+    own.ask(1001, ended=False, now=True)
+    assert own.reached(1001, ended=False).num_behind == 0
+
+
+def test_loader_and_copies_of_it_want_states_apart():
+    """A copy of a loader has asked for nothing."""
+    loader = DataLoader(Live(), 2, num_workers=2)
+    loader.state_dict()
+    Asked.num_asked = 0
+    batches_of(copy.copy(loader))
+    assert Asked.num_asked == 0
+    batches_of(loader)
+    assert Asked.num_asked > 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    dataset=st.sampled_from([Live, LiveIterators]),
+    length=st.integers(0, 13),
+    batch_size=st.integers(1, 5),
+    num_workers=st.sampled_from([0, 1]),
+    stop=st.integers(0, 8),
+    see_end=st.booleans(),
+    was_asked=st.booleans(),
+)
+def test_torchdata_goes_on_with_the_same_items(
+    dataset, length, batch_size, num_workers, stop, see_end, was_asked
+):
+    """What is left of an epoch, and the next one, equals StatefulDataLoader's, which asks after
+    every batch."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def items(loader):
+        return [batch[:, 0].tolist() for batch in loader]
+
+    def history(cls, workers):
+        loader = cls(dataset(length), batch_size, num_workers=workers)
+        if was_asked:
+            loader.state_dict()
+        batches = iter(loader)
+        taken = [next(batches, None) is not None for _ in range(stop)]
+        rest = items(batches) if see_end else []
+        again = cls(dataset(length), batch_size, num_workers=workers)
+        again.load_state_dict(copy.deepcopy(loader.state_dict()))
+        return taken, rest, items(again), items(again)
+
+    with warnings.catch_warnings(action="ignore"):
+        expected = history(StatefulDataLoader, 0)
+    assert history(DataLoader, num_workers) == expected
+
+
+# -- between epochs ----------------------------------------------------------------------------
+
+
+class Numbers(OnlyFor):
+    """Samples show what they drew."""
+
+    state_dict = None
+
+    def __getitem__(self, index):
+        return torch.tensor([index, int(torch.randint(10**9, ()))])
+
+
+BETWEEN = {
+    "plain": {},
+    "generator": {"own_generator": True},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "persistent, generator": {
+        "num_workers": 2,
+        "persistent_workers": True,
+        "own_generator": True,
+    },
+    "seed": {"seed": 4},
+}
+
+
+@pytest.mark.parametrize("options", BETWEEN)
+@pytest.mark.parametrize("where", ["between", "within"])
+def test_epoch_named_after_a_load_is_the_one_that_would_have_come(options, where):
+    """A loop over epochs with a DistributedSampler names each before it begins: resumed between two
+    epochs it has their samples and random numbers; so it has within one that the user leaves."""
+    options = dict(BETWEEN[options])
+    own = options.pop("own_generator", False)
+
+    def make():
+        sampler = DistributedSampler(range(12), num_replicas=2, rank=0)
+        generator = torch.Generator().manual_seed(9) if own else None
+        return DataLoader(Numbers(), 2, sampler=sampler, generator=generator, **options)
+
+    def epoch(loader, number, stop=None):
+        loader.sampler.set_epoch(number)
+        batches = []
+        for batch in loader:
+            batches.append(batch.tolist())
+            if len(batches) == stop:
+                break
+        return batches
+
+    torch.manual_seed(1)
+    loader = make()
+    epoch(loader, 0)
+    epoch(loader, 1, stop=None if where == "between" else 2)
+    state, rng = json.loads(json.dumps(loader.state_dict())), torch.get_rng_state()
+    expected = [epoch(loader, number) for number in (2, 3)]
+    again = make()
+    torch.set_rng_state(rng)
+    again.load_state_dict(state)
+    assert [epoch(again, number) for number in (2, 3)] == expected

@@ -1,0 +1,475 @@
+"""One pipeline over all epochs: a continuous source is iterated again and again."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from _gates import (
+    PATIENCE_SECONDS,
+    Boom,
+    GatedOp,
+    eager_switching,
+    in_thread,
+    multiset,
+    no_leak,
+    quiet_log,
+    result_of,
+    until,
+)
+from _stages import add, evaluate, plans
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped, epochs, marks
+from spdl_torch.pipeline.defs import Aggregator
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet_log():
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ThreadPoolExecutor(3) as executor:
+        yield executor
+
+
+class Epochs:
+    """Gives ``sizes[n]`` items, told apart from those of all other epochs, in epoch ``n``; in each
+    epoch after those as many as in the last.
+    """
+
+    def __init__(self, *sizes):
+        self.sizes = sizes
+        self.num_begun = 0
+        self.changed = threading.Condition()
+
+    def items(self, epoch):
+        size = self.sizes[min(epoch, len(self.sizes) - 1)]
+        return list(range(epoch * 1000, epoch * 1000 + size))
+
+    def __iter__(self):
+        with self.changed:
+            epoch, self.num_begun = self.num_begun, self.num_begun + 1
+            self.changed.notify_all()
+        return iter(self.items(epoch))
+
+    def wait_begun(self, count):
+        """Wait until the epoch of that number is iterated, counted from 1."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.num_begun >= count, PATIENCE_SECONDS)
+
+
+class AsyncEpochs(Epochs):
+    __iter__ = None
+
+    async def __aiter__(self):
+        for item in Epochs.__iter__(self):
+            await asyncio.sleep(0)
+            yield item
+
+
+def same(item):
+    return item
+
+
+async def asame(item):
+    await asyncio.sleep(0)
+    return item
+
+
+def continuous(source, *ops, sink=3, build=None, **pipe):
+    """A continuous pipeline of ``ops``, all piped with the same options."""
+    builder = PipelineBuilder().add_source(source, continuous=True)
+    for op in ops:
+        builder.pipe(op, **pipe)
+    return builder.add_sink(sink).build(**(build or {}))
+
+
+# -- items and epochs
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    stages=st.lists(plans, max_size=3),
+    sink=st.integers(1, 3),
+    num_threads=st.none() | st.integers(1, 6),
+    tail=st.none() | st.tuples(st.integers(1, 5), st.booleans()),
+    is_async=st.booleans(),
+)
+def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
+    pool, sizes, stages, sink, num_threads, tail, is_async
+):
+    """No item crosses, none is lost, lists end with their epoch, empty epochs are empty; then stop
+    in the middle of the next one.
+    """
+    source = (AsyncEpochs if is_async else Epochs)(*sizes)
+    builder, ordered = PipelineBuilder().add_source(source, continuous=True), True
+    plan = []
+    for stage in stages:
+        if "dropping the last" in stage.kind and not ordered:
+            stage = replace(stage, kind="aggregate, disaggregate")  # which items were last?
+        plan.append(stage)
+        add(builder, stage, pool)
+        ordered = ordered and stage.keeps_order
+    if tail is not None:
+        builder.aggregate(tail[0], drop_last=tail[1])
+    pipeline = builder.add_sink(sink).build(num_threads=num_threads, max_failures=10_000)
+    with eager_switching(), pipeline.auto_stop():
+        for epoch in range(len(sizes) + 1):
+            expected = source.items(epoch)
+            for stage in plan:
+                expected, _ = evaluate(stage, expected)
+            got = list(pipeline)
+            if tail is not None:
+                size, drop_last = tail
+                assert [len(group) for group in got[:-1]] == [size] * (len(got) - 1)
+                num_left_over = len(expected) % size if drop_last else 0
+                got = [item for group in got for item in group]
+                assert len(got) == len(expected) - num_left_over
+                expected = expected[: len(got)] if ordered else expected
+            if ordered:
+                assert got == expected
+            assert not multiset(got) - multiset(expected)
+            assert len(got) == len(expected) or (tail is not None and tail[1])
+        next(iter(pipeline), None)
+    pipeline._run.check_balance()
+    assert "[closed]" in repr(pipeline)
+
+
+class FirstIsSlow:
+    """Keeps the very first item until the test opens the gate."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    def __call__(self, item):
+        assert item != 0 or self.gate.wait(PATIENCE_SECONDS), "the test forgot to open the gate"
+        return item
+
+
+class FirstIsSlowAsync(FirstIsSlow):
+    async def __call__(self, item):
+        return await asyncio.to_thread(super().__call__, item)
+
+
+def hasty_take(turnstile):
+    """As without the turnstile: marks are passed on at once."""
+    number, item = turnstile._take()
+    while type(item) is marks.Mark:
+        turnstile._pass_mark(number, item)
+        number, item = turnstile._take()
+    return number, item
+
+
+async def hasty_atake(turnstile):
+    """The same for coroutines."""
+    number, item = await turnstile._take()
+    while type(item) is marks.Mark:
+        await turnstile._pass_mark(number, item)
+        number, item = await turnstile._take()
+    return number, item
+
+
+@pytest.mark.parametrize("slow", [FirstIsSlow, FirstIsSlowAsync])
+def test_end_of_an_epoch_waits_for_an_item_that_is_still_in_work(slow):
+    """Other threads, or coroutines, are done with the rest of the epoch long before."""
+    op = slow()
+    pipeline = continuous(Epochs(3), op, concurrency=2)
+    with no_leak(), pipeline.auto_stop():
+        loop = in_thread(lambda: list(pipeline))
+        until(lambda: pipeline._run._sink_queue.counters().num_got == 2)
+        op.gate.set()
+        assert sorted(result_of(loop)) == [0, 1, 2]
+        assert sorted(pipeline) == [1000, 1001, 1002]
+
+
+@pytest.mark.parametrize("slow", [FirstIsSlow, FirstIsSlowAsync])
+def test_without_the_turnstile_the_item_would_be_missed(slow, monkeypatch):
+    """The control: the epoch ends while its first item is in work."""
+    monkeypatch.setattr(epochs.Turnstile, "take", hasty_take)
+    monkeypatch.setattr(epochs.AsyncTurnstile, "take", hasty_atake)
+    op = slow()
+    pipeline = continuous(Epochs(3), op, concurrency=2)
+    with pipeline.auto_stop():
+        try:
+            assert sorted(pipeline) == [1, 2]
+        finally:
+            op.gate.set()
+
+
+def test_next_epoch_is_under_way_before_it_is_asked_for():
+    """That is what it is for: the buffers are full when the next loop begins."""
+    source, op = Epochs(4), GatedOp()
+    op.open()
+    pipeline = continuous(source, op, sink=2)
+    with no_leak(), pipeline.auto_stop():
+        assert list(pipeline) == source.items(0)
+        source.wait_begun(2)
+        op.wait_started(5)
+        assert list(pipeline) == source.items(1)
+
+
+def test_epochs_that_nobody_takes_are_bounded():
+    """Empty epochs have no items that could fill the buffers; their ends do."""
+    source = Epochs(0)
+    pipeline = continuous(source, same, sink=2)
+    queues = pipeline._run._queues()
+    for each in queues:
+        each.allow_bursts(1)  # none
+    with no_leak(), pipeline.auto_stop():
+        assert [list(pipeline) for _ in range(5)] == [[]] * 5
+        until(lambda: all(each.counters().put_wait[1] == 1 for each in queues))
+        assert source.num_begun <= 5 + sum(each.capacity for each in queues) + len(queues)
+
+
+def test_iterator_that_is_left_early_leaves_the_rest_of_its_epoch():
+    """Nothing is lost by ``break``; an iterator that has ended stays ended."""
+    source = Epochs(5)
+    pipeline = continuous(source)
+    with pipeline.auto_stop():
+        for item in pipeline:
+            if item == 1:
+                break
+        rest = iter(pipeline)
+        assert list(rest) == [2, 3, 4]
+        assert list(rest) == []
+        assert list(pipeline) == source.items(1)
+
+
+def test_get_item_tells_the_end_of_an_epoch_once():
+    """By EOFError; the next call gives the next epoch's first item."""
+    pipeline = continuous(Epochs(2, 0, 1))
+    with pipeline.auto_stop():
+        got = []
+        for _ in range(6):
+            try:
+                got.append(pipeline.get_item(PATIENCE_SECONDS))
+            except EOFError:
+                got.append(None)
+        assert got == [0, 1, None, None, 2000, None]
+
+
+class Sampler(Epochs):
+    """Has what torch's DistributedSampler has: an epoch that is set from outside."""
+
+    def __init__(self, epoch):
+        super().__init__(2)
+        self.epoch = epoch
+        self.told = []
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+        self.told.append(epoch)
+
+    def __iter__(self):
+        return iter(self.items(self.epoch))
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_source_with_set_epoch_is_given_the_numbers_of_epochs(first):
+    """From where it stands; nobody outside could know when, while epochs are loaded ahead."""
+    source = Sampler(first)
+    pipeline = continuous(source)
+    with pipeline.auto_stop():
+        got = [list(pipeline) for _ in range(3)]
+    assert got == [source.items(first + n) for n in range(3)]
+    assert source.told[:2] == [first + 1, first + 2]
+
+
+def test_generator_is_refused():
+    """It would give one epoch, and then empty ones without end."""
+    with pytest.raises(ValueError, match="a generator can be iterated only once"):
+        PipelineBuilder().add_source((n for n in range(3)), continuous=True)
+
+
+# -- aggregators of the user's
+
+
+class Sums(Aggregator):
+    """Adds up until 10 is reached."""
+
+    def __init__(self):
+        self.sum = 0
+
+    def accumulate(self, item):
+        if item == 13:
+            raise Boom(item)
+        self.sum += item
+        return self.flush() if self.sum >= 10 else None
+
+    def flush(self):
+        total, self.sum = self.sum, 0
+        return total or None
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_aggregator_is_flushed_at_the_end_of_each_epoch(drop_last):
+    """What it returns is passed on, or with drop_last only taken from it."""
+
+    class Source:
+        def __iter__(self):
+            return iter([4, 4, 4, 13, 5])
+
+    builder = PipelineBuilder().add_source(Source(), continuous=True)
+    pipeline = builder.aggregate(Sums(), drop_last=drop_last).add_sink().build(max_failures=-1)
+    with pipeline.auto_stop():
+        assert [list(pipeline) for _ in range(3)] == [[12] if drop_last else [12, 5]] * 3
+    assert pipeline.stats().stages[0].tasks.num_failures >= 3
+
+
+def test_aggregator_flushes_at_the_end_of_the_data():
+    """Without epochs: SPDL's contract."""
+    builder = PipelineBuilder().add_source([4, 4, 4, 5]).aggregate(Sums())
+    with builder.add_sink().build().auto_stop() as pipeline:
+        assert list(pipeline) == [12, 5]
+
+
+# -- figures
+
+
+def test_ends_of_epochs_are_no_items():
+    """No figure counts them, and they do not wait in a queue's length."""
+    source = Epochs(4, 0, 3)
+    pipeline = continuous(source, same, concurrency=2, output_order="input")
+    with pipeline.auto_stop():
+        for _ in range(3):
+            list(pipeline)
+        queue = pipeline._run._sink_queue
+        assert queue.counters().num_got == 7
+    taken = [q.counters() for q in pipeline._run._queues()]
+    assert all(after.num_put <= before.num_got for before, after in pairwise(taken))
+    assert pipeline.stats().stages[0].tasks.num_tasks == taken[0].num_got
+    assert queue.counters().num_put - 7 == len(queue)
+
+
+# -- failures
+
+
+def test_source_that_raises_in_a_later_epoch_fails_after_the_good_items():
+    """The first epoch is whole, the second has what came before."""
+
+    class Source(Epochs):
+        def __iter__(self):
+            yield from super().__iter__()
+            if self.num_begun == 2:
+                raise Boom("source")
+
+    pipeline = continuous(Source(3), same, concurrency=2, output_order="input")
+    got = []
+    with no_leak(), pipeline.auto_stop():
+        assert list(pipeline) == [0, 1, 2]
+        with pytest.raises(PipelineFailure, match="the source raised") as failure:
+            got.extend(iter(pipeline))
+    assert isinstance(failure.value.exceptions[0], Boom)
+
+
+def whole_epochs(pipeline, size):
+    """Take epochs until the pipeline fails; what was under way when it failed comes first."""
+    while True:
+        assert len(list(pipeline)) == size
+
+
+def test_budget_counts_over_all_epochs():
+    """A stage that fails too often ends the run in the epoch in which that shows."""
+
+    def fail_first(item):
+        if item % 1000 == 0:
+            raise Boom(item)
+        return item
+
+    pipeline = continuous(Epochs(3), fail_first, build={"max_failures": 2})
+    with no_leak(), pipeline.auto_stop(), pytest.raises(PipelineFailure, match="max_failures is 2"):
+        whole_epochs(pipeline, 2)
+
+
+def test_stage_that_fails_every_task_of_short_epochs_is_told():
+    """Below 100 tasks no share is judged; an endless row of empty epochs would say nothing."""
+
+    def fail(item):
+        raise Boom(item)
+
+    pipeline = continuous(Epochs(3), fail)
+    with (
+        no_leak(),
+        pipeline.auto_stop(),
+        pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"),
+    ):
+        whole_epochs(pipeline, 0)
+
+
+# -- ends
+
+
+@pytest.mark.parametrize("op", [same, asame])
+def test_stop_ends_every_thread_wherever_it_waits(op):
+    """Buffers full of the next epochs, threads at the turnstile, in ordered and open stages."""
+    for num_taken in range(6):
+        builder = PipelineBuilder().add_source(Epochs(1), continuous=True)
+        builder.pipe(op, concurrency=3).pipe(op, concurrency=2, output_order="input")
+        pipeline = builder.aggregate(2).add_sink(1).build()
+        with no_leak(), eager_switching(), pipeline.auto_stop():
+            for _ in range(num_taken):
+                list(pipeline)
+    with pytest.raises(PipelineStopped, match="is closed and runs only once"):
+        iter(pipeline)
+
+
+def test_stop_from_another_thread_ends_a_wait_for_an_epoch():
+    """The loop gets PipelineStopped."""
+    op = GatedOp()
+    pipeline = continuous(Epochs(1), op, concurrency=2)
+    loop = in_thread(lambda: list(pipeline))
+    op.wait_started(1)
+    stop = in_thread(pipeline.stop)
+    until(lambda: "[stopping]" in repr(pipeline))
+    op.open()
+    result_of(stop)
+    assert isinstance(loop.exception(PATIENCE_SECONDS), PipelineStopped)
+
+
+def test_pipeline_that_is_dropped_between_epochs_ends_its_threads():
+    """The garbage collector is enough."""
+    with no_leak():
+        pipeline = continuous(Epochs(2), same, concurrency=2)
+        list(pipeline)
+        gone = weakref.ref(pipeline)
+        del pipeline
+        gc.collect()
+        assert gone() is None
+
+
+class Hands:
+    """A tuner that does what the test says."""
+
+    interval = None
+
+    def attach(self, run):
+        self.run = run
+        return self
+
+    def report_lap(self):
+        """The test decides."""
+
+
+@settings(deadline=None, max_examples=20)
+@given(counts=st.lists(st.integers(1, 5), min_size=4, max_size=8), in_order=st.booleans())
+def test_epochs_stay_apart_while_the_number_of_threads_changes(counts, in_order):
+    """Threads that come and leave at the turnstile."""
+    hands, source = Hands(), Epochs(5)
+    order = "input" if in_order else "completion"
+    pipeline = continuous(
+        source, same, name="op", concurrency=2, output_order=order, build={"tuner": hands}
+    )
+    with no_leak(), eager_switching(), pipeline.auto_stop():
+        for epoch, count in enumerate(counts):
+            hands.run.set_concurrency("op", count)
+            assert multiset(pipeline) == multiset(source.items(epoch))

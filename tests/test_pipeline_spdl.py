@@ -1,0 +1,518 @@
+"""What programs written for SPDL pass, subclass and annotate; only their imports are changed."""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import queue
+from fractions import Fraction
+from typing import get_type_hints
+
+import pytest
+from _gates import Boom, CountingSource, no_leak, pipeline_of, quiet_log, run_child
+
+import spdl_torch.pipeline
+from spdl_torch.errors import PipelineFailure
+from spdl_torch.observe import Profile, Report
+from spdl_torch.pipeline import (
+    Pipeline,
+    PipelineBuilder,
+    StatsQueue,
+    TaskHook,
+    TaskStatsHook,
+    build_pipeline,
+    defs,
+)
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet_log():
+        yield
+
+
+def same(item):
+    return item
+
+
+async def asame(item):
+    return item
+
+
+def fail_always(item):
+    raise Boom(item)
+
+
+# -- queue classes
+
+
+class LoggingQueue(StatsQueue):
+    """As in SPDL's example: an argument of its own in second place, filled in by a partial."""
+
+    def __init__(self, info, buffer, buffer_size=1, interval=59):
+        super().__init__(info, buffer_size=buffer_size, interval=interval)
+        self.buffer = buffer
+
+    async def interval_stats_callback(self, stats):
+        await super().interval_stats_callback(stats)
+        self.buffer.put((self.name, stats.num_items))
+
+
+class KeywordQueue(StatsQueue):
+    """SPDL's own signature."""
+
+    def __init__(self, info, *, buffer_size=1, interval=-1):
+        super().__init__(info, buffer_size=buffer_size, interval=interval)
+
+
+class PlainQueue(StatsQueue):
+    """Knows of no interval."""
+
+    def __init__(self, info, *, buffer_size):
+        super().__init__(info, buffer_size)
+
+
+@pytest.mark.parametrize(
+    ("queue_class", "interval", "expected"),
+    [
+        (functools.partial(LoggingQueue, buffer=queue.Queue()), None, 59),
+        (functools.partial(LoggingQueue, buffer=queue.Queue()), 30.0, 30.0),
+        (functools.partial(LoggingQueue, buffer=queue.Queue(), interval=7), 30.0, 7),
+        (KeywordQueue, None, -1),
+        (KeywordQueue, 30.0, 30.0),
+        (PlainQueue, None, None),
+        (PlainQueue, 30.0, None),
+        (StatsQueue, 30.0, 30.0),
+        (lambda info, **options: StatsQueue(info, **options), 30.0, 30.0),
+    ],
+)
+def test_queue_class_is_called_as_spdl_calls_it(queue_class, interval, expected):
+    """The size by name, the interval to those who take it and have none of their own."""
+    build = {"queue_class": queue_class, "report_stats_interval": interval}
+    p = pipeline_of(range(5), same, sink=7, build=build)
+    assert [q.interval for q in p._run._queues()] == [expected] * 3
+    assert p._run._queues()[-1].capacity == 7
+    with p.auto_stop():
+        assert list(p) == list(range(5))
+
+
+def test_statistics_of_a_partial_queue_class_reach_its_buffer():
+    """SPDL's example, its figures complete."""
+    buffer = queue.Queue()
+    build = {"queue_class": functools.partial(LoggingQueue, buffer=buffer)}
+    with pipeline_of(range(5), same, name="decode", build=build).auto_stop() as p:
+        list(p)
+    entries = dict(buffer.get_nowait() for _ in range(buffer.qsize()))
+    assert entries == {"0:0:src_queue": 5, "0:1:decode_queue": 5, "0:2:sink_queue": 5}
+
+
+class AsyncPut(StatsQueue):
+    async def put(self, item):
+        return await super().put(item)
+
+
+class OwnGet(StatsQueue):
+    def get(self, timeout=None):
+        return super().get(timeout)
+
+
+@pytest.mark.parametrize(
+    ("queue_class", "error", "match"),
+    [
+        (AsyncPut, TypeError, r"AsyncPut\.put is a coroutine function.*interval_stats_callback"),
+        (OwnGet, TypeError, r"OwnGet\.get would never be called.*get_numbered"),
+        (lambda info, buffer_size: queue.Queue(), TypeError, "must make a .*StatsQueue, got Queue"),
+        (lambda info: StatsQueue(info, 1), TypeError, "unexpected keyword argument 'buffer_size'"),
+    ],
+)
+def test_queue_class_that_cannot_work_is_refused_at_build(queue_class, error, match):
+    """Not in the middle of the run, as a failure of the source."""
+    with no_leak(), pytest.raises(error, match=match):
+        pipeline_of(range(5), same, build={"queue_class": queue_class})
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_stage_hook_of_a_queue_class_is_entered(asynchronous):
+    """Before its first item, and left after its last, around SPDL's ``super().stage_hook()``."""
+    log = []
+
+    class Plain(StatsQueue):
+        @contextlib.contextmanager
+        def stage_hook(self):
+            with super().stage_hook():
+                log.append(("enter", self.info.stage_name, self.counters().num_put))
+                yield
+                log.append(("leave", self.info.stage_name, self.counters().num_put))
+
+    class Asynchronous(StatsQueue):
+        @contextlib.asynccontextmanager
+        async def stage_hook(self):
+            async with super().stage_hook():
+                log.append(("enter", self.info.stage_name, self.counters().num_put))
+                yield
+                log.append(("leave", self.info.stage_name, self.counters().num_put))
+
+    build = {"queue_class": Asynchronous if asynchronous else Plain}
+    with pipeline_of(range(5), same, build=build).auto_stop() as p:
+        list(p)
+    names = ["src", "same", "sink"]
+    assert log == [("enter", n, 0) for n in names] + [("leave", n, 5) for n in names]
+
+
+@pytest.mark.parametrize("when", ["enter", "leave"])
+@pytest.mark.parametrize("where", ["src", "same", "sink"])
+def test_stage_hook_of_a_queue_that_raises_fails_the_pipeline(where, when):
+    """As the stage hook of a task hook does; the good items come first."""
+
+    class Queue(StatsQueue):
+        @contextlib.contextmanager
+        def stage_hook(self):
+            is_bad = self.info.stage_name == where
+            if is_bad and when == "enter":
+                raise Boom(when)
+            yield
+            if is_bad:
+                raise Boom(when)
+
+    p = pipeline_of(range(5), same, build={"queue_class": Queue})
+    got = []
+    with no_leak(), p.auto_stop(), pytest.raises(PipelineFailure, match=r"hook|broke") as failure:
+        got.extend(iter(p))
+    assert [error.args for error in failure.value.exceptions] == [(when,)]
+    assert got == ([] if when == "enter" else list(range(5)))
+
+
+# -- task hooks
+
+
+class NoDecorator(TaskHook):
+    async def task_hook(self, input_item=None):
+        yield
+
+
+class PlainGenerator(TaskHook):
+    def stage_hook(self):
+        yield
+
+
+class Coroutine(TaskHook):
+    async def stage_hook(self):
+        pass
+
+
+class NoHook:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("made", "match"),
+    [
+        ([NoDecorator()], r"'decode': NoDecorator\.task_hook .*async gen.*asynccontextmanager"),
+        ([PlainGenerator()], r"'decode': PlainGenerator\.stage_hook .*contextlib\.contextmanager"),
+        ([Coroutine()], r"'decode': Coroutine\.stage_hook .*coroutine.*asynccontextmanager"),
+        ([NoHook()], r"'decode', a NoHook, has no stage_hook"),
+        (None, r"must return a list of hooks for stage 'decode', got NoneType"),
+    ],
+)
+def test_hook_that_lacks_its_decorator_is_refused_at_build(made, match):
+    """With its class, its stage and what to write."""
+    with no_leak(), pytest.raises(TypeError, match=match):
+        pipeline_of([1], same, name="decode", build={"task_hook_factory": lambda info: made})
+
+
+@pytest.mark.parametrize("op", [same, asame])
+@pytest.mark.parametrize("method", ["stage_hook", "task_hook"])
+def test_hook_that_returns_no_context_manager_fails_the_pipeline(op, method):
+    """That shows only when it is called; it is no fault of an item, so none is dropped for it."""
+    hook = TaskHook()
+    setattr(hook, method, lambda *_: 7)
+    build = {"task_hook_factory": lambda info: [hook], "max_failures": -1}
+    p = pipeline_of(CountingSource(), op, name="decode", build=build)
+    match = rf"'decode': TaskHook\.{method} must return a context manager, got int"
+    with no_leak(), p.auto_stop(), pytest.raises(PipelineFailure, match=r"hook|broke") as failure:
+        list(p)
+    with pytest.raises(TypeError, match=match):
+        raise failure.value.exceptions[0]
+
+
+# -- SPDL's own defaults
+
+
+def test_minus_one_is_spdls_default():
+    """No limit, and one report at the end."""
+    p = pipeline_of(
+        range(500), fail_always, build={"max_failures": -1, "report_stats_interval": -1}
+    )
+    with p.auto_stop():
+        assert list(p) == []
+    assert p.stats().stages[0].tasks.num_failures == 500
+
+
+@pytest.mark.parametrize("whole", [None, 0, 0.5, Fraction(1, 10)])
+def test_minus_one_of_a_stage_lifts_the_limit_of_the_pipeline(whole):
+    """``pipe(max_failures=-1)``."""
+    p = pipeline_of(range(200), fail_always, max_failures=-1, build={"max_failures": whole})
+    with p.auto_stop():
+        assert list(p) == []
+
+
+def test_limit_stays_ten_percent_where_none_is_given():
+    """Unlike SPDL's: losing data is no default."""
+    for build in ({}, {"max_failures": None}):
+        with pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"):
+            list(pipeline_of(range(200), fail_always, build=build))
+
+
+def test_interval_of_minus_one_reports_once():
+    """Positional, as SPDL's subclasses pass it on."""
+    got = []
+
+    class Hook(TaskStatsHook):
+        def interval_stats_callback(self, stats):
+            got.append(stats.num_tasks)
+
+    class Queue(StatsQueue):
+        def __init__(self, info, buffer_size, interval=-1):
+            super().__init__(info, buffer_size, interval)
+
+        def interval_stats_callback(self, stats):
+            got.append(stats.num_items)
+
+    build = {"task_hook_factory": lambda info: [Hook(info, -1)], "queue_class": Queue}
+    with pipeline_of(range(9), same, build=build).auto_stop() as p:
+        list(p)
+    assert got == [9, 9, 9, 9]
+
+
+def test_arguments_without_effect_here_are_accepted():
+    """``start(timeout, daemon)``, ``use_thread_output_queue``."""
+    p = pipeline_of(range(3), same, build={"use_thread_output_queue": True})
+    p.start(timeout=3, daemon=True)
+    assert list(p.get_iterator(timeout=30)) == [0, 1, 2]
+    p.stop(timeout=30)
+
+
+def test_stage_id_is_where_the_names_of_stages_begin():
+    """Of hooks and queues alike."""
+    names = []
+
+    def hooks(info):
+        names.append(str(info))
+        return []
+
+    p = pipeline_of([], same, name="decode", build={"stage_id": 5, "task_hook_factory": hooks})
+    assert names == ["0:6:decode"]
+    names = [q.name for q in p._run._queues()]
+    assert names == ["0:5:src_queue", "0:6:decode_queue", "0:7:sink_queue"]
+
+
+# -- annotations
+
+
+def test_names_in_annotations_take_parameters():
+    """As SPDL's do, at run time too."""
+
+    def build(
+        config: defs.PipelineConfig[list[int]],
+        builder: PipelineBuilder[int, str],
+        stages: list[defs.PipeConfig[int, str] | defs.AggregateConfig[int]],
+        others: tuple[defs.SourceConfig[int], defs.SinkConfig[int], defs.DisaggregateConfig[int]],
+        variants: defs.PathVariantsConfig[int],
+        merge: defs.MergeConfig,
+    ) -> Pipeline[...]:
+        raise NotImplementedError
+
+    assert set(get_type_hints(build)) == set(inspect.signature(build).parameters) | {"return"}
+    assert isinstance(PipelineBuilder[int, str]().add_source([]), PipelineBuilder)
+    parts = defs.SourceConfig[int]([1]), [], defs.SinkConfig[int](3)
+    assert list(build_pipeline(defs.PipelineConfig[int](*parts))) == [1]
+
+
+# -- reports of a pipeline
+
+
+def test_pipeline_reports_and_profiles_itself(tmp_path):
+    """As PipelineDataset and DataLoader do; before it was started there is nothing."""
+    p = pipeline_of(range(50), same, name="decode")
+    for ask in (p.report, p.profile):
+        with pytest.raises(RuntimeError, match="no figures, nothing was loaded yet"):
+            ask()
+    with p.auto_stop():
+        list(p)
+        assert isinstance(p.report(), Report)
+    profile = p.profile()
+    assert isinstance(profile, Profile)
+    assert profile.statistics()["decode"]["num_tasks"] == 50
+    assert "decode" in str(p.report())
+    assert profile.write_trace(tmp_path / "trace.json").exists()
+
+
+# -- builds that fail
+
+
+def test_build_that_fails_leaves_nothing_to_stop_at_exit(tmp_path):
+    """A writer of statistics that is open elsewhere keeps its rows, and nothing is on stderr."""
+    code, out, err = run_child(
+        f"""
+        import queue
+        from spdl_torch.observe import EventLogEntry, SQLiteStatsWriter, query_event_stats
+        from spdl_torch.pipeline import PipelineBuilder
+        log = queue.Queue()
+        writer = SQLiteStatsWriter({str(tmp_path / "stats.db")!r}, log, flush_interval=3600)
+        writer.start()
+        kept = []
+        def broken(info, buffer_size):
+            raise ValueError("mine")
+        for _ in range(3):
+            try:
+                PipelineBuilder().add_source([1]).add_sink().build(queue_class=broken)
+            except ValueError as error:
+                kept.append(error)  # and with it the frames of the build
+        log.put(EventLogEntry(1.0, "the end"))
+        """
+    )
+    assert (code, out, err) == (0, "", "")
+    rows = spdl_torch.observe.query_event_stats(tmp_path / "stats.db")
+    assert [row.event_name for row in rows] == ["the end"]
+
+
+def test_thread_group_that_cannot_stop_does_not_keep_others_from_it():
+    """At exit each is asked by itself; what one raised is logged."""
+    code, out, err = run_child(
+        """
+        import threading
+        from spdl_torch.pipeline.threads import ThreadGroup
+        groups, is_done = [], threading.Event()
+        def broken():
+            raise ValueError("mine")
+        for _ in range(3):
+            bad, good = ThreadGroup(broken), None
+            bad.spawn("bad", lambda: None)
+            groups.append(bad)
+        def last_words():
+            is_done.wait()
+            print("the last rows")
+        writer = ThreadGroup(is_done.set, stops_last=True)
+        writer.spawn("writer", last_words)
+        """
+    )
+    assert (code, out) == (0, "the last rows\n")
+    assert err.count("ValueError: mine") == 3
+
+
+# -- signatures
+
+
+LEFT_OUT = {
+    ("build_pipeline", "background_tasks"): "start a thread or an event loop of your own",
+    ("run_pipeline_in_subprocess", "background_tasks"): "as above",
+    ("iterate_in_subprocess", "arena"): "tensors and arrays always go through shared memory",
+}
+"""Parameters of SPDL's that are not accepted here, and what to do instead."""
+
+BOTH = [
+    *("Pipeline", "PipelineBuilder", "StageInfo", "StatsQueue", "TaskHook", "TaskStatsHook"),
+    *("TaskPerfStats", "QueuePerfStats", "ProfileHook", "ProfileResult"),
+    *("build_pipeline", "cache_iterator", "is_eof", "is_epoch_end", "iterate_in_subprocess"),
+    *("profile_pipeline", "run_pipeline_in_subprocess"),
+    *("defs.Aggregate", "defs.Aggregator", "defs.Collate", "defs.Disaggregate", "defs.Merge"),
+    *("defs.PathVariants", "defs.Pipe", "defs.PipelineConfig", "defs.SinkConfig"),
+    "defs.SourceConfig",
+]
+
+
+def found_in(module, dotted):
+    """An attribute of an attribute."""
+    return functools.reduce(getattr, dotted.split("."), module)
+
+
+def callables_of(module, name):
+    """A function, or a class and its public methods, by dotted name."""
+    found = found_in(module, name)
+    yield name, found
+    if inspect.isclass(found):
+        for method, value in vars(found).items():
+            if not method.startswith("_") and callable(value):
+                yield f"{name}.{method}", getattr(found, method)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_every_parameter_of_spdls_is_accepted(name):
+    """By the same name and, where SPDL takes it so, in the same place."""
+    spdl = pytest.importorskip("spdl.pipeline", reason="SPDL, an optional peer, is not installed")
+    pytest.importorskip("spdl.pipeline.defs")
+    for dotted, theirs in callables_of(spdl, name):
+        if dotted in NOT_HERE or dotted in MADE_BY_THE_ENGINE:
+            continue
+        ours = found_in(spdl_torch.pipeline, dotted)
+        wanted = inspect.signature(theirs).parameters
+        given = inspect.signature(ours).parameters
+        for place, parameter in enumerate(wanted.values()):
+            if (dotted, parameter.name) in LEFT_OUT:
+                continue
+            if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                continue
+            mine = given.get(parameter.name)
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                assert list(given.values())[place].kind is not parameter.KEYWORD_ONLY, dotted
+                continue
+            assert mine is not None, f"{dotted} lacks {parameter.name}"
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                assert list(given).index(parameter.name) == place, f"{dotted}: {parameter.name}"
+                assert mine.kind is not parameter.KEYWORD_ONLY, f"{dotted}: {parameter.name}"
+            else:
+                assert mine.kind is not parameter.POSITIONAL_ONLY, f"{dotted}: {parameter.name}"
+
+
+MADE_BY_THE_ENGINE = ("Pipeline", "QueuePerfStats", "TaskPerfStats")
+"""Classes that programs only read: their fields count, not how they are made."""
+
+NOT_HERE = {
+    "PipelineBuilder.to": "run_pipeline_in_subprocess, or executor= for one stage",
+    "StatsQueue.get": "threads take with get_numbered(); see test_queue_class_that_cannot_work",
+    "StatsQueue.put": "threads put; the same name, without await",
+}
+"""Methods of SPDL's classes that are not here or differ, and what to use."""
+
+
+@pytest.mark.parametrize("name", ["QueuePerfStats", "TaskPerfStats", "StageInfo", "ProfileResult"])
+def test_fields_that_programs_read_are_there(name):
+    """By SPDL's names."""
+    spdl = pytest.importorskip("spdl.pipeline", reason="SPDL, an optional peer, is not installed")
+    theirs = {field.name for field in dataclasses.fields(getattr(spdl, name))}
+    assert theirs <= {f.name for f in dataclasses.fields(getattr(spdl_torch.pipeline, name))}
+    assert hasattr(spdl_torch.pipeline.QueuePerfStats, "qps")
+
+
+def test_tables_of_what_is_left_out_are_no_longer_than_they_must_be():
+    """What is accepted by now stands in no table."""
+    spdl = pytest.importorskip("spdl.pipeline", reason="SPDL, an optional peer, is not installed")
+    for dotted, parameter in LEFT_OUT:
+        assert parameter not in inspect.signature(found_in(spdl_torch.pipeline, dotted)).parameters
+    assert not hasattr(PipelineBuilder, "to")
+    missing = set(spdl.__all__) - set(spdl_torch.pipeline.__all__)
+    assert missing == set(NAMES_NOT_HERE)
+
+
+NAMES_NOT_HERE = {
+    **dict.fromkeys(["BackgroundTask", "BackgroundTaskFactory", "create_task"], "asyncio's own"),
+    **dict.fromkeys(
+        ["ProcessGroupResourceUsage", "ProcessGroupStatsMonitor"], "observe's probes and report"
+    ),
+    **dict.fromkeys(
+        [
+            *("PriorityExecutorEntrypoint", "PriorityInterpreterPoolExecutor"),
+            *("PriorityThreadPoolExecutor", "PriorityProcessPoolExecutor"),
+        ],
+        "every stage has threads of its own, so none waits behind another",
+    ),
+    **dict.fromkeys(
+        ["iterate_in_subinterpreter", "run_pipeline_in_subinterpreter"],
+        "numpy and torch cannot be imported there",
+    ),
+    **dict.fromkeys(
+        ["SharedMemoryRingBuffer", "SharedMemorySegmentPool"], "what crosses does so by itself"
+    ),
+    "AsyncQueue": "StatsQueue; build(stats=False) for none",
+}
+"""Names of ``spdl.pipeline`` that are not here, and what is instead."""

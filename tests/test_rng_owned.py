@@ -1,0 +1,220 @@
+"""Generators that a dataset, a transform or a collate function keeps as its own."""
+
+import copy
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from spdl_torch import DataLoader
+from spdl_torch.data.rng.keys import Purpose, StreamKey
+from spdl_torch.data.rng.owned import OwnedGenerators
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+WORKERS = (0, 1, 2, 8)
+
+
+class Draws:
+    """A transform that keeps a generator and draws one number from it."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __call__(self):
+        generator = self.generator
+        if isinstance(generator, torch.Generator):
+            return torch.rand((), generator=generator, dtype=torch.float64).item()
+        return generator.random()
+
+
+class Slotted(Draws):
+    """The same without a ``__dict__``."""
+
+    __slots__ = ("generator",)
+
+
+KINDS = {
+    "random": lambda seed: random.Random(seed),
+    "pcg64": lambda seed: np.random.default_rng(seed),
+    "philox": lambda seed: np.random.Generator(np.random.Philox(seed)),
+    "sfc64": lambda seed: np.random.Generator(np.random.SFC64(seed)),
+    "mt19937": lambda seed: np.random.Generator(np.random.MT19937(seed)),
+    "random_state": lambda seed: np.random.RandomState(seed),
+    "random_state_of_pcg64": lambda seed: np.random.RandomState(np.random.PCG64(seed)),
+    "torch": lambda seed: torch.Generator().manual_seed(seed),
+}
+
+PLACES = {
+    "transform": lambda generator: {"transform": Draws(generator)},
+    "composed": lambda generator: {"transforms": [len, (Draws(generator), None)]},
+    "partial": lambda generator: {"draw": functools.partial(Draws.__call__, Draws(generator))},
+    "method": lambda generator: {"draw": Draws(generator).__call__},
+    "named": lambda generator: {"steps": {"first": Draws(generator)}},
+    "slots": lambda generator: {"transform": Slotted(generator)},
+}
+
+
+class Owner(Dataset):
+    """Each sample is what its generator draws."""
+
+    def __init__(self, parts, length=64):
+        self.parts = parts
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return draw_from(self.parts)
+
+
+def draw_from(part):
+    """One number from the first thing that draws in a nested part."""
+    if isinstance(part, dict):
+        part = list(part.values())
+    if isinstance(part, list | tuple):
+        return next(
+            number for number in map(draw_from, part) if number is not None and number != "none"
+        )
+    return part() if callable(part) and part is not len else None
+
+
+def epochs(dataset, num_workers, num_epochs=2, **options):
+    """What the samples of some epochs drew, as lists."""
+    loader = DataLoader(dataset, 8, num_workers=num_workers, **options)
+    return [torch.cat(list(loader)).tolist() for _ in range(num_epochs)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sample_draws_its_own_number_for_any_number_of_workers(kind):
+    """64 numbers of 64, the same from 0 to 8 workers, others in the next epoch; the seed that the
+    user gave decides them, and the generator itself stands where it stood.
+    """
+    dataset = Owner({"transform": Draws(KINDS[kind](3))})
+    before = copy.deepcopy(dataset.parts["transform"])
+    expected = epochs(dataset, 0)
+    assert [len(set(epoch)) for epoch in expected] == [64, 64]
+    assert expected[0] != expected[1]
+    for num_workers in WORKERS:
+        torch.manual_seed(num_workers)  # not what they draw from
+        assert epochs(dataset, num_workers, persistent_workers=num_workers == 2) == expected
+    assert epochs(Owner({"transform": Draws(KINDS[kind](3))}), 2) == expected
+    assert epochs(Owner({"transform": Draws(KINDS[kind](4))}), 2) != expected
+    assert before() == dataset.parts["transform"]()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_generator_is_found_where_datasets_keep_it(place):
+    """In transforms, in lists of them, in partials, methods, dicts and slots."""
+    dataset = Owner(PLACES[place](np.random.default_rng(3)))
+    expected = epochs(dataset, 0)
+    assert [len(set(epoch)) for epoch in expected] == [64, 64]
+    assert epochs(dataset, 2) == expected
+
+
+def test_generator_of_the_dataset_itself_is_each_workers_own():
+    """Threads would take turns at one."""
+
+    class Direct(Owner):
+        def __init__(self):
+            super().__init__(None)
+            self.rng = random.Random(1)
+
+        def __getitem__(self, index):
+            return self.rng.random() + self.rng.random()
+
+    dataset = Direct()
+    expected = epochs(dataset, 0)
+    assert all(epochs(dataset, n) == expected for n in WORKERS)
+
+
+def test_seed_of_the_loader_seeds_generators_without_one():
+    """With ``seed=`` nothing depends on what the system gave them."""
+    runs = [epochs(Owner({"a": Draws(random.Random())}), workers, seed=5) for workers in WORKERS]
+    assert all(run == runs[0] for run in runs)
+    assert epochs(Owner({"a": Draws(random.Random())}), 2, seed=6) != runs[0]
+    assert epochs(Owner({"a": Draws(random.Random())}), 2) != epochs(
+        Owner({"a": Draws(random.Random())}), 2
+    )
+
+
+def test_collate_function_with_a_generator_draws_for_its_batch():
+    """One of its own for each batch, whichever worker makes it."""
+
+    class Mixing:
+        def __init__(self):
+            self.rng = np.random.default_rng(2)
+
+        def __call__(self, samples):
+            return torch.tensor([self.rng.random()], dtype=torch.float64)
+
+    dataset, collate = Owner({"a": Draws(random.Random(1))}), Mixing()
+    expected = epochs(dataset, 0, collate_fn=collate)
+    assert len(set(expected[0])) == 8
+    assert all(epochs(dataset, n, collate_fn=collate) == expected for n in WORKERS)
+
+
+class Shuffled(IterableDataset):
+    """Deals out its files after shuffling them with a generator of its own, as many do: that has
+    to be in one state on all workers. Its transform's generator is to differ for each item.
+    """
+
+    def __init__(self):
+        self.rng = random.Random(4)
+        self.transform = Draws(random.Random(5))
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        files = list(range(24))
+        self.rng.shuffle(files)
+        for file in files[first::step]:
+            yield torch.tensor([file, self.transform()], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+def test_iterable_datasets_own_generator_is_left_to_it(num_workers):
+    """Every item once, whatever the number of workers; each with a draw of its own."""
+    items = torch.stack(list(DataLoader(Shuffled(), None, num_workers=num_workers)))
+    assert sorted(items[:, 0].tolist()) == list(range(24))
+    assert len(set(items[:, 1].tolist())) == 24
+
+
+def test_streams_for_each_worker_leave_owned_generators_alone():
+    """rng="worker" is torch's rule: what a generator draws follows from its own state."""
+    dataset = Owner({"a": Draws(random.Random(3))})
+    generator = random.Random(3)
+    assert epochs(dataset, 0, 1, rng="worker") == [[generator.random() for _ in range(64)]]
+
+
+def test_generators_of_the_process_are_not_taken_for_owned_ones():
+    """Functions of modules are bound to them; their draws are led by the thread."""
+    for value in (random.random, random.Random.random, np.random.rand, torch.default_generator):
+        assert not OwnedGenerators({"draw": value})
+    assert not OwnedGenerators({"a": random.SystemRandom()})
+
+
+def test_walk_is_bounded():
+    """A structure without end, and one too long to look through, are left."""
+    endless = {}
+    endless["self"] = [endless]
+    found = OwnedGenerators([endless, {n: [random.Random()] for n in range(10_000)}])
+    assert not found
+
+
+def test_seeds_of_two_generators_and_two_purposes_differ():
+    """What a sample draws from one says nothing of what it draws from another."""
+    owned = OwnedGenerators([random.Random(1), random.Random(2), np.random.default_rng(1)])
+    assert [path for path, _ in owned.found] == ["list[0]", "list[1]", "list[2]"]
+    drawn = set()
+    for epoch in range(2):
+        key = StreamKey(7, epoch=epoch)
+        for position in range(20):
+            for purpose in (Purpose.SAMPLE, Purpose.COLLATE):
+                owned.seed(key, position, purpose)
+                drawn |= {generator.random() for _, generator in owned.found}
+    assert len(drawn) == 2 * 20 * 2 * 3

@@ -1,0 +1,451 @@
+"""spdl_torch.source: what ranks get, in which order, and that the order is SPDL's."""
+
+import importlib
+import inspect
+import itertools
+import pickle
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdl_torch import PipelineDataset
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.source import (
+    DistributedDeterministicSampler,
+    DistributedRandomSampler,
+    IterableWithShuffle,
+    SizedIterable,
+    SizedIterableWithShuffle,
+)
+from spdl_torch.source.imagenet import ImageNet, get_mappings, parse_wnid
+from spdl_torch.source.local_directory import LocalDirectory
+from spdl_torch.source.utils import MergeIterator, embed_shuffle, repeat_source
+
+PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
+
+SPDL = {
+    "spdl.source": "spdl_torch.source",
+    "spdl.source.utils": "spdl_torch.source.utils",
+    "spdl.source.imagenet": "spdl_torch.source.imagenet",
+    "spdl.source.local_directory": "spdl_torch.source.local_directory",
+}
+
+
+def spdl(name):
+    """A module of SPDL's."""
+    return pytest.importorskip(name)
+
+
+# -- samplers --------------------------------------------------------------------------------------
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*never visited:UserWarning")
+
+drops = st.booleans()
+seeds = st.integers(0, 2**40)
+
+
+@st.composite
+def shares(draw):
+    """How many indices, and among how many ranks."""
+    world_size = draw(st.integers(1, 9))
+    return draw(st.integers(world_size, 200)), world_size
+
+
+@pytest.mark.parametrize("kind", [DistributedDeterministicSampler, DistributedRandomSampler])
+@given(share=shares(), drop=drops, seed=seeds)
+def test_ranks_have_nothing_in_common_and_together_everything(kind, share, drop, seed):
+    """Or, without the last round, all but less than a round; lengths are as said."""
+    n, world_size = share
+    samplers = [
+        kind(n, rank=rank, world_size=world_size, ddp_drop_last_distributed_round=drop)
+        for rank in range(world_size)
+    ]
+    if kind is DistributedRandomSampler:
+        for sampler in samplers:
+            sampler.shuffle(seed)
+    parts = [list(sampler) for sampler in samplers]
+    assert [len(part) for part in parts] == [len(sampler) for sampler in samplers]
+    drawn = list(itertools.chain(*parts))
+    assert len(set(drawn)) == len(drawn)
+    assert set(drawn) <= set(range(n))
+    lengths = {len(part) for part in parts}
+    assert len(drawn) == (n - n % world_size if drop else n)
+    assert len(lengths) == 1 if drop else max(lengths) - min(lengths) <= 1
+    assert all(type(index) is int for index in drawn)
+    assert parts == [list(sampler) for sampler in samplers], "the same in every pass"
+
+
+@given(share=shares(), seed=seeds, history=st.lists(seeds, max_size=3), draws=st.integers(0, 5))
+def test_shuffle_depends_on_its_seed_alone(share, seed, history, draws):
+    """Neither on what was before, nor on anyone's random state, which it leaves alone."""
+    n, world_size = share
+    fresh = DistributedRandomSampler(n, rank=0, world_size=world_size, seed=seed)
+    used = DistributedRandomSampler(n, rank=0, world_size=world_size)
+    for before in history:
+        used.shuffle(before)
+        list(itertools.islice(used, draws))
+    used.shuffle(seed=seed)
+    random.seed(draws), np.random.seed(draws), torch.manual_seed(draws)
+    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    first = list(fresh)
+    assert state == (
+        *(random.getstate(), np.random.get_state()[1].tolist()),
+        torch.get_rng_state().tolist(),
+    )
+    random.random(), np.random.rand(), torch.rand(1)
+    assert list(used) == first == list(pickle.loads(pickle.dumps(fresh)))
+
+
+@st.composite
+def arguments(draw):
+    """Of a random sampler, weighted or not, for one of several ranks."""
+    n, world_size = draw(shares())
+    weights = draw(
+        st.none() | st.lists(st.floats(0, 9) | st.just(0.0), min_size=n, max_size=n).filter(any)
+    )
+    most = 3 * n if weights else n
+    options = {
+        "num_draws": draw(st.none() | st.integers(world_size, most)),
+        "weights": weights,
+        "seed": draw(seeds),
+        "ddp_drop_last_distributed_round": draw(drops),
+    }
+    return n, {"rank": draw(st.integers(0, world_size - 1)), "world_size": world_size, **options}
+
+
+@given(arguments=arguments(), seed=seeds)
+def test_order_is_spdl_s(arguments, seed):
+    """A run that was begun with SPDL goes on with the same samples."""
+    n, options = arguments
+    ours = DistributedRandomSampler(n, **options)
+    theirs = spdl("spdl.source").DistributedRandomSampler(n, **options)
+    assert (len(ours), list(ours)) == (len(theirs), list(theirs))
+    ours.shuffle(seed), theirs.shuffle(seed)
+    assert list(ours) == list(theirs)
+    if options["weights"] is not None:
+        assert all(options["weights"][index] > 0 for index in ours)
+        return
+    for name in ("num_draws", "weights", "seed"):
+        del options[name]
+    ours = DistributedDeterministicSampler(n, **options)
+    theirs = spdl("spdl.source").DistributedDeterministicSampler(n, **options)
+    assert (len(ours), list(ours)) == (len(theirs), list(theirs))
+
+
+def test_draws_are_as_frequent_as_they_weigh():
+    """To within what chance leaves, with replacement."""
+    sampler = DistributedRandomSampler(3, rank=0, world_size=1, weights=[1, 0, 3], num_draws=40_000)
+    counts = Counter(sampler)
+    assert counts.keys() == {0, 2}
+    assert counts[2] / counts[0] == pytest.approx(3, rel=0.05)
+
+
+def test_samplers_do_not_give_their_order_away_between_ranks():
+    """Ranks draw from one order: their shares differ in what, not in how often."""
+    parts = [list(DistributedRandomSampler(9, rank=r, world_size=3)) for r in range(3)]
+    assert sorted(itertools.chain(*parts)) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "complaint"),
+    [
+        (lambda k, **o: k(0, **o), ValueError, "n must be >= 1, got 0"),
+        (lambda k, **o: k(2.5, **o), TypeError, "integer"),
+        (
+            lambda k, **o: k(9, **{**o, "world_size": 0}),
+            ValueError,
+            "world_size must be >= 1, got 0",
+        ),
+        (lambda k, **o: k(9, **{**o, "rank": 2}), ValueError, "rank must be within 0 and 1, got 2"),
+        (
+            lambda k, **o: k(9, **{**o, "rank": -1}),
+            ValueError,
+            "rank must be within 0 and 1, got -1",
+        ),
+        (lambda k, **o: k(1, **o), ValueError, "Pass ddp_drop_last_distributed_round=False"),
+    ],
+)
+@pytest.mark.parametrize("kind", [DistributedDeterministicSampler, DistributedRandomSampler])
+def test_share_is_refused_when_it_cannot_be(kind, make, error, complaint):
+    """With the argument's name and what was given."""
+    with pytest.raises(error, match=complaint):
+        make(kind, rank=0, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"num_draws": 0}, "num_draws must be >= 1 or None, got 0"),
+        ({"num_draws": 4}, r"num_draws must be <= n without weights.*num_draws=4, n=3"),
+        ({"weights": [1, 2]}, r"weights must be 3 numbers, one for each index, got shape \(2,\)"),
+        ({"weights": [1, -1, 1]}, "weights must be finite and >= 0"),
+        ({"weights": [1, float("nan"), 1]}, "weights must be finite and >= 0"),
+        ({"weights": [0, 0, 0]}, "weights must add up to a finite number > 0, got 0"),
+        ({"weights": [1e308] * 3}, "weights must add up to a finite number > 0, got inf"),
+    ],
+)
+def test_draws_are_refused_when_they_cannot_be(options, complaint):
+    """Likewise."""
+    with pytest.raises(ValueError, match=complaint):
+        DistributedRandomSampler(3, rank=0, world_size=1, **options)
+
+
+@pytest.mark.filterwarnings("error")
+def test_indices_that_are_never_visited_are_told():
+    """As by SPDL; at the caller's line."""
+    with pytest.warns(UserWarning, match="the last 3 of 11 indices are never visited") as told:
+        DistributedDeterministicSampler(11, rank=0, world_size=4)
+    assert told[0].filename == __file__
+    DistributedDeterministicSampler(11, rank=0, world_size=4, ddp_drop_last_distributed_round=False)
+
+
+@pytest.mark.parametrize("wrap", [lambda sampler: sampler, embed_shuffle])
+def test_dataset_does_not_divide_a_sampler_again(wrap):
+    """The rank's part is there already: all of it is the rank's."""
+    sampler = wrap(DistributedRandomSampler(12, rank=1, world_size=3))
+    builder = PipelineBuilder().add_source(sampler).pipe(str).add_sink()
+    dataset = PipelineDataset(builder, num_replicas=3, rank=1)
+    assert len(dataset) == 4
+    own = [str(i) for i in DistributedRandomSampler(12, rank=1, world_size=3, seed=0)]
+    assert list(dataset) == own
+
+
+# -- shuffling and repeating -----------------------------------------------------------------------
+
+
+class Recording:
+    """A source that keeps what it was told."""
+
+    def __init__(self, num_items=3, told=()):
+        self.num_items, self.told = num_items, list(told)
+
+    def shuffle(self, seed):
+        self.told.append(seed)
+
+    def __iter__(self):
+        yield from ((tuple(self.told), number) for number in range(self.num_items))
+
+
+def test_embed_shuffle_shuffles_once_a_pass():
+    """With the epoch's number: before the pass, or after it."""
+    source = embed_shuffle(Recording(), epoch=5)
+    assert [[told for told, _ in source] for _ in range(2)] == [[(5,)] * 3, [(5, 6)] * 3]
+    source = embed_shuffle(Recording(), shuffle_last=True, epoch=5)
+    assert [[told for told, _ in source] for _ in range(2)] == [[()] * 3, [(5,)] * 3]
+    for _ in source:
+        break  # a pass that was left counts
+    assert next(iter(source)) == ((5, 6, 7), 0)
+
+
+@given(share=shares(), epoch=st.integers(0, 99), last=st.booleans())
+def test_embed_shuffle_and_repeat_source_are_spdl_s(share, epoch, last):
+    """Over the same sampler, for several passes."""
+    theirs = spdl("spdl.source.utils")
+    n, world_size = share
+
+    def sampler():
+        return DistributedRandomSampler(n, rank=world_size - 1, world_size=world_size)
+
+    ours, peer = (
+        make(sampler(), shuffle_last=last, epoch=epoch)
+        for make in (embed_shuffle, theirs.embed_shuffle)
+    )
+    assert len(ours) == len(peer)
+    assert [list(ours) for _ in range(3)] == [list(peer) for _ in range(3)]
+    many = 3 * len(ours) + 1
+    ours, peer = repeat_source(sampler(), epoch), theirs.repeat_source(sampler(), epoch)
+    assert list(itertools.islice(ours, many)) == list(itertools.islice(peer, many))
+
+
+def test_embed_shuffle_has_a_length_where_the_source_has_one():
+    """And none otherwise; it takes what can be shuffled alone."""
+    assert isinstance(Recording(), IterableWithShuffle)
+    assert not isinstance(Recording(), SizedIterableWithShuffle)
+    sampler = DistributedRandomSampler(9, rank=0, world_size=2)
+    assert isinstance(sampler, SizedIterableWithShuffle)
+    assert isinstance(embed_shuffle(sampler), SizedIterable)
+    assert len(embed_shuffle(sampler)) == 4
+    with pytest.raises(TypeError, match="a Recording has no len"):
+        len(embed_shuffle(Recording()))
+    with pytest.raises(TypeError, match=r"have shuffle\(seed\), got list"):
+        embed_shuffle([1, 2])
+
+
+def test_shuffled_source_goes_on_where_it_was_when_it_is_copied():
+    """As when a child process gets it after some passes."""
+    source = embed_shuffle(DistributedRandomSampler(20, rank=0, world_size=1))
+    list(source)
+    copy = pickle.loads(pickle.dumps(source))
+    assert list(copy) == list(source) != list(source)
+
+
+def test_repeat_source_goes_round_what_cannot_be_shuffled():
+    """In its own order; what ends for good is told, not waited for."""
+    assert list(itertools.islice(repeat_source([1, 2]), 5)) == [1, 2, 1, 2, 1]
+    copy = pickle.loads(pickle.dumps(begun := repeat_source([1, 2])))
+    assert [next(copy), next(begun), next(begun)] == [1, 1, 2]
+    with pytest.raises(ValueError, match="it was begun, and cannot be pickled"):
+        pickle.dumps(begun)
+    once = repeat_source(iter([1, 2]))
+    assert [next(once), next(once)] == [1, 2]
+    with pytest.raises(RuntimeError, match="epoch 1 of the list_iterator is empty"):
+        next(once)
+
+
+# -- merging ---------------------------------------------------------------------------------------
+
+lists = st.lists(st.lists(st.integers(), max_size=6), min_size=1, max_size=4)
+
+
+@given(lists=lists, stop=st.integers(-1, 12), seed=seeds, weigh=st.booleans(), data=st.data())
+def test_merging_is_spdl_s(lists, stop, seed, weigh, data):
+    """In turn and by weights, wherever it stops, and in every pass."""
+    # Weights more than 2^250 apart are drawn as exactly, by other random bits than SPDL's.
+    weight = st.just(0.0) | st.floats(2**-40, 5) | st.integers(0, 5)
+    numbers = st.lists(weight, min_size=len(lists), max_size=len(lists)).filter(any)
+    options = {"stop_after": stop, "seed": seed, "weights": data.draw(numbers) if weigh else None}
+    ours = MergeIterator(lists, **options)
+    theirs = spdl("spdl.source.utils").MergeIterator(lists, **options)
+    assert list(ours) == list(theirs) == list(ours)
+
+
+@given(lists=lists, weights=st.lists(st.integers(1, 9), min_size=4, max_size=4), seed=seeds)
+def test_merging_loses_and_doubles_nothing(lists, weights, seed):
+    """Every item once, those of an iterable in its order."""
+    numbered = [[(place, item) for item in items] for place, items in enumerate(lists)]
+    for chosen in (None, weights[: len(lists)]):
+        merged = list(MergeIterator(numbered, weights=chosen, seed=seed))
+        for place, items in enumerate(numbered):
+            assert [each for each in merged if each[0] == place] == items
+
+
+def test_merging_draws_as_often_as_it_weighs():
+    """Of iterables without an end."""
+    sources = [itertools.repeat(0), itertools.repeat(1), itertools.repeat(2)]
+    merged = MergeIterator(sources, weights=[1, 3, 0], stop_after=20_000)
+    counts = Counter(merged)
+    assert counts.keys() == {0, 1}
+    assert counts[1] / counts[0] == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"iterables": []}, "iterables must hold at least one"),
+        ({"stop_after": -2}, "stop_after must be >= -1, got -2"),
+        ({"weights": [1]}, "must be as many as iterables, got 1 weights for 2"),
+        ({"weights": ["a", 1]}, "weights must be numbers"),
+        ({"weights": [-1, 1]}, "must be finite and >= 0"),
+        ({"weights": [0, 0]}, "must add up to a finite number > 0"),
+    ],
+)
+def test_merging_is_refused_when_it_cannot_be(options, complaint):
+    """With the argument's name and what was given."""
+    with pytest.raises(ValueError, match=complaint):
+        MergeIterator(**{"iterables": [[1], [2]], **options})
+
+
+# -- folders ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of ImageNet's, and something else."""
+    for wnid, num_files in (("n01440764", 3), ("n15075141", 2)):
+        place = tmp_path / "n00000000" / "val" / wnid
+        place.mkdir(parents=True)
+        for number in range(num_files):
+            (place / f"{number}.JPEG").touch()
+        (place / "list.txt").touch()
+    return tmp_path / "n00000000"
+
+
+@given(seed=seeds, history=st.lists(seeds, max_size=3))
+def test_folder_has_an_order_for_every_seed(tmp_path_factory, seed, history):
+    """Which does not depend on the shuffles before, and at first is SPDL's."""
+    root = tmp_path_factory.mktemp("folder")
+    for number in range(9):
+        (root / f"{number}.txt").touch()
+    source = LocalDirectory(str(root), "*.txt")
+    assert list(source) == sorted(root.iterdir())
+    assert len(source) == 9
+    for before in history:
+        source.shuffle(before)
+    source.shuffle(seed)
+    peer = spdl("spdl.source.local_directory").LocalDirectory(root, "*.txt")
+    peer.shuffle(seed)
+    assert list(source) == list(peer)
+    assert sorted(source) == sorted(root.iterdir())
+
+
+def test_folder_is_refused_when_it_is_empty(tmp_path):
+    """Rather than training on nothing."""
+    with pytest.raises(FileNotFoundError, match=r"nothing in .*nowhere matches '\*\.jpg'"):
+        LocalDirectory(tmp_path / "nowhere", "*.jpg")
+
+
+def test_imagenet_gives_paths_with_their_labels(folder):
+    """By the name of the file's own folder."""
+    source = ImageNet(folder)
+    assert [(path.parent.name, label) for path, label in source] == [
+        *[("n01440764", 0)] * 3,
+        *[("n15075141", 999)] * 2,
+    ]
+    assert len(source) == 5
+    source.shuffle(1)
+    shuffled = list(source)
+    assert shuffled != sorted(shuffled)
+    assert sorted(shuffled) == sorted(ImageNet(folder, "val"))
+    with pytest.raises(ValueError, match="split must be one of train, val, got 'test'"):
+        ImageNet(folder, "test")
+    with pytest.raises(FileNotFoundError, match="matches 'train/"):
+        ImageNet(folder, "train")
+    (folder / "val" / "n99999999").mkdir()
+    (folder / "val" / "n99999999" / "x.JPEG").touch()
+    with pytest.raises(ValueError, match="n99999999 is none of the 1000 classes"):
+        list(ImageNet(folder))
+
+
+def test_labels_are_everyone_s():
+    """SPDL's, and those of the folders' names in order."""
+    labels = get_mappings()
+    assert labels == spdl("spdl.source.imagenet").get_mappings()
+    assert list(labels) == sorted(labels)
+    assert list(labels.values()) == list(range(1000))
+    assert parse_wnid("a/n01440764_x/n02.JPEG") == "n01440764"
+    with pytest.raises(ValueError, match="no WordNet number"):
+        parse_wnid("n123")
+
+
+@pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason="the photographs are not there")
+def test_photographs_have_their_labels(tmp_path):
+    """A folder per class, as ImageNet has it, read by SPDL alike."""
+    (tmp_path / "val").symlink_to(PHOTOGRAPHS)
+    ours = list(ImageNet(tmp_path))
+    assert len(ours) == 200
+    assert ours == list(spdl("spdl.source.imagenet").ImageNet(tmp_path))
+
+
+# -- signatures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theirs", SPDL)
+def test_names_and_arguments_are_spdl_s(theirs):
+    """All of them, by place and default."""
+    peer, ours = spdl(theirs), importlib.import_module(SPDL[theirs])
+    assert set(ours.__all__) == set(peer.__all__)
+    for name in peer.__all__:
+        there, here = getattr(peer, name), getattr(ours, name)
+        if "Iterable" in name and "Merge" not in name:
+            continue  # protocols, which nobody calls
+        expected = inspect.signature(there).parameters.values()
+        found = inspect.signature(here).parameters.values()
+        assert [(p.name, p.kind, p.default) for p in found] == [
+            (p.name, p.kind, p.default) for p in expected
+        ], name

@@ -1,0 +1,397 @@
+"""spdl_torch.io called as spdl.io is: the same calls and results, or an error that says why."""
+
+import importlib
+import inspect
+import io
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import _spdl_calls
+import numpy as np
+import pytest
+import torch
+from _spdl_calls import IMAGE, VIDEO
+from _videos import KINDS, REAL, write_video
+from PIL import Image
+
+import spdl_torch.io
+import spdl_torch.io.utils
+from spdl_torch.errors import DecodeError, UnsupportedOptionError
+from spdl_torch.io import (
+    convert_frames,
+    cpu_storage,
+    decode_config,
+    decode_image,
+    decode_packets,
+    demux_config,
+    demux_image,
+    demux_video,
+    get_video_filter_desc,
+    load_image,
+    load_image_batch,
+    load_video,
+    to_numpy,
+)
+from spdl_torch.io._left_out import LEFT_OUT
+
+MADE = ["b-frames", "open gop", "no b-frames", "variable rate", "odd size", "vp9 in webm", "mjpeg"]
+
+DIFFERS = {
+    # SPDL loses the frames before the first keyframe behind the start, and of AVI the B-frames.
+    *(f"test_b.avi: {name}" for name in ("window", "facts", "fps")),
+}
+"""Where SPDL's results are known to be others."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder of small videos and images, with real ones where they are at hand."""
+    folder = tmp_path_factory.mktemp("files")
+    for name in MADE:
+        (folder / f"{name}.mp4").write_bytes(write_video(KINDS[name]))
+    ramp = Image.radial_gradient("L").resize((96, 80))
+    colours = Image.merge("RGB", [ramp, ramp.transpose(Image.Transpose.ROTATE_180), ramp])
+    colours.save(folder / "colours.jpg", quality=90)
+    colours.convert("RGBA").save(folder / "alpha.png")
+    for path in REAL:
+        if path.name in ("k400_arm_wrestling.mp4", "test_b.avi"):
+            shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(files, tmp_path_factory):
+    """What SPDL makes of them."""
+    pytest.importorskip("spdl.io")
+    return _spdl_calls.results_of_spdl(files, tmp_path_factory.mktemp("spdl") / "out.npz")
+
+
+def test_results_are_spdl_s_to_the_bit(files, theirs):
+    """Of every call for every file: videos, images, and what their objects say of themselves."""
+    ours = _spdl_calls.results(spdl_torch.io, files)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) > len(MADE) * len(VIDEO) + len(IMAGE)
+    for name, expected in theirs.items():
+        found = ours[name]
+        if name in DIFFERS:
+            assert not np.array_equal(found, expected), f"{name}: SPDL was mended"
+        elif expected.dtype == np.float64:
+            assert found == pytest.approx(expected), name
+        else:
+            assert np.array_equal(found, expected), name
+
+
+def test_plain_image_is_decode_image_s(files):
+    """Without a size and a filter: the picture as stored, with its colours at the end."""
+    for name in ("colours.jpg", "alpha.png"):
+        image = load_image(files / name)
+        assert image.is_contiguous()
+        assert torch.equal(image.permute(2, 0, 1), decode_image(files / name))
+        assert torch.equal(load_image((files / name).read_bytes(), name="x"), image)
+        batch = load_image_batch([files / name] * 2, width=None, height=None)
+        assert torch.equal(batch, torch.stack([image, image]))
+
+
+def test_one_size_keeps_the_shape(files):
+    """Of a batch without the other; and if neither is given, all pictures have to agree."""
+    path = files / "colours.jpg"
+    assert load_image_batch([path], width=48, height=None).shape == (1, 40, 48, 3)
+    assert load_image_batch([path], width=None, height=40).shape == (1, 40, 48, 3)
+    assert load_image_batch([path], width=48, height=None, pix_fmt="gray").shape == (1, 40, 48, 1)
+    small = io.BytesIO()
+    Image.new("RGB", (8, 6)).save(small, "png")
+    with pytest.raises(
+        DecodeError, match=r"differ in size: .*colours.jpg is 96x80, <bytes> is 8x6"
+    ):
+        load_image_batch([path, small.getvalue()], width=None, height=None)
+    with pytest.raises(DecodeError, match="frames change from gray 96x80 to gray 8x6"):
+        load_image_batch([path, small.getvalue()], width=None, height=None, pix_fmt="gray")
+
+
+def test_other_formats_have_the_geometry_of_rgb24(files):
+    """The whole picture, stretched: nothing is padded or cut, whichever format is asked for."""
+    path = files / "colours.jpg"
+    plain = load_image_batch([path], width=30, height=50)
+    for pix_fmt, channels in (("bgr24", [2, 1, 0]), ("rgba", [0, 1, 2])):
+        other = load_image_batch([path], width=30, height=50, pix_fmt=pix_fmt)[..., channels]
+        assert other.shape == plain.shape
+        assert (other.int() - plain.int()).abs().float().mean() < 3
+
+
+def test_storage_is_written_over(files):
+    """The batch lies in it, by the kernel as by FFmpeg, and the next one takes its place."""
+    storage = cpu_storage(2 * 24 * 40 * 3, pin_memory=False)
+    assert repr(storage) == "<CPUStorage of 5760 bytes, pageable>"
+    size = {"width": 40, "height": 24}
+    one = load_image_batch([files / "colours.jpg"], **size, storage=storage)
+    assert torch.equal(one, load_image_batch([files / "colours.jpg"], **size))
+    other = load_image_batch([files / "alpha.png"], **size, pix_fmt="bgr24", storage=storage)
+    assert one.data_ptr() == other.data_ptr()
+    assert torch.equal(one, other)
+    with pytest.raises(ValueError, match=r"8640 bytes are needed .* got 5760.*cpu_storage\(8640\)"):
+        load_image_batch([files / "alpha.png"] * 3, **size, storage=storage)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match=r"pinned memory needs CUDA.*pin_memory=False"):
+            cpu_storage(8)
+    with pytest.raises(ValueError, match="size must be >= 1 byte, got 0"):
+        cpu_storage(0, False)
+
+
+def test_bad_images_are_left_out_by_ffmpeg_too(files):
+    """``strict=False`` with a filter, as without."""
+    filter_desc = get_video_filter_desc(scale_width=8, scale_height=8)
+    request = {"width": None, "height": None, "filter_desc": filter_desc}
+    batch = load_image_batch([b"no image", files / "colours.jpg"], **request, strict=False)
+    assert batch.shape == (1, 8, 8, 3)
+    with pytest.raises(DecodeError, match="<bytes>"):
+        load_image_batch([b"no image", files / "colours.jpg"], **request)
+    with pytest.raises(DecodeError, match="none of the 1 images can be decoded"):
+        load_image_batch([b"no image"], **request, strict=False)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load_image_batch(["nowhere.jpg"], **request, strict=False)
+
+
+def test_bitstream_filters_are_applied(files):
+    """The packets change; the frames do not."""
+    video = files / "b-frames.mp4"
+    plain, annexb = demux_video(video), demux_video(video, bsf="h264_mp4toannexb")
+    assert bytes(annexb.packets[0])[:4] == b"\0\0\0\1" != bytes(plain.packets[0])[:4]
+    assert annexb.timestamps == plain.timestamps
+    assert torch.equal(convert_frames(decode_packets(annexb)), load_video(video))
+    again = pickle.loads(pickle.dumps(annexb))
+    assert torch.equal(convert_frames(decode_packets(again)), load_video(video))
+    with pytest.raises(ValueError, match="FFmpeg refuses 'nonesuch'"):
+        demux_video(video, bsf="nonesuch")
+
+
+def test_image_packets_can_be_decoded_again_copied_and_pickled(files):
+    """As those of videos; they stay images."""
+    packets = demux_image(files / "colours.jpg", name="a picture")
+    image = convert_frames(decode_packets(packets))
+    for again in (packets, packets.clone(), pickle.loads(pickle.dumps(packets))):
+        frames = decode_packets(again)
+        assert (type(again).__name__, type(frames).__name__) == ("ImagePackets", "ImageFrames")
+        assert torch.equal(convert_frames(frames), image)
+    assert (packets.width, packets.height, packets.pix_fmt) == (96, 80, "yuvj420p")
+    assert "a picture" in repr(packets)
+    assert decode_packets(packets).pts == 0.0
+    assert decode_packets(packets).metadata == {}
+
+
+@pytest.mark.parametrize("name", ["100%03d.jpg", "a*[b]?.jpg", "ab::c.jpg"])
+def test_image_is_opened_by_its_very_name(files, tmp_path, name):
+    """Nothing in it is a pattern or a protocol."""
+    shutil.copy(files / "colours.jpg", tmp_path / name)
+    found = convert_frames(decode_packets(demux_image(tmp_path / name)))
+    assert torch.equal(found, convert_frames(decode_packets(demux_image(files / "colours.jpg"))))
+
+
+def test_frames_are_taken_by_place_slice_and_list(files):
+    """As a sequence's, with its errors; there are always some."""
+    frames = decode_packets(demux_video(files / "no b-frames.mp4"))
+    assert [f.pts for f in (frames[0], frames[-1])] == pytest.approx([0.0, 39 / 25])
+    assert frames[[3, 1]].get_timestamps() == pytest.approx([3 / 25, 1 / 25])
+    assert len(frames[5:1000]) == 35
+    with pytest.raises(IndexError, match="list index out of range"):
+        frames[40]
+    with pytest.raises(IndexError, match="leaves none of 40 frames"):
+        frames[5:5]
+
+
+def test_lines_that_run_backwards_are_copied_forwards(files):
+    """What FFmpeg's vflip leaves behind, in the video's own format too."""
+    packets = demux_video(files / "no b-frames.mp4")
+    for filter_desc in (None, "format=pix_fmts=gray"):
+        chain = f"vflip,{filter_desc}" if filter_desc else "vflip"
+        flipped = convert_frames(decode_packets(packets, chain))
+        twice = convert_frames(decode_packets(packets, f"vflip,{chain}"))
+        plain = convert_frames(decode_packets(packets, filter_desc))
+        assert torch.equal(twice, plain)
+        brightness = [frames.reshape(40, -1, 64)[:, :48] for frames in (flipped, plain)]
+        assert torch.equal(brightness[0], brightness[1].flip(1))
+
+
+NOT_A_NUMBER = {"threads": "many"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "complaint"),
+    [
+        (lambda p, v: load_image(p, 8), TypeError, "width and height go together"),
+        (lambda p, v: load_image(p, crop=lambda h, w: None), TypeError, "and crop needs them"),
+        (
+            lambda p, v: load_image(p, 8, 8, filter_desc="hflip"),
+            TypeError,
+            "go without .*filter_desc",
+        ),
+        (
+            lambda p, v: load_image_batch([p], width=8, height=8, pix_fmt="gray", crop=max),
+            *(TypeError, r"crop goes without .*filter_desc='crop=w=\.\.\.:h=\.\.\.'"),
+        ),
+        (
+            lambda p, v: load_image_batch([p], width=8, height=8, pix_fmt="gbrp"),
+            *(UnsupportedOptionError, "frames of gbrp and 8x8 do not fill an array"),
+        ),
+        (lambda p, v: load_image_batch([p], width=0, height=8), ValueError, "must be >= 1 or None"),
+        (
+            lambda p, v: load_image_batch([], width=8, height=8),
+            ValueError,
+            "srcs must hold at least",
+        ),
+        (
+            lambda p, v: load_image(p, filter_desc="nonesuch"),
+            ValueError,
+            "FFmpeg refuses 'nonesuch",
+        ),
+        (
+            lambda p, v: load_image(p, demux_config=demux_config("nonesuch")),
+            *(ValueError, "FFmpeg has no format 'nonesuch' here"),
+        ),
+        (
+            lambda p, v: load_video(v, demux_config=demux_config("avi")),
+            *(DecodeError, "Invalid data found"),
+        ),
+        (
+            lambda p, v: load_video(v, decode_config=decode_config("nonesuch")),
+            *(ValueError, "FFmpeg has no decoder 'nonesuch' here"),
+        ),
+        (
+            lambda p, v: load_video(v, decode_config=decode_config(None, {"nonesuch": "1"})),
+            *(ValueError, "the decoder 'h264' has no option nonesuch"),
+        ),
+        (
+            lambda p, v: load_video(v, decode_config=decode_config(None, {"flags": "nonesuch"})),
+            *(ValueError, "decode_config: FFmpeg refuses it: .*Invalid argument"),
+        ),
+        (lambda p, v: decode_config(None, NOT_A_NUMBER), ValueError, "threads must be a number"),
+        (lambda p, v: decode_config(None, {"threads": 2}), TypeError, "must map texts to texts"),
+        (lambda p, v: demux_image(b""), DecodeError, "<bytes>"),
+        (lambda p, v: demux_image(b"abc", name="thing"), DecodeError, "thing: "),
+        (lambda p, v: demux_video(v, timestamp=("1/2", 0.25)), ValueError, "start < end"),
+        (lambda p, v: to_numpy(3), TypeError, "what has __array_interface__, got int"),
+    ],
+)
+def test_call_is_refused_with_what_is_wrong(files, call, error, complaint):
+    """Never ignored without a word."""
+    with pytest.raises(error, match=complaint):
+        call(files / "colours.jpg", files / "b-frames.mp4")
+
+
+def test_packets_are_decoded_after_a_refused_configuration(files):
+    """Nobody waits for a decoder that could not be made."""
+    packets = demux_video(files / "b-frames.mp4")
+    plain = convert_frames(decode_packets(packets))
+    with pytest.raises(ValueError, match="no decoder"):
+        decode_packets(packets, decode_config=decode_config("nonesuch"))
+    assert torch.equal(convert_frames(decode_packets(packets)), plain)
+    keyframes = decode_packets(packets, None, decode_config(None, {"skip_frame": "nokey"}))
+    assert 1 < len(keyframes) < len(plain)
+    assert torch.equal(convert_frames(decode_packets(packets)), plain)
+
+
+def test_array_is_shared_with_numpy():
+    """Both ways, without a copy."""
+    tensor = torch.arange(6, dtype=torch.uint8).view(2, 3)
+    array = to_numpy(tensor)
+    array[0, 0] = 9
+    assert tensor[0, 0] == 9
+    assert to_numpy(array) is array
+    assert np.array_equal(to_numpy(torch.ones(2, requires_grad=True)), [1, 1])
+    assert isinstance(array, spdl_torch.io.ArrayInterface)
+    assert isinstance(tensor, spdl_torch.io.CPUBuffer)
+
+
+def test_first_batch_of_a_process_does_not_import_torchvision(files):
+    """Which takes ten times as long as the batch, in every worker anew; its codecs are there."""
+    program = (
+        "import sys; from spdl_torch.io import load_image_batch, image_codec; "
+        "from spdl_torch.io._image.kernel import has_codec, is_compiled; "
+        f"batch = load_image_batch([{str(files / 'colours.jpg')!r}], width=30, height=20); "
+        "image_codec(); assert has_codec() and is_compiled(); "
+        "found = sorted({'torchvision', 'av', 'torch._dynamo'} & set(sys.modules)); "
+        "print(found, batch.sum().item()); "
+        "import torchvision.io; print(torchvision.io.read_file is not None)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
+    )
+    expected = load_image_batch([files / "colours.jpg"], width=30, height=20).sum().item()
+    assert (done.returncode, done.stdout) == (0, f"[] {expected}\nTrue\n"), done.stderr
+
+
+# -- signatures ------------------------------------------------------------------------------------
+
+MODULES = ["io", "io.utils"]
+
+OURS = {
+    "load_image: filter_desc": "format=pix_fmts=rgb24, which SPDL's placeholder stands for",
+    "load_video: filter_desc": "the same",
+    "load_image_batch: filter_desc": "the same",
+    "decode_packets: filter_desc": "the same",
+    "sample_decode_video: filter_desc": "the same",
+    "transfer_tensor: num_caches": "None: no batches need to be kept here",
+    "transfer_tensor_h2d: num_caches": "the same",
+}
+"""Defaults that are others, and why."""
+
+
+def pairs():
+    """Every function and class that SPDL has and we have."""
+    for name in MODULES:
+        spdl = importlib.import_module(f"spdl.{name}")
+        ours = importlib.import_module(f"spdl_torch.{name}")
+        for member in sorted(set(spdl.__all__) & set(ours.__all__)):
+            yield member, getattr(spdl, member), getattr(ours, member)
+
+
+def test_every_name_of_spdl_is_here_or_left_out_on_purpose():
+    """And of each that is left out, the error says what to do instead."""
+    for name in MODULES:
+        spdl = pytest.importorskip(f"spdl.{name}")
+        ours = importlib.import_module(f"spdl_torch.{name}")
+        missing = set(spdl.__all__) - set(ours.__all__)
+        assert missing == (set(LEFT_OUT) if name == "io" else set())
+        for member in missing:
+            with pytest.raises(AttributeError, match=f"has no attribute '{member}'. [A-Z].*\\."):
+                getattr(ours, member)
+
+
+def test_page_for_spdl_s_users_lists_all_that_is_left_out():
+    """By its name; of spdl.pipeline.config there is nothing."""
+    page = Path(__file__).parents[1] / "docs/howto/move_from_spdl.md"
+    text = page.read_text(encoding="utf-8")
+    names = set(re.findall(r"`\.?(\w+)", text))
+    assert "all of `spdl.pipeline.config`" in text
+    for name in (*MODULES, "pipeline", "pipeline.defs", "dataloader", "source", "source.utils"):
+        spdl = pytest.importorskip(f"spdl.{name}")
+        ours = importlib.import_module(f"spdl_torch.{name}")
+        public = {member for member in spdl.__all__ if not member.startswith("_")}
+        assert public - set(ours.__all__) <= names, name
+
+
+def test_arguments_are_spdl_s_by_name_place_and_default():
+    """What SPDL's functions take, ours take; some have more."""
+    pytest.importorskip("spdl.io")
+    num_compared = 0
+    for name, spdl, ours in pairs():
+        if not inspect.isfunction(spdl):
+            continue
+        there, here = (inspect.signature(f).parameters for f in (spdl, ours))
+        by_place = [p.name for p in there.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+        assert list(here)[: len(by_place)] == by_place, name
+        for parameter in there.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                passes_on = any(p.kind is p.VAR_KEYWORD for p in here.values())
+                assert passes_on or name in ("demux_video", "demux_image"), name  # SPDL's own use
+                continue
+            assert parameter.name in here, f"{name}: {parameter.name}"
+            ours_is = here[parameter.name]
+            assert ours_is.kind in (parameter.kind, ours_is.POSITIONAL_OR_KEYWORD), name
+            if f"{name}: {parameter.name}" not in OURS:
+                assert ours_is.default == parameter.default, f"{name}: {parameter.name}"
+            num_compared += 1
+    assert num_compared > 60

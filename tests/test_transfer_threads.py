@@ -1,0 +1,223 @@
+"""Which device is meant on which thread, who packs, what is asked of CUDA where there is none."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+
+import pytest
+import torch
+from _isolation_data import Images
+from _lazy_device import backends, machine
+from _loader_helpers import DataLoader, assert_threads_end, no_thread_left
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
+
+from spdl_torch import PipelineDataset
+from spdl_torch.data.isolation import pool
+from spdl_torch.io import Transfer, transfer_tensor
+from spdl_torch.io._transfer.region import Region
+from spdl_torch.io._transfer.slabs import SMALL_BYTES, copy_alone
+from spdl_torch.pipeline import PipelineBuilder, threads
+
+__all__ = ["backends", "no_thread_left", "nothing_left"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+LARGE = 1 << 17
+
+
+def large(value):
+    """An item that one thread would not copy alone if torch did it."""
+    return torch.full((LARGE,), float(value))
+
+
+# -- which device ----------------------------------------------------------------------------------
+
+
+def place_of_a_stage(backends):
+    """Where ``transfer_tensor`` sends in a pipeline that this thread starts."""
+    builder = PipelineBuilder().add_source(range(3)).pipe(large).pipe(transfer_tensor)
+    assert [int(item[0]) for item in builder.add_sink().build()] == [0, 1, 2]
+    return backends[-1].place.index
+
+
+def test_stage_sends_to_the_device_of_who_starts_the_pipeline(backends, monkeypatch):
+    """Not to the one that is current on every new thread."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    machine().set_device(2)
+    assert place_of_a_stage(backends) == 2
+    assert machine().used == {2}
+
+
+def test_stage_sends_elsewhere_when_threads_take_nothing_over(backends, monkeypatch):
+    """The test before can fail."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(threads, "_taken_over", [])
+    machine().set_device(2)
+    assert place_of_a_stage(backends) == 0
+
+
+@pytest.mark.parametrize("load", [isolated, DataLoader, PipelineDataset])
+def test_no_other_device_is_touched(backends, load):
+    """A context takes 500 MB of a device. Batches go to cuda:1, current is cuda:0 everywhere."""
+    if load is PipelineDataset:
+        builder = PipelineBuilder().add_source(range(3)).pipe(large).add_sink()
+        batches = PipelineDataset(builder, device="cuda:1")
+    else:
+        batches = load(Images(12), 4, num_workers=2, device="cuda:1")
+    assert len(list(batches)) == 3
+    transfer = Transfer("cuda:1")
+    transfer.stage([large(1)]).synchronize()
+    del transfer
+    assert_threads_end()
+    assert machine().used == {1}
+    assert machine().violations == []
+
+
+# -- what the child has written ------------------------------------------------------------------
+
+
+def where_pinned_batches_are(monkeypatch):
+    """Whether ``pin_memory=True`` without a device gives views of slabs, and the batches."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned_as_by_torch)
+    are_in_slabs, found = [], []
+    for batch in isolated(Images(12), 4, seed=1, pin_memory=True):
+        found.append(bits(batch))
+        del batch["index"], batch["draws"]
+        are_in_slabs.append(num_mapped_slabs_at(batch["image"].data_ptr()))
+    return are_in_slabs, found
+
+
+def pinned_as_by_torch(tensor, device=None):
+    """What is locked already stays where it is; the rest is copied into memory of torch's."""
+    return tensor if machine().is_locked(tensor.data_ptr()) else tensor.clone()
+
+
+def num_mapped_slabs_at(address):
+    """1 if that is an address of a slab."""
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        lines = [line.split() for line in file if "spdl-torch-slab" in line]
+    ends = [[int(end, 16) for end in line[0].split("-")] for line in lines]
+    return sum(start <= address < end for start, end in ends)
+
+
+def test_pinned_batches_are_not_in_memory_that_the_child_writes(backends, monkeypatch):
+    """The loop may copy them without waiting and let them go; nobody here knows until when the
+    GPU reads. torch's own pinned memory is not given out before."""
+    are_in_slabs, found = where_pinned_batches_are(monkeypatch)
+    assert are_in_slabs == [0, 0, 0]
+    assert found == [bits(batch) for batch in DataLoader(Images(12), 4, num_workers=2, seed=1)]
+
+
+def test_pinned_batches_are_in_slabs_that_are_locked(backends, monkeypatch):
+    """The test before can fail: were they locked, torch would have nothing to do."""
+    transfer, mappings = Transfer("cuda"), pool.Mappings
+    monkeypatch.setattr(
+        pool, "Mappings", lambda most_held, lock: mappings(most_held, lock=transfer.region)
+    )
+    assert where_pinned_batches_are(monkeypatch)[0] == [1, 1, 1]
+
+
+def test_slabs_are_copied_from_and_unlocked_while_they_are_there(backends):
+    """With a device stage nothing is packed, and at the end nothing is locked."""
+    loader = isolated(Images(40), 4, seed=1, device="cuda", collate_fn=only_images)
+    expected = DataLoader(Images(40), 4, num_workers=2, seed=1, collate_fn=only_images)
+    assert [bits(batch) for batch in loader] == [bits(batch) for batch in expected]
+    (backend,) = backends
+    assert backend.slab_sizes == [SMALL_BYTES] * 2  # as small as they are made
+    assert_threads_end()
+    assert not num_mapped_slabs()
+    assert machine().locked == {}
+    assert machine().violations == []
+
+
+def only_images(samples):
+    """Large tensors, and nothing that stays with the host."""
+    return torch.stack([sample["image"] for sample in samples])
+
+
+# -- who packs -------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64]),
+    st.permutations(range(3)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_copy_is_torchs(dtype, order, has_holes, is_expanded):
+    """For every size of an entry and any strides, also where it is too large for one thread."""
+    source = torch.randint(0, 2, (7, 80, 121)).to(dtype).permute(order)
+    if has_holes:
+        source = source[:, :, ::2]
+    if is_expanded:
+        source = source[None].expand(3, *source.shape)
+    target = torch.zeros(source.shape, dtype=dtype).transpose(0, -1).contiguous().transpose(0, -1)
+    copy_alone(target, source)
+    assert torch.equal(target, source)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_copy_of_a_view_that_is_conjugated_is_torchs(dtype):
+    """Its bits are not its numbers."""
+    source = torch.randn(300, 300, dtype=dtype)
+    for each in (source, source.conj(), source.conj().imag):
+        target = torch.empty_like(each)
+        copy_alone(target, each)
+        assert torch.equal(target, each)
+
+
+def test_packing_wakes_no_team(backends, monkeypatch):
+    """The cores are those of the stages, and one thread copies as fast as memory lets it."""
+    sizes, copy = [], torch.Tensor.copy_
+
+    def copied(tensor, source, *args):
+        sizes.append((threading.current_thread().name, source.numel()))
+        return copy(tensor, source, *args)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    builder = PipelineBuilder().add_source(range(3)).pipe(lambda k: (large(k), large(k)[:8]))
+    items = list(PipelineDataset(builder.add_sink(), device="cuda"))
+    assert [int(item[0][-1]) for item in items] == [0, 1, 2]
+    assert sizes == [("spdl-transfer-0", 8)] * 3
+
+
+# -- where there is no CUDA ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load", [isolated, DataLoader])
+def test_cuda_is_not_asked_for_when_batches_stay_on_the_host(load, monkeypatch):
+    """It takes time, and in a process that will be forked it must not be touched."""
+
+    def asked():
+        raise AssertionError("CUDA is asked for")
+
+    for name in ("is_available", "current_device", "device_count", "cudart"):
+        monkeypatch.setattr(torch.cuda, name, asked)
+    assert len(list(load(Images(8), 4, num_workers=1))) == 2
+
+
+def test_forked_process_is_told_why_it_has_no_cuda(monkeypatch):
+    """There is a GPU, and advice to leave it out would be wrong."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(RuntimeError, match=r"'cuda:1' cannot be .* forked .* \"spawn\" or \"forks"):
+        transfer_tensor(large(1), "cuda:1")
+
+
+def test_memory_is_used_when_its_pages_cannot_be_locked():
+    """As on systems that do not let it: batches are staged like any other."""
+
+    class Refusing:
+        def lock_pages(self, address, num_bytes):
+            return False
+
+    region = Region(mmap.mmap(-1, 4096), Refusing())
+    assert not region.is_locked
+    assert region.array(10).tolist() == [0] * 10
