@@ -1,40 +1,29 @@
-"""Batches of rows by one call for each column instead of one for each row.
+"""Batches of a TensorDataset by one call for each tensor instead of one for each row.
 
-torch takes the rows one by one and stacks them again. For plain columns under torch's own collate
-function the outcome is that of indexing with all row numbers at once, at a tenth of the time. This
-holds for a TensorDataset, and for datasets whose ``__getitem__`` takes rows and does nothing else.
+torch takes the rows one by one and stacks them again. Under torch's own collate function the
+result is that of indexing with all row numbers at once, at a tenth of the time. Only an exact
+``TensorDataset`` is read so: it says by its type that taking rows is all it does. What a dataset's
+own ``__getitem__`` does is for nobody else to guess; it can offer ``__getitems__``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
-
-from .row_code import RowForm, row_form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["RowBatch", "RowReader", "Rows", "is_torchs_collate", "row_reader"]
 
-_MOST = 2**63
-_DTYPES = frozenset(
-    np.dtype(name)
-    for name in (
-        *("bool", "uint8", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    )
-)
-
 
 class RowBatch:
     """Samples that are one batch already."""
 
-    def __init__(self, collated: Any, num_samples: int) -> None:
+    def __init__(self, collated: list[torch.Tensor], num_samples: int) -> None:
         self.collated = collated
         """As ``default_collate`` returns it."""
         self._num_samples = num_samples
@@ -44,60 +33,42 @@ class RowBatch:
 
 
 class Rows:
-    """The rows that make a batch: they exist, and every column can be read at once.
+    """The rows of one batch, which are known to exist in every tensor."""
 
-    Of a column that is a list, these are the rows already.
-    """
-
-    def __init__(self, form: RowForm, columns: Sequence[Any], numbers: list[int]) -> None:
-        self._form = form
-        self._columns = columns
+    def __init__(self, tensors: Sequence[torch.Tensor], numbers: list[int]) -> None:
+        self._tensors = tensors
         self._numbers = numbers
 
     def read(self) -> RowBatch:
-        """The batch."""
+        """Return the batch."""
         numbers = torch.tensor(self._numbers, dtype=torch.int64)
-        columns = [self._take(column, numbers) for column in self._columns]
-        return RowBatch(self._form.batch_of(columns), len(self._numbers))
-
-    def _take(self, column: Any, numbers: torch.Tensor) -> Any:
-        if isinstance(column, torch.Tensor):
-            return column[numbers].contiguous()
-        if isinstance(column, np.ndarray):
-            return torch.from_numpy(np.asarray(column).take(numbers.numpy(), axis=0))
-        return default_collate(self._form.column(column))
+        columns = [tensor[numbers].contiguous() for tensor in self._tensors]
+        return RowBatch(columns, len(self._numbers))
 
 
 class RowReader:
-    """Reads rows of a dataset, or of a Subset of one by way of its ``indices``.
+    """Reads rows of a TensorDataset, or of a Subset of one by way of its ``indices``.
 
-    The dataset's attributes are looked at for every batch: they may be replaced at any time.
+    The dataset's tensors are looked at for every batch: they may be replaced at any time.
     """
 
-    def __init__(self, dataset: Any, form: RowForm, indices: Sequence[int] | None) -> None:
+    def __init__(self, dataset: TensorDataset, indices: Sequence[int] | None) -> None:
         self._dataset = dataset
-        self._form = form
         self._indices = indices
 
-    def columns(self) -> Sequence[Any] | None:
-        """The dataset's; None if one of them is something else than a plain column."""
-        own = vars(self._dataset)
-        try:
-            columns = [own[name] for name in self._form.names]
-        except KeyError:
-            return None
-        if type(self._dataset) is TensorDataset:
-            columns = list(columns[0])
-        return columns if columns and all(map(_is_plain, columns)) else None
+    def tensors(self) -> Sequence[torch.Tensor] | None:
+        """Return the dataset's tensors; None if one of them is not a plain one."""
+        tensors = self._dataset.tensors
+        return tensors if tensors and all(map(_is_plain, tensors)) else None
 
     def find(self, index: Any) -> Rows | None:
-        """The rows of an index; None if they do not all exist, or it is none of plain numbers: a
-        bool or a slice would say something else.
+        """Return the rows of an index; None if they do not all exist, or if it holds anything but
+        plain integers: a bool or a slice would mean something else.
         """
         if not isinstance(index, list | tuple) or set(map(type, index)) != {int}:
             return None
-        columns = self.columns()
-        if columns is None:
+        tensors = self.tensors()
+        if tensors is None:
             return None
         if self._indices is not None:
             try:
@@ -106,20 +77,14 @@ class RowReader:
                 return None
             if set(map(type, index)) != {int}:
                 return None
-        num_rows = min(map(len, columns))
+        num_rows = min(map(len, tensors))
         if max(index) >= num_rows or min(index) < -num_rows:
             return None
-        columns = [
-            [column[number] for number in index] if type(column) in (list, tuple) else column
-            for column in columns
-        ]
-        if not all(_is_flat(column) for column in columns if type(column) is list):
-            return None
-        return Rows(self._form, columns, list(index))
+        return Rows(tensors, list(index))
 
 
 def is_torchs_collate(collate_fn: Any) -> bool:
-    """Whether this is ``default_collate``, and the user has added nothing to it."""
+    """Return whether this is ``default_collate``, and the user has added nothing to it."""
     functions = default_collate_fn_map.values()
     return collate_fn is default_collate and all(
         getattr(function, "__module__", None) == default_collate.__module__
@@ -128,47 +93,24 @@ def is_torchs_collate(collate_fn: Any) -> bool:
 
 
 def row_reader(dataset: Any, collate_fn: Any) -> RowReader | None:
-    """None where the outcome might differ in anything from that of torch's way."""
+    """Return None where the batches might differ in anything from torch's."""
     if not is_torchs_collate(collate_fn):
         return None
     indices = None
     if type(dataset) is Subset:
         dataset, indices = dataset.dataset, dataset.indices
-    form = _form_of(dataset)
-    if form is None:
+    if type(dataset) is not TensorDataset:
         return None
-    reader = RowReader(dataset, form, indices)
-    return None if reader.columns() is None else reader
+    reader = RowReader(dataset, indices)
+    return None if reader.tensors() is None else reader
 
 
-def _form_of(dataset: Any) -> RowForm | None:
-    kind = type(dataset)
-    if kind is TensorDataset:
-        return RowForm(("tensors",), tuple, list)
-    if not hasattr(dataset, "__dict__") or hasattr(dataset, "__getitems__"):
-        return None
-    return row_form(kind)
-
-
-def _is_plain(column: Any) -> bool:
-    """Whether taking rows of it is all that can happen, and torch stacks them without a word."""
-    kind = type(column)
-    if kind in (list, tuple):
-        return True  # what is in the rows is looked at when they are known
-    if kind in (np.ndarray, np.memmap):
-        return column.dtype in _DTYPES and column.ndim > 0 and column.flags.c_contiguous
+def _is_plain(tensor: Any) -> bool:
+    """Return whether taking rows of it is all that happens, and torch stacks them unchanged."""
     return (
-        kind is torch.Tensor
-        and column.layout is torch.strided
-        and column.ndim > 0
-        and not (column.is_nested or column.is_quantized or column.requires_grad)
-        and not (column.is_conj() or column.is_neg())
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.ndim > 0
+        and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
+        and not (tensor.is_conj() or tensor.is_neg())
     )
-
-
-def _is_flat(rows: Sequence[Any]) -> bool:
-    """Whether they are all numbers of one kind, which a tensor can hold, or strings."""
-    kinds = set(map(type, rows))
-    if kinds == {int}:
-        return bool(min(rows) >= -_MOST and max(rows) < _MOST)
-    return len(kinds) == 1 and kinds <= {bool, float, str}
