@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import logging
 from functools import partial
-from itertools import repeat
 from operator import getitem
 from typing import TYPE_CHECKING, Any, cast
 
@@ -284,7 +283,6 @@ class BatchMaker:
                 _fetch_into,
                 samples,
                 self._dataset,
-                indices,
                 indices if self._streams is None else self._streams.over(indices, samples),
                 tasks=len(indices),
             )
@@ -408,13 +406,11 @@ class BatchMaker:
         return item
 
 
-def _fetch_into(
-    samples: list[Any], dataset: Any, indices: Sequence[Any], in_turn: Iterable[Any]
-) -> None:
-    """``samples`` keeps what came before an error, so its length tells the failing position."""
-    samples.extend(map(getitem, repeat(dataset), in_turn))  # one C loop
-    if len(samples) < len(indices):
-        raise StopIteration  # raised by the dataset, and taken by extend() for the end
+def _fetch_into(samples: list[Any], dataset: Any, indices: Iterable[Any]) -> None:
+    """``samples`` keeps what came before an error, so its length is the failing position."""
+    # Not map() and extend(): a call of __getitem__ from C takes 10 to 50 ns longer.
+    for index in indices:
+        samples.append(dataset[index])  # noqa: PERF401
 
 
 def _one_of(dataset: Any) -> Callable[[Any], Any]:

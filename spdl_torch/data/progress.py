@@ -18,26 +18,23 @@ if TYPE_CHECKING:
 __all__ = ["Progress"]
 
 
-class _Drawn(NamedTuple):
-    """A batch that was asked for."""
-
-    end: int
-    """Samples of this rank up to its end."""
-    index: Any
-    """None, unless the sampler keeps a state of its own."""
-
-
 class _Place(NamedTuple):
     """What changes with every batch that is handed out."""
 
-    num_in_order: int = 0
+    num_in_order: int
     """Batches of this iterator up to the first that was not handed out."""
-    local_samples: int = 0
+    local_samples: int
     """On this rank, in those."""
-    ahead: tuple[int, ...] = ()
-    """Batches after those that were handed out before their turn."""
-    workers: tuple[WorkerState, ...] = ()
-    next_worker: int = 0
+    handed: tuple[int, ...]
+    """Those among them that were handed out before their turn, perhaps with some of before."""
+    workers: tuple[WorkerState, ...]
+    next_worker: int
+
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """Batches that were handed out before their turn, counted from the first that was not."""
+        numbers = (number - self.num_in_order for number in self.handed)
+        return tuple(sorted(number for number in numbers if number > 0))
 
 
 @dataclass(kw_only=True)
@@ -79,11 +76,13 @@ class Progress:
     """It began after its last batch, from a state of a loop that had not seen the end."""
     finished: bool = False
     _num_in_order: int = 0
-    _drawn: dict[int, _Drawn] = field(default_factory=dict)
-    """By the number of the batch: those that were not handed out in order, and the last ones."""
+    _drawn: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """By the number of the batch, in ascending order: the samples of this rank up to its end, and
+    its index if the sampler keeps a state of its own. Of those that were not handed out in order,
+    and of the last ones."""
     _ahead: set[int] = field(default_factory=set)
-    _before: _Place | None = None
-    """Before the last batch was handed out."""
+    _before: tuple[Any, ...] | None = None
+    """The fields of the place before the last batch was handed out."""
 
     def __post_init__(self) -> None:
         self._sampler = stateful_sampler(self.samplers)
@@ -92,15 +91,17 @@ class Progress:
         """Batch ``number`` was drawn from the sampler; up to its end that has given so many."""
         if self.workers:
             return  # iterables have no sampler; their workers tell how far they are
-        self.first.clear()
-        self._drawn[number] = _Drawn(local_samples, None if self._sampler is None else index)
+        if self.first:
+            self.first.clear()
+        self._drawn[number] = local_samples, None if self._sampler is None else index
 
     def handed(self, number: int) -> None:
         """The trainer was given a batch of a map-style dataset, or the error in its place."""
-        for passed in [each for each in self._drawn if each < self._num_in_order]:
-            del self._drawn[passed]
-            self._ahead.discard(passed)
-        self._before = self._place()
+        self._advance()
+        drawn = self._drawn
+        while (oldest := next(iter(drawn))) < self._num_in_order:
+            del drawn[oldest]
+        self._before = self._num_in_order, self.local_samples, tuple(self._ahead), (), 0
         self._ahead.add(number)
         self._advance()
 
@@ -109,7 +110,8 @@ class Progress:
         lines, and in ``handed``: it is done again before a state is made.
         """
         while (number := self._num_in_order) in self._ahead:
-            self.local_samples, self._num_in_order = self._drawn[number].end, number + 1
+            self.local_samples, self._num_in_order = self._drawn[number][0], number + 1
+            self._ahead.discard(number)
 
     def handed_by(self, worker: int, state: WorkerState) -> None:
         """The trainer was given what came from this worker's iterable."""
@@ -169,11 +171,11 @@ class Progress:
             )
         place = self._place()
         if behind and self._before:
-            place = self._before
+            place = _Place(*self._before)
         elif self.own is not None:
             place = place._replace(workers=self._asked_now())
         _raise_failures(place.workers)
-        pending = [d.index for n, d in sorted(self._drawn.items()) if n >= place.num_in_order]
+        pending = [index for n, (_, index) in self._drawn.items() if n >= place.num_in_order]
         pending += self.first
         sampler = self._sampler_state()
         return ResumeState(
@@ -181,7 +183,7 @@ class Progress:
             epoch_seed=self.epoch_seed,
             finished=False,
             num_samples=self.start + place.local_samples * self.world,
-            ahead=tuple(sorted(number - place.num_in_order for number in place.ahead)),
+            ahead=place.ahead,
             sampler_epoch=self.sampler_epoch,
             sampler=sampler,
             pending=() if sampler is None else tuple(map(packed_index, pending)),
@@ -225,10 +227,8 @@ class Progress:
 
     def _place(self) -> _Place:
         self._advance()
-        ahead = tuple(number for number in self._ahead if number > self._num_in_order)
-        return _Place(
-            self._num_in_order, self.local_samples, ahead, tuple(self.workers), self.next_worker
-        )
+        handed, workers = tuple(self._ahead), tuple(self.workers)
+        return _Place(self._num_in_order, self.local_samples, handed, workers, self.next_worker)
 
 
 def _raise_failures(workers: Sequence[WorkerState]) -> None:

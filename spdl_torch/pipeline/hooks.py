@@ -171,6 +171,7 @@ class TaskCell:
         "num_dropped",
         "num_failures",
         "num_tasks",
+        "num_unclocked",
         "part",
         "ring",
     )
@@ -187,6 +188,8 @@ class TaskCell:
         self.failed_ns = 0
         self.cpu_ns = 0
         self.clocked_ns = 0
+        self.num_unclocked = 0
+        """Calls to come for which the CPU clock is not read; for who times them."""
         self.histogram = Histogram()
         self._counts = self.histogram.buckets
 

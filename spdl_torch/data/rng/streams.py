@@ -13,6 +13,7 @@ sample's first draw, and to put it back after the batch: later draws run at torc
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from contextlib import contextmanager, nullcontext
@@ -40,6 +41,17 @@ _WORKER, _ITERABLE, _COLLATE = -3, -2, -1
 
 _LOOK_EVERY = 64
 """Batches, or single samples where there are no batches, of which in one is looked for draws."""
+
+_main_thread = threading.main_thread().ident  # asked for once: it takes longer than all the rest
+
+
+def _after_fork() -> None:
+    global _main_thread
+    _main_thread = threading.get_ident()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 _MOST_WRAPPERS = 8  # datasets inside datasets; a bound, should one contain itself
 
@@ -90,12 +102,12 @@ class SampleStreams:
         if self._mode is not None:
             self._mode.enter()
             return self
-        self._is_main = threading.get_ident() == threading.main_thread().ident
-        self._outer_is_led = dispatch.is_led()
-        self._watch()
+        self._is_main = threading.get_ident() == _main_thread
+        self._outer_is_led = self._outer is not None and dispatch.is_led()
+        dispatch.lead(True)
         return self
 
-    def __exit__(self, *details: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         of_thread.streams, self._outer = self._outer, None
         if self._mode is not None:
             self._mode.leave()
@@ -104,6 +116,7 @@ class SampleStreams:
         if self._process_state is not None:
             torch.default_generator.set_state(self._process_state)
             self._process_state = None
+            self._torch, self._torch_at = self._own, None
 
     def seed_owned(self, owned: OwnedGenerators) -> None:
         """From now on every sample begins with these generators seeded for it."""
@@ -129,7 +142,8 @@ class SampleStreams:
         if self._looks:
             self._has_drawn = False  # until the first draw
         self._go_to(0)
-        self._left.clear()
+        if self._left:
+            self._left.clear()
 
     def at(self, place: int) -> None:
         """The sample at ``place`` of the batch follows, with a stream of its own."""
