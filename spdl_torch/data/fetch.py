@@ -153,7 +153,8 @@ class BatchMaker:
         if self._is_collating:
             return "stage 'collate'"
         if self._iterator is not None:
-            return f"stage 'fetch', item {self._num_items} of the iterator of {self._dataset_name}"
+            number = self._num_items + len(self._under_way)
+            return f"stage 'fetch', item {number} of the iterator of {self._dataset_name}"
         if not self._auto_collation:
             return f"stage 'fetch', sample index {describe(index)}"
         place = len(self._under_way) if self._streams is None else self._streams.place
@@ -284,12 +285,10 @@ class BatchMaker:
                 samples,
                 self._dataset,
                 indices if self._streams is None else self._streams.over(indices, samples),
-                tasks=len(indices),
+                into=samples,
             )
         except BaseException as error:
             place, self._under_way = len(samples), []
-            if self._fetch_cell is not None:
-                self._fetch_cell.num_tasks += place
             if self._tolerance is None or not isinstance(error, Exception):
                 raise noted_sample(error, indices[place]) from cause_of(error)
             bad = cast("Exception", noted_sample(error, indices[place]))
@@ -346,14 +345,37 @@ class BatchMaker:
 
     def _next_group(self, index: Sequence[Any]) -> list[Any]:
         samples: list[Any] = []
-        for _ in index:
-            try:
-                samples.append(self._next_item())
-            except EndOfIterable:
-                break
+        if self._tolerance is None:
+            self._take_items(samples, index)
+        else:
+            for _ in index:
+                try:
+                    samples.append(self._next_item())
+                except EndOfIterable:
+                    break
         if not samples or (self._drop_last and len(samples) < len(index)):
             raise EndOfIterable
         return samples
+
+    def _take_items(self, samples: list[Any], index: Sequence[Any]) -> None:
+        """Fill ``samples`` with items of the iterable, as many as the index has entries or as there
+        are left; none of them may fail."""
+        if self._ended:
+            return
+        self._under_way = samples
+        turns = index if self._streams is None else self._streams.over(index, samples)
+        try:
+            self._ended = timed(
+                self._fetch_cell, _take_into, samples, self._iterator, turns, into=samples
+            )
+        except BaseException as error:
+            if isinstance(error, Exception):  # an iterable that goes on has left that item behind
+                self._num_items += 1
+            add_thread_note(error, f"in the iterator of {self._dataset_name}")
+            raise
+        finally:
+            self._num_items += len(samples)
+            self._under_way = []
 
     def _next_item(self, _: Any = None) -> Any:
         """The next good item of the iterable."""
@@ -411,6 +433,16 @@ def _fetch_into(samples: list[Any], dataset: Any, indices: Iterable[Any]) -> Non
     # Not map() and extend(): a call of __getitem__ from C takes 10 to 50 ns longer.
     for index in indices:
         samples.append(dataset[index])  # noqa: PERF401
+
+
+def _take_into(samples: list[Any], iterator: Iterator[Any], turns: Iterable[Any]) -> bool:
+    """Fill ``samples`` with an item for each turn; True: the iterator has ended."""
+    for _ in turns:
+        try:
+            samples.append(next(iterator))
+        except StopIteration:
+            return True
+    return False
 
 
 def _one_of(dataset: Any) -> Callable[[Any], Any]:

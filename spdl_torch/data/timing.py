@@ -14,7 +14,7 @@ from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sized
 
     from ..pipeline.hooks import TaskCell
     from ..pipeline.recorder import Ring
@@ -31,8 +31,18 @@ _LONG_SAMPLES = 100
 """A sample is kept from so many times the time on that a batch is: 10 ms, or any at item level."""
 
 
-def timed(cell: TaskCell | None, call: Callable[..., Any], *args: Any, tasks: int = 1) -> Any:
-    """``call(*args)``, its wall and CPU time on this thread counted in ``cell``."""
+def timed(
+    cell: TaskCell | None,
+    call: Callable[..., Any],
+    *args: Any,
+    tasks: int = 1,
+    into: Sized | None = None,
+) -> Any:
+    """Return ``call(*args)``; its wall and CPU time on this thread are counted in ``cell``.
+
+    tasks: what it counts for. ``into``: an empty list that it fills, with one task for each entry,
+    also for those before an error.
+    """
     if cell is None:
         return call(*args)
     is_clocked = not cell.num_unclocked
@@ -42,10 +52,14 @@ def timed(cell: TaskCell | None, call: Callable[..., Any], *args: Any, tasks: in
     except BaseException:
         now = perf_counter_ns()
         cell.add_failure(now - wall, thread_time_ns() - cpu if is_clocked else -1)
+        cell.num_tasks += 0 if into is None else len(into)
         raise
     now, ring = perf_counter_ns(), cell.ring
+    if into is not None:
+        tasks = len(into)
     cpu_ns, took_ns = thread_time_ns() - cpu if is_clocked else -1, now - wall
-    cell.add_many(tasks, took_ns, cpu_ns)
+    if tasks:
+        cell.add_many(tasks, took_ns, cpu_ns)
     if is_clocked and took_ns < _SHORT_NS:
         cell.num_unclocked = _CLOCKED_MASK  # of the calls that follow
     elif not is_clocked:

@@ -55,11 +55,14 @@ class StreamKey:
         state = mix(mix(self.epoch_seed & _MASK) ^ self.place_of(position))
         return mix(state ^ (purpose + len(Purpose) * generator)) >> 1
 
-    def seeds(self, first: int, count: int) -> list[int]:
-        """``seed(position)`` of ``count`` samples in a row, in a fifth of the time a seed takes."""
+    def seeds(self, first: int, count: int, generator: int = 0) -> list[int]:
+        """``seed(position, generator=generator)`` of ``count`` samples in a row, in a fifth of the
+        time that it takes one by one.
+        """
         places = np.arange(count, dtype=np.uint64) * np.uint64(self.num_replicas)
         places += np.uint64(self.place_of(first))
         states = _mix_all(places ^ np.uint64(mix(self.epoch_seed & _MASK)))
+        states ^= np.uint64(Purpose.SAMPLE + len(Purpose) * generator)
         seeds: list[int] = (_mix_all(states) >> np.uint64(1)).tolist()
         return seeds
 

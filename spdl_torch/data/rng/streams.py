@@ -90,7 +90,9 @@ class SampleStreams:
         self._has_drawn = True
         self._num_batches = 0
         self._filling: list[Any] | None = None
-        self._first = 0
+        self._first = self._num_samples = 0
+        self._seeds_of: list[list[int] | None] = [None, None, None]
+        """Of the samples of the batch, once one has been asked for, for each generator."""
         # The place for which each generator was seeded last.
         self._torch_at: int | None = None
         self._python_at: int | None = None
@@ -135,7 +137,8 @@ class SampleStreams:
     def begin(self, key: StreamKey, first: int) -> None:
         """The samples of a batch follow, the first of them at position ``first`` of the epoch.
         Until another place is named they share one stream."""
-        self._key, self._first = key, first
+        self._key, self._first, self._num_samples = key, first, 0
+        self._seeds_of = [None, None, None]
         self._num_batches += 1
         self._seeds = self._has_drawn and self._is_main
         self._looks = self._seeds and self._num_batches % _LOOK_EVERY == 1
@@ -157,6 +160,7 @@ class SampleStreams:
         """``indices``, each with its own stream while its sample is made, for who takes one after
         another and appends each sample to ``samples``.
         """
+        self._num_samples = len(indices)
         if self._seeds:
             return self._seeded(indices)
         if self._owned is not None:
@@ -235,9 +239,8 @@ class SampleStreams:
     # -- seeding and watching --------------------------------------------------------------------
 
     def _seeded(self, indices: Sequence[Any]) -> Iterator[Any]:
-        seeds = self._key.seeds(self._first, len(indices))
         for self._place, index in enumerate(indices):
-            self._seed_default(seeds[self._place])
+            self._seed_default(self._seed(_TORCH))
             if self._owned is not None:
                 self._seed_owned(self._owned)
             yield index
@@ -281,6 +284,12 @@ class SampleStreams:
 
     def _seed(self, generator: int) -> int:
         key, place = self._key, self.place
+        if 0 <= place < self._num_samples:  # who draws for one sample draws for others, too
+            seeds = self._seeds_of[generator]
+            if seeds is None:
+                seeds = key.seeds(self._first, self._num_samples, generator)
+                self._seeds_of[generator] = seeds
+            return seeds[place]
         if place >= 0:
             return key.seed(self._first + place, Purpose.SAMPLE, generator)
         if place == _COLLATE:
