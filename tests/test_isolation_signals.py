@@ -138,7 +138,7 @@ AT_THE_START = """
         start_child = line.start_child
         def start_and_die(*arguments):
             start_child(*arguments)
-            os.killpg(0, signal.SIGHUP)
+            os.killpg(0, signal.SIGHUP); threading.Event().wait()
         line.start_child = start_and_die
         iter(DataLoader(Images(8), num_workers=1, isolation="process"))
 """

@@ -277,15 +277,16 @@ class RaisesBatches(Raises):
         raise self.error
 
 
+# Made anew by each test: an error that was raised keeps the frames of the loop that it met.
 ERRORS = {
-    "whose text raises": (Raises(Mute()), {"batch_size": 3}),
-    "that takes no note": (Raises(Frozen(3)), {"batch_size": 3}),
-    "of an index that cannot be shown": (
+    "whose text raises": lambda: (Raises(Mute()), {"batch_size": 3}),
+    "that takes no note": lambda: (Raises(Frozen(3)), {"batch_size": 3}),
+    "of an index that cannot be shown": lambda: (
         Raises(KeyError("a")),
         {"batch_size": None, "sampler": [Key()]},
     ),
-    "of a slice": (RaisesBatches(KeyError("a")), {"batch_sampler": [slice(0, 4)]}),
-    "of a number": (RaisesBatches(KeyError("a")), {"batch_sampler": [7]}),
+    "of a slice": lambda: (RaisesBatches(KeyError("a")), {"batch_sampler": [slice(0, 4)]}),
+    "of a number": lambda: (RaisesBatches(KeyError("a")), {"batch_sampler": [7]}),
 }
 
 
@@ -302,7 +303,7 @@ def error_of(loader):
 @pytest.mark.parametrize("kind", ERRORS)
 def test_note_never_replaces_the_error(kind, num_workers):
     """The user's own object arrives, as torch's loader without workers raises it."""
-    data, options = ERRORS[kind]
+    data, options = ERRORS[kind]()
     ours = DataLoader(data, **options, num_workers=num_workers)
     assert error_of(torch_loader(data, **options)) is data.error
     assert error_of(ours) is data.error
