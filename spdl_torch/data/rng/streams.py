@@ -13,6 +13,7 @@ sample's first draw, and to put it back after the batch: later draws run at torc
 
 from __future__ import annotations
 
+import _random
 import os
 import random
 import threading
@@ -152,7 +153,9 @@ class SampleStreams:
         """The sample at ``place`` of the batch follows, with a stream of its own."""
         self._place, self._filling = place, None
         if self._seeds:
-            self._seed_default(self._seed(_TORCH))
+            self._take_default()
+            self._torch.manual_seed(self._seed(_TORCH))
+            self._torch_at = place
         if self._owned is not None:
             self._seed_owned(self._owned)
 
@@ -216,7 +219,8 @@ class SampleStreams:
         if generator is None:
             generator = self._python = random.Random(0)
         if self._python_at != place:
-            generator.seed(self._seed(_PYTHON))
+            _random.Random.seed(generator, self._seed(_PYTHON))  # as its own method, in less time
+            generator.gauss_next = None  # type: ignore[attr-defined]  # Random's, without a type
             self._python_at = place
         return generator
 
@@ -239,10 +243,14 @@ class SampleStreams:
     # -- seeding and watching --------------------------------------------------------------------
 
     def _seeded(self, indices: Sequence[Any]) -> Iterator[Any]:
-        for self._place, index in enumerate(indices):
-            self._seed_default(self._seed(_TORCH))
-            if self._owned is not None:
-                self._seed_owned(self._owned)
+        seeds = self._key.seeds(self._first, len(indices))
+        self._take_default()
+        manual_seed, owned = self._torch.manual_seed, self._owned
+        for place, index in enumerate(indices):
+            self._place = self._torch_at = place
+            manual_seed(seeds[place])
+            if owned is not None:
+                self._seed_owned(owned)
             yield index
 
     def _placed(self, indices: Sequence[Any]) -> Iterator[Any]:
@@ -250,15 +258,13 @@ class SampleStreams:
             self.at(place)
             yield index
 
-    def _seed_default(self, seed: int) -> None:
-        """From here on the present sample's draws are torch's own, at its own speed."""
+    def _take_default(self) -> None:
+        """From here on draws are torch's own, at its own speed, from its default generator."""
         if self._torch is self._own:
             if self._process_state is None:
                 self._process_state = torch.default_generator.get_state()
             self._torch = torch.default_generator
             dispatch.lead(self._looks)
-        self._torch.manual_seed(seed)
-        self._torch_at = self._place
 
     def _watch(self) -> None:
         """Every draw is seen from here on, and led to the generator of our own."""
