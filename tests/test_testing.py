@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.random import rand as rand_imported_early
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from spdl_torch import DataLoader
 from spdl_torch.testing import assert_reproducible
@@ -49,7 +49,7 @@ def test_reproducible_loader_passes_and_all_generators_are_put_back():
     [
         (lambda _: random_imported_early(), r"generator of random, as `from random import random`"),
         (lambda _: rand_imported_early(2), r"generator of numpy\.random, as a name imported"),
-        (lambda _: np.random.default_rng().random(), r"generators without a seed"),
+        (lambda _: np.random.default_rng().random(), r"generators that each sample makes"),
     ],
     ids=["random", "numpy", "default_rng"],
 )
@@ -60,6 +60,39 @@ def test_draw_that_is_not_reproducible_is_found_and_explained(make, reason):
     )
     with pytest.raises(AssertionError, match=match):
         check(make)
+
+
+class Counts(Samples):
+    """Each sample changes what the next one is, from another beginning in each run."""
+
+    def __init__(self):
+        self.parts = {"counter": [random.SystemRandom().random()]}
+
+    def __getitem__(self, index):
+        self.parts["counter"][0] += 1
+        return self.parts["counter"][0] + torch.zeros(1)
+
+
+class Deals(IterableDataset):
+    """Items drawn from a generator of its own, which the loader leaves alone; from one state on
+    each worker, but from another in each run."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+    def __iter__(self):
+        for _ in range(12):
+            yield self.rng.random()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "attribute"),
+    [(Counts, r"dataset\.parts\['counter'\]\[0\]"), (Deals, r"dataset\.rng \(another state")],
+)
+def test_attribute_that_samples_have_in_common_is_named(dataset, attribute):
+    """Of a map-style dataset and of an iterable one."""
+    with pytest.raises(AssertionError, match=f"An epoch without workers changes {attribute}"):
+        assert_reproducible(lambda n: DataLoader(dataset(), 4, num_workers=n), num_workers=(0, 3))
 
 
 def test_rng_worker_is_named_as_the_reason():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from ._differences import first_difference
+from ._differences import first_difference, path_of_difference
 from ._generators import States, generators_kept, seed_all
 
 if TYPE_CHECKING:
@@ -37,13 +38,15 @@ def assert_reproducible(
 
     Args:
         make_loader: called once for each of ``num_workers``, for those of an iterable dataset
-            twice, and once for the sampler alone.
+            twice, and once for the sampler alone. If a difference is found, once more, to look
+            which attribute of the dataset an epoch changes.
         num_workers: numbers of threads to compare with the first of them.
         num_epochs: how often each loader is iterated.
         num_batches: of each epoch; None = all. Those of one loader are kept in memory. A dataset
             without an end needs a number.
         seed: of the order, and of the streams unless the loader has a seed of its own.
-    Raises: AssertionError: which batch and sample differs, and the likely reason.
+    Raises: AssertionError: which batch and sample differs, and the likely reason: the generator of
+            the process, or the attribute of the dataset, that samples have in common.
         ValueError: fewer than two numbers of workers.
     """
     if len(num_workers) < 2:
@@ -78,7 +81,8 @@ def assert_reproducible(
                 again = "again " if workers == reference else ""
                 raise AssertionError(
                     f"assert_reproducible: num_workers={workers} must {again}give the same batches "
-                    f"as num_workers={reference}, but {difference}. {_reason(loader, drawn)}"
+                    f"as num_workers={reference}, but {difference}. "
+                    f"{_reason(loader, drawn) or _what_changes(make_loader, num_batches)}"
                 )
 
 
@@ -91,7 +95,7 @@ _IMPORTED_BY_NAME = {
 }
 
 
-def _reason(loader: Any, drawn: set[str]) -> str:
+def _reason(loader: Any, drawn: set[str]) -> str | None:
     if getattr(loader, "rng", "sample") == "worker":
         return 'rng="worker" deals streams out to workers. Leave it out.'
     if drawn:
@@ -100,10 +104,33 @@ def _reason(loader: Any, drawn: set[str]) -> str:
             f"{_IMPORTED_BY_NAME[name]}."
             for name in sorted(drawn)
         )
+    return None
+
+
+def _what_changes(make_loader: Callable[[int], Iterable[Any]], num_batches: int | None) -> str:
+    """Name the attribute of the dataset that an epoch on this thread leaves as another."""
+    try:
+        loader = make_loader(0)
+        dataset = getattr(loader, "dataset", None)
+        before = copy.deepcopy(dataset)
+        for _ in islice(loader, num_batches):
+            pass
+        path = path_of_difference(before, dataset)
+    except Exception:  # of a dataset that cannot be copied or compared, nothing can be said
+        path = None
+    if path is not None:
+        place, _, what = path.removeprefix(" at ").partition(": ")
+        change = f" ({what})" if what else ""
+        return (
+            f"An epoch without workers changes dataset{place}{change}: samples leave it to one "
+            "another. Make it anew in each __getitem__, seeded by torch.randint() where it is a "
+            "generator."
+        )
     return (
-        "Nothing was drawn from the process's generators of random and numpy.random. Look for "
-        "generators without a seed (np.random.default_rng()), dropout, draws on an accelerator "
-        "or in threads of the dataset's own, and for state that one sample leaves to the next."
+        "Nothing was drawn from the process's generators of random and numpy.random, and no "
+        "attribute of the dataset changes. Look for generators that each sample makes without a "
+        "seed (np.random.default_rng()), draws on an accelerator or in threads of the dataset's "
+        "own, and for state in modules."
     )
 
 
