@@ -20,6 +20,7 @@ from ..pipeline.recorder import new_pipeline_number
 from ._device import check_device
 from .arguments import check_arguments, refuse_foreign_state, warn_once
 from .dataset import PipelineDataset
+from .fetch import is_read_at_once
 from .figures import with_remarks_of
 from .isolation.start import check_context
 from .iterator import InlineIterator, ThreadIterator
@@ -283,7 +284,11 @@ class DataLoader(TorchDataLoader[T_co]):
         return [] if skipped is None else list(skipped.samples)
 
     def _report(self) -> Report:
-        return with_remarks_of(self.dataset, self._measured().report())
+        has_samples = self.batch_sampler is not None and not isinstance(
+            self.dataset, IterableDataset
+        )
+        one_by_one = has_samples and not is_read_at_once(self.dataset, self.collate_fn)
+        return with_remarks_of(self.dataset, self._measured().report(), one_by_one=one_by_one)
 
     def _measured(self) -> Figures:
         if not self.stats or self._figures is None:

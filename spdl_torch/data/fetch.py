@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .rng.streams import SampleStreams
     from .skipping import Tolerance
 
-__all__ = ["BatchMaker", "EndOfIterable", "takes_batches"]
+__all__ = ["BatchMaker", "EndOfIterable", "is_read_at_once", "takes_batches"]
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -451,6 +451,11 @@ def _one_of(dataset: Any) -> Callable[[Any], Any]:
     if own is Dataset.__getitem__ and hasattr(dataset, "__getitems__"):
         return lambda index: dataset.__getitems__([index])[0]
     return partial(getitem, dataset)
+
+
+def is_read_at_once(dataset: Any, collate_fn: Any) -> bool:
+    """Return whether the samples of a batch are read by one call."""
+    return takes_batches(dataset) or row_reader(dataset, collate_fn) is not None
 
 
 def takes_batches(dataset: Any) -> bool:

@@ -31,6 +31,9 @@ __all__ = ["Figures", "InlineFigures", "PoolFigures", "Readings", "with_remarks_
 _POOLED = ("fetch", "collate")
 _MOST_WRAPPERS = 8
 
+_SHORT_SAMPLE_SECONDS = 50e-6
+_ENOUGH_SAMPLES = 1_000
+
 
 class Figures(Protocol):
     """Readable during an epoch, and of the last one after it."""
@@ -197,8 +200,12 @@ def _with_skipped(report: Report, skipped: SkippedSamples | None) -> Report:
     return _with(report, () if skipped is None else skipped.remarks())
 
 
-def with_remarks_of(dataset: object, report: Report) -> Report:
-    """The report with what ``loading_remarks()`` of the dataset, or of that in a Subset, says."""
+def with_remarks_of(dataset: object, report: Report, *, one_by_one: bool) -> Report:
+    """The report with what ``loading_remarks()`` of the dataset, or of that in a Subset, says, and
+    with a word on samples that are short. ``one_by_one``: each takes a call of its own.
+    """
+    if one_by_one:
+        report = _with(report, _remarks_on_short_samples(dataset, report))
     for _ in range(_MOST_WRAPPERS):
         # Of the class: an object with attributes of any name would seem to have it.
         if hasattr(type(dataset), "loading_remarks"):
@@ -208,6 +215,19 @@ def with_remarks_of(dataset: object, report: Report) -> Report:
         except Exception:  # a property of the user's: no reason for no report
             break
     return report
+
+
+def _remarks_on_short_samples(dataset: object, report: Report) -> tuple[str, ...]:
+    fetch = next((stage.tasks for stage in report.stats.stages if stage.name == "fetch"), None)
+    if fetch is None or fetch.num_tasks < _ENOUGH_SAMPLES or report.verdict.stage != "fetch":
+        return ()
+    if fetch.ave_time >= _SHORT_SAMPLE_SECONDS:
+        return ()
+    return (
+        f"A sample takes {fetch.ave_time * 1e6:.1f} µs, much of it for the calls that every sample "
+        f"makes. If {type(dataset).__name__} has __getitems__(indices), which returns the list of a "
+        "batch's samples, they are made in one call: index the data once with all of them.",
+    )
 
 
 def _with(report: Report, remarks: tuple[str, ...]) -> Report:
