@@ -225,8 +225,8 @@ def _remarks_on_short_samples(dataset: object, report: Report) -> tuple[str, ...
         return ()
     return (
         f"A sample takes {fetch.ave_time * 1e6:.1f} µs, much of it for the calls that every sample "
-        f"makes. If {type(dataset).__name__} has __getitems__(indices), which returns the list of a "
-        "batch's samples, they are made in one call: index the data once with all of them.",
+        f"makes. If {type(dataset).__name__} has __getitems__(indices), which returns the list of "
+        "a batch's samples, they are made in one call: index the data once with all of them.",
     )
 
 
