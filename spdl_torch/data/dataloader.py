@@ -20,13 +20,13 @@ from ..pipeline.recorder import new_pipeline_number
 from ._device import check_device
 from .arguments import check_arguments, refuse_foreign_state, warn_once
 from .dataset import PipelineDataset
-from .fetch import is_read_at_once
 from .figures import with_remarks_of
 from .isolation.start import check_context
 from .iterator import InlineIterator, ThreadIterator
 from .loader_state import LoaderState
 from .prepared import AcceleratePrepared
 from .sharding import is_shared_out
+from .ways import is_read_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from functools import partial
-from operator import getitem
 from typing import TYPE_CHECKING, Any, cast
 
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import default_collate
 
 from ..pipeline.failures import attach_note, describe
 from .notes import (
@@ -33,16 +31,17 @@ from .skipping import (
     too_many_in_a_row,
 )
 from .timing import END, timed, timed_sample
+from .ways import items_into, one_sample_of, samples_into, takes_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..pipeline.hooks import TaskCell
     from .rng.keys import StreamKey
     from .rng.streams import SampleStreams
     from .skipping import Tolerance
 
-__all__ = ["BatchMaker", "EndOfIterable", "is_read_at_once", "takes_batches"]
+__all__ = ["BatchMaker", "EndOfIterable"]
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -75,7 +74,7 @@ class BatchMaker:
     ) -> None:
         self._dataset = dataset
         self._dataset_name = type(dataset).__name__
-        self._fetch_one = _one_of(dataset)
+        self._fetch_one = one_sample_of(dataset)
         self._collate_fn = collate_fn
         self._drop_last = drop_last
         self._streams = streams if key is not None else None  # None: draws are left as they are
@@ -281,7 +280,7 @@ class BatchMaker:
         try:
             timed(
                 self._fetch_cell,
-                _fetch_into,
+                samples_into,
                 samples,
                 self._dataset,
                 indices if self._streams is None else self._streams.over(indices, samples),
@@ -366,7 +365,7 @@ class BatchMaker:
         turns = index if self._streams is None else self._streams.over(index, samples)
         try:
             self._ended = timed(
-                self._fetch_cell, _take_into, samples, self._iterator, turns, into=samples
+                self._fetch_cell, items_into, samples, self._iterator, turns, into=samples
             )
         except BaseException as error:
             if isinstance(error, Exception):  # an iterable that goes on has left that item behind
@@ -426,43 +425,3 @@ class BatchMaker:
             raise EndOfIterable
         self._num_items += 1
         return item
-
-
-def _fetch_into(samples: list[Any], dataset: Any, indices: Iterable[Any]) -> None:
-    """``samples`` keeps what came before an error, so its length is the failing position."""
-    # Not map() and extend(): a call of __getitem__ from C takes 10 to 50 ns longer.
-    for index in indices:
-        samples.append(dataset[index])  # noqa: PERF401
-
-
-def _take_into(samples: list[Any], iterator: Iterator[Any], turns: Iterable[Any]) -> bool:
-    """Fill ``samples`` with an item for each turn; True: the iterator has ended."""
-    for _ in turns:
-        try:
-            samples.append(next(iterator))
-        except StopIteration:
-            return True
-    return False
-
-
-def _one_of(dataset: Any) -> Callable[[Any], Any]:
-    """How one sample of a map-style dataset is had; some have ``__getitems__`` alone."""
-    own = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
-    if own is Dataset.__getitem__ and hasattr(dataset, "__getitems__"):
-        return lambda index: dataset.__getitems__([index])[0]
-    return partial(getitem, dataset)
-
-
-def is_read_at_once(dataset: Any, collate_fn: Any) -> bool:
-    """Return whether the samples of a batch are read by one call."""
-    return takes_batches(dataset) or row_reader(dataset, collate_fn) is not None
-
-
-def takes_batches(dataset: Any) -> bool:
-    """Whether a whole batch comes by one call of ``__getitems__``, as torch's loader asks for it.
-
-    torch's Subset always has that method; around a dataset that does not, it only loops.
-    """
-    if type(dataset) is Subset:
-        return takes_batches(dataset.dataset)
-    return bool(getattr(dataset, "__getitems__", None))

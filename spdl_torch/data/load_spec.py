@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .fetch import takes_batches
 from .rows import row_reader
+from .ways import takes_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -44,7 +44,7 @@ _MOST_IN_A_ROW = 100  # bad samples; who meets that many has lost the storage, n
 _LOGGED_ERRORS = 10  # one by one; later ones when their count reaches a power of two
 _KEPT_KEYS = 1_000
 # Their frames tell users nothing.
-_FETCHING = {str(Path(__file__).with_name(name)) for name in ("fetch.py", "timing.py")}
+_FETCHING = {str(Path(__file__).with_name(name)) for name in ("fetch.py", "ways.py", "timing.py")}
 _SHOWN_KEYS = 5
 
 MISSING: Any = object()

@@ -23,8 +23,9 @@ _OURS = {
     *(str(path) for path in (_PACKAGE / "pipeline").glob("*.py")),
     *(
         str(_PACKAGE / "data" / f"{name}.py")
-        for name in ("fetch", "timing", "worker", "workers", "random", "_device")
+        for name in ("fetch", "ways", "timing", "worker", "workers", "_device")
     ),
+    *(str(path) for path in (_PACKAGE / "data" / "rng").glob("*.py")),
 }
 # Those in which a thread waits for others of its run, or only watches.
 _WAITING = {

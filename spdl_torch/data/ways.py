@@ -1,0 +1,56 @@
+"""The calls of user code that fetch samples, and which of them a dataset takes."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset, Subset
+
+from .rows import row_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["is_read_at_once", "items_into", "one_sample_of", "samples_into", "takes_batches"]
+
+
+def samples_into(samples: list[Any], dataset: Any, indices: Iterable[Any]) -> None:
+    """Append the samples of ``indices``; at an error, the length is the failing position."""
+    # Not map() and extend(): a call of __getitem__ from C takes 10 to 50 ns longer.
+    for index in indices:
+        samples.append(dataset[index])  # noqa: PERF401
+
+
+def items_into(samples: list[Any], iterator: Iterator[Any], turns: Iterable[Any]) -> bool:
+    """Append an item for each turn; return True if the iterator has ended."""
+    for _ in turns:
+        try:
+            samples.append(next(iterator))
+        except StopIteration:
+            return True
+    return False
+
+
+def one_sample_of(dataset: Any) -> Callable[[Any], Any]:
+    """Return the function of an index that fetches one sample; some have ``__getitems__`` alone."""
+    own = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
+    if own is Dataset.__getitem__ and hasattr(dataset, "__getitems__"):
+        return lambda index: dataset.__getitems__([index])[0]
+    return partial(getitem, dataset)
+
+
+def is_read_at_once(dataset: Any, collate_fn: Any) -> bool:
+    """Return whether the samples of a batch are read by one call."""
+    return takes_batches(dataset) or row_reader(dataset, collate_fn) is not None
+
+
+def takes_batches(dataset: Any) -> bool:
+    """Return whether a batch takes one call of ``__getitems__``, as torch's loader asks for it.
+
+    torch's Subset always has that method; around a dataset that does not, it only loops.
+    """
+    if type(dataset) is Subset:
+        return takes_batches(dataset.dataset)
+    return bool(getattr(dataset, "__getitems__", None))
