@@ -25,8 +25,10 @@ from _stages import add, evaluate, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped, epochs, marks
+from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped
+from spdl_torch.pipeline.channel import sentinels as marks
 from spdl_torch.pipeline.defs import Aggregator
+from spdl_torch.pipeline.stage import epoch_barrier as epochs
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,6 @@ from spdl_torch.pipeline import (
     build_pipeline,
     is_eof,
     is_epoch_end,
-    merging,
 )
 from spdl_torch.pipeline.defs import (
     Aggregate,
@@ -50,6 +49,7 @@ from spdl_torch.pipeline.defs import (
     SinkConfig,
     SourceConfig,
 )
+from spdl_torch.pipeline.graph import merge as merging
 
 UNBOUNDED = 10_000
 

@@ -29,12 +29,12 @@ from spdl_torch.pipeline import (
     TaskHook,
     TaskStatsHook,
 )
-from spdl_torch.pipeline import channel as channel_module
-from spdl_torch.pipeline import hooks as hooks_module
-from spdl_torch.pipeline import measure as measure_module
-from spdl_torch.pipeline import run as run_module
-from spdl_torch.pipeline import waits as waits_module
-from spdl_torch.pipeline import worker as worker_module
+from spdl_torch.pipeline.channel import channel as channel_module
+from spdl_torch.pipeline.channel import waits as waits_module
+from spdl_torch.pipeline.hooks import task_hooks as hooks_module
+from spdl_torch.pipeline.run import run as run_module
+from spdl_torch.pipeline.stage import op_timing as measure_module
+from spdl_torch.pipeline.stage import stage as worker_module
 
 
 @pytest.fixture(autouse=True)

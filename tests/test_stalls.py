@@ -17,7 +17,8 @@ from _loader_helpers import (
 from torch.utils.data import IterableDataset
 
 from spdl_torch.observe import flight_recorder
-from spdl_torch.pipeline import PipelineBuilder, patience
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline.threads import stall as patience
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

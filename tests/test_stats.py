@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_torch.pipeline import hooks as hooks_module
-from spdl_torch.pipeline.hooks import StageInfo, StatsQueue, TaskCell, TaskStatsHook
-from spdl_torch.pipeline.stats import (
+from spdl_torch.pipeline.hooks import task_hooks as hooks_module
+from spdl_torch.pipeline.hooks.task_hooks import StageInfo, StatsQueue, TaskCell, TaskStatsHook
+from spdl_torch.pipeline.stats.perf_stats import (
     Histogram,
     QueueCounters,
     QueuePerfStats,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..pipeline.builder import PipelineBuilder
-from ..pipeline.definition import OpKind, PipelineSpec, StageSpec
+from ..pipeline.definition.specs import OpKind, PipelineSpec, StageSpec
 from .model import Budget, Fit, StageShape, budget_of, fit_loader, fit_stages
 from .sizes import ElementSize, size_in_dataset, size_in_pipeline
 

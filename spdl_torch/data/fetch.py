@@ -38,7 +38,7 @@ from .timing import END, timed, timed_sample
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ..pipeline.hooks import TaskCell
+    from ..pipeline.hooks.task_hooks import TaskCell
     from .random import SampleRandom, StreamKey
     from .skipping import Tolerance
 

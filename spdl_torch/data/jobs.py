@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..observe.probes import ProbeCounters
-    from ..pipeline.channel import Channel
-    from ..pipeline.recorder import ConsumerRing, FlightRecorder
-    from ..pipeline.stats import TaskCounters
+    from ..observe.verdict.probes import ProbeCounters
+    from ..pipeline.channel.channel import Channel
+    from ..pipeline.recorder.flight_recorder import ConsumerRing, FlightRecorder
+    from ..pipeline.stats.perf_stats import TaskCounters
     from .crowd import Crowd
     from .random import StreamKey
     from .resume import WorkerState

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..pipeline.hooks import TaskCell
-    from ..pipeline.recorder import Ring
+    from ..pipeline.hooks.task_hooks import TaskCell
+    from ..pipeline.recorder.flight_recorder import Ring
 
 __all__ = ["END", "record_parts", "timed", "timed_sample"]
 

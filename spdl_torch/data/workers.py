@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import PipelineStopped
-from ..observe.probes import join_probing, probe_counters, start_probing, stop_probing
-from ..pipeline.channel import Channel, ChannelClosed
+from ..observe.verdict.probes import join_probing, probe_counters, start_probing, stop_probing
+from ..pipeline.channel.channel import Channel, ChannelClosed
 from ..pipeline.failures import text_of
-from ..pipeline.hooks import StageInfo, TaskStatsHook
-from ..pipeline.recorder import FlightRecorder
-from ..pipeline.stats import TaskCounters
-from ..pipeline.threads import ThreadGroup
+from ..pipeline.hooks.task_hooks import StageInfo, TaskStatsHook
+from ..pipeline.recorder.flight_recorder import FlightRecorder
+from ..pipeline.stats.perf_stats import TaskCounters
+from ..pipeline.threads.thread_group import ThreadGroup
 from ._device import AHEAD
 from .crowd import Crowd
 from .desks import Desk, describe_desks

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ..errors import PipelineFailure, PipelineStopped
 from .builder import PipelineBuilder, build_pipeline
 from .caching import cache_iterator
-from .definition import PipelineSpec
-from .hooks import StageInfo, StatsQueue, TaskHook, TaskStatsHook
-from .marks import is_eof, is_epoch_end
+from .channel.sentinels import is_eof, is_epoch_end
+from .definition.specs import PipelineSpec
+from .hooks.task_hooks import StageInfo, StatsQueue, TaskHook, TaskStatsHook
 from .pipeline import Pipeline
 from .profiling import ProfileHook, ProfileResult, profile_pipeline
-from .stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from .stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 if TYPE_CHECKING:
     from ..data.child_pipelines import iterate_in_subprocess, run_pipeline_in_subprocess

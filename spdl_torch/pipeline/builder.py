@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
-    from .definition import (
+    from .definition.specs import (
         MaxFailures,
         OutputOrder,
         PipelineSpec,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         StageSpec,
     )
     from .defs import Aggregator
-    from .hooks import HookFactory, StatsQueue
-    from .tuning import Tuner
+    from .hooks.task_hooks import HookFactory, StatsQueue
+    from .run.tunable import Tuner
 
 __all__ = ["PipelineBuilder", "build_pipeline"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .definition import (
+from .definition.specs import (
     MaxFailures,
     MergeSpec,
     OpKind,

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .definition import MaxFailures
+    from .definition.specs import MaxFailures
 
 __all__ = [
     *("DEFAULT_MAX_FAILURES", "FailureBudget"),

@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from ..errors import PipelineStopped
-from .definition import MaxFailures, PipelineSpec, check_max_failures
-from .recorder import FlightRecorder
-from .run import Run
-from .states import RunState
-from .upstairs import profile_of, report_of
+from .definition.specs import MaxFailures, PipelineSpec, check_max_failures
+from .recorder.flight_recorder import FlightRecorder
+from .report import profile_of, report_of
+from .run.run import Run
+from .run.states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..errors import PipelineFailure
-    from .hooks import HookFactory, StatsQueue
-    from .stats import PipelineStats
-    from .timeline import Timeline
-    from .tuning import Tuner
-    from .upstairs import Profile, Report
+    from .hooks.task_hooks import HookFactory, StatsQueue
+    from .recorder.timeline import Timeline
+    from .report import Profile, Report
+    from .run.tunable import Tuner
+    from .stats.perf_stats import PipelineStats
 
 __all__ = ["Pipeline"]
 

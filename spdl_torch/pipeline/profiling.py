@@ -17,16 +17,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from .builder import build_pipeline
-from .definition import MergeSpec, OpKind, PipelineSpec, SinkSpec, SourceSpec
-from .hooks import StatsQueue
+from .definition.specs import MergeSpec, OpKind, PipelineSpec, SinkSpec, SourceSpec
+from .hooks.task_hooks import StatsQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from .definition import StageSpec
+    from .definition.specs import StageSpec
     from .pipeline import Pipeline
-    from .stats import QueuePerfStats
+    from .stats.perf_stats import QueuePerfStats
 
 __all__ = ["ProfileHook", "ProfileResult", "ProfileStats", "profile_pipeline"]
 

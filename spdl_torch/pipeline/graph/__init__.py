@@ -1,0 +1,1 @@
+"""Where queues branch, and where they join again."""

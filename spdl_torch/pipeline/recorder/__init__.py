@@ -1,0 +1,1 @@
+"""The flight recorder: what every thread did in the last seconds."""

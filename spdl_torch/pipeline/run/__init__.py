@@ -1,0 +1,1 @@
+"""One run of a pipeline: makes the queues and stages, owns their threads, starts and stops them."""

@@ -1,0 +1,1 @@
+"""Threads: starting and joining them, and the stacks of those that keep others waiting."""
