@@ -156,14 +156,14 @@ class Pipeline(Generic[T]):
         Raises: RuntimeError: the pipeline was not started.
         """
         self._check_begun()
-        return report_of(self)
+        return report_of(self.stats())
 
     def profile(self) -> Profile:
         """The report, and what every thread did in the last seconds:
         ``pipeline.profile().write_trace("trace.json.gz")``. Raises: as ``report``.
         """
         self._check_begun()
-        return profile_of(self)
+        return profile_of(self.stats(), self.timeline())
 
     def _check_begun(self) -> None:
         if self._run.state is RunState.NEW:

@@ -1,30 +1,31 @@
-"""Reports and profiles, which a pipeline is asked for and a floor above makes.
+"""The verdict on a pipeline's figures, and its profile.
 
-The engine imports nothing of the floors above it. Here are the exceptions, imported when they are
-first asked for.
+Both are made by ``observe``, which stands above the engine and reads its figures. The engine
+imports it here alone, and only when a user asks for a report.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..observe.trace.profile import Profile as Profile
     from ..observe.verdict.report import Report as Report
-    from .pipeline import Pipeline
+    from .recorder.timeline import Timeline
+    from .stats.perf_stats import PipelineStats
 
 __all__ = ["profile_of", "report_of"]
 
 
-def report_of(pipeline: Pipeline[Any]) -> Report:
+def report_of(stats: PipelineStats) -> Report:
     """Judge a pipeline's figures."""
     from ..observe.verdict.report import make_report
 
-    return make_report(pipeline.stats())
+    return make_report(stats)
 
 
-def profile_of(pipeline: Pipeline[Any]) -> Profile:
-    """Return the report together with what every thread did."""
+def profile_of(stats: PipelineStats, timeline: Timeline) -> Profile:
+    """Return the report on the figures together with what every thread did."""
     from ..observe.trace.tracing import profile_of_run
 
-    return profile_of_run(report_of(pipeline), pipeline.timeline(), None)
+    return profile_of_run(report_of(stats), timeline, None)
