@@ -14,9 +14,9 @@ from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.pipeline.recorder.flight_recorder import (
     FlightRecorder,
     RecordingSession,
-    Ring,
     live_recorders,
 )
+from spdl_torch.pipeline.recorder.rings import Ring
 from spdl_torch.pipeline.recorder.timeline import Outcome
 
 

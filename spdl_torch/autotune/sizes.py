@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..pipeline.definition.specs import OpKind
+from ..pipeline.definition.ops import OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

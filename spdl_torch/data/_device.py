@@ -20,7 +20,8 @@ import torch
 from ..errors import UnsupportedOptionError
 from ..io._transfer.transfer import Transfer
 from ..pipeline.channel.channel import Channel, ChannelClosed
-from ..pipeline.hooks.task_hooks import StageInfo, TaskStatsHook
+from ..pipeline.hooks.stage_info import StageInfo
+from ..pipeline.hooks.task_hooks import TaskStatsHook
 from .jobs import Failed, Loaded
 from .notes import add_thread_note
 from .timing import timed
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..io._transfer.region import Region
     from ..pipeline.hooks.task_hooks import TaskCell
-    from ..pipeline.recorder.flight_recorder import Ring
+    from ..pipeline.recorder.rings import Ring
     from .jobs import Epoch, Result
 
 __all__ = ["DeviceStage", "check_device", "open_device_stage"]

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from ..observe.verdict.report import Report
     from ..pipeline.definition.specs import MaxFailures, PipelineSpec
-    from ..pipeline.hooks.task_hooks import HookFactory, StatsQueue
+    from ..pipeline.hooks.stats_queue import StatsQueue
+    from ..pipeline.hooks.task_hooks import HookFactory
     from ..pipeline.stats.perf_stats import PipelineStats
 
     Initializer = Callable[[], object]

@@ -21,7 +21,8 @@ from ..observe.verdict.probes import (
     stop_probing,
 )
 from ..observe.verdict.report import Report, make_report
-from ..pipeline.definition.specs import MergeSpec, OpKind, StageSpec
+from ..pipeline.definition.ops import OpKind
+from ..pipeline.definition.specs import MergeSpec, StageSpec
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.recorder.flight_recorder import FlightRecorder, new_pipeline_number
 from ._device import AHEAD, check_device
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from ..observe.trace.profile import Profile
     from ..pipeline.builder import PipelineBuilder
     from ..pipeline.definition.specs import MaxFailures, PipelineSpec, SourceSpec
-    from ..pipeline.hooks.task_hooks import HookFactory, StatsQueue
+    from ..pipeline.hooks.stats_queue import StatsQueue
+    from ..pipeline.hooks.task_hooks import HookFactory
     from ..pipeline.run.tunable import Tuner
     from ..pipeline.stats.perf_stats import PipelineStats
     from .sharding import Tail

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..observe.verdict.probes import ProbeCounters, probe_counters, probes_between
 from ..observe.verdict.report import make_report
+from ..pipeline.stats.counters import QueueCounters, TaskCounters
 from ..pipeline.stats.perf_stats import (
     PipelineStats,
-    QueueCounters,
     QueuePerfStats,
     StageStats,
-    TaskCounters,
     queue_stats,
     task_stats,
 )

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
     from ..observe.verdict.probes import ProbeCounters
     from ..pipeline.channel.channel import Channel
-    from ..pipeline.recorder.flight_recorder import ConsumerRing, FlightRecorder
-    from ..pipeline.stats.perf_stats import TaskCounters
+    from ..pipeline.recorder.flight_recorder import FlightRecorder
+    from ..pipeline.recorder.rings import ConsumerRing
+    from ..pipeline.stats.counters import TaskCounters
     from .crowd import Crowd
     from .random import StreamKey
     from .resume import WorkerState

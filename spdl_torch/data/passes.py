@@ -17,7 +17,7 @@ from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..pipeline.definition.specs import OpKind
+from ..pipeline.definition.ops import OpKind
 from .own_state import OwnState, WorkerState, give_state, keeps_state
 from .states import Field, check_fields, check_version, is_flag, is_whole_number
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..pipeline.hooks.task_hooks import TaskCell
-    from ..pipeline.recorder.flight_recorder import Ring
+    from ..pipeline.recorder.rings import Ring
 
 __all__ = ["END", "record_parts", "timed", "timed_sample"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..pipeline.hooks.task_hooks import TaskCell
-    from ..pipeline.recorder.flight_recorder import Ring
+    from ..pipeline.recorder.rings import Ring
     from .desks import Desk
     from .load_spec import LoadSpec
 

@@ -26,9 +26,10 @@ from ..errors import PipelineStopped
 from ..observe.verdict.probes import join_probing, probe_counters, start_probing, stop_probing
 from ..pipeline.channel.channel import Channel, ChannelClosed
 from ..pipeline.failures import text_of
-from ..pipeline.hooks.task_hooks import StageInfo, TaskStatsHook
+from ..pipeline.hooks.stage_info import StageInfo
+from ..pipeline.hooks.task_hooks import TaskStatsHook
 from ..pipeline.recorder.flight_recorder import FlightRecorder
-from ..pipeline.stats.perf_stats import TaskCounters
+from ..pipeline.stats.counters import TaskCounters
 from ..pipeline.threads.thread_group import ThreadGroup
 from ._device import AHEAD
 from .crowd import Crowd

@@ -14,7 +14,9 @@ from .builder import PipelineBuilder, build_pipeline
 from .caching import cache_iterator
 from .channel.sentinels import is_eof, is_epoch_end
 from .definition.specs import PipelineSpec
-from .hooks.task_hooks import StageInfo, StatsQueue, TaskHook, TaskStatsHook
+from .hooks.stage_info import StageInfo
+from .hooks.stats_queue import StatsQueue
+from .hooks.task_hooks import TaskHook, TaskStatsHook
 from .pipeline import Pipeline
 from .profiling import ProfileHook, ProfileResult, profile_pipeline
 from .stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats

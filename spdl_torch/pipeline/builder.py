@@ -28,7 +28,8 @@ if TYPE_CHECKING:
         StageSpec,
     )
     from .defs import Aggregator
-    from .hooks.task_hooks import HookFactory, StatsQueue
+    from .hooks.stats_queue import StatsQueue
+    from .hooks.task_hooks import HookFactory
     from .run.tunable import Tuner
 
 __all__ = ["PipelineBuilder", "build_pipeline"]

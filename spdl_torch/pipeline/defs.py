@@ -9,17 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from .definition.ops import OpKind, as_op, name_of
 from .definition.specs import (
     MaxFailures,
     MergeSpec,
-    OpKind,
     OutputOrder,
     PipelineSpec,
     SinkSpec,
     SourceSpec,
     StageSpec,
-    as_op,
-    name_of,
 )
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..errors import PipelineFailure
-    from .hooks.task_hooks import HookFactory, StatsQueue
+    from .hooks.stats_queue import StatsQueue
+    from .hooks.task_hooks import HookFactory
     from .recorder.timeline import Timeline
     from .report import Profile, Report
     from .run.tunable import Tuner

@@ -17,8 +17,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from .builder import build_pipeline
-from .definition.specs import MergeSpec, OpKind, PipelineSpec, SinkSpec, SourceSpec
-from .hooks.task_hooks import StatsQueue
+from .definition.ops import OpKind
+from .definition.specs import MergeSpec, PipelineSpec, SinkSpec, SourceSpec
+from .hooks.stats_queue import StatsQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

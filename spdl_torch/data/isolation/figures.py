@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.recorder.flight_recorder import FlightRecorder
-from ...pipeline.stats.perf_stats import TaskCounters
+from ...pipeline.stats.counters import TaskCounters
 from ..figures import PoolFigures, Readings
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ import torch.distributed
 from ...errors import PipelineStopped
 from ...observe.verdict.probes import probe_counters
 from ...pipeline.channel.channel import Channel, ChannelClosed
-from ...pipeline.hooks.task_hooks import StageInfo, TaskStatsHook
-from ...pipeline.stats.perf_stats import TaskCounters
+from ...pipeline.hooks.stage_info import StageInfo
+from ...pipeline.hooks.task_hooks import TaskStatsHook
+from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup
 from .._device import AHEAD
 from ..crowd import Crowd

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...pipeline.hooks.task_hooks import StageInfo
+from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.stats.perf_stats import QueuePerfStats
 from ..verdict.intervals import lap_between, thread_seconds
 

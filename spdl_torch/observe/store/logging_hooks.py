@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.hooks.task_hooks import StageInfo, StatsQueue, TaskHook, TaskStatsHook
+from ...pipeline.hooks.stats_queue import StatsQueue
+from ...pipeline.hooks.task_hooks import TaskHook, TaskStatsHook
 from ..verdict.probes import is_probing, probe_counters, probes_between
 from .entries import (
     EventLogEntry,
@@ -20,6 +21,7 @@ from .entries import (
 )
 
 if TYPE_CHECKING:
+    from ...pipeline.hooks.stage_info import StageInfo
     from ...pipeline.stats.perf_stats import QueuePerfStats, TaskPerfStats
 
 __all__ = ["QueueStatsRecorder", "TaskStatsRecorder", "recorders", "recording_gc"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 
 from ...pipeline.recorder.flight_recorder import garbage_was_collected
-from ...pipeline.stats.perf_stats import Histogram, percentile
+from ...pipeline.stats.histogram import Histogram, percentile
 from ...pipeline.threads.starting import start
 from .verdict import Probes
 

@@ -23,7 +23,7 @@ from collections import deque
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final, Generic, TypeVar
 
-from ..stats.perf_stats import QueueCounters
+from ..stats.counters import QueueCounters
 from .async_methods import AsyncEnds
 from .capacity import Room
 from .sentinels import SKIPPED, Mark, MarkNumbers

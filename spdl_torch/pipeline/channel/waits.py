@@ -8,7 +8,7 @@ import threading
 from time import perf_counter, perf_counter_ns
 from typing import Protocol
 
-from ..stats.perf_stats import Histogram
+from ..stats.histogram import Histogram
 
 __all__ = [
     "AsyncWaiter",

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import enum
-import functools
-import inspect
 from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import dataclass, field
 from numbers import Real
-from pathlib import Path
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from .ops import OpKind, locate
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 __all__ = [
     "MergeSpec",
-    "OpKind",
     "OutputOrder",
     "PipelineSpec",
     "SinkSpec",
@@ -29,18 +26,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 OutputOrder = Literal["completion", "input"]
 MaxFailures = int | float | Real
-
-
-class OpKind(enum.Enum):
-    """How a stage's op is called."""
-
-    FUNCTION = "function"  # item -> item
-    GENERATOR = "generator"  # item -> many items
-    ASYNC_FUNCTION = "async function"
-    ASYNC_GENERATOR = "async generator"
-    AGGREGATE = "aggregate"  # many items -> one list; keeps a remainder
-    AGGREGATOR = "aggregator"  # the user's own: many items -> one, whenever it says so
-    PATH_VARIANTS = "path variants"  # one item -> one of several chains of stages
 
 
 _KEEPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR, OpKind.PATH_VARIANTS)
@@ -238,46 +223,6 @@ def default_buffer_size(concurrency: int) -> int:
     return max(2, 2 * concurrency)
 
 
-def as_op(op: Any) -> tuple[Callable[[Any], Any], OpKind]:
-    """What a user passed to ``pipe`` as something to call with one item, and how."""
-    if not callable(op):
-        if not hasattr(op, "__getitem__"):
-            raise TypeError(
-                "pipe: op must be a function, a generator function, an async function or have "
-                f"__getitem__, got {type(op).__name__}."
-            )
-        op = op.__getitem__
-    _check_takes_one_argument(op)
-    # A callable object is judged by its __call__; partials are seen through.
-    target = op.func if isinstance(op, functools.partial) else op
-    if not inspect.isroutine(target) and not inspect.isclass(target):
-        target = type(target).__call__
-    if inspect.isasyncgenfunction(target):
-        return op, OpKind.ASYNC_GENERATOR
-    if inspect.iscoroutinefunction(target):
-        return op, OpKind.ASYNC_FUNCTION
-    if inspect.isgeneratorfunction(target):
-        return op, OpKind.GENERATOR
-    return op, OpKind.FUNCTION
-
-
-def name_of(op: Any) -> str:
-    """A short, stable name for a stage."""
-    if isinstance(op, functools.partial):
-        return name_of(op.func)
-    if inspect.ismethod(op) and op.__name__ == "__call__":
-        return type(op.__self__).__name__
-    return getattr(op, "__name__", None) or type(op).__name__
-
-
-def locate(op: Any) -> str:
-    """``decode at train.py:41`` where the source is known, else the name alone."""
-    target = op.func if isinstance(op, functools.partial) else op
-    code = getattr(inspect.unwrap(target) if callable(target) else target, "__code__", None)
-    where = f" at {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
-    return f"{name_of(op)}{where}"
-
-
 def check_max_failures(limit: MaxFailures | None, where: str) -> None:
     """An int is a number of items, any other number a share between 0 and 1; -1 = no limit."""
     if limit is None or limit == -1:
@@ -298,17 +243,3 @@ def _check_positive(what: str, value: object) -> None:
         raise TypeError(f"{what} must be an int, got {value!r}.")
     if value < 1:
         raise ValueError(f"{what} must be >= 1, got {value}.")
-
-
-def _check_takes_one_argument(op: Callable[[Any], Any]) -> None:
-    try:
-        signature = inspect.signature(op)
-    except (TypeError, ValueError):
-        return  # many built-ins do not tell
-    try:
-        signature.bind(None)
-    except TypeError:
-        raise TypeError(
-            f"pipe: {locate(op)} must take exactly one argument, its signature is {signature}. "
-            "Bind the others with functools.partial."
-        ) from None

@@ -10,8 +10,8 @@ from ..channel.sentinels import EPOCH_END
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..hooks.task_hooks import StatsQueue
-    from ..recorder.flight_recorder import Ring
+    from ..hooks.stats_queue import StatsQueue
+    from ..recorder.rings import Ring
 
 __all__ = ["relay"]
 

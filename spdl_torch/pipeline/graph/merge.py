@@ -20,8 +20,9 @@ from .forward import relay
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..hooks.task_hooks import StageInfo, StatsQueue
-    from ..recorder.flight_recorder import Ring
+    from ..hooks.stage_info import StageInfo
+    from ..hooks.stats_queue import StatsQueue
+    from ..recorder.rings import Ring
     from ..stage.stage import StageOwner
 
 __all__ = ["ArrivalMerge", "BatchMerge", "Merge"]

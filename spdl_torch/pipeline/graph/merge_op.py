@@ -18,8 +18,8 @@ from .merge import Merge
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..hooks.task_hooks import StatsQueue
-    from ..recorder.flight_recorder import Ring
+    from ..hooks.stats_queue import StatsQueue
+    from ..recorder.rings import Ring
 
 __all__ = ["OpMerge", "is_async_op"]
 

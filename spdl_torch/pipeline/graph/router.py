@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..channel.sentinels import ABSENT, Mark
-from ..definition.specs import OpKind, as_op
-from ..stats.perf_stats import QueueCounters
+from ..definition.ops import OpKind, as_op
+from ..stats.counters import QueueCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..definition.specs import StageSpec
-    from ..hooks.task_hooks import StatsQueue
+    from ..hooks.stats_queue import StatsQueue
 
 __all__ = ["PathQueues", "router_stage"]
 

@@ -6,7 +6,8 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from .context_managers import NotAContextError, blocking
-from .task_hooks import StatsQueue, TaskHook, TaskStatsHook
+from .stats_queue import StatsQueue
+from .task_hooks import TaskHook, TaskStatsHook
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

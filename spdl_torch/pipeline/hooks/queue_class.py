@@ -7,12 +7,12 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from ..failures import attach_note
-from .task_hooks import StatsQueue
+from .stats_queue import StatsQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .task_hooks import StageInfo
+    from .stage_info import StageInfo
 
     QueueMaker = Callable[[StageInfo, int], StatsQueue]
 

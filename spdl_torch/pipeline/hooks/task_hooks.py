@@ -1,4 +1,4 @@
-"""What users subclass to export statistics: task hooks and the queue class.
+"""Task hooks: code of users around stages and tasks, and the figures of a stage's tasks.
 
 A subclass overrides ``interval_stats_callback``; it is called with the figures of each interval,
 and once more with the last, partial one when the run ends, so that the sums of all callbacks
@@ -7,60 +7,26 @@ equal what was processed. Callbacks run on one reporter thread of the pipeline, 
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from ..channel.channel import Channel
-from ..stats.perf_stats import (
-    BUCKETS_OF_SMALL,
-    NUM_SMALL,
-    Histogram,
-    QueueCounters,
-    QueuePerfStats,
-    TaskCounters,
-    TaskPerfStats,
-    bucket_of,
-    queue_stats,
-    task_stats,
-)
+from ..stats.counters import TaskCounters
+from ..stats.histogram import BUCKETS_OF_SMALL, NUM_SMALL, Histogram, bucket_of
+from ..stats.perf_stats import TaskPerfStats, task_stats
+from .callbacks import call_back, check_interval
+from .stage_info import StageInfo
 
 if TYPE_CHECKING:
-    from ..recorder.flight_recorder import Ring
+    from ..recorder.rings import Ring
     from .context_managers import AnyContext
 
-__all__ = [
-    "HookFactory",
-    "StageInfo",
-    "StatsQueue",
-    "TaskHook",
-    "TaskStatsHook",
-    "check_interval",
-]
+__all__ = ["HookFactory", "TaskHook", "TaskStatsHook"]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
-
-
-@dataclass(frozen=True, slots=True)
-class StageInfo:
-    """Which stage of which pipeline; prints ``0:1:decode[10]``."""
-
-    pipeline_id: int
-    """0 unless the caller gives another; it does not change from epoch to epoch."""
-    stage_id: int
-    """Position in the pipeline: 0 is the source."""
-    stage_name: str
-    concurrency: int = 1
-
-    def __str__(self) -> str:
-        threads = f"[{self.concurrency}]" if self.concurrency > 1 else ""
-        return f"{self.pipeline_id}:{self.stage_id}:{self.stage_name}{threads}"
 
 
 class TaskHook:
@@ -240,69 +206,4 @@ class _Timed:
         self.__exit__(kind, *details)
 
 
-class StatsQueue(Channel[Any]):
-    """The queue after a stage, named after the stage that fills it: ``0:1:decode[10]_queue``.
-
-    ``interval``: as for :class:`TaskStatsHook`.
-    """
-
-    def __init__(self, info: StageInfo, buffer_size: int, interval: float | None = None) -> None:
-        super().__init__(buffer_size)
-        self.info = info
-        self.buffer_size = buffer_size
-        self.interval = check_interval(interval, f"{info}: interval")
-        self._last = QueueCounters()
-
-    def stage_hook(self) -> AnyContext:
-        """Entered before the first item is put, left after the last one was; to be overridden."""
-        return nullcontext()
-
-    @property
-    def name(self) -> str:
-        """Stage name plus ``_queue``; the same in every epoch."""
-        return f"{self.info}_queue"
-
-    async def interval_stats_callback(self, stats: QueuePerfStats) -> None:
-        """Override to export; ``async def`` or plain. The default logs at INFO level."""
-        _logger.info(
-            "%s: %d items, %.1f items/s, put waits %.3f ms, get waits %.3f ms, occupied %.0f %%",
-            self.name,
-            stats.num_items,
-            stats.qps,
-            stats.ave_put_time * 1e3,
-            stats.ave_get_time * 1e3,
-            stats.occupancy_rate * 100,
-        )
-
-    def report_lap(self) -> None:
-        """Call ``interval_stats_callback`` with what came since the last call."""
-        now = self.counters()
-        lap, self._last = now.since(self._last), now
-        call_back(self.interval_stats_callback, queue_stats(lap), self.name)
-
-
 HookFactory = Callable[[StageInfo], list[TaskHook]]
-
-
-def call_back(callback: Callable[[Any], Awaitable[None] | None], stats: Any, who: object) -> None:
-    """Run a user's callback, awaiting it if needed. Its error is logged, never fatal."""
-    try:
-        result = callback(stats)
-        if inspect.isawaitable(result):
-            asyncio.run(_await(result))
-    except Exception:
-        _logger.exception("%s: interval_stats_callback failed; the pipeline goes on.", who)
-
-
-async def _await(result: Awaitable[None]) -> None:
-    await result
-
-
-def check_interval(interval: float | None, where: object) -> float | None:
-    """Return it; SPDL's -1 means None, and stays -1 for subclasses that compare it.
-
-    Raises: ValueError: 0, or any other number below.
-    """
-    if interval is not None and interval <= 0 and interval != -1:
-        raise ValueError(f"{where} must be > 0 seconds or None, got {interval}.")
-    return interval

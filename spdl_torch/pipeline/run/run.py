@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from ...errors import PipelineFailure, PipelineStopped
 from ..channel.sentinels import EPOCH_END
 from ..channel.waits import ChannelClosed, EndOfChannel
-from ..definition.specs import MaxFailures, OpKind, PipelineSpec, default_buffer_size
+from ..definition.ops import OpKind
+from ..definition.specs import MaxFailures, PipelineSpec, default_buffer_size
 from ..graph.forward import relay
+from ..hooks.callbacks import check_interval
 from ..hooks.checks import enter_queue_hook
 from ..hooks.interval_reporter import Reporter, Reports
 from ..hooks.queue_class import queue_maker
-from ..hooks.task_hooks import StageInfo, TaskHook, TaskStatsHook, check_interval
+from ..hooks.task_hooks import TaskHook, TaskStatsHook
 from ..stage.source import as_exception
 from ..stats.perf_stats import PipelineStats
 from ..threads.stacks import describe_busy
@@ -35,7 +37,9 @@ from .wiring import Wiring
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..hooks.task_hooks import HookFactory, StatsQueue
+    from ..hooks.stage_info import StageInfo
+    from ..hooks.stats_queue import StatsQueue
+    from ..hooks.task_hooks import HookFactory
     from ..recorder.flight_recorder import FlightRecorder
     from .tunable import Tuner
 

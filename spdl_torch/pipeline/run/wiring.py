@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from ..definition.ops import OpKind
 from ..definition.specs import (
     BURST_BUFFER_SIZE,
     MergeSpec,
-    OpKind,
     PipelineSpec,
     SourceSpec,
     StageSpec,
@@ -22,7 +22,7 @@ from ..failures import FailureBudget
 from ..graph.merge import ArrivalMerge, BatchMerge
 from ..graph.merge_op import OpMerge
 from ..graph.router import PathQueues, router_stage
-from ..hooks.task_hooks import StageInfo
+from ..hooks.stage_info import StageInfo
 from ..stage.aggregate_stage import AggregateStage, AggregatorStage
 from ..stage.async_stage import AsyncStage
 from ..stage.generator_stage import ExpandingStage
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from ..channel.channel import Channel
     from ..definition.specs import MaxFailures
     from ..hooks.queue_class import QueueMaker
-    from ..hooks.task_hooks import HookFactory, StatsQueue
+    from ..hooks.stats_queue import StatsQueue
+    from ..hooks.task_hooks import HookFactory
     from ..recorder.flight_recorder import FlightRecorder
 
 __all__ = ["Node", "QueueAt", "Wiring"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..channel.sentinels import ABSENT, Mark
 from ..channel.waits import ChannelClosed, EndOfChannel
-from ..definition.specs import OpKind
+from ..definition.ops import OpKind
 from ..hooks.checks import BadHookError, bad_hook
 from ..hooks.context_managers import NotAContextError
 from ..recorder.timeline import Outcome
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from ..hooks.task_hooks import TaskCell
-    from ..recorder.flight_recorder import Ring
+    from ..recorder.rings import Ring
     from .stage_threads import Seat
 
     Take = Callable[[], Awaitable[tuple[int, Any]]]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..hooks.context_managers import LazyRunner
     from ..hooks.task_hooks import TaskCell
-    from ..recorder.flight_recorder import Ring
+    from ..recorder.rings import Ring
 
 __all__ = ["ExpandingStage"]
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import threading
 
     from ..definition.specs import SourceSpec
-    from ..hooks.task_hooks import StatsQueue
-    from ..recorder.flight_recorder import Ring
+    from ..hooks.stats_queue import StatsQueue
+    from ..recorder.rings import Ring
 
 __all__ = ["Source", "SourceOwner", "as_exception"]
 

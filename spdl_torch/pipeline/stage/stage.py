@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
 from ..channel.sentinels import ABSENT, EPOCH_END, Mark
 from ..channel.waits import ChannelClosed, Dismissed, EndOfChannel
-from ..definition.specs import OpKind, StageSpec
+from ..definition.ops import OpKind
 from ..failures import FailureBudget, add_note, attach_note
 from ..hooks.checks import BadHookError, bad_hook, checked_hooks, enter_queue_hook, enter_stage_hook
 from ..hooks.context_managers import LazyRunner, NotAContextError
-from ..hooks.task_hooks import StageInfo, StatsQueue, TaskCell, TaskHook, TaskStatsHook
+from ..hooks.task_hooks import TaskCell, TaskHook, TaskStatsHook
 from ..recorder.timeline import Outcome
 from .epoch_barrier import Turnstile
 from .op_timing import Measured, measure, measure_list, metered, unmeasured
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..channel.channel import Channel
-    from ..recorder.flight_recorder import FlightRecorder, Ring
+    from ..definition.specs import StageSpec
+    from ..hooks.stage_info import StageInfo
+    from ..hooks.stats_queue import StatsQueue
+    from ..recorder.flight_recorder import FlightRecorder
+    from ..recorder.rings import Ring
 
 __all__ = ["Stage", "StageOwner"]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..hooks.task_hooks import TaskCell
-    from ..recorder.flight_recorder import Ring
+    from ..recorder.rings import Ring
 
 __all__ = ["Crew", "Seat"]
 

@@ -1,168 +1,24 @@
-"""What is counted about stages and queues, and the figures computed from it.
-
-Counters only grow: a *lap* (one reporting interval) is the difference of two readings, so
-nothing is reset and no reading can lose what another one saw. Times inside are integer
-nanoseconds; times in the public classes are seconds, ratios are 0 to 1.
-"""
+"""The figures of stages and queues as users read them: times in seconds, ratios 0 to 1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .histogram import percentile
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from .counters import QueueCounters, TaskCounters
+
 
 __all__ = [
-    "BUCKETS_OF_SMALL",
-    "NUM_SMALL",
-    "Histogram",
     "PipelineStats",
-    "QueueCounters",
     "QueuePerfStats",
     "StageStats",
-    "TaskCounters",
     "TaskPerfStats",
     "queue_stats",
     "task_stats",
 ]
-
-_SUB_BITS = 3
-_SUB = 1 << _SUB_BITS
-_NUM_BUCKETS = (64 - _SUB_BITS) * _SUB
-
-
-class Histogram:
-    """Counts durations in buckets whose width is 1/8 of their value (percentiles within 6.3 %).
-
-    A value of n bits falls into one of 8 buckets by its 3 bits below the leading one, the layout
-    of HdrHistogram (http://hdrhistogram.org) with 3 significant bits.
-    """
-
-    __slots__ = ("buckets",)
-
-    def __init__(self) -> None:
-        self.buckets = [0] * _NUM_BUCKETS
-        """How many values lie in each; for those that cannot afford the call of ``add``."""
-
-    def add(self, nanoseconds: int) -> None:
-        """Count one duration."""
-        self.buckets[bucket_of(nanoseconds)] += 1
-
-    def counts(self) -> tuple[int, ...]:
-        """The count of every bucket."""
-        return tuple(self.buckets)
-
-
-def bucket_of(nanoseconds: int) -> int:
-    """The bucket of a duration."""
-    if nanoseconds < _SUB:
-        return max(nanoseconds, 0)
-    shift = nanoseconds.bit_length() - _SUB_BITS - 1
-    return ((shift + 1) << _SUB_BITS) | ((nanoseconds >> shift) & (_SUB - 1))
-
-
-NUM_SMALL = 4096
-BUCKETS_OF_SMALL = tuple(map(bucket_of, range(NUM_SMALL)))
-"""The buckets of the durations of cheap tasks, which a call of ``bucket_of`` would cost dearly."""
-
-
-def _middle_of(bucket: int) -> float:
-    if bucket < _SUB:
-        return float(bucket)
-    shift = (bucket >> _SUB_BITS) - 1
-    return float((_SUB | (bucket & (_SUB - 1))) << shift) + (1 << shift) / 2
-
-
-def percentile(counts: Sequence[int], share: float, num_zero: int = 0) -> float:
-    """The duration in ns below which ``share`` of the values lie; 0.0 if there are none.
-
-    ``num_zero`` more values of 0 are taken as counted (calls that did not wait).
-    """
-    total = sum(counts) + num_zero
-    rank = share * total
-    seen = num_zero
-    if total == 0 or seen >= rank:
-        return 0.0
-    for bucket, count in enumerate(counts):
-        seen += count
-        if count and seen >= rank:
-            return _middle_of(bucket)
-    raise AssertionError("guaranteed by rank <= total")
-
-
-def _difference(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
-    return tuple(a - b for a, b in zip(now, before, strict=True))
-
-
-_NO_COUNTS = (0,) * _NUM_BUCKETS
-
-
-@dataclass(frozen=True, slots=True)
-class TaskCounters:
-    """A reading of one stage's tasks since it started."""
-
-    elapsed_ns: int = 0
-    num_tasks: int = 0
-    num_failures: int = 0
-    busy_ns: int = 0
-    """Wall time inside the op, failures included."""
-    failed_ns: int = 0
-    """Wall time inside the op, of the failures."""
-    cpu_ns: int = 0
-    """CPU time, of the tasks of which it was read."""
-    clocked_ns: int = 0
-    """Wall time of those tasks."""
-    histogram: tuple[int, ...] = _NO_COUNTS
-    """Of the tasks that succeeded."""
-
-    def since(self, before: TaskCounters) -> TaskCounters:
-        """The lap between ``before`` and this reading."""
-        return TaskCounters(
-            self.elapsed_ns - before.elapsed_ns,
-            self.num_tasks - before.num_tasks,
-            self.num_failures - before.num_failures,
-            self.busy_ns - before.busy_ns,
-            self.failed_ns - before.failed_ns,
-            self.cpu_ns - before.cpu_ns,
-            self.clocked_ns - before.clocked_ns,
-            _difference(self.histogram, before.histogram),
-        )
-
-
-_NO_WAIT = (0, 0, _NO_COUNTS)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueCounters:
-    """A reading of one queue since it was made."""
-
-    elapsed_ns: int = 0
-    num_put: int = 0
-    num_got: int = 0
-    put_wait: tuple[int, int, tuple[int, ...]] = _NO_WAIT
-    """Total ns (open waits included), waits open now, histogram of the closed waits."""
-    get_wait: tuple[int, int, tuple[int, ...]] = _NO_WAIT
-    empty_ns: int = 0
-    peak_items: int = 0
-
-    def since(self, before: QueueCounters) -> QueueCounters:
-        """The lap between ``before`` and this reading."""
-        return QueueCounters(
-            self.elapsed_ns - before.elapsed_ns,
-            self.num_put - before.num_put,
-            self.num_got - before.num_got,
-            _wait_since(self.put_wait, before.put_wait),
-            _wait_since(self.get_wait, before.get_wait),
-            self.empty_ns - before.empty_ns,
-            self.peak_items,
-        )
-
-
-def _wait_since(
-    now: tuple[int, int, tuple[int, ...]], before: tuple[int, int, tuple[int, ...]]
-) -> tuple[int, int, tuple[int, ...]]:
-    return now[0] - before[0], now[1], _difference(now[2], before[2])
 
 
 @dataclass(frozen=True, slots=True)
