@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from .waits import Waiter
 
-__all__ = ["AsyncEnds"]
+__all__ = ["AsyncMethods"]
 
 
-class AsyncEnds(ABC):
+class AsyncMethods(ABC):
     """What a coroutine waits by; looking and waking are the channel's."""
 
     _lock: threading.RLock

@@ -5,12 +5,12 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Final
 
-__all__ = ["Room"]
+__all__ = ["Capacity"]
 
 _QUICK_NS: Final = 100_000  # between two items taken, on average: quicker ones may come in bursts
 
 
-class Room:
+class Capacity:
     """``capacity`` items; more, where bursts are allowed, while they are taken quickly.
 
     Quick items are small: nothing large is made ten thousand times a second. Handing them over

@@ -24,9 +24,9 @@ from time import perf_counter, perf_counter_ns
 from typing import Any, Final, Generic, TypeVar
 
 from ..stats.counters import QueueCounters
-from .async_methods import AsyncEnds
-from .capacity import Room
-from .sentinels import SKIPPED, Mark, MarkNumbers
+from .async_methods import AsyncMethods
+from .capacity import Capacity
+from .sentinels import SKIPPED, Sentinel, SentinelNumbers
 from .waits import ChannelClosed, Dismissed, EndOfChannel, WaitClock, Waiter, wait_for
 
 __all__ = ["Channel", "ChannelClosed", "Dismissed", "EndOfChannel"]
@@ -36,7 +36,7 @@ T = TypeVar("T")
 _NOTHING: Final = object()  # "would block": never an item, so that None can be one
 
 
-class Channel(AsyncEnds, Generic[T]):
+class Channel(AsyncMethods, Generic[T]):
     """A first-in first-out queue of at most ``capacity`` items, with its own statistics.
 
     With ``put_at`` the items leave in the order of their sequence numbers instead of the order
@@ -48,7 +48,7 @@ class Channel(AsyncEnds, Generic[T]):
     """
 
     def __init__(self, capacity: int) -> None:
-        self._room = Room(capacity)
+        self._capacity = Capacity(capacity)
         self._lock = threading.RLock()
         self._items: deque[Any] = deque()
         self._early: dict[int, Any] = {}  # ordered use: came before their turn
@@ -63,9 +63,9 @@ class Channel(AsyncEnds, Generic[T]):
         # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
         self._getter_woken = False
         self._putter_woken = False
-        self._num_put = 0  # marks included, as in _num_got: they have numbers as items have
+        self._num_put = 0  # sentinels included, as in _num_got: they have numbers as items have
         self._num_got = 0
-        self._marks = MarkNumbers()
+        self._sentinels = SentinelNumbers()
         self._put_wait = WaitClock()
         self._get_wait = WaitClock()
         self._created_ns = self._empty_since_ns = perf_counter_ns()
@@ -82,7 +82,7 @@ class Channel(AsyncEnds, Generic[T]):
         Raises: ChannelClosed: the channel was closed or finished; the item was not taken.
         """
         with self._lock:  # the common case, without the generality of ordered puts
-            if len(self._items) < self._room.now and not (self._closed or self._finished):
+            if len(self._items) < self._capacity.now and not (self._closed or self._finished):
                 self._append(item)
                 if self._putters and not self._putter_woken:
                     self._wake_putter()
@@ -132,7 +132,11 @@ class Channel(AsyncEnds, Generic[T]):
                         self._wake_everyone()
                 elif self._getters and not self._getter_woken:
                     self._wake_getter()
-                if self._putters and not self._putter_woken and len(items) <= self._room.low_water:
+                if (
+                    self._putters
+                    and not self._putter_woken
+                    and len(items) <= self._capacity.low_water
+                ):
                     self._wake_putter()
                 return number, item
         return self._get_slowly(timeout)
@@ -142,11 +146,11 @@ class Channel(AsyncEnds, Generic[T]):
     @property
     def capacity(self) -> int:
         """How many items may wait, bursts aside."""
-        return self._room.capacity
+        return self._capacity.capacity
 
     def allow_bursts(self, capacity: int) -> None:
         """Let up to ``capacity`` items wait while more than 10,000 a second are taken."""
-        self._room.allow_bursts(capacity)
+        self._capacity.allow_bursts(capacity)
 
     def grow(self, capacity: int) -> None:
         """Let ``capacity`` items wait, if that is more than now. Never blocks.
@@ -154,7 +158,7 @@ class Channel(AsyncEnds, Generic[T]):
         It never shrinks: an ordered channel may hold more items that came before their turn.
         """
         with self._lock:
-            self._room.grow(capacity)
+            self._capacity.grow(capacity)
             if not self._putter_woken:
                 self._wake_putter()
 
@@ -203,11 +207,11 @@ class Channel(AsyncEnds, Generic[T]):
 
     def __len__(self) -> int:
         """Items that wait, those before their turn included."""
-        early = sum(type(item) is not Mark for item in tuple(self._early.values()))
-        if not self._marks:
+        early = sum(type(item) is not Sentinel for item in tuple(self._early.values()))
+        if not self._sentinels:
             return len(self._items) + early
         with self._lock:
-            return len(self._items) - self._marks.count_waiting(self._num_got) + early
+            return len(self._items) - self._sentinels.count_waiting(self._num_got) + early
 
     def progress(self) -> tuple[int, int]:
         """Ordered use: how many places were filled or skipped, and how many items that made."""
@@ -219,11 +223,11 @@ class Channel(AsyncEnds, Generic[T]):
         with self._lock:
             now = self._ended_ns or perf_counter_ns()
             open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
-            waiting_marks = self._marks.count_waiting(self._num_got)
+            waiting_sentinels = self._sentinels.count_waiting(self._num_got)
             return QueueCounters(
                 elapsed_ns=now - self._created_ns,
-                num_put=self._num_put - self._marks.num_got - waiting_marks,
-                num_got=self._num_got - self._marks.num_got,
+                num_put=self._num_put - self._sentinels.num_got - waiting_sentinels,
+                num_got=self._num_got - self._sentinels.num_got,
                 put_wait=self._put_wait.read(),
                 get_wait=self._get_wait.read(),
                 empty_ns=self._empty_ns + max(0, open_empty),
@@ -266,7 +270,7 @@ class Channel(AsyncEnds, Generic[T]):
     ) -> bool:
         """Put if there is room, else enlist ``waiter``. The lock is held."""
         if self._has_room(seq, advance) or (
-            self._room.may_burst(self._num_got) and self._has_room(seq, advance)
+            self._capacity.may_burst(self._num_got) and self._has_room(seq, advance)
         ):
             if self._closed or self._finished:
                 raise ChannelClosed
@@ -285,12 +289,12 @@ class Channel(AsyncEnds, Generic[T]):
     def _has_room(self, seq: int | None, advance: bool) -> bool:
         waiting = len(self._items)
         if seq is None:
-            return waiting < self._room.now
+            return waiting < self._capacity.now
         # Numbers between the turn and `seq` that have not come yet have their room kept, so the
         # item whose turn it is never finds the channel full of later ones.
-        if seq != self._turn and not (advance and seq - self._turn + waiting < self._room.now):
+        if seq != self._turn and not (advance and seq - self._turn + waiting < self._capacity.now):
             return False
-        return waiting + len(self._early) < self._room.most
+        return waiting + len(self._early) < self._capacity.most
 
     def _place(self, seq: int | None, item: Any, advance: bool) -> None:
         if seq is None or seq == self._turn:
@@ -307,10 +311,10 @@ class Channel(AsyncEnds, Generic[T]):
             self._peak = max(self._peak, len(self._items) + len(self._early))
 
     def _append(self, item: Any) -> None:
-        if type(item) is Mark:
+        if type(item) is Sentinel:
             if item is SKIPPED:
                 return
-            self._marks.add(self._num_put)
+            self._sentinels.add(self._num_put)
         items = self._items
         if not items:
             self._empty_ns += perf_counter_ns() - self._empty_since_ns

@@ -1,4 +1,4 @@
-"""Marks, which pass through channels beside items: the end of an epoch, the lack of an item."""
+"""Sentinels, which pass through channels beside items: the end of an epoch, the lack of an item."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Final
 
 __all__ = [
     *("ABSENT", "END_OF_DATA", "EPOCH_END", "SKIPPED"),
-    *("Mark", "MarkNumbers", "is_eof", "is_epoch_end"),
+    *("Sentinel", "SentinelNumbers", "is_eof", "is_epoch_end"),
 ]
 
 
-class Mark:
+class Sentinel:
     """No item: no op is called with it and no figure counts it, but it takes room as items do."""
 
     __slots__ = ("_name",)
@@ -23,9 +23,10 @@ class Mark:
         return f"<{self._name}>"
 
 
-class MarkNumbers:
-    """The numbers of the marks in a channel, where they have some as items do, so that figures can
-    leave them out. The channel's lock is held.
+class SentinelNumbers:
+    """The numbers of the sentinels in a channel, so that statistics can leave them out.
+
+    Sentinels are numbered with the items. Every method is called with the channel's lock held.
     """
 
     __slots__ = ("_numbers", "num_got")
@@ -33,14 +34,14 @@ class MarkNumbers:
     def __init__(self) -> None:
         self._numbers: deque[int] = deque()  # of those that wait, or were got lately
         self.num_got = 0
-        """Marks that were got, as of the last count."""
+        """Sentinels that were got, as of the last count."""
 
     def add(self, number: int) -> None:
-        """Note the number of a mark that was put."""
+        """Note the number of a sentinel that was put."""
         self._numbers.append(number)
 
     def count_waiting(self, num_got: int) -> int:
-        """Count those that wait; ``num_got`` items and marks were got."""
+        """Count those that wait; ``num_got`` items and sentinels were got."""
         while self._numbers and self._numbers[0] < num_got:
             self._numbers.popleft()
             self.num_got += 1
@@ -50,16 +51,16 @@ class MarkNumbers:
         return bool(self._numbers)
 
 
-SKIPPED: Final = Mark("skipped")
+SKIPPED: Final = Sentinel("skipped")
 """Takes the place, in the order, of an item that was dropped; never leaves a channel."""
 
-EPOCH_END: Final = Mark("end of the epoch")
+EPOCH_END: Final = Sentinel("end of the epoch")
 """Stands in a channel between two epochs of a continuous source."""
 
-ABSENT: Final = Mark("absent")
+ABSENT: Final = Sentinel("absent")
 """Takes the place of a part of a batch: no element went this way, or the path dropped them all."""
 
-END_OF_DATA: Final = Mark("end of the data")
+END_OF_DATA: Final = Sentinel("end of the data")
 """Given to a merge op of the user's where a queue has ended."""
 
 

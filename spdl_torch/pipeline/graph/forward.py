@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from ..hooks.stats_queue import StatsQueue
     from ..recorder.rings import Ring
 
-__all__ = ["relay"]
+__all__ = ["forward"]
 
 
-def relay(
+def forward(
     before: StatsQueue,
     after: StatsQueue,
     ring: Ring,

@@ -15,7 +15,7 @@ from ..channel.waits import ChannelClosed, EndOfChannel
 from ..failures import attach_note
 from ..hooks.checks import enter_queue_hook
 from ..stage.source import as_exception
-from .forward import relay
+from .forward import forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,14 +111,14 @@ class ArrivalMerge(Merge):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._meeting = _Meeting(len(self.inlets), self._end_epoch)
+        self._barrier = _EpochBarrier(len(self.inlets), self._end_epoch)
 
     def merge(self, number: int, ring: Ring) -> None:
         """Pass on what one inlet has."""
         try:
-            relay(self.inlets[number], self.outlet, ring, self._meeting.arrive)
+            forward(self.inlets[number], self.outlet, ring, self._barrier.arrive)
         finally:
-            self._meeting.close()
+            self._barrier.close()
 
     def close_inlets(self, number: int) -> None:
         """The others' threads close theirs."""
@@ -126,7 +126,7 @@ class ArrivalMerge(Merge):
 
     def request_stop(self) -> None:
         """End the waits for each other. Never blocks."""
-        self._meeting.close()
+        self._barrier.close()
 
     def _end_epoch(self) -> None:
         self.outlet.put(EPOCH_END)
@@ -134,12 +134,12 @@ class ArrivalMerge(Merge):
 
 class BatchMerge(Merge):
     """One list of the parts into which a list was dealt out: one thread, which takes a part from
-    each inlet in turn. Paths put a mark where they have no part, so that parts of one list always
-    meet.
+    each inlet in turn. Paths put a sentinel where they have no part, so that parts of one list
+    always meet.
     """
 
     keeps_places = False
-    """Whether an empty list leaves a mark in its place: path variants on a path of others."""
+    """Whether an empty list leaves a sentinel in its place: path variants on a path of others."""
 
     def merge(self, number: int, ring: Ring) -> None:
         """Put lists together again, the parts in the order of the paths."""
@@ -177,7 +177,7 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
     return whole
 
 
-class _Meeting:
+class _EpochBarrier:
     """Where the threads of a merge wait for each other at the end of an epoch.
 
     One of them leaves only where the run fails or stops. Then this epoch will never be whole, and
@@ -203,8 +203,9 @@ class _Meeting:
             self._waiting.append(ticket)
             is_last = len(self._waiting) == self._count
         if is_last:
-            # Before the others go on: the mark comes first. They stay on the list meanwhile, for
-            # this may wait for room, and only close() ends that then, and must end their waits.
+            # Before the others go on, so that the sentinel precedes their items. They stay on the
+            # list meanwhile: this call may wait for room, and a close() that ends it must end
+            # their waits too.
             self._when_all_are_there()
             with self._lock:
                 waiting, self._waiting = self._waiting, []

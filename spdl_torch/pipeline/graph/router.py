@@ -11,7 +11,7 @@ import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..channel.sentinels import ABSENT, Mark
+from ..channel.sentinels import ABSENT, Sentinel
 from ..definition.ops import OpKind, as_op
 from ..stats.counters import QueueCounters
 
@@ -33,16 +33,17 @@ class PathQueues:
     def __init__(self, queues: Sequence[StatsQueue]) -> None:
         self._queues = queues
 
-    def put(self, routed: Routed | Mark) -> int:
-        """Put an item on its path, a part of a list on each, a mark on all; blocks while there is
-        no room. Returns the number there of what was put last.
+    def put(self, routed: Routed | Sentinel) -> int:
+        """Put an item on its path, a part of a list on each, a sentinel on all.
+
+        Blocks while there is no room. Returns the number, in its queue, of the last one put.
         """
         number = -1
         for queue, content in self._contents(routed):
             number = queue.put(content)
         return number
 
-    async def aput(self, routed: Routed | Mark) -> int:
+    async def aput(self, routed: Routed | Sentinel) -> int:
         """``put`` for a coroutine."""
         number = -1
         for queue, content in self._contents(routed):
@@ -75,8 +76,8 @@ class PathQueues:
     def __len__(self) -> int:
         return sum(map(len, self._queues))
 
-    def _contents(self, routed: Routed | Mark) -> list[tuple[StatsQueue, Any]]:
-        if isinstance(routed, Mark):
+    def _contents(self, routed: Routed | Sentinel) -> list[tuple[StatsQueue, Any]]:
+        if isinstance(routed, Sentinel):
             return [(queue, routed) for queue in self._queues]
         if isinstance(routed, tuple):
             return [(self._queues[routed[0]], routed[1])]

@@ -18,7 +18,7 @@ from ..channel.sentinels import EPOCH_END
 from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind
 from ..definition.specs import MaxFailures, PipelineSpec, default_buffer_size
-from ..graph.forward import relay
+from ..graph.forward import forward
 from ..hooks.callbacks import check_interval
 from ..hooks.checks import enter_queue_hook
 from ..hooks.interval_reporter import Reporter, Reports
@@ -31,7 +31,7 @@ from ..threads.stall import told_when_long
 from ..threads.thread_group import ThreadGroup
 from .stage_stats import stage_stats
 from .states import MOVES, RunState
-from .task_limit import make_gate
+from .task_limit import make_task_limit
 from .wiring import Wiring
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ class Run:
 
         interval = check_interval(report_stats_interval, "build: report_stats_interval")
         interval = None if interval == -1 else interval
-        self._gate = make_gate(spec, num_threads, adjustable=self._is_adjustable)
+        self._task_limit = make_task_limit(spec, num_threads, adjustable=self._is_adjustable)
         wiring = Wiring(
             spec,
             make_queue=queue_maker(queue_class, interval),
             make_hooks=task_hook_factory or _default_hooks(interval, recorder.enabled),
             max_failures=max_failures,
-            gate=self._gate,
+            task_limit=self._task_limit,
             owner=self,
             recorder=recorder,
             adjustable=self._is_adjustable,
@@ -179,7 +179,7 @@ class Run:
         raise EOFError("get: the pipeline has delivered every item.")
 
     def _end_epoch(self, number: int) -> None:
-        """``number``: that of the mark, at the sink."""
+        """``number``: that of the sentinel, at the sink."""
         self._consumer.end()
         began, self._epoch_began = self._epoch_began, number + 1
         if began == number:  # it was empty; if all tasks ever have failed, so would be the others
@@ -208,8 +208,8 @@ class Run:
         self._consumer.end()
         for channel in self._queues():
             channel.close()
-        if self._gate is not None:
-            self._gate.close()
+        if self._task_limit is not None:
+            self._task_limit.close()
         for node in self._nodes:
             node.request_stop()
         self._reporter.request_stop()
@@ -316,8 +316,8 @@ class Run:
                 return
             for queue in (live.inlet, live.outlet):
                 self._grow(queue, default_buffer_size(count))
-            if not live.crew.has_begun:  # nor need there be anybody who could leave
-                live.crew.headcount.count = count
+            if not live.threads.has_begun:  # nor need there be anybody who could leave
+                live.threads.headcount.count = count
                 return
             for name, target in live.resize(count):
                 self._threads.spawn(name, target)
@@ -339,7 +339,7 @@ class Run:
 
     def _run_sink(self) -> None:
         try:
-            relay(self._last_queue, self._sink_queue, self._sink_ring)
+            forward(self._last_queue, self._sink_queue, self._sink_ring)
         except (EndOfChannel, ChannelClosed):
             pass
         except BaseException as error:  # of a user's queue class: the stages must not wait for room
@@ -395,7 +395,7 @@ class Run:
                 dropped, failed = stage.num_dropped, stage.num_failures
                 lost = taken - delivered - dropped - failed
                 cut_short = stage.cut_short or stage.outlet.closed
-                discarding = stage.crew.num_seats if cut_short else 0
+                discarding = stage.threads.num_slots if cut_short else 0
                 assert 0 <= lost <= discarding, f"{taken=} {delivered=} {dropped=} {failed=}"
 
     def describe(self) -> str:

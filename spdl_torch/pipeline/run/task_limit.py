@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from ..definition.specs import PipelineSpec, StageSpec
 
-__all__ = ["make_gate"]
+__all__ = ["make_task_limit"]
 
 
-def make_gate(
+def make_task_limit(
     spec: PipelineSpec[Any], num_threads: int | None, *, adjustable: bool
 ) -> Channel[None] | None:
     """Return the tokens; None where the stages' own bounds are tighter.
@@ -29,10 +29,10 @@ def make_gate(
         raise ValueError(f"build: num_threads must be >= 1 or None, got {num_threads}.")
     if num_threads >= _most_tasks(spec) and not adjustable:
         return None
-    gate: Channel[None] = Channel(num_threads)
+    task_limit: Channel[None] = Channel(num_threads)
     for _ in range(num_threads):
-        gate.put(None)
-    return gate
+        task_limit.put(None)
+    return task_limit
 
 
 def _most_tasks(spec: PipelineSpec[Any]) -> int:

@@ -79,7 +79,7 @@ class Wiring:
         make_queue: QueueMaker,
         make_hooks: HookFactory,
         max_failures: MaxFailures | None,
-        gate: Channel[None] | None,
+        task_limit: Channel[None] | None,
         owner: Owner,
         recorder: FlightRecorder,
         adjustable: bool,
@@ -90,7 +90,7 @@ class Wiring:
         self.nodes: list[Node] = []
         self.queues: list[QueueAt] = []
         self._make_queue, self._make_hooks = make_queue, make_hooks
-        self._max_failures, self._gate = max_failures, gate
+        self._max_failures, self._task_limit = max_failures, task_limit
         self._owner, self._recorder = owner, recorder
         self._adjustable, self._first_id = adjustable, first_id
         self._num_positions = 0
@@ -192,13 +192,13 @@ class Wiring:
             inlet=inlet,
             outlet=outlet,
             hooks=self._make_hooks(info),
-            gate=self._gate,
+            task_limit=self._task_limit,
             budget=FailureBudget(spec.name, limit),
             owner=self._owner,
             recorder=self._recorder,
             position=self._position_of(info),
             adjustable=self._adjustable,
-            has_marks=self._is_continuous or keeps_places,
+            has_sentinels=self._is_continuous or keeps_places,
             keeps_places=keeps_places,
         )
         self.stages.append(stage)

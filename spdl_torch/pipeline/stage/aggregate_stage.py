@@ -122,7 +122,7 @@ class AggregatorStage(GroupingStage):
         self._begin(cell, ring)
         accumulate = self.with_hooks(call, runner)
         aggregator: _Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]  # a method
-        flush = self.gated(lambda _: self.measure(lambda _: aggregator.flush(), None))
+        flush = self.limited(lambda _: self.measure(lambda _: aggregator.flush(), None))
         self._flush = self.with_hooks(flush, runner)
         number = 0
         while True:

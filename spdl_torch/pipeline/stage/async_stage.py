@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from ..channel.sentinels import ABSENT, Mark
+from ..channel.sentinels import ABSENT, Sentinel
 from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind
 from ..hooks.checks import BadHookError, bad_hook
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..hooks.task_hooks import TaskCell
     from ..recorder.rings import Ring
-    from .stage_threads import Seat
+    from .stage_threads import Slot
 
     Take = Callable[[], Awaitable[tuple[int, Any]]]
 
@@ -34,12 +34,12 @@ class AsyncStage(Stage):
     _loop: asyncio.AbstractEventLoop | None = None
     _tasks: tuple[asyncio.Task[None], ...] = ()
     _cancelled = False
-    _seats: list[Seat]
+    _slots: list[Slot]
     _turns: AsyncTurnstile | None = None
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
         """The loop's thread."""
-        self._seats = self.crew.seats()
+        self._slots = self.threads.slots()
         return [(f"{self.spec.name}-loop", self._run_loop)]
 
     def request_stop(self) -> None:
@@ -72,15 +72,15 @@ class AsyncStage(Stage):
 
     async def _main(self) -> None:
         cell = self.new_cell()
-        take: Take = self._atake_past_marks if self.has_marks else self.inlet.aget_numbered
+        take: Take = self._atake_past_sentinels if self.has_sentinels else self.inlet.aget_numbered
         if self.needs_turns:
-            self._turns = AsyncTurnstile(self.inlet.aget_numbered, self._apass_mark)
+            self._turns = AsyncTurnstile(self.inlet.aget_numbered, self._apass_sentinel)
             take = self._turns.take
         self._tasks = tuple(
             asyncio.create_task(
-                self._work(cell, seat.ring, take), name=f"{self.spec.name}-{seat.number}"
+                self._work(cell, slot.ring, take), name=f"{self.spec.name}-{slot.number}"
             )
-            for seat in self._seats
+            for slot in self._slots
         )
         self._loop = asyncio.get_running_loop()
         if self.outlet.closed:  # stopped before request_stop() could see the loop
@@ -156,7 +156,7 @@ class AsyncStage(Stage):
         """Pass a result on; its number there, if known."""
         if result is None:
             if self._keeps_places:
-                await self._aemit_mark(number, ABSENT)
+                await self._aemit_sentinel(number, ABSENT)
             elif self.ordered:
                 await self.outlet.askip(number)
         elif self.ordered:
@@ -165,21 +165,21 @@ class AsyncStage(Stage):
             return await self.outlet.aput(result)
         return -1
 
-    async def _atake_past_marks(self) -> tuple[int, Any]:
+    async def _atake_past_sentinels(self) -> tuple[int, Any]:
         number, item = await self.inlet.aget_numbered()
-        while type(item) is Mark:
-            await self._apass_mark(number, item)
+        while type(item) is Sentinel:
+            await self._apass_sentinel(number, item)
             number, item = await self.inlet.aget_numbered()
         return number, item
 
-    async def _apass_mark(self, number: int, mark: Mark) -> None:
-        await self._aemit_mark(number, mark)
+    async def _apass_sentinel(self, number: int, sentinel: Sentinel) -> None:
+        await self._aemit_sentinel(number, sentinel)
 
-    async def _aemit_mark(self, number: int, mark: Mark) -> None:
+    async def _aemit_sentinel(self, number: int, sentinel: Sentinel) -> None:
         if self.ordered:
-            await self.outlet.aput_at(number, mark)
+            await self.outlet.aput_at(number, sentinel)
         else:
-            await self.outlet.aput(mark)
+            await self.outlet.aput(sentinel)
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -1,10 +1,10 @@
 """The end of an epoch at a stage with several threads: it must overtake nobody.
 
-With a continuous source a mark stands in each channel between two epochs. A stage hands it on as
-it came: alone or in order, that needs nothing. Where several threads hand items on as they are
-done, an item of the old epoch could still be in work while the mark, or an item of the new epoch,
-is put after it. So there the threads take items one at a time, and whoever meets the mark
-keeps the others from taking until all of them have passed on what they had.
+With a continuous source a sentinel stands in each channel between two epochs. A stage with one
+thread, or one that keeps the order, simply passes it on. Where several threads pass on items as
+they finish, one may still work on an item of the old epoch when another puts the sentinel, or an
+item of the new epoch, into the queue. So there the threads take items one at a time, and the one
+that takes the sentinel keeps the others from taking until all have passed on what they had.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..channel.sentinels import Mark
+from ..channel.sentinels import Sentinel
 from ..channel.waits import WaitClock
 
 if TYPE_CHECKING:
@@ -55,25 +55,25 @@ class Turnstile(_Turns):
     """
 
     def __init__(
-        self, take: Callable[[], tuple[int, Any]], pass_mark: Callable[[int, Mark], None]
+        self, take: Callable[[], tuple[int, Any]], pass_sentinel: Callable[[int, Sentinel], None]
     ) -> None:
         super().__init__()
         self._take = take
-        self._pass_mark = pass_mark
+        self._pass_sentinel = pass_sentinel
         self._turn = threading.Lock()
         self._idle = threading.Condition(self._lock)
 
     def take(self) -> tuple[int, Any]:
-        """Return the next item with its number; marks before it are passed on."""
+        """Return the next item with its number; sentinels before it are passed on."""
         self.leave()
         started_ns = self._begin_wait()
         with self._turn:
             self._end_wait(started_ns)
             number, item = self._take()
-            while type(item) is Mark:
+            while type(item) is Sentinel:
                 with self._idle:
                     self._idle.wait_for(self._is_idle)
-                self._pass_mark(number, item)
+                self._pass_sentinel(number, item)
                 number, item = self._take()
             with self._lock:
                 self._busy.add(threading.get_ident())
@@ -96,24 +96,24 @@ class AsyncTurnstile(_Turns):
     def __init__(
         self,
         take: Callable[[], Awaitable[tuple[int, Any]]],
-        pass_mark: Callable[[int, Mark], Awaitable[None]],
+        pass_sentinel: Callable[[int, Sentinel], Awaitable[None]],
     ) -> None:
         super().__init__()
         self._take = take
-        self._pass_mark = pass_mark
+        self._pass_sentinel = pass_sentinel
         self._turn = asyncio.Lock()
         self._idle = asyncio.Event()
 
     async def take(self) -> tuple[int, Any]:
-        """Return the next item with its number; marks before it are passed on."""
+        """Return the next item with its number; sentinels before it are passed on."""
         self.leave()
         started_ns = self._begin_wait()
         async with self._turn:
             self._end_wait(started_ns)
             number, item = await self._take()
-            while type(item) is Mark:
+            while type(item) is Sentinel:
                 await self._idle.wait()
-                await self._pass_mark(number, item)
+                await self._pass_sentinel(number, item)
                 number, item = await self._take()
             self._busy.add(asyncio.current_task())
             self._idle.clear()

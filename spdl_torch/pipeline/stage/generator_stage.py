@@ -74,7 +74,7 @@ class ExpandingStage(Stage):
     ) -> None:
         """Pass on what the generator yields; ``spent`` sums what was spent inside it."""
         outputs, spent.wall_ns, spent.cpu_ns = call(item)
-        step = self.gated(functools.partial(self.measure, next_of))
+        step = self.limited(functools.partial(self.measure, next_of))
         while True:
             output, wall_ns, cpu_ns = step(outputs)
             spent.wall_ns += wall_ns

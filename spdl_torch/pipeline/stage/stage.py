@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
-from ..channel.sentinels import ABSENT, EPOCH_END, Mark
+from ..channel.sentinels import ABSENT, EPOCH_END, Sentinel
 from ..channel.waits import ChannelClosed, Dismissed, EndOfChannel
 from ..definition.ops import OpKind
 from ..failures import FailureBudget, add_note, attach_note
@@ -26,7 +26,7 @@ from ..hooks.task_hooks import TaskCell, TaskHook, TaskStatsHook
 from ..recorder.timeline import Outcome
 from .epoch_barrier import Turnstile
 from .op_timing import Measured, measure, measure_list, metered, unmeasured
-from .stage_threads import Crew, Seat
+from .stage_threads import Slot, StageThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,13 +67,13 @@ class Stage:
         inlet: StatsQueue,
         outlet: StatsQueue,
         hooks: list[TaskHook],
-        gate: Channel[None] | None,
+        task_limit: Channel[None] | None,
         budget: FailureBudget,
         owner: StageOwner,
         recorder: FlightRecorder,
         position: int,
         adjustable: bool = False,
-        has_marks: bool = False,
+        has_sentinels: bool = False,
         keeps_places: bool = False,
     ) -> None:
         self.spec = spec
@@ -90,11 +90,11 @@ class Stage:
         self._cells: list[TaskCell] = []
         self._recorder = recorder
         new_ring = functools.partial(recorder.new_ring, spec.name, position)
-        self.crew = Crew(spec.concurrency, new_ring)
+        self.threads = StageThreads(spec.concurrency, new_ring)
         if self.ordered:
             recorder.restores_order(position, outlet.progress)
         self.measure = measure if recorder.enabled else unmeasured
-        self._gate = gate if spec.executor is None else None
+        self._task_limit = task_limit if spec.executor is None else None
         self._budget = budget
         self._owner = owner
         self.cut_short = False
@@ -102,39 +102,41 @@ class Stage:
         self._executor_refuses = False
         self._submitted: set[Future[Measured]] = set()
         self._keeps_places = keeps_places  # a dropped item leaves ABSENT in its place
-        self.has_marks = has_marks
-        # Alone, or in order, nobody can be overtaken by a mark.
-        self.needs_turns = has_marks and not self.ordered and (spec.concurrency > 1 or adjustable)
+        self.has_sentinels = has_sentinels
+        # Alone, or in order, nobody can be overtaken by a sentinel.
+        self.needs_turns = (
+            has_sentinels and not self.ordered and (spec.concurrency > 1 or adjustable)
+        )
         self.turns = self._make_turns() if self.needs_turns else None
         self.take: Callable[[], tuple[int, Any]] = inlet.get_numbered
-        if has_marks:
-            self.take = self._take_past_marks if self.turns is None else self.turns.take
+        if has_sentinels:
+            self.take = self._take_past_sentinels if self.turns is None else self.turns.take
 
     def _make_turns(self) -> Turnstile:
-        return Turnstile(self.inlet.get_numbered, self.pass_mark)
+        return Turnstile(self.inlet.get_numbered, self.pass_sentinel)
 
     # -- what the run calls ------------------------------------------------------------------
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
         """Name and target of each thread that the stage begins with."""
-        return self._targets_of(self.crew.seats())
+        return self._targets_of(self.threads.slots())
 
     def resize(self, count: int) -> list[tuple[str, Callable[[], None]]]:
         """Work on ``count`` threads from now on; returns name and target of those to be started.
 
         Those that are too many leave before they take another item. Never blocks.
         """
-        more = count - self.crew.headcount.count
-        self.crew.headcount.change(count)
+        more = count - self.threads.headcount.count
+        self.threads.headcount.change(count)
         if more < 0:
             self.inlet.dismiss(-more)
             return []
-        return self._targets_of(self.crew.hire(more - self.inlet.recall(more)))
+        return self._targets_of(self.threads.add(more - self.inlet.recall(more)))
 
-    def _targets_of(self, seats: list[Seat]) -> list[tuple[str, Callable[[], None]]]:
+    def _targets_of(self, slots: list[Slot]) -> list[tuple[str, Callable[[], None]]]:
         return [
-            (f"{self.spec.name}-{seat.number}", functools.partial(self._run_worker, seat))
-            for seat in seats
+            (f"{self.spec.name}-{slot.number}", functools.partial(self._run_worker, slot))
+            for slot in slots
         ]
 
     def enter(self) -> None:
@@ -201,9 +203,9 @@ class Stage:
         attach_note(error, f"in stage {self.spec.name!r} ({threading.current_thread().name})")
         self._owner.fail(f"stage {self.spec.name!r} broke", [error])
 
-    def leave(self, seat: Seat | None = None, workers: int = 1) -> None:
+    def leave(self, slot: Slot | None = None, workers: int = 1) -> None:
         """A worker is done; the last one ends the stage."""
-        if not self.crew.leave(seat, workers):
+        if not self.threads.leave(slot, workers):
             return
         try:
             if self._budget.overdrawn_at_end(self.num_tasks):
@@ -221,11 +223,11 @@ class Stage:
 
     # -- threads -----------------------------------------------------------------------------
 
-    def _run_worker(self, seat: Seat) -> None:
+    def _run_worker(self, slot: Slot) -> None:
         try:
             with LazyRunner() as runner:
-                seat.cell = seat.cell or self.new_cell()
-                self.work(seat.cell, seat.ring, self.measured_op(), runner)
+                slot.cell = slot.cell or self.new_cell()
+                self.work(slot.cell, slot.ring, self.measured_op(), runner)
         except Dismissed:
             pass
         except (ChannelClosed, CancelledError):
@@ -235,7 +237,7 @@ class Stage:
         finally:
             if self.turns is not None:
                 self.turns.leave()
-            self.leave(seat)
+            self.leave(slot)
 
     def work(
         self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured], runner: LazyRunner
@@ -246,28 +248,28 @@ class Stage:
         """
         self._map(cell, ring, self.with_hooks(call, runner))
 
-    def _take_past_marks(self) -> tuple[int, Any]:
+    def _take_past_sentinels(self) -> tuple[int, Any]:
         number, item = self.inlet.get_numbered()
-        while type(item) is Mark:
-            self.pass_mark(number, item)
+        while type(item) is Sentinel:
+            self.pass_sentinel(number, item)
             number, item = self.inlet.get_numbered()
         return number, item
 
-    def pass_mark(self, number: int, mark: Mark) -> None:
-        """Hand a mark on, at its place in the order."""
-        if mark is EPOCH_END:
+    def pass_sentinel(self, number: int, sentinel: Sentinel) -> None:
+        """Hand a sentinel on, at its place in the order."""
+        if sentinel is EPOCH_END:
             self.end_epoch(number)
-        self.emit_mark(number, mark)
+        self.emit_sentinel(number, sentinel)
 
     def end_epoch(self, number: int) -> None:
-        """Pass on what was kept of an epoch, before its end is. ``number``: of the mark."""
+        """Pass on what was kept of an epoch, before its end is. ``number``: of the sentinel."""
 
-    def emit_mark(self, number: int, mark: Mark) -> None:
-        """Put a mark into the queue after the stage."""
+    def emit_sentinel(self, number: int, sentinel: Sentinel) -> None:
+        """Put a sentinel into the queue after the stage."""
         if self.ordered:
-            self.outlet.put_at(number, mark)
+            self.outlet.put_at(number, sentinel)
         else:
-            self.outlet.put(mark)
+            self.outlet.put(sentinel)
 
     def _map(self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured]) -> None:
         """One item in, one out (several, if a generator ran on an executor)."""
@@ -315,7 +317,7 @@ class Stage:
     def emit_nothing(self, number: int) -> None:
         """The item of that number leads to nothing, or to nothing more."""
         if self._keeps_places:
-            self.emit_mark(number, ABSENT)
+            self.emit_sentinel(number, ABSENT)
         elif self.ordered:
             self.outlet.skip(number)
 
@@ -339,23 +341,23 @@ class Stage:
             measured = functools.partial(measure_list if is_generator else self.measure, op)
             return functools.partial(self._submit, executor, measured)
         if self.measure is measure and self.spec.kind is not OpKind.GENERATOR:
-            return self.gated(metered(op))
-        return self.gated(functools.partial(self.measure, op))
+            return self.limited(metered(op))
+        return self.limited(functools.partial(self.measure, op))
 
-    def gated(self, call: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
+    def limited(self, call: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
         """Return ``call`` under the bound on all stages' threads, if there is one."""
-        gate = self._gate
-        if gate is None:
+        task_limit = self._task_limit
+        if task_limit is None:
             return call
 
-        def call_gated(item: Any) -> Measured:
-            gate.get()
+        def call_limited(item: Any) -> Measured:
+            task_limit.get()
             try:
                 return call(item)
             finally:
-                gate.put(None)
+                task_limit.put(None)
 
-        return call_gated
+        return call_limited
 
     def with_hooks(self, call: Callable[[Any], R], runner: LazyRunner) -> Callable[[Any], R]:
         """Return ``call`` inside of the task hooks."""
