@@ -1,1 +1,1 @@
-"""Bounded queues, the only place where the engine waits, and what passes through them."""
+"""Bounded queues, the only place where the engine waits."""

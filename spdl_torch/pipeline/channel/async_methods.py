@@ -1,4 +1,4 @@
-"""A channel's methods for coroutines, which suspend where those for threads block."""
+"""The methods of a channel for coroutines, which suspend where those for threads block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["AsyncMethods"]
 
 
 class AsyncMethods(ABC):
-    """What a coroutine waits by; looking and waking are the channel's."""
+    """The waits of coroutines; to look at the channel and to wake others is the channel's part."""
 
     _lock: threading.RLock
     _num_put: int
@@ -44,9 +44,9 @@ class AsyncMethods(ABC):
                     taken, started_ns = self._try_get_waiting(waiter, started_ns)
                 if taken is not None:
                     return taken
-                await waiter.wait()
+                await waiter.wait()  # without the lock
                 waiter = AsyncWaiter()
-        except BaseException:
+        except BaseException:  # cancelled: a wake-up that came already is passed on
             self._abandon_get(started_ns, waiter)
             raise
 

@@ -1,4 +1,4 @@
-"""How many items may wait in a channel."""
+"""The capacity of a channel: how many items may wait in it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _QUICK_NS: Final = 100_000  # between two items taken, on average: quicker ones 
 
 
 class Capacity:
-    """``capacity`` items; more, where bursts are allowed, while they are taken quickly.
+    """``capacity`` items; more, where bursts are allowed, while items are taken quickly.
 
-    Quick items are small: nothing large is made ten thousand times a second. Handing them over
+    Quick items are small: nothing large is produced ten thousand times a second. To pass them on
     one by one would cost a thread switch each (10 µs on a virtual machine with idle cores), many
-    times what is done with them.
+    times the work on them. The channel's lock is held in every method but ``allow_bursts``.
     """
 
     __slots__ = ("_last_full", "capacity", "low_water", "most", "now")
@@ -41,12 +41,12 @@ class Capacity:
             self.low_water = _low_water(self.now)
 
     def may_burst(self, num_taken: int) -> bool:
-        """Called when the channel is full: allow twice as much if items were taken quickly, else
-        only ``capacity`` again. True if there is more room now."""
+        """Double the room of a full channel if items were taken quickly, else go back to
+        ``capacity``. True if there is more room now."""
         full_ns, taken_before = self._last_full
         taken = num_taken - taken_before
         if self.most == self.capacity or taken < self.capacity:
-            return False  # too few to tell: the takers may be busy with their first items
+            return False  # too few to judge: the takers may be busy with their first items
         now_ns, before = perf_counter_ns(), self.now
         self._last_full = now_ns, num_taken
         quick = now_ns - full_ns < _QUICK_NS * taken
@@ -56,7 +56,7 @@ class Capacity:
 
 
 def _low_water(room: int) -> int:
-    """How empty a channel is to be before a producer that found it full is woken. It then brings
-    several items at one waking. Small channels, which hold few and large items, are refilled at
-    once."""
+    """Return how many items are left when a producer that found the channel full is woken: it then
+    brings several items at one waking. Small channels, whose items are few and large, are refilled
+    at once."""
     return room if room < 8 else room // 2

@@ -97,11 +97,11 @@ class Channel(AsyncMethods, Generic[T]):
         self._put_blocking(seq, item, advance=last)
 
     def skip(self, seq: int) -> None:
-        """Say that no (further) item comes for ``seq``; blocks like ``put_at``."""
+        """Declare that no (further) item comes for ``seq``; blocks like ``put_at``."""
         self._put_blocking(seq, SKIPPED, advance=True)
 
     def finish(self) -> None:
-        """No more items: getters drain what is there, further puts raise ChannelClosed."""
+        """Accept no more items: getters drain the rest, further puts raise ChannelClosed."""
         with self._lock:
             self._finished = True
             if not self._items:
@@ -118,7 +118,7 @@ class Channel(AsyncMethods, Generic[T]):
         return self.get_numbered(timeout)[1]
 
     def get_numbered(self, timeout: float | None = None) -> tuple[int, T]:
-        """``get``, with the item's number: 0 for the first that was ever taken."""
+        """Do the same as ``get``, with the item's number: 0 for the first that was ever taken."""
         with self._lock:
             items = self._items
             if items and not self._answers_no:
@@ -141,11 +141,11 @@ class Channel(AsyncMethods, Generic[T]):
                 return number, item
         return self._get_slowly(timeout)
 
-    # -- owner -----------------------------------------------------------------------------
+    # -- owner's side ----------------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
-        """How many items may wait, bursts aside."""
+        """The number of items that may wait, bursts aside."""
         return self._capacity.capacity
 
     def allow_bursts(self, capacity: int) -> None:
@@ -197,16 +197,16 @@ class Channel(AsyncMethods, Generic[T]):
 
     @property
     def discarded(self) -> int:
-        """Items that were put and will never be got, because the channel was closed."""
+        """The number of items that will never be taken, because the channel was closed."""
         return len(self) if self._closed else 0
 
     @property
     def num_got(self) -> int:
-        """Items that were taken, also by a get that Ctrl-C then cut off."""
+        """The number of items taken, also by a get that Ctrl-C then cut off."""
         return self._num_got
 
     def __len__(self) -> int:
-        """Items that wait, those before their turn included."""
+        """Return the number of items that wait, those before their turn included."""
         early = sum(type(item) is not Sentinel for item in tuple(self._early.values()))
         if not self._sentinels:
             return len(self._items) + early
@@ -214,12 +214,12 @@ class Channel(AsyncMethods, Generic[T]):
             return len(self._items) - self._sentinels.count_waiting(self._num_got) + early
 
     def progress(self) -> tuple[int, int]:
-        """Ordered use: how many places were filled or skipped, and how many items that made."""
+        """Return how many places of an ordered channel are settled, and with how many items."""
         with self._lock:
             return self._turn, self._num_put
 
     def counters(self) -> QueueCounters:
-        """Everything counted so far; waits and empty time that are still open are included."""
+        """Return everything counted so far, open waits and open empty time included."""
         with self._lock:
             now = self._ended_ns or perf_counter_ns()
             open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
@@ -237,8 +237,10 @@ class Channel(AsyncMethods, Generic[T]):
     # -- putting ---------------------------------------------------------------------------
 
     def _put_blocking(self, seq: int | None, item: Any, *, advance: bool) -> int:
-        """Returns the number of an item that was not put at a place of its own."""
+        """Wait for room, then put. Returns the item's number, unless ``seq`` is given."""
         started_ns = 0
+        # A lock of this put alone: to acquire it a second time is to wait until another thread,
+        # which found room for this put, releases it.
         waiter = threading.Lock()
         waiter.acquire()
         try:
@@ -248,7 +250,7 @@ class Channel(AsyncMethods, Generic[T]):
                     number = self._num_put - 1
                 if done:
                     return number
-                waiter.acquire()
+                waiter.acquire()  # without the channel's lock
         except BaseException:
             self._abandon_put(started_ns, (seq, advance, waiter))
             raise
@@ -256,9 +258,9 @@ class Channel(AsyncMethods, Generic[T]):
     def _try_put_waiting(
         self, seq: int | None, item: Any, advance: bool, waiter: Waiter, started_ns: int
     ) -> tuple[bool, int]:
-        """One look at the channel by a put that waits since ``started_ns`` (0: not yet)."""
+        """Try to put; the put has waited since ``started_ns`` (0: not yet). The lock is held."""
         if started_ns:
-            self._putter_woken = False
+            self._putter_woken = False  # this one is awake now, and wakes the next one itself
         if self._try_put(seq, item, advance, waiter):
             if started_ns:
                 self._put_wait.end(started_ns)
@@ -279,8 +281,8 @@ class Channel(AsyncMethods, Generic[T]):
                 self._wake_putter()
             return True
         if waiter is not None:
-            # Enlist first, look second: a close() in between then either finds the waiter or is
-            # seen here.
+            # The race with a close() by a finalizer on this thread, which the lock does not keep
+            # out: enlist first, look second. Then close() either finds the waiter or is seen here.
             self._putters.append((seq, advance, waiter))
         if self._closed or self._finished:
             raise ChannelClosed
@@ -290,8 +292,8 @@ class Channel(AsyncMethods, Generic[T]):
         waiting = len(self._items)
         if seq is None:
             return waiting < self._capacity.now
-        # Numbers between the turn and `seq` that have not come yet have their room kept, so the
-        # item whose turn it is never finds the channel full of later ones.
+        # Room is kept for the numbers between the turn and `seq` that have not come yet. So the
+        # item whose turn it is never finds the channel full of later ones: a deadlock.
         if seq != self._turn and not (advance and seq - self._turn + waiting < self._capacity.now):
             return False
         return waiting + len(self._early) < self._capacity.most
@@ -350,9 +352,9 @@ class Channel(AsyncMethods, Generic[T]):
             raise
 
     def _try_get_waiting(self, waiter: Waiter, started_ns: int) -> tuple[tuple[int, T] | None, int]:
-        """One look at the channel by a get that waits since ``started_ns`` (0: not yet)."""
+        """Try to get; the get has waited since ``started_ns`` (0: not yet). The lock is held."""
         if started_ns:
-            self._getter_woken = False
+            self._getter_woken = False  # this one is awake now, and wakes the next one itself
         taken = self._try_get(waiter)
         if taken is None:
             return None, started_ns or self._get_wait.begin()
@@ -370,7 +372,7 @@ class Channel(AsyncMethods, Generic[T]):
             raise EndOfChannel
         if waiter is not None:
             self._getters.append(waiter)
-            if self._closed:
+            if self._closed:  # perhaps just now: enlist first, look second, as in _try_put
                 raise ChannelClosed
         return None
 
@@ -380,7 +382,7 @@ class Channel(AsyncMethods, Generic[T]):
         self._num_dismissed -= 1
         self._choose_answer()
         if not self._answers_no and self._items and self._getters and not self._getter_woken:
-            self._wake_getter()  # while somebody was to leave, nobody was woken for an item
+            self._wake_getter()  # as long as a getter was to leave, none was woken for an item
         raise Dismissed
 
     def _choose_answer(self) -> None:
@@ -390,8 +392,8 @@ class Channel(AsyncMethods, Generic[T]):
 
     # -- waking ----------------------------------------------------------------------------
 
-    # A deque found empty below is no error: a close() from a finalizer on this very thread may
-    # have woken everyone just before.
+    # The lock is held in all of these. A deque found empty is no error all the same: a close() by
+    # a finalizer on this very thread may have woken everyone just before.
 
     def _wake_getter(self) -> None:
         try:
@@ -422,8 +424,9 @@ class Channel(AsyncMethods, Generic[T]):
             except IndexError:
                 return
 
-    # A wait may end by Ctrl-C, a timeout, a cancellation or the channel's own end: no later
-    # wake-up may be spent on its waiter, and one that it got already is passed on.
+    # A wait may end by Ctrl-C, a timeout, a cancellation or the channel's own end. If its waiter is
+    # still enlisted, it is struck off, so that no wake-up is lost on it. If it is not, it was woken
+    # just before, and passes that wake-up on.
 
     def _abandon_put(self, started_ns: int, entry: tuple[int | None, bool, Waiter]) -> None:
         with self._lock:
@@ -447,5 +450,5 @@ class Channel(AsyncMethods, Generic[T]):
                     self._wake_getter()
 
     def _end(self) -> None:
-        """The clock of the statistics stops with the last item."""
+        """Stop the clock of the statistics, with the last item."""
         self._ended_ns = self._ended_ns or perf_counter_ns()

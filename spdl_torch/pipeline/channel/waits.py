@@ -1,4 +1,4 @@
-"""How a wait at a channel ends, and how its time is counted."""
+"""Waits at a channel: how they end, and how their time is counted."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ _LOOK_SECONDS = 0.5
 
 
 class EndOfChannel(Exception):
-    """The channel was finished by its producer and is empty."""
+    """Raised where the producer has finished the channel, and it is empty."""
 
 
 class ChannelClosed(Exception):
-    """The channel was closed by its owner (the run stops), or finished before this put."""
+    """Raised where the owner has closed the channel (the run stops), or it was finished before this
+    put.
+    """
 
 
 class Dismissed(Exception):
-    """The getter is one too many and shall leave; no item was taken."""
+    """Raised for a surplus getter, which shall leave; it took no item."""
 
 
 class Waiter(Protocol):
-    """Someone who waits; a locked ``threading.Lock`` is one."""
+    """The handle by which a waiting thread or coroutine is woken, such as a locked ``Lock``."""
 
     def release(self) -> None:
         """End the wait; called from any thread."""
@@ -44,10 +46,11 @@ class Waiter(Protocol):
 
 
 def wait_for(waiter: threading.Lock, seconds: float = -1) -> bool:
-    """Until it is released; False if that takes longer (-1: for ever).
+    """Wait until it is released; False if that takes longer than ``seconds`` (-1: for ever).
 
     Python runs signal handlers on the main thread. A signal that arrives just before that thread
-    blocks, or on another one, does not wake it; so it looks now and then, for Ctrl-C to work.
+    blocks, or on another thread, does not wake it. So the main thread looks twice a second, for
+    Ctrl-C to work.
     """
     if threading.current_thread() is not threading.main_thread():
         return waiter.acquire(timeout=seconds)
@@ -59,7 +62,7 @@ def wait_for(waiter: threading.Lock, seconds: float = -1) -> bool:
 
 
 class WaitClock:
-    """Sums the time that threads spent waiting, the waits that are still open included."""
+    """The time that threads spent waiting, open waits included. The owner's lock is held."""
 
     def __init__(self) -> None:
         self._closed_ns = 0
@@ -68,14 +71,14 @@ class WaitClock:
         self._histogram = Histogram()
 
     def begin(self) -> int:
-        """A wait starts; returns its start, for ``end``."""
+        """Begin a wait; return its start, for ``end``."""
         now = perf_counter_ns()
         self._num_open += 1
         self._open_starts_ns += now
         return now
 
     def end(self, started_ns: int) -> None:
-        """The wait that started then has ended."""
+        """End the wait that started then."""
         waited = perf_counter_ns() - started_ns
         self._num_open -= 1
         self._open_starts_ns -= started_ns
@@ -83,13 +86,13 @@ class WaitClock:
         self._histogram.add(waited)
 
     def read(self) -> tuple[int, int, tuple[int, ...]]:
-        """Total wait in ns, number of waits still open, histogram of the closed ones."""
+        """Return the total wait in ns, the number of open waits, the histogram of closed ones."""
         open_ns = self._num_open * perf_counter_ns() - self._open_starts_ns
         return self._closed_ns + open_ns, self._num_open, self._histogram.counts()
 
 
 class AsyncWaiter:
-    """The coroutine's end of a wait: ``release`` comes from any thread."""
+    """The waiter of a coroutine. Any thread may call ``release``."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -100,7 +103,7 @@ class AsyncWaiter:
         try:
             self._loop.call_soon_threadsafe(self._set)
         except RuntimeError:
-            pass  # the loop ended in between; nobody waits any more
+            pass  # the loop has ended meanwhile: nobody waits any more
 
     def _set(self) -> None:
         if not self._future.done():

@@ -1,1 +1,1 @@
-"""What a pipeline is made of, before anything runs."""
+"""The definition of a pipeline: data, validated before anything runs."""

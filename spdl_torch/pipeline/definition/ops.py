@@ -1,4 +1,4 @@
-"""How the op of a stage is called, and by which name it is known."""
+"""The op of a stage: its kind, by which it is called, and its name."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class OpKind(enum.Enum):
     ASYNC_FUNCTION = "async function"
     ASYNC_GENERATOR = "async generator"
     AGGREGATE = "aggregate"  # many items -> one list; keeps a remainder
-    AGGREGATOR = "aggregator"  # the user's own: many items -> one, whenever it says so
+    AGGREGATOR = "aggregator"  # the user's own: many items -> one, whenever it decides
     PATH_VARIANTS = "path variants"  # one item -> one of several chains of stages
 
 
 def as_op(op: Any) -> tuple[Callable[[Any], Any], OpKind]:
-    """What a user passed to ``pipe`` as something to call with one item, and how."""
+    """Return the argument of ``pipe`` as a callable of one item, and its kind."""
     if not callable(op):
         if not hasattr(op, "__getitem__"):
             raise TypeError(
@@ -37,7 +37,7 @@ def as_op(op: Any) -> tuple[Callable[[Any], Any], OpKind]:
             )
         op = op.__getitem__
     _check_takes_one_argument(op)
-    # A callable object is judged by its __call__; partials are seen through.
+    # The kind of a callable object is that of its __call__, of a partial that of its function.
     target = op.func if isinstance(op, functools.partial) else op
     if not inspect.isroutine(target) and not inspect.isclass(target):
         target = type(target).__call__
@@ -51,7 +51,7 @@ def as_op(op: Any) -> tuple[Callable[[Any], Any], OpKind]:
 
 
 def name_of(op: Any) -> str:
-    """A short, stable name for a stage."""
+    """Return a short, stable name for a stage."""
     if isinstance(op, functools.partial):
         return name_of(op.func)
     if inspect.ismethod(op) and op.__name__ == "__call__":
@@ -60,7 +60,7 @@ def name_of(op: Any) -> str:
 
 
 def locate(op: Any) -> str:
-    """``decode at train.py:41`` where the source is known, else the name alone."""
+    """Return ``decode at train.py:41`` where the source is known, else the name alone."""
     target = op.func if isinstance(op, functools.partial) else op
     code = getattr(inspect.unwrap(target) if callable(target) else target, "__code__", None)
     where = f" at {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
@@ -71,7 +71,7 @@ def _check_takes_one_argument(op: Callable[[Any], Any]) -> None:
     try:
         signature = inspect.signature(op)
     except (TypeError, ValueError):
-        return  # many built-ins do not tell
+        return  # many built-ins have no signature
     try:
         signature.bind(None)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What a pipeline is made of: frozen, validated, printable. Nothing here runs anything."""
+"""The parts of a pipeline: frozen, validated, printable. Nothing here runs anything."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SourceSpec:
 
 @dataclass(frozen=True)
 class MergeSpec(SourceSpec):
-    """A source whose items are those that other pipelines make; its ``iterable`` is empty."""
+    """A source whose items come from other pipelines; its ``iterable`` is empty."""
 
     iterable: Iterable[Any] = ()
     name: str = "merge"
@@ -88,7 +88,7 @@ class StageSpec:
     buffer_size: int | None = None
     """Items that may wait after this stage; None: ``default_buffer_size(concurrency)``."""
     batch_size: int = 0
-    """Of an aggregate stage."""
+    """The length of an aggregate stage's lists."""
     drop_last: bool = False
     paths: tuple[tuple[StageSpec, ...], ...] = ()
     """For path variants: the chains of stages among which ``op`` chooses."""
@@ -128,8 +128,8 @@ class StageSpec:
 
     @property
     def is_adjustable(self) -> bool:
-        """Whether its concurrency may change while it runs: not that of coroutines, which share a
-        thread, nor of an aggregate, which has a list in its hands.
+        """Whether its concurrency may change while it runs. That of coroutines, which share one
+        thread, and of an aggregate, which holds an unfinished list, may not.
         """
         return self.kind in (OpKind.FUNCTION, OpKind.GENERATOR)
 
@@ -173,7 +173,7 @@ class PipelineSpec(Generic[T_co]):
         return "\n".join(["PipelineSpec:", *(f"  {part}" for part in self.parts())])
 
     def parts(self) -> list[str]:
-        """One line for each stage, source and sink included; what is inside of one is indented."""
+        """Return a line for each stage, source and sink included; inner stages are indented."""
         return [*_source_lines(self.source), *_stage_lines(self.stages), str(self.sink)]
 
     @property
@@ -190,7 +190,7 @@ class PipelineSpec(Generic[T_co]):
 
     @property
     def is_chain(self) -> bool:
-        """Whether it is one source and one stage after the other: no merge, no path variants."""
+        """Whether it is one source and a single line of stages: no merge, no path variants."""
         return not isinstance(self.source, MergeSpec) and all(
             stage.kind is not OpKind.PATH_VARIANTS for stage in self.stages
         )
@@ -213,18 +213,18 @@ def _stage_lines(stages: Iterable[StageSpec]) -> list[str]:
 
 
 BURST_BUFFER_SIZE = 256
-"""Room where the user gave no ``buffer_size``, while items pass at more than 10,000 a second."""
+"""Capacity of a queue without ``buffer_size`` while more than 10,000 items a second pass."""
 
 
 def default_buffer_size(concurrency: int) -> int:
-    """Enough that every thread of the next and of this stage finds an item or room while another
-    one is being woken: twice the threads, at least 2. Chosen by ``spdl-torch bench engine``.
+    """Return twice the threads, at least 2: enough that each thread of this stage and of the next
+    finds an item or room while another is being woken. Measured by ``spdl-torch bench engine``.
     """
     return max(2, 2 * concurrency)
 
 
 def check_max_failures(limit: MaxFailures | None, where: str) -> None:
-    """An int is a number of items, any other number a share between 0 and 1; -1 = no limit."""
+    """Check a limit: an int counts items, another number is a share from 0 to 1; -1 = no limit."""
     if limit is None or limit == -1:
         return
     if isinstance(limit, bool) or not isinstance(limit, Real):

@@ -1,1 +1,1 @@
-"""Where queues branch, and where they join again."""
+"""The branches and joins of a pipeline: routers, merges, and forwarding between queues."""

@@ -1,4 +1,4 @@
-"""A thread that hands items from one queue to the next: the sink's, and those of a merge."""
+"""Forward items from one queue to the next: the work of the sink's thread and of a merge's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def forward(
 ) -> NoReturn:
     """Pass items on until one of the queues ends the wait.
 
-    at_epoch_end: called instead of passing an epoch's end on.
+    at_epoch_end: called instead of forwarding the end of an epoch.
     Raises: EndOfChannel, ChannelClosed.
     """
     since_ns = ring.begin()

@@ -1,4 +1,4 @@
-"""Where several queues become one: pipelines that are merged, and the ends of path variants."""
+"""Merges of several queues into one: of pipelines, and of the ends of path variants."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = ["ArrivalMerge", "BatchMerge", "Merge"]
 class Merge(ABC):
     """A node with several inlets and one outlet.
 
-    Stop: closing the queues ends every wait. A merge that ends before its inlets do, because what
-    comes after it takes no more, closes them, so that nobody before it waits for room.
+    Stop: closing the queues ends every wait. A merge that ends before its inlets, because nobody
+    takes from its outlet any more, closes them, so that no thread before it waits for room.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Merge(ABC):
         enter_queue_hook(self._hooks, self.outlet)
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
-        """Name and target of each of its threads."""
+        """Return name and target of each of its threads."""
         return [
             (f"{self.info.stage_name}-{number}", functools.partial(self._run, number))
             for number in range(len(self._rings))
         ]
 
     def request_stop(self) -> None:
-        """End what closed queues do not end: nothing here. Never blocks."""
+        """End the waits that closed queues do not end: none here. Never blocks."""
         return
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Merge(ABC):
         """Do the work of the thread of that number; EndOfChannel and ChannelClosed end it."""
 
     def close_inlets(self, number: int) -> None:
-        """The thread of that number takes no more."""
+        """Close the inlets of that thread, which takes no more."""
         for inlet in self.inlets:
             inlet.close()
 
@@ -91,7 +91,7 @@ class Merge(ABC):
             self._leave()
 
     def _leave(self) -> None:
-        with self._lock:
+        with self._lock:  # exactly one thread sees itself as the last, and ends the outlet
             self._num_present -= 1
             is_last = not self._num_present
         if not is_last:
@@ -114,18 +114,18 @@ class ArrivalMerge(Merge):
         self._barrier = _EpochBarrier(len(self.inlets), self._end_epoch)
 
     def merge(self, number: int, ring: Ring) -> None:
-        """Pass on what one inlet has."""
+        """Pass on the items of one inlet."""
         try:
             forward(self.inlets[number], self.outlet, ring, self._barrier.arrive)
         finally:
             self._barrier.close()
 
     def close_inlets(self, number: int) -> None:
-        """The others' threads close theirs."""
+        """Close this thread's inlet; the other threads close theirs."""
         self.inlets[number].close()
 
     def request_stop(self) -> None:
-        """End the waits for each other. Never blocks."""
+        """End the threads' waits for each other. Never blocks."""
         self._barrier.close()
 
     def _end_epoch(self) -> None:
@@ -178,9 +178,9 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
 
 
 class _EpochBarrier:
-    """Where the threads of a merge wait for each other at the end of an epoch.
+    """The barrier at which the threads of a merge wait for each other at the end of an epoch.
 
-    One of them leaves only where the run fails or stops. Then this epoch will never be whole, and
+    A thread leaves only if the run fails or stops. Then this epoch will never be complete, and
     the others leave too.
     """
 
@@ -194,8 +194,8 @@ class _EpochBarrier:
 
     def arrive(self) -> None:
         """Wait for the others. Raises: ChannelClosed: one of them has left, or the run stops."""
-        # Each has a channel of its own to wait at: a quick one that is at the end of the next
-        # epoch already must not take what wakes a slow one.
+        # Each thread waits at a channel of its own. At a shared one, a fast thread that has come to
+        # the end of the next epoch already could take what was put to wake a slow one.
         ticket = Channel[None](1)
         with self._lock:
             if self._is_over:

@@ -1,4 +1,4 @@
-"""Merging by the user's own function, which is given queues to take from and one to fill.
+"""Merges by the user's own function, which takes from queues and fills another one.
 
 Asynchronous, as SPDL's are: ``async def op(info, input_queues, output_queue)`` with ``await
 queue.get()`` and ``await queue.put(item)``. A plain function has the same queues without ``await``.
@@ -25,7 +25,7 @@ __all__ = ["OpMerge", "is_async_op"]
 
 
 class OpMerge(Merge):
-    """One thread, which runs the function to its end. Returning early ends what is before it."""
+    """One thread, which runs the function to its end. If it returns early, the inlets close."""
 
     _op: Callable[..., Any]
     _is_continuous: bool
@@ -33,11 +33,11 @@ class OpMerge(Merge):
     _task: asyncio.Task[Any] | None = None
 
     def set_op(self, op: Callable[..., Any], *, is_continuous: bool) -> None:
-        """Set the function that it runs, and whether that may put ends of epochs."""
+        """Set the function to run, and whether it may put the ends of epochs."""
         self._op, self._is_continuous = op, is_continuous
 
     def merge(self, number: int, ring: Ring) -> None:
-        """Run the function; what it did not take is discarded."""
+        """Run the function; items that it left in the queues are discarded."""
         ring.begin()
         make_input, make_output = (_AsyncInput, _AsyncOutput)
         if not is_async_op(self._op):
@@ -69,36 +69,36 @@ class OpMerge(Merge):
 
 
 def is_async_op(op: Callable[..., Any]) -> bool:
-    """Whether it is to be given queues whose methods are awaited."""
+    """Whether the function awaits the methods of its queues."""
     call = op if inspect.isroutine(op) else getattr(op, "func", type(op).__call__)
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(op)
 
 
 class _View:
-    """A queue as a user's function sees it."""
+    """A queue, as the user's function sees it."""
 
     def __init__(self, queue: StatsQueue) -> None:
         self._queue = queue
 
     def qsize(self) -> int:
-        """Items that wait."""
+        """Return the number of items that wait."""
         return len(self._queue)
 
     def empty(self) -> bool:
-        """Whether none waits."""
+        """Whether no item waits."""
         return not len(self._queue)
 
 
 class _Input(_View):
     def get(self, timeout: float | None = None) -> Any:
-        """The next item, or the end of an epoch or of the data. Raises: TimeoutError."""
+        """Return the next item, or the end of an epoch or of the data. Raises: TimeoutError."""
         try:
             return self._queue.get(timeout)
         except EndOfChannel:
             return END_OF_DATA
 
     def get_nowait(self) -> Any:
-        """As ``get``. Raises: asyncio.QueueEmpty: there is nothing."""
+        """Return the same as ``get``, at once. Raises: asyncio.QueueEmpty: no item waits."""
         try:
             return self._queue.get(0)
         except EndOfChannel:
@@ -109,13 +109,13 @@ class _Input(_View):
 
 class _AsyncInput(_Input):
     async def get(self) -> Any:  # type: ignore[override]  # as asyncio.Queue has it
-        """The next item, or the end of an epoch or of the data."""
+        """Return the next item, or the end of an epoch or of the data."""
         try:
             return (await self._queue.aget_numbered())[1]
         except EndOfChannel:
             return END_OF_DATA
         except ChannelClosed:
-            # The run stops: tasks that the function made end without "exception never retrieved".
+            # The run stops: tasks of the function end without "exception never retrieved".
             raise asyncio.CancelledError from None
 
 

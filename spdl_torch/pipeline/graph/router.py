@@ -1,7 +1,7 @@
-"""Where one queue becomes several: a stage whose op, the router, chooses the path of each item.
+"""Routers, which branch one queue into several: the op chooses the path of each item.
 
-The router runs as the op of any stage does, with its failures, hooks and figures; what it puts its
-results into is a :class:`PathQueues`, which deals them out.
+The router runs as the op of any stage, with the same failures, hooks and figures. The outlet of
+that stage is a :class:`PathQueues`, which distributes its results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["PathQueues", "router_stage"]
 
 Routed = tuple[int, Any] | list[list[Any]]
-"""The path of an item, and the item; or what each path gets of a list."""
+"""The path of an item, and the item; or the part of a list that each path gets."""
 
 
 class PathQueues:
@@ -51,17 +51,17 @@ class PathQueues:
         return number
 
     def finish(self) -> None:
-        """No more items on any path."""
+        """Finish every path: no more items."""
         for queue in self._queues:
             queue.finish()
 
     @property
     def closed(self) -> bool:
-        """Whether the run stops, or a path takes no more."""
+        """Whether the run stops, or a path takes no more items."""
         return any(queue.closed for queue in self._queues)
 
     def counters(self) -> QueueCounters:
-        """Sums over the paths; of the time without an item, the mean."""
+        """Return the sums over the paths, but the mean of the time without an item."""
         each = [queue.counters() for queue in self._queues]
         return QueueCounters(
             elapsed_ns=max(c.elapsed_ns for c in each),

@@ -1,1 +1,1 @@
-"""What users subclass to time stages and queues, and the thread that calls them back."""
+"""Hooks and queues that users subclass to export figures, and the thread that calls them."""

@@ -32,7 +32,7 @@ async def _await(result: Awaitable[None]) -> None:
 
 
 def check_interval(interval: float | None, where: object) -> float | None:
-    """Return it; SPDL's -1 means None, and stays -1 for subclasses that compare it.
+    """Return the interval; SPDL's -1 means None, and stays -1 for subclasses that compare it.
 
     Raises: ValueError: 0, or any other number below.
     """

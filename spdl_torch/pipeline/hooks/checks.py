@@ -1,4 +1,4 @@
-"""Hooks of users are checked when a pipeline is built, and where they are entered."""
+"""Checks of users' hooks: when a pipeline is built, and when a hook is entered."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ __all__ = ["BadHookError", "bad_hook", "checked_hooks", "enter_queue_hook", "ent
 
 
 class BadHookError(TypeError):
-    """A hook's method returns no context manager: not the item's fault, it ends the pipeline."""
+    """Raised where a hook's method returns no context manager. No item is to blame, so it ends the
+    pipeline.
+    """
 
 
 def checked_hooks(hooks: Any, stage: str) -> list[TaskHook]:
-    """Return what a factory made for a stage.
+    """Return the hooks that a factory made for a stage.
 
     Raises: TypeError: no list of hooks, or a method that lacks its decorator.
     """

@@ -16,18 +16,18 @@ AnyContext = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 
 
 class NotAContextError(TypeError):
-    """Raised for what can be entered neither by ``with`` nor by ``async with``."""
+    """Raised for an object that neither ``with`` nor ``async with`` can enter."""
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """Return the error for what was given instead of a context manager."""
+        """Return the error for an object that is no context manager."""
         if hasattr(given, "close"):
-            given.close()  # a coroutine: no warning beside the error that nobody awaited it
+            given.close()  # a coroutine: no warning that it was never awaited
         return cls(f"must return a context manager, got {type(given).__name__}")
 
 
 class LazyRunner:
-    """An event loop for one thread, made only if an asynchronous context comes by."""
+    """An event loop for one thread, created only if an asynchronous context is entered."""
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
@@ -40,7 +40,7 @@ class LazyRunner:
             self._runner.close()
 
     def blocking(self, context: AnyContext) -> AbstractContextManager[Any]:
-        """``context`` as a plain context manager."""
+        """Return ``context`` as a plain context manager."""
         if isinstance(context, AbstractContextManager):
             return context
         return _Blocking(_checked(context), self)
@@ -51,13 +51,13 @@ class LazyRunner:
             self._runner = asyncio.Runner()
         if not _is_in_a_loop():
             return self._runner.run(coroutine)
-        # A thread can run one loop at a time, and a notebook's cells run inside of one.
+        # A thread can run one loop at a time, and a notebook's cells already run inside one.
         with ThreadPoolExecutor(1, "spdl-hook") as elsewhere:
             return elsewhere.submit(self._runner.run, coroutine).result()
 
 
 def blocking(context: AnyContext) -> AbstractContextManager[Any]:
-    """``context`` as a plain context manager with a loop of its own while it is open."""
+    """Return ``context`` as a plain context manager, with a loop of its own while it is open."""
     if isinstance(context, AbstractContextManager):
         return context
     return _Blocking(_checked(context), None)

@@ -1,4 +1,4 @@
-"""Calls the interval callbacks of a run: one thread, woken by its clock or by the end."""
+"""The thread that calls a run's interval callbacks, woken by its clock or by the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reporter", "Reports"]
 
-_TAIL_SECONDS = 1.0  # how long the last lap waits for running ops before it goes without them
+_TAIL_SECONDS = 1.0  # how long the last lap waits for running ops; then it is reported without them
 
 
 class Reports(Protocol):
@@ -23,11 +23,11 @@ class Reports(Protocol):
     """Seconds between two laps; None or below 0 = only the one at the end."""
 
     def report_lap(self) -> None:
-        """What came since the last call."""
+        """Report the figures since the last call."""
 
 
 class Reporter:
-    """Delivers every lap, the last and partial one included, before the run is closed.
+    """Report every lap, the last and partial one included, before the run is closed.
 
     The thread exists from the first interval on, or, if nobody asked for intervals, only at the
     end.

@@ -1,4 +1,4 @@
-"""How a run makes its queues: as SPDL calls a queue class, and what such a class must be."""
+"""How a run creates its queues: calls ``queue_class`` as SPDL does, and checks the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["queue_maker"]
 def queue_maker(
     queue_class: Callable[..., StatsQueue] | None, interval: float | None
 ) -> QueueMaker:
-    """Return what makes the queue after a stage: ``make(info, buffer_size)``.
+    """Return the function that creates the queue after a stage: ``make(info, buffer_size)``.
 
     queue_class: called as ``queue_class(info, buffer_size=n)``; ``interval=`` is passed too where
         one was given to ``build``, the class takes it and a partial has none of its own.

@@ -1,4 +1,4 @@
-"""Which stage of which pipeline a hook or a queue belongs to."""
+"""The identity of a stage, which hooks and queues are given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["StageInfo"]
 
 @dataclass(frozen=True, slots=True)
 class StageInfo:
-    """Which stage of which pipeline; prints ``0:1:decode[10]``."""
+    """The identity of a stage; prints ``0:1:decode[10]``."""
 
     pipeline_id: int
     """0 unless the caller gives another; it does not change from epoch to epoch."""

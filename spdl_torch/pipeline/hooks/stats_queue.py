@@ -59,7 +59,7 @@ class StatsQueue(Channel[Any]):
         )
 
     def report_lap(self) -> None:
-        """Call ``interval_stats_callback`` with what came since the last call."""
+        """Call ``interval_stats_callback`` with the figures since the last call."""
         now = self.counters()
         lap, self._last = now.since(self._last), now
         call_back(self.interval_stats_callback, queue_stats(lap), self.name)

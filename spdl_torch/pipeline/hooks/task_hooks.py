@@ -47,7 +47,7 @@ class TaskHook:
 
 
 class TaskStatsHook(TaskHook):
-    """Times every task inside the thread that runs it: wall and thread CPU time.
+    """Time every task inside the thread that runs it: wall and thread CPU time.
 
     ``interval``: seconds between two calls of ``interval_stats_callback``; None, or SPDL's -1 =
     only the one call at the end, with everything.
@@ -83,7 +83,7 @@ class TaskStatsHook(TaskHook):
         return _Timed(self._of_thread.cell)
 
     def new_cell(self) -> TaskCell:
-        """A place to count for one thread; no two threads share one, so none needs a lock."""
+        """Return a new cell for one thread; no two threads share one, so none needs a lock."""
         cell = TaskCell()
         self.share(cell)
         return cell
@@ -93,11 +93,12 @@ class TaskStatsHook(TaskHook):
         self._cells.append(cell)
 
     def counters(self) -> TaskCounters:
-        """Everything counted so far, over all threads."""
+        """Return everything counted so far, over all threads."""
         cells = tuple(self._cells)
         return TaskCounters(
             elapsed_ns=(self._ended_ns or perf_counter_ns()) - self._started_ns,
-            # A task is counted before its failure is, so that there are never more of these.
+            # Threads count on while this reads. Each counts a task before its failure, and here
+            # failures are read before tasks: so there are never more failures than tasks.
             num_failures=sum(c.num_failures for c in cells),
             failed_ns=sum(c.failed_ns for c in cells),
             num_tasks=sum(c.num_tasks for c in cells),
@@ -110,15 +111,15 @@ class TaskStatsHook(TaskHook):
         )
 
     def start(self) -> None:
-        """The stage starts now: called by the engine."""
+        """Start the clock with the stage. Called by the engine."""
         self._started_ns = perf_counter_ns()
 
     def end(self) -> None:
-        """The stage has ended: the clock stops. Called by the engine."""
+        """Stop the clock at the end of the stage. Called by the engine."""
         self._ended_ns = self._ended_ns or perf_counter_ns()
 
     def report_lap(self) -> None:
-        """Call ``interval_stats_callback`` with what came since the last call."""
+        """Call ``interval_stats_callback`` with the figures since the last call."""
         now = self.counters()
         lap, self._last = now.since(self._last), now
         call_back(self.interval_stats_callback, task_stats(lap), self.info)
@@ -144,8 +145,8 @@ class TaskCell:
     def __init__(self) -> None:
         self.ring: Ring | None = None
         self.part = ""
-        """Where a thread's turn has parts that are counted apart: the ring that keeps them, and
-        the part's name."""
+        """The ring that also records each task as a named part of the thread's turn, and that name;
+        None where tasks are no such parts."""
         self.num_tasks = 0
         self.num_failures = 0
         self.num_dropped = 0
@@ -187,7 +188,7 @@ class TaskCell:
 
 
 class _Timed:
-    """Times one task; used where a subclass calls ``super().task_hook()``."""
+    """The clock of one task, where a subclass calls ``super().task_hook()``."""
 
     def __init__(self, cell: TaskCell) -> None:
         self._cell = cell

@@ -1,1 +1,1 @@
-"""The flight recorder: what every thread did in the last seconds."""
+"""The flight recorder, which keeps what every thread did in the last seconds."""

@@ -52,10 +52,10 @@ _AnyRing = TypeVar("_AnyRing", bound="Ring")
 
 
 class FlightRecorder:
-    """The rings of one run and what happened beside them.
+    """The rings of one run, and its moments of note: failures, garbage collections.
 
-    pipeline: what runs, for people: ``DataLoader``.
-    number: of :func:`new_pipeline_number`, kept over the epochs of one loader.
+    pipeline: the name that people see: ``DataLoader``.
+    number: from :func:`new_pipeline_number`; the same for all epochs of one loader.
     enabled: False = keep nothing, at no cost.
     """
 
@@ -75,58 +75,58 @@ class FlightRecorder:
     # -- what the run calls --------------------------------------------------------------------
 
     def belongs_to(self, owner: object) -> None:
-        """Whose run this is: something with ``stats()`` or ``report()``. It is not kept alive."""
+        """Set the owner of the run, which has ``stats()`` or ``report()``. It is not kept alive."""
         self._owner = weakref.ref(owner)
 
     def branches(self) -> None:
-        """Not every stage is followed by the next one: queues and the ways of items, which are
-        told by positions, are left out of timelines.
+        """Note that stages do not simply follow one another. Timelines then leave out the queues
+        and the ways of items, which are found by position.
         """
         self._is_chain = False
 
     def new_ring(self, stage: str, position: int, replica: int = 0, role: Role = "stage") -> Ring:
-        """A ring for one thread of a stage."""
+        """Return a ring for one thread of a stage."""
         return self._add_row(Ring, stage, position, replica, role)
 
     def new_consumer_ring(self, position: int, queue: Sized | None = None) -> ConsumerRing:
-        """A ring for whoever takes the items, out of ``queue``, which is not kept alive."""
+        """Return a ring for the consumer, which takes from ``queue``. That is not kept alive."""
         ring = self._add_row(ConsumerRing, "training", position, 0, "consumer")
         ring.queue = None if queue is None else weakref.ref(queue)
         return ring
 
     def add_queue(self, position: int, name: str, capacity: int) -> None:
-        """There is a queue behind the stage at ``position``."""
+        """Note the queue after the stage at ``position``."""
         self._queues.append(QueueTrack(position, name, capacity))
 
     def restores_order(self, position: int, progress: Callable[[], tuple[int, int]]) -> None:
-        """The queue behind that stage puts results in order, so that their numbers there show
-        only later. ``progress``: inputs accounted for, results that were put.
+        """Note that the queue after that stage restores the order of results, so that their
+        numbers in it are known only later. ``progress``: inputs accounted for, results put.
         """
         self._ordered[position] = progress
 
     def set_capacity(self, position: int, capacity: int) -> None:
-        """The queue behind that stage has more room from now on."""
+        """Note that the queue after that stage holds more items from now on."""
         self._queues[:] = [
             replace(q, capacity=capacity) if q.position == position else q for q in self._queues
         ]
 
     def finish(self) -> None:
-        """The run is over: nothing of it is kept but the rings."""
+        """Let go of everything of an ended run but the rings."""
         for position, progress in tuple(self._ordered.items()):
             self._ordered[position] = partial(_same, progress())
 
     def failed(self, where: str, number: int, error: BaseException) -> None:
-        """An item failed: keep the moment and what was said."""
+        """Record that an item failed, with the error's text."""
         text = text_of(error)[:_LONGEST_TEXT]
         self.note("failure", {"stage": where, "item": number, "error": text})
 
     def note(self, name: str, details: dict[str, Any]) -> None:
-        """Something happened at this moment."""
+        """Record a moment of note, now."""
         if self.enabled:
             self._instants.append(Instant(perf_counter_ns(), name, details))
 
     def set_level(self, level: Level) -> None:
-        """How short the turns may be that are kept."""
+        """Set the level, which decides how short a recorded turn may be."""
         for *_, ring in tuple(self._rows):
             ring.shortest_ns = self._shortest_ns(level)
 
@@ -134,7 +134,7 @@ class FlightRecorder:
 
     @property
     def owner(self) -> Any:
-        """Whose run this is; None when it is gone."""
+        """The owner of the run; None when it is gone."""
         return None if self._owner is None else self._owner()
 
     @property
@@ -151,7 +151,7 @@ class FlightRecorder:
         return [ring for *_, ring in tuple(self._rows) if isinstance(ring, ConsumerRing)]
 
     def timeline(self, since_ns: int = 0) -> Timeline:
-        """Everything that is kept, as it is now, and did not end before ``since_ns``."""
+        """Return everything recorded that did not end before ``since_ns``."""
         rows = [_read_row(*row) for row in tuple(self._rows)]
         for position, progress in tuple(self._ordered.items()):
             rows = with_outputs(rows, position, *progress())
@@ -173,7 +173,7 @@ class FlightRecorder:
     def _add_row(
         self, kind: type[_AnyRing], stage: str, position: int, replica: int, role: Role
     ) -> _AnyRing:
-        # Whoever records nothing is given a ring all the same, so that nobody has to ask.
+        # With recording off there is a ring all the same, so that no writer has to check.
         capacity = _process.capacity if self.enabled else 1
         ring = kind(capacity, self._shortest_ns(_process.level))
         self._rows.append((stage, position, replica, role, ring))
@@ -196,17 +196,18 @@ def _read_row(stage: str, position: int, replica: int, role: Role, ring: Ring) -
 
 
 class _Process:
-    """The level that is in force, and every recorder that is alive."""
+    """The level in force, and every recorder that is alive."""
 
     def __init__(self) -> None:
-        # Re-entrant: a garbage collection under it may run a finalizer that comes by here.
+        # Re-entrant: a garbage collection on a thread that holds it may run a finalizer that
+        # takes it too.
         self.lock = threading.RLock()
         self.live: weakref.WeakSet[FlightRecorder] = weakref.WeakSet()
         self.sessions: list[RecordingSession] = []
 
     @property
     def level(self) -> Level:
-        """The finest that anyone asked for."""
+        """The finest level that any session asked for."""
         levels = [session.level for session in tuple(self.sessions)]
         return "item" if "item" in levels else "batch"
 
@@ -220,12 +221,12 @@ _numbers = itertools.count(1)
 
 
 def new_pipeline_number() -> int:
-    """1, 2, 3, ...: tells the pipelines of this process apart."""
+    """Return 1, 2, 3, ...: a number for each pipeline of this process."""
     return next(_numbers)
 
 
 def live_recorders() -> list[FlightRecorder]:
-    """Of every run that somebody still holds."""
+    """Return the recorders of all runs that somebody still holds."""
     with _process.lock:
         return sorted(_process.live, key=lambda recorder: recorder.number)
 
@@ -241,14 +242,15 @@ _collections: deque[tuple[int, int, int]] = deque(maxlen=_MOST_INSTANTS)
 
 
 def garbage_was_collected(started_ns: int, ended_ns: int, generation: int) -> None:
-    """Called by whoever watches the collector: keep it, if it took long."""
+    """Record a garbage collection, if it took long. Called by whoever watches the collector."""
     if ended_ns - started_ns >= _SHORTEST_NS["batch"]:
         _collections.append((started_ns, ended_ns, generation))
 
 
 def _collections_since(begin_ns: int) -> list[Instant]:
-    # A copy is made at once; while a list is, a collection may come in between. The latest first,
-    # and no more of them than are asked for: a long process has as many as are kept.
+    # The copy is one step that no thread can interrupt; building a list from the deque itself is
+    # not, and a collection in between would append to it. The latest first, and only those asked
+    # for: in a long process the deque is full.
     latest = itertools.takewhile(lambda each: each[1] >= begin_ns, reversed(_collections.copy()))
     return [
         Instant(started, "gc", {"generation": generation, "seconds": (ended - started) / 1e9})
@@ -257,8 +259,8 @@ def _collections_since(begin_ns: int) -> list[Instant]:
 
 
 class RecordingSession:
-    """From now until ``end()`` everything is recorded at ``level``, in longer rings, and kept also
-    when its run is gone. Rings that exist already keep their length.
+    """Record everything at ``level`` until ``end()``, in longer rings, and keep it when its run is
+    gone. Rings that exist already keep their length.
     """
 
     def __init__(self, level: Level) -> None:
@@ -270,7 +272,7 @@ class RecordingSession:
             _set_levels()
 
     def end(self) -> list[FlightRecorder]:
-        """Back to the level that others ask for; the recorders of all runs since the beginning."""
+        """Restore the other sessions' level; return the recorders of all runs since the start."""
         with _process.lock:
             _process.sessions.remove(self)
             _set_levels()
@@ -283,7 +285,7 @@ def _set_levels() -> None:
 
 
 def _forget_parent() -> None:
-    """A forked child has the parent's recorders and none of its threads."""
+    """Start anew in a forked child, which has the parent's recorders and none of its threads."""
     _process.__init__()  # type: ignore[misc]
 
 

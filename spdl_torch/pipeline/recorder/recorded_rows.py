@@ -1,4 +1,4 @@
-"""What is done to the rows of a timeline once they were read."""
+"""Changes to the rows of a timeline after they were read from the rings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["row_since", "with_outputs", "without_outputs"]
 
 
 def row_since(row: Row, since_ns: int) -> Row:
-    """The row without what had ended before."""
+    """Return the row without everything that ended before ``since_ns``."""
 
     def is_later(turn: Turn) -> bool:
-        # Of a loop that was left, and whose iterator is held by somebody, the last step never ends.
+        # If a loop was left while somebody still holds its iterator, its last step never ends.
         return (turn.started_ns if row.role == "consumer" else turn.done_ns) >= since_ns
 
     return replace(
@@ -28,15 +28,15 @@ def row_since(row: Row, since_ns: int) -> Row:
 
 
 def without_outputs(row: Row) -> Row:
-    """The row without the numbers that items have where they go."""
+    """Return the row without the numbers that its items have in the next queue."""
     return replace(row, turns=tuple(replace(turn, output=-1) for turn in row.turns))
 
 
 def with_outputs(rows: list[Row], position: int, num_in: int, num_out: int) -> list[Row]:
-    """Rows of a stage whose results were put in order, with the numbers that they got.
+    """Return the rows of an ordered stage with the numbers that its results got.
 
-    If there was a result for every input, the numbers are the same. Otherwise they are counted
-    back from the last one, as far as every input's turn is known.
+    If every input led to a result, these are the inputs' numbers. Otherwise they are counted back
+    from the last one, as far as every input's turn is known.
     """
     turns = {turn.number: turn for row in rows if row.position == position for turn in row.turns}
     outputs: dict[int, int] = {}

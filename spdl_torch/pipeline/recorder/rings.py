@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsumerRing", "Ring"]
 
-_FIRST_CAPACITY = 64  # then doubled: most rings do not fill, and clearing a whole one takes 0.3 ms
+_FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whole one takes 0.3 ms
 
 
 _RECORD = struct.Struct("10q")
@@ -29,7 +29,7 @@ _RECORD = struct.Struct("10q")
 _pack_into, _SIZE = _RECORD.pack_into, _RECORD.size
 
 
-_TURN_KINDS = len(Outcome)  # kinds below are a turn's outcome, those from here on name a part
+_TURN_KINDS = len(Outcome)  # lower kinds are the outcome of a turn, higher ones the name of a part
 
 
 class Ring:
@@ -37,7 +37,7 @@ class Ring:
 
     def __init__(self, capacity: int, shortest_ns: int) -> None:
         self.shortest_ns = shortest_ns
-        """Turns and parts that take less than this are not to be added."""
+        """Turns and parts shorter than this are not added."""
         self.thread_id = 0
         self._capacity = capacity
         self._buffer = bytearray(min(capacity, _FIRST_CAPACITY) * _SIZE)
@@ -45,7 +45,7 @@ class Ring:
         self._part_names: list[str] = []
 
     def begin(self) -> int:
-        """Called by the thread itself before its first turn; returns the time."""
+        """Note the calling thread, before its first turn; return the time."""
         self.thread_id = threading.get_native_id()
         return perf_counter_ns()
 
@@ -59,12 +59,13 @@ class Ring:
         number: int,
         output: int,
         before: Sized | None,
-        behind: Sized | None,
+        after: Sized | None,
         kind: int = Outcome.PASSED,
     ) -> None:
-        """Keep a turn; the arguments are the fields of :class:`Turn`, and the queues before and
-        behind. Those who call it have looked at ``shortest_ns``: that is done for every item, and
-        a call costs more than the rest of it.
+        """Record a turn: the fields of :class:`Turn`, and the queues before and after the stage.
+
+        The caller has compared its length with ``shortest_ns``: it does so for every item, and a
+        call for that would cost more than all the rest.
         """
         added = self._num_added
         place = added % self._capacity * _SIZE
@@ -74,21 +75,23 @@ class Ring:
             self._buffer,
             place,
             *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
-            *(-1 if before is None else len(before), -1 if behind is None else len(behind), kind),
+            *(-1 if before is None else len(before), -1 if after is None else len(after), kind),
         )
         self._num_added = added + 1
 
     def add_part(self, name: str, started_ns: int, ended_ns: int, cpu_ns: int) -> None:
-        """Keep a named part of the turn that goes on."""
+        """Record a named part of the current turn."""
         if name not in self._part_names:
             self._part_names.append(name)
         kind = _TURN_KINDS + self._part_names.index(name)
         self.add(started_ns, started_ns, ended_ns, ended_ns, cpu_ns, -1, -1, None, None, kind)
 
     def read(self) -> tuple[list[Turn], list[Part], int]:
-        """Turns, parts, and how many of them were overwritten."""
+        """Return turns, parts, and how many of them were overwritten. Any thread may call this."""
         added, copy = self._num_added, bytes(self._buffer)
-        # What the thread wrote meanwhile, and may be writing now, replaced the oldest.
+        # No lock: the thread writes on. The count is read first, then the buffer is copied, in one
+        # step under the GIL. What the thread wrote in between, and the record it may be writing
+        # now, replaced the oldest ones, which are left out.
         unsafe = self._num_added + 1 - self._capacity
         first = max(0, added - self._capacity, unsafe)
         turns: list[Turn] = []
@@ -106,7 +109,7 @@ class Ring:
 
 
 class ConsumerRing(Ring):
-    """The turns of whoever takes the items: waiting for one, then working with it."""
+    """The turns of the consumer: waiting for an item, then working with it."""
 
     def __init__(self, capacity: int, shortest_ns: int) -> None:
         super().__init__(capacity, shortest_ns)
@@ -116,7 +119,7 @@ class ConsumerRing(Ring):
         """Where the items come from."""
 
     def ask(self, before: Sized) -> None:
-        """An item of the queue ``before`` is asked for: the work with the last one has ended."""
+        """Note that the consumer asks for an item of ``before``: its last step has ended."""
         now = perf_counter_ns()
         if self._got_ns:
             if now - self._asked_ns >= self.shortest_ns:
@@ -129,12 +132,12 @@ class ConsumerRing(Ring):
         self._asked_ns = now
 
     def got(self, number: int) -> None:
-        """The item came."""
+        """Note that the item came."""
         self._number = number
         self._got_ns = perf_counter_ns()
 
     def end(self) -> None:
-        """No item will come any more."""
+        """Note that no more items will come."""
         now = perf_counter_ns()
         if self._got_ns and now - self._asked_ns >= self.shortest_ns:
             self._add_open(now, None)
@@ -142,19 +145,19 @@ class ConsumerRing(Ring):
 
     @property
     def waiting_since_ns(self) -> int | None:
-        """When the wait began that still goes on; None = nobody waits."""
+        """When the current wait began; None = nobody waits."""
         return self._asked_ns if self._asked_ns and not self._got_ns else None
 
     @property
     def busy_since_ns(self) -> int | None:
-        """When the item came with which the consumer still works, while others wait for it; None =
-        it does not, or none does.
+        """When the consumer got the item that it still works with, while more items wait; None =
+        it works with none, or none waits.
         """
         queue = None if self.queue is None else self.queue()
         return self._got_ns or None if queue is not None and len(queue) else None
 
     def read(self) -> tuple[list[Turn], list[Part], int]:
-        """The turn that still goes on is included, up to now."""
+        """Return the same as a ring, with the unfinished turn up to now."""
         turns, parts, num_lost = super().read()
         asked_ns, got_ns, now = self._asked_ns, self._got_ns, perf_counter_ns()
         if asked_ns and (not turns or turns[-1].since_ns < asked_ns):

@@ -1,4 +1,4 @@
-"""What a run's threads did when: the finished form of what the flight recorder keeps.
+"""The timeline of a run: when each thread did what, as read from the flight recorder.
 
 All times are ``time.perf_counter_ns()``; :class:`Clock` ties them to the time of day.
 """
@@ -16,7 +16,7 @@ Role = Literal["source", "stage", "sink", "consumer"]
 
 
 class Outcome(enum.IntEnum):
-    """What became of an item."""
+    """The outcome of a task."""
 
     PASSED = 0  # something was passed on
     DROPPED = 1  # the op returned None
@@ -25,35 +25,35 @@ class Outcome(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of a thread: it waited for an item, worked on it, and waited for room behind it.
+    """One round of a thread: it waited for an item, worked on it, and waited for room.
 
-    Of the consumer: it waited for an item, and worked with it until it asked for the next.
+    A turn of the consumer: it waited for an item, and worked with it until it asked for the next.
     """
 
     since_ns: int
-    """The round before had ended: here the wait for an item began."""
+    """The end of the turn before, when the wait for an item began."""
     started_ns: int
-    """The item was there."""
+    """When the item was there."""
     ended_ns: int
-    """The op returned, or raised."""
+    """When the op returned, or raised."""
     done_ns: int
-    """The result was passed on: until here lasted the wait for room."""
+    """When the result was passed on, after the wait for room."""
     cpu_ns: int
     """CPU time of the thread between start and end; -1 = not measured."""
     number: int
-    """Which item: 0 is the first that the stage took; -1 = a source, which takes none."""
+    """The item's number: 0 is the first that the stage took; -1 = a source, which takes none."""
     output: int
-    """The number that the result has where it goes, if that is known; -1 otherwise."""
+    """The result's number in the next queue; -1 = unknown."""
     num_before: int
-    """Items that waited in front of the stage when the turn was done; -1 = unknown."""
+    """Items that waited before the stage when the turn was done; -1 = unknown."""
     num_behind: int
-    """Items that waited behind it then, this result included; -1 = unknown."""
+    """Items that waited after it then, this result included; -1 = unknown."""
     outcome: Outcome = Outcome.PASSED
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something inside of a turn's work that has a name: ``collate``, or one sample."""
+    """A named part of a turn's work: ``collate``, or one sample."""
 
     name: str
     started_ns: int
@@ -67,16 +67,16 @@ class Row:
 
     stage: str
     position: int
-    """Of the stage: 0 is the source; the consumer has the largest."""
+    """The stage's position: 0 is the source; the consumer has the largest."""
     replica: int
-    """Which of the stage's threads: ``decode[3]`` has 3."""
+    """The thread's number in its stage: ``decode[3]`` has 3."""
     role: Role
     thread_id: int
-    """The operating system's; 0 = it never ran."""
+    """The operating system's id of the thread; 0 = it never ran."""
     turns: tuple[Turn, ...]
     parts: tuple[Part, ...] = ()
     num_lost: int = 0
-    """Turns and parts that were overwritten by later ones."""
+    """The number of turns and parts that later ones overwrote."""
 
     @property
     def name(self) -> str:
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class QueueTrack:
-    """A queue whose length the turns tell: it lies behind the stage at ``position``."""
+    """The queue after the stage at ``position``; its length is known from the turns."""
 
     position: int
     name: str
@@ -104,20 +104,20 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """One moment on two clocks."""
+    """One moment, read on two clocks."""
 
     perf_ns: int
     system_ns: int
-    """Since 1970, ``time.time_ns()``."""
+    """Nanoseconds since 1970, ``time.time_ns()``."""
 
     @classmethod
     def now(cls) -> Self:
-        """Read both."""
+        """Read both clocks now."""
         before, system_ns, after = perf_counter_ns(), time_ns(), perf_counter_ns()
         return cls((before + after) // 2, system_ns)
 
     def system(self, perf_ns: int) -> int:
-        """The time of day of a moment."""
+        """Return the time of day of a moment."""
         return self.system_ns + perf_ns - self.perf_ns
 
 
@@ -126,9 +126,9 @@ class Timeline:
     """One run of a pipeline or one epoch of a loader."""
 
     pipeline: str
-    """What ran: ``DataLoader``, ``PipelineDataset``, ``Pipeline``; several may have one name."""
+    """``DataLoader``, ``PipelineDataset`` or ``Pipeline``; several may have one name."""
     pipeline_number: int
-    """Tells pipelines of a process apart; the same for every epoch of one loader or dataset."""
+    """A number for each pipeline of a process; the same for all epochs of a loader or dataset."""
     clock: Clock
     rows: tuple[Row, ...]
     queues: tuple[QueueTrack, ...] = ()

@@ -1,1 +1,1 @@
-"""One run of a pipeline: makes the queues and stages, owns their threads, starts and stops them."""
+"""One run of a pipeline: creates its queues and stages, starts and stops their threads."""

@@ -1,4 +1,4 @@
-"""One run of a pipeline: owns its threads and channels from start to close.
+"""One run of a pipeline, which owns its threads and channels from start to close.
 
 Nothing here refers to the :class:`~spdl_torch.pipeline.Pipeline` that the user holds, so that
 dropping that object can end the run.
@@ -55,7 +55,7 @@ _SOURCE_GRACE_SECONDS = 0.02  # how long stop() waits for a source that is insid
 class Run:
     """Threads and channels of one pass over the source, or of all, if that is continuous.
 
-    ``break``, an exception and Ctrl-C reach it as ``stop``: every wait ends at once, a running op
+    ``break``, an exception and Ctrl-C all call ``stop``: every wait ends at once, a running op
     finishes first. A source blocked in the user's own ``next()`` cannot be interrupted: it is left
     to its daemon thread, which ends when that call returns.
     """
@@ -82,7 +82,9 @@ class Run:
                 "build: tuner must be None for a pipeline with path variants or a merge, whose "
                 "stages do not follow one another. Give them their concurrency."
             )
-        # Re-entrant: request_stop() may come from a finalizer on a thread that holds it.
+        # Guards the state, the first failure, the sources that are left and changes of
+        # concurrency; held for moments, never in a wait. Re-entrant: the garbage collector may run
+        # a finalizer, which calls request_stop(), on a thread that holds it.
         self._lock = threading.RLock()
         self._failed: tuple[str, list[Exception]] | None = None
         self._pid = os.getpid()
@@ -137,8 +139,8 @@ class Run:
             self.fail("a stage hook raised", [error])
         self._reporter.start(self._threads)
         self._threads.spawn("sink", self._run_sink)
-        for node in reversed(self._nodes):  # downstream first: nobody waits for a missing taker
-            with self._lock:
+        for node in reversed(self._nodes):  # downstream first: no thread waits for a missing taker
+            with self._lock:  # a tuner may set the concurrency meanwhile, on the reporter's thread
                 targets = node.thread_targets()
             for name, target in targets:
                 self._threads.spawn(name, target)
@@ -146,9 +148,9 @@ class Run:
             source.thread = self._threads.spawn(source.name, source.run)
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next finished item; starts the run if need be.
+        """Return the next finished item; start the run first if need be.
 
-        Raises: EOFError: the end, or that of an epoch, after which the next one follows;
+        Raises: EOFError: the end of the data, or of an epoch, after which the next one follows;
             TimeoutError: try again; PipelineFailure; PipelineStopped.
         """
         self._check_process()
@@ -179,10 +181,12 @@ class Run:
         raise EOFError("get: the pipeline has delivered every item.")
 
     def _end_epoch(self, number: int) -> None:
-        """``number``: that of the sentinel, at the sink."""
+        """Begin the next epoch; ``number``: the sentinel's, at the sink."""
         self._consumer.end()
         began, self._epoch_began = self._epoch_began, number + 1
-        if began == number:  # it was empty; if all tasks ever have failed, so would be the others
+        if (
+            began == number
+        ):  # an empty epoch; if every task so far has failed, all later ones would be empty too
             for stage in self._stages:
                 stage.judge_epoch()
 
@@ -192,19 +196,21 @@ class Run:
 
     @property
     def failure(self) -> PipelineFailure | None:
-        """What ``get`` raises behind the good items; None as long as nothing failed."""
-        # Made anew each time. An exception that was raised refers to the frames that it passed, and
-        # by them to the Pipeline: kept here it would keep that alive, whose end ends this run.
+        """The error that ``get`` raises after the good items; None as long as nothing failed."""
+        # Created anew each time. A raised exception refers to the frames that it passed, and so to
+        # the Pipeline. Kept here, it would keep the Pipeline alive, whose end stops this run.
         return None if self._failed is None else PipelineFailure(*self._failed)
 
     def request_stop(self) -> None:
         """End every wait. Never blocks; may be called from any thread, also by a finalizer."""
         if os.getpid() != self._pid:
-            return  # a forked child has none of the threads, and perhaps locks that nobody holds
+            return  # a forked child has no threads, and perhaps locks that nobody will release
         with self._lock:
             if self.state is RunState.CLOSED:
                 return
             self._advance(RunState.STOPPING)
+        # Without the lock: a finalizer that runs on a thread inside a channel holds that channel's
+        # lock while it waits here for the run's.
         self._consumer.end()
         for channel in self._queues():
             channel.close()
@@ -215,8 +221,8 @@ class Run:
         self._reporter.request_stop()
 
     def stop(self, timeout: float | None = None) -> None:
-        """``request_stop``, then wait for the threads. Idempotent. On a thread of the run, e.g. in
-        an op, it does not wait.
+        """Call ``request_stop``, then join the threads. Idempotent. Called on a thread of the run,
+        e.g. in an op, it does not wait.
 
         Raises: TimeoutError: an op still runs after ``timeout`` seconds; call again to wait on.
         """
@@ -246,14 +252,14 @@ class Run:
             source.outlet.finish()
 
     def source_has_ended(self) -> None:
-        """One of them; with the last one the data ends. Never blocks."""
+        """Count a source that has ended; with the last one the data ends. Never blocks."""
         with self._lock:
             self._num_sources -= 1
             if not self._num_sources and self.state is RunState.RUNNING:
                 self._advance(RunState.DRAINING)
 
     def _close(self) -> None:
-        """The data has ended or the run was stopped; the threads are ending or have ended."""
+        """Close a run whose data has ended or that was stopped: its threads end or have ended."""
         with self._lock:
             if self.state is RunState.CLOSED:
                 return
@@ -262,7 +268,7 @@ class Run:
         self._consumer.end()
         self._reporter.request_stop()
         # Every worker has put its last item, so this join is short. A source may be blocked in
-        # the user's code (after a failure): nobody waits for it.
+        # the user's code (after a failure): it is not waited for.
         self._join_workers()
         with self._lock:
             self._advance(RunState.CLOSED)
@@ -275,6 +281,7 @@ class Run:
         return [source.thread for source in self._sources if source.thread is not None]
 
     def _advance(self, state: RunState) -> None:
+        """Change the state. The lock is held."""
         if state is self.state:
             return
         assert state in MOVES[self.state], f"{self.state} -> {state}"
@@ -287,7 +294,7 @@ class Run:
                 f"{self._pid}. Build a pipeline after the fork."
             )
 
-    # -- what a tuner calls --------------------------------------------------------------------
+    # -- for a tuner ---------------------------------------------------------------------------
 
     @property
     def is_taking(self) -> bool:
@@ -296,12 +303,12 @@ class Run:
 
     @property
     def num_delivered(self) -> int:
-        """Items that the consumer took so far."""
+        """The number of items that the consumer took so far."""
         return self._sink_queue.counters().num_got
 
     def set_concurrency(self, stage: str, count: int) -> None:
-        """Run at most ``count`` calls of the op at once: those that run already end first. What
-        comes out, and in which order, stays the same. Without effect when the run has ended.
+        """Run at most ``count`` calls of the op at once; calls that run already end first. Results
+        and their order stay the same. Without effect when the run has ended.
 
         Raises: ValueError: the stage cannot be changed.
         """
@@ -311,25 +318,27 @@ class Run:
                 f"set_concurrency: stage must be one with threads of its own, of a pipeline built "
                 f"with a tuner, and count >= 1, got {stage!r} and {count}."
             )
-        with self._lock:  # a stop either sees the new threads, or they are not started
+        with (
+            self._lock
+        ):  # a stop comes before, and nothing starts, or after, and joins the new threads
             if self.state not in (RunState.NEW, RunState.RUNNING, RunState.DRAINING):
                 return
             for queue in (live.inlet, live.outlet):
                 self._grow(queue, default_buffer_size(count))
-            if not live.threads.has_begun:  # nor need there be anybody who could leave
+            if not live.threads.has_begun:  # no thread yet that could leave
                 live.threads.headcount.count = count
                 return
             for name, target in live.resize(count):
                 self._threads.spawn(name, target)
 
     def set_room(self, room: Mapping[str, int]) -> None:
-        """Let that many items wait behind each stage named, if that is more than now."""
+        """Let that many items wait after each stage named, if that is more than now."""
         for stage in self._stages:
             if stage.spec.name in room:
                 self._grow(stage.outlet, room[stage.spec.name])
 
     def _grow(self, queue: StatsQueue, capacity: int) -> None:
-        """More room in the queue, unless the user gave a number."""
+        """Raise the capacity of a queue, unless the user gave it."""
         at = next(at for at in self._queues_at if at.queue is queue)
         if not at.is_given and capacity > queue.capacity:
             queue.grow(capacity)
@@ -342,7 +351,7 @@ class Run:
             forward(self._last_queue, self._sink_queue, self._sink_ring)
         except (EndOfChannel, ChannelClosed):
             pass
-        except BaseException as error:  # of a user's queue class: the stages must not wait for room
+        except BaseException as error:  # a user's queue class raised: no stage may wait for room
             self.fail("the sink broke", [as_exception(error)])
             self._last_queue.close()
         finally:
@@ -365,7 +374,7 @@ class Run:
         return [at.queue for at in self._queues_at]
 
     def stats(self) -> PipelineStats:
-        """Figures since the start; waits that are still open are counted."""
+        """Return the figures since the start, open waits included."""
         elapsed_ns = perf_counter_ns() - self._started_ns if self._started_ns else 0
         wait_ns = self._sink_queue.counters().get_wait[0]
         return PipelineStats(
@@ -376,8 +385,8 @@ class Run:
 
     @property
     def num_lost(self) -> int:
-        """Items that ops have dropped or failed so far. What an aggregate leaves over at the end of
-        the data is not lost on the way.
+        """The number of items that ops have dropped or failed so far. The incomplete last list that
+        an aggregate drops does not count.
         """
         return sum(
             stage.num_failures + (stage.spec.kind not in _GROUPING and stage.num_dropped)
@@ -387,10 +396,10 @@ class Run:
     def check_balance(self) -> None:
         """Assert, on a closed run, that every item is accounted for at every 1:1 stage."""
         for stage in self._stages:
-            # The router of lists puts one part of each on every path.
+            # A router of lists puts one part of each list on every path.
             if stage.spec.kind.value.endswith("function") and not stage.spec.batched:
                 taken = stage.inlet.counters().num_got
-                # What waits for its turn in an ordered outlet was not counted as put yet.
+                # Items that wait for their turn in an ordered outlet are not counted as put yet.
                 delivered = stage.outlet.counters().num_got + len(stage.outlet)
                 dropped, failed = stage.num_dropped, stage.num_failures
                 lost = taken - delivered - dropped - failed
@@ -399,7 +408,7 @@ class Run:
                 assert 0 <= lost <= discarding, f"{taken=} {delivered=} {dropped=} {failed=}"
 
     def describe(self) -> str:
-        """State and every stage, one line each."""
+        """Return the state and every stage, a line each."""
         return "\n".join([f"Pipeline [{self.state.value}]", *(f"  {p}" for p in self.spec.parts())])
 
 

@@ -1,4 +1,4 @@
-"""A stage's figures, read while it runs."""
+"""The figures of a stage, read while it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["stage_stats"]
 
 
 def stage_stats(stage: Stage) -> StageStats:
-    """Since the start; waits that are still open are counted."""
+    """Return the figures of a stage since the start, open waits included."""
     recorder = next((h for h in stage.hooks if isinstance(h, TaskStatsHook)), None)
     tasks = recorder.counters() if recorder else TaskStatsHook(stage.info).counters()
     inlet, outlet = stage.inlet.counters(), stage.outlet.counters()

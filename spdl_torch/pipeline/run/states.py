@@ -1,4 +1,4 @@
-"""Where a run is, and where it can go from there."""
+"""The states of a run, and the moves between them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["MOVES", "RunState"]
 
 
 class RunState(enum.Enum):
-    """Only ``Run._advance`` moves it, holding the lock."""
+    """The state of a run. Only ``Run._advance`` changes it, with the run's lock held."""
 
-    NEW = "new"  # built, no thread exists
+    NEW = "new"  # built; no thread exists
     RUNNING = "running"  # workers take, apply, put
     DRAINING = "draining"  # the source is exhausted or the run failed; items are in flight
     STOPPING = "stopping"  # stop was asked for: channels refuse items
-    CLOSED = "closed"  # every thread has ended or, blocked in the user's source, was left
+    CLOSED = "closed"  # every thread has ended, or is left blocked in the user's source
 
 
 MOVES: dict[RunState, frozenset[RunState]] = {

@@ -1,4 +1,4 @@
-"""The bound over all stages: tokens, one of which a task without an executor needs."""
+"""The limit on tasks of all stages at once: tokens, of which each task on a thread takes one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["make_task_limit"]
 def make_task_limit(
     spec: PipelineSpec[Any], num_threads: int | None, *, adjustable: bool
 ) -> Channel[None] | None:
-    """Return the tokens; None where the stages' own bounds are tighter.
+    """Return a channel of ``num_threads`` tokens; None where the stages' own limits are lower.
 
-    adjustable: the stages' bounds may change.
+    adjustable: the stages' limits may change.
     Raises: ValueError: ``num_threads`` < 1.
     """
     if num_threads is None:
@@ -36,7 +36,7 @@ def make_task_limit(
 
 
 def _most_tasks(spec: PipelineSpec[Any]) -> int:
-    """How many calls could run at once on threads of the pipeline."""
+    """Return how many calls could run at once on threads of the pipeline."""
     merged = spec.source.pipelines if isinstance(spec.source, MergeSpec) else ()
     return _of_stages(spec.stages) + sum(map(_most_tasks, merged))
 

@@ -1,4 +1,4 @@
-"""What a run and whoever tunes it know of each other."""
+"""The interface between a run and its tuner."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Adjustable(Protocol):
 
     @property
     def spec(self) -> PipelineSpec[Any]:
-        """As it was defined."""
+        """The definition of the run."""
 
     @property
     def recorder(self) -> FlightRecorder:
-        """Where moments worth keeping are noted."""
+        """The recorder of moments of note."""
 
     @property
     def is_taking(self) -> bool:
@@ -32,24 +32,24 @@ class Adjustable(Protocol):
 
     @property
     def num_delivered(self) -> int:
-        """Items that the consumer took so far."""
+        """The number of items that the consumer took so far."""
 
     def stats(self) -> PipelineStats:
-        """Figures since the start."""
+        """Return the figures since the start."""
 
     def set_concurrency(self, stage: str, count: int) -> None:
         """Run at most ``count`` calls of the stage's op at once from now on."""
 
     def set_room(self, room: Mapping[str, int]) -> None:
-        """Let that many items wait behind each stage named, if that is more than now."""
+        """Let that many items wait after each stage named, if that is more than now."""
 
 
 class Tuner(Protocol):
-    """Whoever tunes runs; it may have known earlier ones."""
+    """Tunes one run after the other; each starts from the previous result."""
 
     def attach(self, run: Adjustable) -> Reports:
-        """A run was made; no thread of it exists yet.
+        """Attach to a new run, none of whose threads exists yet.
 
-        What this returns is called once in every ``interval`` on the run's reporter thread, and a
-        last time at its end.
+        The result is called once in every ``interval``, on the run's reporter thread, and a last
+        time at the end of the run.
         """

@@ -1,7 +1,7 @@
-"""Makes the nodes and queues of a run from a definition.
+"""Create the nodes and queues of a run from a definition.
 
-A node is a stage or a merge. Sources and nodes are made upstream first, and numbered so: a node,
-the queue after it and its rows in a trace have one number, the *position*.
+A node is a stage or a merge. Sources and nodes are created, and numbered, upstream first: a node,
+the queue after it and its rows in a trace share one number, the *position*.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ __all__ = ["Node", "QueueAt", "Wiring"]
 
 
 class Node(Protocol):
-    """Takes from queues and puts into queues, on threads of its own."""
+    """A stage or a merge: it takes from queues and puts into queues, on threads of its own."""
 
     def enter(self) -> None:
         """Enter the hooks, before any thread starts."""
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
-        """Name and target of each thread that it begins with."""
+        """Return name and target of each thread that it begins with."""
 
     def request_stop(self) -> None:
-        """End what closed queues do not end. Never blocks."""
+        """End the waits that closed queues do not end. Never blocks."""
 
 
 class Owner(StageOwner, SourceOwner, Protocol):
-    """The run."""
+    """The run, as sources and stages need it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueAt:
-    """A queue and where it stands."""
+    """A queue and its position."""
 
     position: int
     queue: StatsQueue
     is_given: bool
-    """Whether the user gave its size, which then never changes."""
+    """Whether the user gave the size; then it never changes."""
 
 
 class Wiring:
@@ -102,7 +102,7 @@ class Wiring:
         self.sink_queue = self._queue(sink, self._position_of(sink), spec.sink.buffer_size)
 
     def next_info(self, name: str, concurrency: int = 1) -> StageInfo:
-        """The next position."""
+        """Return the next position."""
         stage_id = self._first_id + self._num_positions
         self._num_positions += 1
         return StageInfo(0, stage_id, name, concurrency)
@@ -115,7 +115,7 @@ class Wiring:
     def _queue(
         self, info: StageInfo, position: int, given: int | None, threads: tuple[int, int] = (1, 1)
     ) -> StatsQueue:
-        """``threads``: that fill it, that take from it."""
+        """Create a queue; ``threads``: how many fill it, how many take from it."""
         queue = self._make_queue(info, given or default_buffer_size(max(threads)))
         if given is None:
             queue.allow_bursts(BURST_BUFFER_SIZE)
@@ -128,7 +128,7 @@ class Wiring:
     def _pipeline(
         self, spec: PipelineSpec[Any], takers: int, last: int | None = None
     ) -> StatsQueue:
-        """Source and stages; ``last``: the size that the last queue was given."""
+        """Create source and stages; ``last``: the size given for the last queue."""
         first = spec.stages[0].concurrency if spec.stages else takers
         queue = self._source(spec.source, first, None if spec.stages else last)
         return self._chain(spec.stages, queue, takers, last)
@@ -152,7 +152,7 @@ class Wiring:
         *,
         keeps_places: bool = False,
     ) -> StatsQueue:
-        """One stage after the other; returns the queue after the last one."""
+        """Create one stage after the other; return the queue after the last one."""
         for number, spec in enumerate(stages):
             is_last = number == len(stages) - 1
             after = takers if is_last else stages[number + 1].concurrency
@@ -213,7 +213,7 @@ class Wiring:
         *,
         keeps_places: bool = False,
     ) -> StatsQueue:
-        """A router, the chains of its paths, and the merge of their ends."""
+        """Create a router, the chains of its paths, and the merge of their ends."""
         router = router_stage(spec)
         info = self.next_info(spec.name)
         position = self._position_of(info)
@@ -221,7 +221,7 @@ class Wiring:
             self._queue(replace(info, stage_name=f"{spec.name}_path{n}"), position, None, (1, t))
             for n, t in enumerate(path[0].concurrency for path in spec.paths)
         ]
-        # A router never puts in order, which is all that PathQueues leaves out of a queue.
+        # PathQueues lacks only the ordered puts of a queue, which a router never uses.
         outlet = cast("StatsQueue", PathQueues(heads))
         stage_class = _class_of(router)
         self._add_stage(stage_class, router, info, inlet, outlet, keeps_places=keeps_places)
@@ -247,7 +247,7 @@ class Wiring:
         return queue
 
     def _merge(self, spec: MergeSpec, takers: int, given: int | None) -> StatsQueue:
-        """The chains of the merged pipelines; a sink's size is that of its chain's last queue."""
+        """Create the chains of the merged pipelines; a sink's size is that of its last queue."""
         tails = [
             self._pipeline(pipeline, 1, pipeline.sink.buffer_size) for pipeline in spec.pipelines
         ]
@@ -278,5 +278,5 @@ def _class_of(spec: StageSpec) -> type[Stage]:
 
 
 def _in_order(path: Sequence[StageSpec]) -> list[StageSpec]:
-    """A path on which parts of lists keep their places."""
+    """Return the path with every stage in order, so that parts of lists keep their places."""
     return [replace(stage, output_order="input") for stage in path]

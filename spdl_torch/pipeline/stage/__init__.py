@@ -1,1 +1,1 @@
-"""Sources and stages while they run: threads that take an item, call the op and pass it on."""
+"""Sources and stages while they run: threads take an item, call the op, pass the result on."""

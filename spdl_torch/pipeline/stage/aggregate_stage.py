@@ -1,4 +1,4 @@
-"""Stages that make one item of many, and pass on what is left over at the end of an epoch."""
+"""Stages that combine many items into one, and pass the rest on at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PASSED, _FAILED = int(Outcome.PASSED), int(Outcome.FAILED)
 
 
 class GroupingStage(Stage):
-    """One thread that takes items until the channel ends; what it makes of them is a subclass's."""
+    """One thread, which takes items until the channel ends; subclasses combine them."""
 
     _cell: TaskCell
     _ring: Ring
     _since_ns: int
-    """When the last turn ended: a turn is from one item that was passed on to the next."""
+    """The end of the last turn: a turn lasts from one item passed on to the next."""
 
     def _begin(self, cell: TaskCell, ring: Ring) -> None:
         self._cell, self._ring, self._since_ns = cell, ring, ring.begin()
@@ -42,9 +42,9 @@ class GroupingStage(Stage):
         *,
         drop: bool = False,
     ) -> None:
-        """Call the op and pass on what it makes, unless that is None or to be dropped.
+        """Call the op and pass its result on, unless it is None or to be dropped.
 
-        number: of the last item in it; task: what an error calls it.
+        number: the number of the last item in it; task: its name in errors.
         """
         cell, ring, since_ns = self._cell, self._ring, self._since_ns
         output, outcome, started_ns = -1, _PASSED, perf_counter_ns()
@@ -78,7 +78,7 @@ class AggregateStage(GroupingStage):
     def work(
         self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured], runner: LazyRunner
     ) -> None:
-        """Collect; the op copies the list, and is timed."""
+        """Collect items; the op, which is timed, copies the list."""
         self._begin(cell, ring)
         self._group, self._call = [], self.with_hooks(call, runner)
         size, number = self.spec.batch_size, 0
@@ -93,7 +93,7 @@ class AggregateStage(GroupingStage):
         self.end_epoch(number)
 
     def end_epoch(self, number: int) -> None:
-        """Pass the rest on, or drop it."""
+        """Pass the incomplete list on, or drop it."""
         if self._group and not self.spec.drop_last:
             self._emit_group(number)
         self._cell.num_dropped += len(self._group)
@@ -111,14 +111,14 @@ class _Aggregator(Protocol):
 
 
 class AggregatorStage(GroupingStage):
-    """An aggregator of the user's: each call of its ``accumulate`` is a task."""
+    """A user's aggregator: each call of its ``accumulate`` is a task."""
 
     _flush: Callable[[Any], Measured]
 
     def work(
         self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured], runner: LazyRunner
     ) -> None:
-        """Give it item after item, and pass on what it returns."""
+        """Call it with item after item, and pass its results on."""
         self._begin(cell, ring)
         accumulate = self.with_hooks(call, runner)
         aggregator: _Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]  # a method
@@ -135,5 +135,5 @@ class AggregatorStage(GroupingStage):
             self.end_epoch(number)
 
     def end_epoch(self, number: int) -> None:
-        """Let it give the rest, and begin the next epoch empty."""
+        """Pass on the rest that it returns, and begin the next epoch empty."""
         self._emit(self._flush, None, number, number, drop=self.spec.drop_last)

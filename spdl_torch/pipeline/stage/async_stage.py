@@ -29,7 +29,7 @@ __all__ = ["AsyncStage"]
 
 
 class AsyncStage(Stage):
-    """Stop: running coroutines are cancelled at their next ``await``."""
+    """A stage of coroutines. A stop cancels the running ones at their next ``await``."""
 
     _loop: asyncio.AbstractEventLoop | None = None
     _tasks: tuple[asyncio.Task[None], ...] = ()
@@ -38,7 +38,7 @@ class AsyncStage(Stage):
     _turns: AsyncTurnstile | None = None
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
-        """The loop's thread."""
+        """Return name and target of the loop's thread."""
         self._slots = self.threads.slots()
         return [(f"{self.spec.name}-loop", self._run_loop)]
 
@@ -57,7 +57,7 @@ class AsyncStage(Stage):
 
     @property
     def turn_wait_ns(self) -> int:
-        """Time that coroutines waited for their turn to take an item, one after the other."""
+        """The time that all coroutines waited for their turn to take an item."""
         return 0 if self._turns is None else self._turns.waited_ns()
 
     def _run_loop(self) -> None:
@@ -83,7 +83,9 @@ class AsyncStage(Stage):
             for slot in self._slots
         )
         self._loop = asyncio.get_running_loop()
-        if self.outlet.closed:  # stopped before request_stop() could see the loop
+        # The race with a stop: the run closes the outlet before it calls request_stop(). Either
+        # that sees the loop, which is set above, or the outlet is seen closed here.
+        if self.outlet.closed:
             self._cancel()
         try:
             await asyncio.gather(*self._tasks)
@@ -98,8 +100,8 @@ class AsyncStage(Stage):
                 number, item = await take()
             except EndOfChannel:
                 return
-            # Coroutines share their thread, so CPU time is that of the loop since the last task
-            # ended: right in sum and on average, not for a single task.
+            # Coroutines share their thread, so a task's CPU time is that of the loop since the last
+            # task ended: right in sum and on average, not for a single task.
             started_ns, outcome = perf_counter_ns(), Outcome.PASSED
             try:
                 result = await self._call(item, cell)
@@ -153,7 +155,7 @@ class AsyncStage(Stage):
                 await self.outlet.aput(output)
 
     async def _emit(self, number: int, result: Any) -> int:
-        """Pass a result on; its number there, if known."""
+        """Pass a result on; return its number in the outlet, -1 = unknown."""
         if result is None:
             if self._keeps_places:
                 await self._aemit_sentinel(number, ABSENT)
@@ -183,7 +185,7 @@ class AsyncStage(Stage):
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """An exception group cannot hold a ``CancelledError``."""
+    """Return ``error``, or an Exception around a CancelledError, which no group can hold."""
     if isinstance(error, Exception):
         return error
     wrapped = RuntimeError("the op awaited something that was cancelled")

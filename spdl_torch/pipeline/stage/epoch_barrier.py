@@ -1,4 +1,4 @@
-"""The end of an epoch at a stage with several threads: it must overtake nobody.
+"""The end of an epoch at a stage with several threads, which must not overtake any item.
 
 With a continuous source a sentinel stands in each channel between two epochs. A stage with one
 thread, or one that keeps the order, simply passes it on. Where several threads pass on items as
@@ -23,8 +23,8 @@ __all__ = ["AsyncTurnstile", "Turnstile"]
 
 
 class _Turns:
-    """The part that threads and coroutines share: who is *busy*, which is whoever took an item,
-    until it takes the next one or leaves; and how long all of them have waited for their turn.
+    """The part that threads and coroutines share: which of them are *busy*, from the item that they
+    took until they take the next one or leave; and how long all have waited for their turn.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Turns:
         self._clock = WaitClock()
 
     def waited_ns(self) -> int:
-        """Time that all together have waited for their turn."""
+        """Return the time that all together have waited for their turn."""
         with self._lock:
             return self._clock.read()[0]
 
@@ -49,9 +49,9 @@ class _Turns:
 class Turnstile(_Turns):
     """Lets one thread at a time take an item.
 
-    Who has the turn blocks in the channel's own get, so that closing the channel ends every wait:
-    that one raises, and so does each who has the turn after it. A wait for busy threads ends
-    without that, since an op always returns.
+    The thread that has the turn blocks in the channel's own get, so that closing the channel ends
+    every wait: that get raises, and so does the get of each thread that has the turn after it. The
+    wait for busy threads ends by itself, since an op always returns.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class Turnstile(_Turns):
         super().__init__()
         self._take = take
         self._pass_sentinel = pass_sentinel
+        # Held by the thread that takes, also while it waits for an item or for busy threads. The
+        # other lock is taken inside it, never the other way round, so leave() never waits for it.
         self._turn = threading.Lock()
         self._idle = threading.Condition(self._lock)
 
@@ -71,6 +73,7 @@ class Turnstile(_Turns):
             self._end_wait(started_ns)
             number, item = self._take()
             while type(item) is Sentinel:
+                # Nobody can become busy meanwhile: that needs the turn, which this thread has.
                 with self._idle:
                     self._idle.wait_for(self._is_idle)
                 self._pass_sentinel(number, item)
@@ -80,7 +83,7 @@ class Turnstile(_Turns):
         return number, item
 
     def leave(self) -> None:
-        """The calling thread has passed on what it had."""
+        """Note that the calling thread has passed its item on."""
         with self._idle:
             self._busy.discard(threading.get_ident())
             if not self._busy:
@@ -91,7 +94,7 @@ class Turnstile(_Turns):
 
 
 class AsyncTurnstile(_Turns):
-    """The same for the coroutines of one event loop; a cancellation ends every wait."""
+    """A turnstile for the coroutines of one event loop; a cancellation ends every wait."""
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class AsyncTurnstile(_Turns):
         return number, item
 
     def leave(self) -> None:
-        """The running coroutine has passed on what it had."""
+        """Note that the running coroutine has passed its item on."""
         self._busy.discard(asyncio.current_task())
         if not self._busy:
             self._idle.set()

@@ -1,4 +1,4 @@
-"""A stage whose op is a generator: one item in, many out, each passed on as soon as it is there.
+"""A stage whose op is a generator: one item in, many out, each passed on as soon as it comes.
 
 On an executor a generator is run to its end before its first item is passed on; a plain
 :class:`~.stage.Stage` does that.
@@ -28,7 +28,7 @@ _PASSED, _FAILED = int(Outcome.PASSED), int(Outcome.FAILED)
 
 
 class ExpandingStage(Stage):
-    """Stops as any stage does: what is yielded is put into a channel that may be closed."""
+    """A stage of generators. It stops as any stage: outputs go into a channel that may close."""
 
     def work(
         self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured], runner: LazyRunner
@@ -54,7 +54,7 @@ class ExpandingStage(Stage):
             else:
                 cell.add(spent.wall_ns, spent.cpu_ns)
             self.emit_nothing(number)
-            # Its work and its waits for room alternate; here all of the work comes first.
+            # Its work and its waits for room alternate; the turn shows all of the work first.
             ended_ns = started_ns + spent.wall_ns
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
@@ -72,7 +72,7 @@ class ExpandingStage(Stage):
         spent: Spent,
         item: Any,
     ) -> None:
-        """Pass on what the generator yields; ``spent`` sums what was spent inside it."""
+        """Pass on the outputs of the generator; ``spent`` sums the time inside it."""
         outputs, spent.wall_ns, spent.cpu_ns = call(item)
         step = self.limited(functools.partial(self.measure, next_of))
         while True:

@@ -1,4 +1,4 @@
-"""Calling an op and telling what it took, on the thread or in the process where it runs."""
+"""Call an op and measure its time, on the thread or in the process where it runs."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ __all__ = [
 ]
 
 Measured = tuple[Any, int, int]
-"""What an op returned, its wall time and its thread CPU time in ns, -1 where that was not read."""
+"""An op's result, its wall time and its thread CPU time in ns; -1 = CPU time was not read."""
 
 _SHORT_NS = 20_000
 _SKIPPED = 7
-"""Reading a thread's CPU clock takes 0.2 µs, five times as long as the other clock. Of short tasks
-it is read of one in eight, which says enough about all of them."""
+"""To read a thread's CPU clock takes 0.2 µs, five times as long as the other clock. Of short tasks
+one in eight is measured, which is enough to know about all of them."""
 
 EXHAUSTED = object()
-"""What ``next_of`` returns behind the last output."""
+"""The result of ``next_of`` after the last output."""
 
 
 def measure(op: Callable[[Any], Any], item: Any) -> Measured:
-    """``op(item)`` with its times."""
+    """Return the result of ``op(item)`` and its times."""
     wall, cpu = perf_counter_ns(), thread_time_ns()
     result = op(item)
     return result, perf_counter_ns() - wall, thread_time_ns() - cpu
 
 
 def metered(op: Callable[[Any], Any]) -> Callable[[Any], Measured]:
-    """``measure`` of one op, for one thread, at less cost if its tasks are short."""
+    """Return ``measure`` of one op, for one thread; cheaper where tasks are short."""
     skip = 0
 
     def call(item: Any) -> Measured:
@@ -59,22 +59,22 @@ def metered(op: Callable[[Any], Any]) -> Callable[[Any], Measured]:
 
 
 def unmeasured(op: Callable[[Any], Any], item: Any) -> Measured:
-    """``op(item)`` for those who want no times."""
+    """Return the result of ``op(item)`` without its times."""
     return op(item), 0, -1
 
 
 def measure_list(op: Callable[[Any], Any], item: Any) -> Measured:
-    """All that a generator yields, as a list."""
+    """Return all outputs of a generator, as a list."""
     return measure(lambda item: list(op(item)), item)
 
 
 def next_of(outputs: Any) -> Any:
-    """A generator's next output as an op, so that it can be measured."""
+    """Return a generator's next output: an op, so that it can be measured."""
     return next(outputs, EXHAUSTED)
 
 
 class Spent:
-    """What was spent inside a generator, and the number of the last item that it yielded."""
+    """The time spent inside a generator, and the number of its last output."""
 
     __slots__ = ("cpu_ns", "output", "wall_ns")
 

@@ -33,7 +33,7 @@ class SourceOwner(Protocol):
 
 
 class Source:
-    """The live form of a :class:`SourceSpec`.
+    """A running :class:`SourceSpec`.
 
     Stop: a put that waits for room ends at once; the user's own ``next()`` cannot be interrupted,
     and nobody waits for it: its thread ends when that call returns.
@@ -56,7 +56,7 @@ class Source:
         enter_queue_hook(self._hooks, self.outlet)
 
     def run(self) -> None:
-        """The thread's target."""
+        """Iterate to the end. The target of the source's thread."""
         queue = self.outlet
         try:
             self._pass_on(queue)
@@ -86,7 +86,8 @@ class Source:
                 return
             queue.put(EPOCH_END)
             epoch += 1
-            # Only here is it known when: the consumer is still taking items of earlier epochs.
+            # Only this thread knows when its epoch ends: the consumer still takes items of earlier
+            # ones.
             if hasattr(spec.iterable, "set_epoch"):
                 spec.iterable.set_epoch(epoch)
 
@@ -98,7 +99,7 @@ class Source:
 
 
 def _epoch_of(iterable: Any) -> int:
-    """The epoch that a sampler stands at, which torch's and ours keep in ``epoch``."""
+    """Return the epoch of a sampler, which torch's and ours keep in ``epoch``."""
     epoch = getattr(iterable, "epoch", 0)
     return epoch if isinstance(epoch, int) else 0
 

@@ -1,4 +1,4 @@
-"""The items of a source, one by one, on the thread that asks."""
+"""Iterate over the items of a source, on the thread that asks for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def iterate(source: SourceSpec) -> Iterator[Any]:
 
 
 def _iterate_async(iterable: AsyncIterable[Any]) -> Iterator[Any]:
-    """Drive an async source on a loop of its own; between items the loop stands still."""
+    """Iterate over an async source by a loop of its own, which pauses between items."""
     iterator = aiter(iterable)
 
     async def advance() -> Any:

@@ -3,8 +3,8 @@
 :class:`Stage` is the one for plain functions; :mod:`.generator_stage`, :mod:`.aggregate_stage` and
 :mod:`.async_stage` have those for generators, aggregates and asynchronous ops.
 
-The number of an item at a stage is the order in which it was taken; an ordered stage hands it to
-the outlet, which restores the order, so that ordering costs neither a thread nor a second buffer.
+A stage numbers items in the order in which it takes them. An ordered stage puts each result with
+its number, and the outlet restores the order: that costs neither a thread nor a second buffer.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ R = TypeVar("R")
 
 
 class StageOwner(Protocol):
-    """What a stage needs of the run that owns it."""
+    """The run that owns a stage, as the stage needs it."""
 
     def fail(self, message: str, errors: list[Exception]) -> None:
         """Take no new items; raise once the good ones are delivered. Never blocks."""
 
 
 class Stage:
-    """The live form of a :class:`StageSpec`; the run starts its threads and joins them.
+    """A running :class:`StageSpec`; the run starts its threads and joins them.
 
     Stop: closing the channels ends every wait; an op that is running finishes first, and a call
     that an executor has not begun is withdrawn.
@@ -83,8 +83,8 @@ class Stage:
         self.hooks = hooks = checked_hooks(hooks, spec.name)
         # One thread keeps the order by itself, as long as it stays the only one.
         self.ordered = spec.output_order == "input" and (spec.concurrency > 1 or adjustable)
-        # Hooks nobody wrote are not entered: recorders whose task_hook is not overridden have their
-        # cells written directly by the workers.
+        # Hooks that do nothing of the user's are not entered: where task_hook is not overridden,
+        # workers write into the recorder's cells directly.
         self._recorders = [h for h in hooks if _is_plain_recorder(h)]
         self.task_hooks = [h for h in hooks if not _is_plain_recorder(h)]
         self._cells: list[TaskCell] = []
@@ -103,7 +103,7 @@ class Stage:
         self._submitted: set[Future[Measured]] = set()
         self._keeps_places = keeps_places  # a dropped item leaves ABSENT in its place
         self.has_sentinels = has_sentinels
-        # Alone, or in order, nobody can be overtaken by a sentinel.
+        # A sentinel overtakes no item where one thread works, or the outlet restores the order.
         self.needs_turns = (
             has_sentinels and not self.ordered and (spec.concurrency > 1 or adjustable)
         )
@@ -115,16 +115,16 @@ class Stage:
     def _make_turns(self) -> Turnstile:
         return Turnstile(self.inlet.get_numbered, self.pass_sentinel)
 
-    # -- what the run calls ------------------------------------------------------------------
+    # -- for the run -------------------------------------------------------------------------
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
-        """Name and target of each thread that the stage begins with."""
+        """Return name and target of each thread that the stage begins with."""
         return self._targets_of(self.threads.slots())
 
     def resize(self, count: int) -> list[tuple[str, Callable[[], None]]]:
-        """Work on ``count`` threads from now on; returns name and target of those to be started.
+        """Work on ``count`` threads from now on; return name and target of those to be started.
 
-        Those that are too many leave before they take another item. Never blocks.
+        Surplus threads leave before they take another item. Never blocks.
         """
         more = count - self.threads.headcount.count
         self.threads.headcount.change(count)
@@ -148,39 +148,39 @@ class Stage:
             enter_stage_hook(self._stage_hooks, hook, self.spec.name)
 
     def request_stop(self) -> None:
-        """Withdraw what has not begun; the channels are closed by the run. Never blocks."""
+        """Cancel calls that no executor has begun; the run closes the channels. Never blocks."""
         for future in tuple(self._submitted):
             future.cancel()
 
     @property
     def num_dropped(self) -> int:
-        """Tasks whose op returned None."""
+        """The number of tasks whose op returned None."""
         return sum(cell.num_dropped for cell in self._cells)
 
     @property
     def num_tasks(self) -> int:
-        """Tasks that ended, failures included."""
+        """The number of tasks that ended, failures included."""
         return sum(cell.num_tasks for cell in self._cells)
 
     @property
     def num_failures(self) -> int:
-        """Tasks that raised."""
+        """The number of tasks that raised."""
         return self._budget.num_failures
 
     @property
     def turn_wait_ns(self) -> int:
-        """Time that threads waited for their turn to take an item, one after the other."""
+        """The time that all threads waited for their turn to take an item."""
         return 0 if self.turns is None else self.turns.waited_ns()
 
     def judge_epoch(self) -> None:
-        """An epoch brought nothing: end the run if that is because every task has failed."""
+        """End the run after an empty epoch, if it was empty because every task failed."""
         if self._budget.nothing_succeeded(self.num_tasks):
             self._owner.fail(self._budget.message(self.num_tasks), self._budget.errors)
 
-    # -- what every kind of worker shares ----------------------------------------------------
+    # -- for every kind of worker ------------------------------------------------------------
 
     def new_cell(self) -> TaskCell:
-        """A place to count for one thread."""
+        """Return a new cell for one thread."""
         cell = TaskCell()
         for recorder in self._recorders:
             recorder.share(cell)
@@ -195,7 +195,7 @@ class Stage:
             self._owner.fail(self._budget.message(self.num_tasks), self._budget.errors)
 
     def fail(self, error: BaseException) -> None:
-        """The stage itself broke (an executor died, a hook raised, SystemExit): end the run."""
+        """End the run, because the stage itself broke: a dead executor, a hook, SystemExit."""
         self.cut_short = True
         if not isinstance(error, Exception):
             cause, error = error, RuntimeError(f"{type(error).__name__} in a worker thread")
@@ -204,7 +204,7 @@ class Stage:
         self._owner.fail(f"stage {self.spec.name!r} broke", [error])
 
     def leave(self, slot: Slot | None = None, workers: int = 1) -> None:
-        """A worker is done; the last one ends the stage."""
+        """Count a worker that ends; the last one ends the stage."""
         if not self.threads.leave(slot, workers):
             return
         try:
@@ -217,7 +217,7 @@ class Stage:
             for hook in self.hooks:
                 if isinstance(hook, TaskStatsHook):
                     hook.end()
-            if self.cut_short:  # nobody takes any more: the stages before must not wait for room
+            if self.cut_short:  # nobody takes any more: no thread before it may wait for room
                 self.inlet.close()
             self.outlet.finish()
 
@@ -242,9 +242,9 @@ class Stage:
     def work(
         self, cell: TaskCell, ring: Ring, call: Callable[[Any], Measured], runner: LazyRunner
     ) -> None:
-        """What one thread does until the channels end; overridden for ops of other kinds.
+        """Do the work of one thread until the channels end; overridden for ops of other kinds.
 
-        call: the op, which also tells its times.
+        call: the op, which returns its times too.
         """
         self._map(cell, ring, self.with_hooks(call, runner))
 
@@ -256,13 +256,13 @@ class Stage:
         return number, item
 
     def pass_sentinel(self, number: int, sentinel: Sentinel) -> None:
-        """Hand a sentinel on, at its place in the order."""
+        """Pass a sentinel on, at its place in the order."""
         if sentinel is EPOCH_END:
             self.end_epoch(number)
         self.emit_sentinel(number, sentinel)
 
     def end_epoch(self, number: int) -> None:
-        """Pass on what was kept of an epoch, before its end is. ``number``: of the sentinel."""
+        """Pass on the rest of an epoch, before its end. ``number``: the sentinel's."""
 
     def emit_sentinel(self, number: int, sentinel: Sentinel) -> None:
         """Put a sentinel into the queue after the stage."""
@@ -286,7 +286,7 @@ class Stage:
                 result, wall_ns, cpu_ns = call(item)
             except BaseException as error:
                 if not isinstance(error, Exception) or self.ends_worker(error):
-                    self.emit_nothing(number)  # later ones in the order must not wait
+                    self.emit_nothing(number)  # later items in the order must not wait for this one
                     raise
                 ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
                 cell.add_failure(ended_ns - started_ns, cpu_ns)
@@ -305,7 +305,7 @@ class Stage:
                     outlet.put_at(number, result)
                 else:
                     output = put(result)
-            item = result = None  # or they would stay alive while this thread waits
+            item = result = None  # else they would stay alive while this thread waits
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
                 ring.add(
@@ -315,7 +315,7 @@ class Stage:
             since_ns = done_ns
 
     def emit_nothing(self, number: int) -> None:
-        """The item of that number leads to nothing, or to nothing more."""
+        """Note that the item of that number has no result, or no further one."""
         if self._keeps_places:
             self.emit_sentinel(number, ABSENT)
         elif self.ordered:
@@ -334,7 +334,7 @@ class Stage:
     # -- calling the op ----------------------------------------------------------------------
 
     def measured_op(self) -> Callable[[Any], Measured]:
-        """The op as a call that also tells its times, measured where the op runs."""
+        """Return the op as a call that returns its times too, measured where the op runs."""
         op, executor = self.spec.op, self.spec.executor
         if executor is not None:
             is_generator = self.spec.kind is OpKind.GENERATOR
@@ -345,7 +345,7 @@ class Stage:
         return self.limited(functools.partial(self.measure, op))
 
     def limited(self, call: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
-        """Return ``call`` under the bound on all stages' threads, if there is one."""
+        """Return ``call`` under the limit on tasks of all stages, if there is one."""
         task_limit = self._task_limit
         if task_limit is None:
             return call
@@ -360,7 +360,7 @@ class Stage:
         return call_limited
 
     def with_hooks(self, call: Callable[[Any], R], runner: LazyRunner) -> Callable[[Any], R]:
-        """Return ``call`` inside of the task hooks."""
+        """Return ``call`` inside the task hooks."""
         hooks = self.task_hooks
         if not hooks:
             return call
@@ -388,8 +388,8 @@ class Stage:
             raise
         self._submitted.add(future)
         try:
-            # request_stop() closes the outlet before it cancels, so either it saw this future or
-            # the closed outlet is seen here.
+            # The race with a stop: the run closes the outlet before request_stop() cancels futures.
+            # So either that saw this future, or the outlet is seen closed here.
             if self.outlet.closed:
                 future.cancel()
             return future.result()
@@ -397,8 +397,8 @@ class Stage:
             self._submitted.discard(future)
 
     def ends_worker(self, error: Exception) -> bool:
-        """Whether ``error`` is not the item's own fault: the stop of the run, or a hook or a dead
-        executor, which would fail every item."""
+        """Whether the item is not to blame for ``error``: the run stops, or a hook or a dead
+        executor would fail every item."""
         if isinstance(error, BadHookError):
             return True
         if isinstance(error, ChannelClosed | CancelledError):

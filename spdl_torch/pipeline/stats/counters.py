@@ -23,7 +23,7 @@ def _difference(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TaskCounters:
-    """A reading of one stage's tasks since it started."""
+    """A reading of a stage's tasks since it started."""
 
     elapsed_ns: int = 0
     num_tasks: int = 0
@@ -31,16 +31,16 @@ class TaskCounters:
     busy_ns: int = 0
     """Wall time inside the op, failures included."""
     failed_ns: int = 0
-    """Wall time inside the op, of the failures."""
+    """Wall time inside the op of the calls that failed."""
     cpu_ns: int = 0
-    """CPU time, of the tasks of which it was read."""
+    """CPU time of the tasks for which it was read."""
     clocked_ns: int = 0
     """Wall time of those tasks."""
     histogram: tuple[int, ...] = NO_COUNTS
-    """Of the tasks that succeeded."""
+    """Durations of the tasks that succeeded."""
 
     def since(self, before: TaskCounters) -> TaskCounters:
-        """The lap between ``before`` and this reading."""
+        """Return the lap between ``before`` and this reading."""
         return TaskCounters(
             self.elapsed_ns - before.elapsed_ns,
             self.num_tasks - before.num_tasks,
@@ -58,7 +58,7 @@ _NO_WAIT = (0, 0, NO_COUNTS)
 
 @dataclass(frozen=True, slots=True)
 class QueueCounters:
-    """A reading of one queue since it was made."""
+    """A reading of a queue since it was created."""
 
     elapsed_ns: int = 0
     num_put: int = 0
@@ -70,7 +70,7 @@ class QueueCounters:
     peak_items: int = 0
 
     def since(self, before: QueueCounters) -> QueueCounters:
-        """The lap between ``before`` and this reading."""
+        """Return the lap between ``before`` and this reading."""
         return QueueCounters(
             self.elapsed_ns - before.elapsed_ns,
             self.num_put - before.num_put,

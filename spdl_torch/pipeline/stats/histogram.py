@@ -19,7 +19,7 @@ _NUM_BUCKETS = (64 - _SUB_BITS) * _SUB
 
 
 class Histogram:
-    """Counts durations in buckets whose width is 1/8 of their value (percentiles within 6.3 %).
+    """Counts of durations, in buckets whose width is 1/8 of their value (percentiles within 6.3 %).
 
     A value of n bits falls into one of 8 buckets by its 3 bits below the leading one, the layout
     of HdrHistogram (http://hdrhistogram.org) with 3 significant bits.
@@ -29,19 +29,19 @@ class Histogram:
 
     def __init__(self) -> None:
         self.buckets = [0] * _NUM_BUCKETS
-        """How many values lie in each; for those that cannot afford the call of ``add``."""
+        """The count of each bucket; for writers that cannot afford a call of ``add``."""
 
     def add(self, nanoseconds: int) -> None:
         """Count one duration."""
         self.buckets[bucket_of(nanoseconds)] += 1
 
     def counts(self) -> tuple[int, ...]:
-        """The count of every bucket."""
+        """Return the count of every bucket."""
         return tuple(self.buckets)
 
 
 def bucket_of(nanoseconds: int) -> int:
-    """The bucket of a duration."""
+    """Return the bucket of a duration."""
     if nanoseconds < _SUB:
         return max(nanoseconds, 0)
     shift = nanoseconds.bit_length() - _SUB_BITS - 1
@@ -52,7 +52,7 @@ NUM_SMALL = 4096
 
 
 BUCKETS_OF_SMALL = tuple(map(bucket_of, range(NUM_SMALL)))
-"""The buckets of the durations of cheap tasks, which a call of ``bucket_of`` would cost dearly."""
+"""The buckets of short durations: for a cheap task a call of ``bucket_of`` costs too much."""
 
 
 def _middle_of(bucket: int) -> float:
@@ -63,9 +63,9 @@ def _middle_of(bucket: int) -> float:
 
 
 def percentile(counts: Sequence[int], share: float, num_zero: int = 0) -> float:
-    """The duration in ns below which ``share`` of the values lie; 0.0 if there are none.
+    """Return the duration in ns below which ``share`` of the values lie; 0.0 if there are none.
 
-    ``num_zero`` more values of 0 are taken as counted (calls that did not wait).
+    num_zero: values of 0 that were not counted, such as calls that did not wait.
     """
     total = sum(counts) + num_zero
     rank = share * total

@@ -35,9 +35,8 @@ class TaskPerfStats:
     elapsed: float = 0.0
     """Length of the interval, in seconds."""
     ave_cpu_time: float = 0.0
-    """Mean CPU time of a call in its own thread, in seconds; of calls below 20 µs it is read of one
-    in eight. Far below ``ave_time`` means that
-    the op waits: for I/O, for the GIL or for a core."""
+    """Mean CPU time of a call in its own thread, in seconds; of calls below 20 µs, one in eight is
+    measured. Far below ``ave_time`` means that the op waits: for I/O, the GIL or a core."""
     p50_time: float = 0.0
     busy_time: float = 0.0
     """Seconds that the threads spent inside the op, added up, failures included."""
@@ -74,7 +73,7 @@ class QueuePerfStats:
 
 
 def task_stats(lap: TaskCounters) -> TaskPerfStats:
-    """The figures of a lap."""
+    """Return the figures of a lap."""
     num_ok = lap.num_tasks - lap.num_failures
     cpu_share = lap.cpu_ns / lap.clocked_ns if lap.clocked_ns > 0 else 0.0
     return TaskPerfStats(
@@ -91,7 +90,7 @@ def task_stats(lap: TaskCounters) -> TaskPerfStats:
 
 
 def queue_stats(lap: QueueCounters) -> QueuePerfStats:
-    """The figures of a lap."""
+    """Return the figures of a lap."""
     put_ns, puts_open, put_histogram = lap.put_wait
     get_ns, gets_open, get_histogram = lap.get_wait
     put_zeros = max(0, lap.num_put - sum(put_histogram))
@@ -118,13 +117,13 @@ def _mean_seconds(total_ns: int, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
-    """One stage since the run started, as a person reads it."""
+    """The figures of one stage since the run started."""
 
     name: str
     concurrency: int
     tasks: TaskPerfStats
     queue: QueuePerfStats
-    """Of the queue that this stage fills."""
+    """The figures of the queue that this stage fills."""
     num_dropped: int
     """Tasks whose op returned None."""
     busy_ratio: float
@@ -134,8 +133,8 @@ class StageStats:
     wait_out_ratio: float
     """Share of the threads' time spent waiting for room after the stage."""
     thread_time: float = 0.0
-    """Seconds that all threads of the stage were there, added up: elapsed time by concurrency, if
-    that never changed."""
+    """Seconds that the stage's threads existed, added up: elapsed time times concurrency, unless
+    that changed."""
 
     @property
     def cpu_ratio(self) -> float:
@@ -151,7 +150,7 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStats:
-    """A reading of a whole run, in the order of the stages."""
+    """The figures of a whole run, in the order of the stages."""
 
     elapsed: float
     """Seconds since the run (for a loader: the epoch) started."""

@@ -1,1 +1,1 @@
-"""Threads: starting and joining them, and the stacks of those that keep others waiting."""
+"""Threads: how they start and end, and the stacks of those that keep others waiting."""

@@ -1,4 +1,4 @@
-"""What threads are doing right now, for the message of whoever waited too long for them."""
+"""The stacks of busy threads, for the message after somebody waited too long for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["describe_busy", "stack_of"]
 
 _PACKAGE = Path(__file__).parents[2]
-# Files of the package through which a thread comes to the user's code.
+# Files of the package on the way from a thread's start to the user's code.
 _OURS = {
     threading.__file__,
     *(str(path) for path in (_PACKAGE / "pipeline").rglob("*.py")),
@@ -26,7 +26,7 @@ _OURS = {
         for name in ("fetch", "timing", "worker", "workers", "random", "_device")
     ),
 }
-# Those in which a thread waits for others of its run, or only watches.
+# Files in which a thread waits for others of its run, or only watches.
 _WAITING = {
     *(str(_PACKAGE / "pipeline" / "channel" / f"{n}.py") for n in ("channel", "capacity", "waits")),
     str(_PACKAGE / "pipeline" / "hooks" / "interval_reporter.py"),
@@ -38,15 +38,18 @@ _MOST_STACKS = 8
 
 
 def stack_of(thread: threading.Thread) -> str:
-    """The calls that a thread is in, the last one last, without ours around them; "" = it waits for
-    other threads of its run, or has ended.
+    """Return a thread's stack, the innermost call last, without our own frames around the user's.
+
+    "" = the thread waits for others of its run, or has ended.
     """
     return _text_of(thread, _calls_of_all())
 
 
 def _calls_of_all() -> dict[int, traceback.StackSummary]:
-    """By the number of the thread. faulthandler reads all stacks while every thread stands still;
-    to walk the frames of a running thread in Python is not safe (CPython 3.11).
+    """Return all stacks, by the ident of the thread.
+
+    faulthandler reads them in one step, while every thread holds still; to walk the frames of a
+    running thread in Python is not safe (CPython 3.11).
     """
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
@@ -67,7 +70,7 @@ def _calls_of_all() -> dict[int, traceback.StackSummary]:
 
 def _text_of(thread: threading.Thread, all_calls: dict[int, traceback.StackSummary]) -> str:
     calls = all_calls.get(thread.ident or 0)
-    if not calls or not thread.is_alive():  # another thread may have its number now
+    if not calls or not thread.is_alive():  # another thread may have its ident now
         return ""
     innermost = [call.filename for call in calls[-2:]]  # a Condition waits in threading.py
     if innermost[-1] == threading.__file__:
@@ -81,7 +84,7 @@ def _text_of(thread: threading.Thread, all_calls: dict[int, traceback.StackSumma
 
 
 def describe_busy(threads: Sequence[threading.Thread]) -> str:
-    """Names and stacks of the threads that do something."""
+    """Return the names and stacks of the busy threads, as a text."""
     calls = _calls_of_all()
     busy = [(thread.name, stack) for thread in threads if (stack := _text_of(thread, calls))]
     if not busy:

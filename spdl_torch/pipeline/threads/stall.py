@@ -1,4 +1,4 @@
-"""A wait that is told of when it is long: what hangs is named without a debugger."""
+"""Wait, and report each time the wait gets long, so that nobody needs a debugger for a hang."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["told_when_long"]
 T = TypeVar("T")
 
 STALL_SECONDS = 60.0
-"""Of waiting, from which it is told; then each time that the wait has become twice as long."""
+"""The wait after which the first report comes; the next ones each time the wait has doubled."""
 
 
 def told_when_long(get: Callable[[float], T], tell: Callable[[float], None]) -> T:
-    """``get(seconds)`` until it does not raise TimeoutError; ``tell(seconds waited)`` each time."""
+    """Call ``get(seconds)`` until it does not time out; call ``tell(seconds waited)`` each time."""
     waited, patience = 0.0, STALL_SECONDS
     while True:
         try:

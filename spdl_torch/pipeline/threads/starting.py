@@ -1,4 +1,4 @@
-"""Starting a thread so that Ctrl-C, whenever it comes, leaves the new thread able to run.
+"""Start a thread such that Ctrl-C, whenever it comes, leaves the new thread able to run.
 
 ``Thread.start`` waits for an Event. Ctrl-C inside that wait, which is written in Python, may leave
 the Event's lock held for ever (3.11 to 3.13); then the new thread, which sets the Event first of
@@ -14,17 +14,17 @@ __all__ = ["start"]
 
 
 def start(thread: threading.Thread) -> None:
-    """As ``thread.start()``."""
+    """Start the thread, as ``thread.start()`` does."""
     mine: Any = thread
-    # Python's own name; where there is none, or another thing, it is left alone.
+    # A private name of Python; where it is missing, or is no Event, the thread starts as always.
     if isinstance(getattr(mine, "_started", None), threading.Event):
         mine._started = _Started()
     thread.start()
 
 
 class _Started:
-    """What ``Thread`` needs of an Event, made of one lock: released by the new thread, which needs
-    nobody for that.
+    """The part of an Event that ``Thread`` uses, made of one bare lock, which the new thread
+    releases without waiting for anybody.
     """
 
     def __init__(self) -> None:

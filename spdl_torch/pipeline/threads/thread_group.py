@@ -1,4 +1,4 @@
-"""Threads that never keep the interpreter from exiting, and are never left behind by it.
+"""Threads that never keep the interpreter from exiting, and never outlive it.
 
 A daemon thread that is inside a C++ library when the interpreter finalises aborts the process
 (``terminate called without an active exception``); a non-daemon one that is blocked keeps the
@@ -36,8 +36,10 @@ _taken_over: list[TakeOver] = []
 
 
 def takes_over(read: TakeOver) -> TakeOver:
-    """Decorate a function that says what a new thread takes over from the one that starts it: it is
-    called there, and what it returns is called on the new thread first. None = nothing.
+    """Decorate a function that reads a setting which new threads inherit.
+
+    It is called on the thread that starts another one; what it returns is called first on the new
+    thread. None = nothing to set.
     """
     _taken_over.append(read)
     return read
@@ -46,7 +48,7 @@ def takes_over(read: TakeOver) -> TakeOver:
 class ThreadGroup:
     """The threads of one run. ``request_stop`` must wake them all and must not block.
 
-    ``stops_last``: at exit, after the other groups have ended, whose last words it receives.
+    stops_last: stop at exit after the other groups, because it still receives their last items.
     """
 
     def __init__(self, request_stop: Callable[[], None], *, stops_last: bool = False) -> None:
@@ -57,8 +59,8 @@ class ThreadGroup:
     def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """Start a thread named ``spdl-<name>``."""
         if not self._threads:
-            # Not in __init__: an owner whose own construction fails would be left behind half
-            # made, and asked to stop at exit.
+            # Not in __init__: if the construction of the owner failed after it, request_stop would
+            # be called at exit on an owner that is half made.
             _install_exit_hook()
             _live.add(self)
         steps = [step for read in _taken_over if (step := read()) is not None]
@@ -76,18 +78,18 @@ class ThreadGroup:
     def join(
         self, timeout: float | None = None, *, without: Collection[threading.Thread] = ()
     ) -> bool:
-        """Wait for every thread but ``without`` and the caller's own; False if time ran out."""
+        """Join every thread but ``without`` and the caller's own; False if time ran out."""
         deadline = None if timeout is None else monotonic() + timeout
         for thread in self._threads:
             if thread in without or thread is threading.current_thread():
                 continue
-            if thread.ident is None:  # a stop during start(): it will find its channels closed
+            if thread.ident is None:  # stopped during start(): it will find its channels closed
                 continue
             thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
         return not self.alive(without=without)
 
     def threads(self) -> list[threading.Thread]:
-        """All that were started, in that order, those that have ended too."""
+        """Return all threads that were started, in that order, ended ones included."""
         return list(self._threads)
 
     def is_member(self) -> bool:
@@ -95,7 +97,7 @@ class ThreadGroup:
         return threading.current_thread() in self._threads
 
     def alive(self, *, without: Collection[threading.Thread] = ()) -> list[str]:
-        """Names of the threads that still run."""
+        """Return the names of the threads that still run."""
         me = threading.current_thread()
         return [t.name for t in self._threads if t.is_alive() and t not in without and t is not me]
 
@@ -105,7 +107,7 @@ def _install_exit_hook() -> None:
     with _hook_lock:
         if _hook_installed:
             return
-        # Unlike atexit's functions it runs before the interpreter joins other threads (3.9+,
+        # Unlike atexit's functions these run before the interpreter joins other threads (3.9+,
         # private; concurrent.futures uses it for the same reason).
         register = getattr(threading, "_register_atexit", atexit.register)
         register(_stop_all)
@@ -117,8 +119,8 @@ def _stop_all() -> None:
     for stops_last in (False, True):
         groups = [group for group in _live if group._stops_last is stops_last]
         for group in groups:
-            # One that cannot stop must not keep the others from it: a writer of statistics, which
-            # stops last, would lose its rows.
+            # A group that fails to stop must not keep the others from stopping: the writer of
+            # statistics, which stops last, would lose its rows.
             try:
                 group._request_stop()
             except Exception:
