@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
 
     from .pipeline import Pipeline
-    from .pipeline.definition import OutputOrder
+    from .pipeline.definition.specs import OutputOrder
 
 __all__ = ["CacheDataLoader", "DataLoader"]
 

@@ -20,10 +20,10 @@ except ModuleNotFoundError as error:
 
 from .autotune.tuning import decision_entry
 from .data.lightning_states import correct_resumed_loaders, correct_saved_states, want_states
-from .observe.entries import EventLogEntry, entries_of
-from .observe.laps import after_pause, lap_between, sum_of_laps
-from .observe.report import Report, make_report
-from .observe.sqlite import SQLiteStatsWriter
+from .observe.store.entries import EventLogEntry, entries_of
+from .observe.store.writer import SQLiteStatsWriter
+from .observe.verdict.intervals import after_pause, lap_between, sum_of_laps
+from .observe.verdict.report import Report, make_report
 
 if TYPE_CHECKING:
     import os
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from .autotune.window import Decision
-    from .observe.verdict import Cause
-    from .pipeline.stats import PipelineStats, StageStats
+    from .observe.verdict.verdict import Cause
+    from .pipeline.stats.perf_stats import PipelineStats, StageStats
 
 __all__ = ["PipelineStatsMonitor"]
 

@@ -10,11 +10,11 @@ from _gates import PATIENCE_SECONDS, FakeClock, eager_switching, in_thread, resu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_torch.pipeline import channel as channel_module
-from spdl_torch.pipeline import room as room_module
-from spdl_torch.pipeline import stats as stats_module
-from spdl_torch.pipeline import waits as waits_module
-from spdl_torch.pipeline.channel import Channel, ChannelClosed, EndOfChannel
+from spdl_torch.pipeline.channel import capacity as capacity_module
+from spdl_torch.pipeline.channel import channel as channel_module
+from spdl_torch.pipeline.channel import waits as waits_module
+from spdl_torch.pipeline.channel.channel import Channel, ChannelClosed, EndOfChannel
+from spdl_torch.pipeline.stats import perf_stats as stats_module
 
 
 def drain(channel):
@@ -528,7 +528,7 @@ def test_close_by_a_finalizer_on_a_thread_that_holds_the_lock():
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
-    clock.install(monkeypatch, channel_module, room_module, stats_module, waits_module)
+    clock.install(monkeypatch, channel_module, capacity_module, stats_module, waits_module)
     return clock
 
 
@@ -606,7 +606,7 @@ def test_burst_room_comes_with_quick_takers_only(clock):
 
     def fill():
         count = 0
-        while channel._has_room(None, True) or channel._room.may_burst(channel._num_got):
+        while channel._has_room(None, True) or channel._capacity.may_burst(channel._num_got):
             channel.put(count)
             count += 1
         return len(channel)

@@ -18,8 +18,13 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from spdl_torch.data.figures import with_remarks_of
 from spdl_torch.data.rows import row_reader
 from spdl_torch.data.ways import is_read_at_once
-from spdl_torch.observe.report import make_report
-from spdl_torch.pipeline.stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from spdl_torch.observe.verdict.report import make_report
+from spdl_torch.pipeline.stats.perf_stats import (
+    PipelineStats,
+    QueuePerfStats,
+    StageStats,
+    TaskPerfStats,
+)
 
 LENGTH = 12
 TENSORS = {

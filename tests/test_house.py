@@ -1,4 +1,8 @@
-"""The shape of the house: who imports whom, what an import costs, what stands where."""
+"""The shape of the house: who imports whom, what an import costs, what stands where.
+
+One test for each promise; what breaks it is listed with file and line. How long files and functions
+may be is no promise: ``python tests/_house.py`` lists the longest.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from _house import ROOT, Module, cycles, modules
 from packaging.version import Version
 
 import spdl_torch
-
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "spdl_torch"
-MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
@@ -27,11 +28,34 @@ LAYERS = [
     *("lightning", "accelerate", "transformers", "demo", "bench", "__main__"),
 ]
 
+# The same inside of a layer: folders, and files that stand beside them. "__init__" is the layer's
+# face, which hands on the public names.
+ROOMS = {
+    "pipeline": [
+        *("definition", "failures", "threads", "stats", "channel", "recorder", "hooks"),
+        *("stage", "graph", "run"),
+        *("defs", "report", "pipeline", "builder", "caching", "profiling", "__init__"),
+    ],
+    "observe": ["verdict", "store", "trace", "plot", "__init__"],
+}
+
 # Who imports a layer above its own, in functions and for types alone, and why.
 UPWARD = {
     "spdl_torch.pipeline": "run_pipeline_in_subprocess is found there, and needs torch",
-    "spdl_torch.pipeline.upstairs": "Pipeline.report() and profile() are made by observe",
+    "spdl_torch.pipeline.report": "Pipeline.report() and profile() are made by observe",
 }
+
+# Files that import each other all the same.
+CYCLES = [
+    {
+        "spdl_torch.data.auto_workers",
+        "spdl_torch.data.dataloader",
+        "spdl_torch.data.epoch_iterator",
+        "spdl_torch.data.iterator",
+        "spdl_torch.data.loader_state",
+    },
+    {"spdl_torch.data.crowd", "spdl_torch.data.desks", "spdl_torch.data.jobs"},
+]
 
 TOP_LEVEL = {
     ".ci",
@@ -47,17 +71,7 @@ TOP_LEVEL = {
     "tox.ini",
 }
 
-MOST_LINES = 450
-
 HEAVY = ("torch", "torchvision", "lightning", "matplotlib", "av")
-
-
-def relative_name(module):
-    """The path in the repository, which is what a failing test shows."""
-    return module.relative_to(ROOT).as_posix()
-
-
-every_module = pytest.mark.parametrize("module", MODULES, ids=relative_name)
 
 
 def layer_of(dotted):
@@ -68,70 +82,91 @@ def layer_of(dotted):
     return parts[1] if len(parts) > 1 else "facade"
 
 
-def module_name(module):
-    """``spdl_torch.io`` of ``spdl_torch/io/__init__.py``."""
-    parts = module.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def room_of(dotted):
+    """``stage`` of ``spdl_torch.pipeline.stage.source``."""
+    return [*dotted.split("."), "__init__"][2]
 
 
-def imports_of(module, *, at_once=False):
-    """Dotted names of everything that a module imports, in functions and for types too; with
-    ``at_once`` only what is imported as soon as the module is.
-    """
-    name = module_name(module)
-    package = name if module.name == "__init__.py" else name.rpartition(".")[0]
-    found = set()
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    for node in tree.body if at_once else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            # `from . import x` may name a module or something in the package.
-            found |= {
-                child if importlib_finds(child := f"{source}.{alias.name}") else source
-                for alias in node.names
-            }
-    return found
+def imports_of(layer):
+    """Everything that a layer imports, in functions and for types too."""
+    return [i for m in modules().values() if layer_of(m.name) == layer for i in m.imports]
 
 
-def importlib_finds(dotted):
-    """Whether a dotted name of ours is a module, by its file."""
-    path = ROOT.joinpath(*dotted.split("."))
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+def assert_none(faults):
+    """Show them all, one a line."""
+    faults = [str(fault) for fault in faults]
+    assert not faults, "\n".join(["", *faults])
 
 
-@every_module
-def test_import_goes_down_the_house(module):
+# The facade's public names come from everywhere; test_import_loads_nothing_heavy guards it.
+BOUND = [layer for layer in LAYERS if layer != "facade"]
+
+
+@pytest.mark.parametrize("layer", BOUND)
+def test_import_goes_down_the_house(layer):
     """errors < pipeline < observe < io < data < commands, for types as well."""
-    name = module_name(module)
-    own = layer_of(name)
-    assert own in LAYERS, f"{name} is in no layer of the house"
-    if own == "facade":
-        return  # the public names come from everywhere; test_import_loads_nothing_heavy guards it
-    for imported in imports_of(module, at_once=name in UPWARD):
-        layer = layer_of(imported)
-        if layer is not None:
-            assert LAYERS.index(layer) <= LAYERS.index(own), f"{name} imports {imported}"
-    if own == "observe":
-        assert not {"io", "data"} & {layer_of(i) for i in imports_of(module)}
+    below = {None, *LAYERS[: LAYERS.index(layer) + 1]}
+    if layer == "observe":
+        below -= {"io", "data"}
+    assert_none(
+        i
+        for i in imports_of(layer)
+        if layer_of(i.imported) not in below and (i.at_once or i.importer not in UPWARD)
+    )
 
 
-@every_module
-def test_lightning_is_imported_by_its_own_file_alone(module):
+def test_every_module_is_in_a_layer_and_a_room():
+    """So that the lists above speak of all of them, and of nothing that is gone."""
+    assert {layer_of(name) for name in modules()} == set(LAYERS)
+    for layer, rooms in ROOMS.items():
+        assert {room_of(n) for n in modules() if layer_of(n) == layer} == set(rooms)
+    needed = {
+        i.importer
+        for layer in BOUND
+        for i in imports_of(layer)
+        if layer_of(i.imported) is not None
+        and LAYERS.index(layer_of(i.imported)) > LAYERS.index(layer)
+    }
+    assert needed == set(UPWARD)
+
+
+@pytest.mark.parametrize("layer", ROOMS)
+def test_import_goes_down_the_rooms_of_a_layer(layer):
+    """Each room uses those before it in the list, for types as well."""
+    order = ROOMS[layer]
+    assert_none(
+        i
+        for i in imports_of(layer)
+        if layer_of(i.imported) == layer
+        and order.index(room_of(i.imported)) > order.index(room_of(i.importer))
+    )
+
+
+def test_no_files_import_each_other():
+    """Neither in functions nor for types: each file can be read after those that it imports."""
+    imports = {name: module.imports for name, module in modules().items()}
+    found = [group for group in cycles() if group not in CYCLES]
+    inside = [(group, i) for group in found for name in sorted(group) for i in imports[name]]
+    assert_none(i for group, i in inside if i.imported in group)
+    assert not [group for group in CYCLES if group not in cycles()], "opened: strike them"
+
+
+def test_lightning_is_imported_by_its_own_file_alone():
     """So the package works without it."""
-    foreign = {name.split(".")[0] for name in imports_of(module)}
-    if module != PACKAGE / "lightning.py":
-        assert not foreign & {"lightning", "pytorch_lightning"}
+    assert_none(
+        i
+        for module in modules().values()
+        for i in module.imports
+        if i.imported.split(".")[0] in ("lightning", "pytorch_lightning")
+        and module.name != "spdl_torch.lightning"
+    )
 
 
-@pytest.mark.parametrize("folder", ["pipeline", "errors"])
-def test_engine_imports_nothing_of_torch(folder):
+@pytest.mark.parametrize("layer", ["pipeline", "errors"])
+def test_engine_imports_nothing_of_torch(layer):
     """Nor anything else that is not in the standard library."""
-    for module in MODULES:
-        if layer_of(module_name(module)) == folder:
-            foreign = {name.split(".")[0] for name in imports_of(module)} - {"spdl_torch"}
-            assert foreign <= sys.stdlib_module_names, relative_name(module)
+    known = {"spdl_torch", *sys.stdlib_module_names}
+    assert_none(i for i in imports_of(layer) if i.imported.split(".")[0] not in known)
 
 
 @pytest.mark.parametrize(
@@ -158,26 +193,39 @@ def test_import_loads_nothing_heavy(statement, unwanted):
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-@every_module
-def test_all_is_what_is_exported(module):
+def test_all_is_what_is_exported():
     """Names in __all__ exist and stand there once; a module that defines any has the list."""
-    if module == PACKAGE / "transformers.py":
-        pytest.importorskip("transformers")
-    loaded = importlib.import_module(module_name(module))
+    without = set()
+    if importlib.util.find_spec("transformers") is None:
+        without.add("spdl_torch.transformers")
+    assert_none(
+        fault
+        for name, module in modules().items()
+        if name not in without
+        for fault in faults_of_all(module)
+    )
+
+
+DEFINITION = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def faults_of_all(module: Module):
+    """What is wrong with the list of a module, with file and line."""
+    loaded = importlib.import_module(module.name)
     exported = getattr(loaded, "__all__", None)
-    body = ast.parse(module.read_text(encoding="utf-8")).body
-    defined = {
-        node.name
-        for node in body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and not node.name.startswith("_")
-    }
     if exported is None:
-        assert not defined, f"__all__ is missing, and there is {defined}"
+        defined = [n for n in module.tree.body if isinstance(n, DEFINITION)]
+        for node in defined:
+            if not node.name.startswith("_"):
+                yield f"{module.at(node.lineno)}: __all__ is missing, and there is {node.name}"
         return
-    assert len(set(exported)) == len(exported)
+    assigned = [n for n in module.tree.body if isinstance(n, ast.Assign | ast.AnnAssign)]
+    (line,) = [n.lineno for n in assigned if ast.unparse(n).startswith("__all__")]
     for name in exported:
-        assert hasattr(loaded, name), name
+        if exported.count(name) > 1:
+            yield f"{module.at(line)}: {name} stands in __all__ twice"
+        if not hasattr(loaded, name):
+            yield f"{module.at(line)}: {name} is in __all__, and there is none"
 
 
 PUBLIC_PACKAGES = ["", ".autotune", ".data.sources", ".io", ".observe", ".pipeline", ".source"]
@@ -187,10 +235,9 @@ PUBLIC_PACKAGES = ["", ".autotune", ".data.sources", ".io", ".observe", ".pipeli
 def test_all_of_a_public_package_is_what_it_imports(name):
     """What a package re-exports, and nothing else, is in its __all__, which dir() shows."""
     package = importlib.import_module(name)
-    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
     imported = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in ast.walk(modules()[name].tree)
         if isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith("spdl_torch"))
         for alias in node.names
     }
@@ -225,7 +272,15 @@ def test_version_is_one_that_pip_understands():
     assert str(Version(spdl_torch.__version__)) == spdl_torch.__version__
 
 
-@every_module
-def test_file_is_readable_in_one_sitting(module):
-    """No file of the package grows beyond 450 lines."""
-    assert len(module.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+def test_report_lists_the_longest_files_and_functions():
+    """With file and line, so that an editor opens them."""
+    printed = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("_house.py"))],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    ).stdout
+    longest = max(modules().values(), key=lambda m: len(m.path.read_text("utf-8").splitlines()))
+    assert f" {longest.at(1)}\n" in printed
+    assert "Lines of functions" in printed

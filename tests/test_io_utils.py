@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from spdl_torch.io import utils
 from spdl_torch.observe import Profile, check_trace, make_report
-from spdl_torch.observe.program import Count, Program, Span
+from spdl_torch.observe.trace.user_events import Count, Program, Span
 from spdl_torch.pipeline import PipelineBuilder, PipelineStats
 
 ROOT = Path(__file__).resolve().parents[1]

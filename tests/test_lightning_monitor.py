@@ -40,9 +40,9 @@ from spdl_torch.observe import (  # noqa: E402
     report_of_file,
     summarize,
 )
-from spdl_torch.observe.laps import after_pause, lap_between, sum_of_laps  # noqa: E402
+from spdl_torch.observe.verdict.intervals import after_pause, lap_between, sum_of_laps  # noqa: E402
 from spdl_torch.pipeline import PipelineBuilder  # noqa: E402
-from spdl_torch.pipeline.stats import (  # noqa: E402
+from spdl_torch.pipeline.stats.perf_stats import (  # noqa: E402
     PipelineStats,
     QueuePerfStats,
     StageStats,
@@ -517,8 +517,8 @@ def test_verdict_of_the_file_is_the_one_that_was_told(tmp_path, monkeypatch, cap
 def test_picture_says_what_the_report_says(tmp_path):
     """The same verdict with the same probes, for every loader."""
     pytest.importorskip("matplotlib")
-    from spdl_torch.observe._plot_bottleneck import find_bottlenecks
-    from spdl_torch.observe._plot_data import load
+    from spdl_torch.observe.plot.bottleneck import find_bottlenecks
+    from spdl_torch.observe.plot.data import load
 
     path = tmp_path / "s.db"
     monitor = PipelineStatsMonitor(db_path=path)

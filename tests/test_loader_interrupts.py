@@ -10,7 +10,7 @@ import pytest
 from _fuzz import LONG_TIMEOUT
 from _loader_helpers import PATIENCE_SECONDS
 
-from spdl_torch.pipeline.starting import start
+from spdl_torch.pipeline.threads.starting import start
 
 PROGRAM = Path(__file__).with_name("_interrupts.py")
 LONG_COUNT = {"thread": 500, "process": 500}

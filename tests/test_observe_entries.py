@@ -27,7 +27,7 @@ from spdl_torch.observe import (
     report_of_file,
     summarize,
 )
-from spdl_torch.observe.stored import probes_of_events
+from spdl_torch.observe.store.stored_run import probes_of_events
 from spdl_torch.pipeline import (
     PipelineBuilder,
     PipelineStats,

@@ -26,7 +26,7 @@ from spdl_torch.observe import (
     recording_gc,
     report_of_file,
 )
-from spdl_torch.observe._plot_data import merge_spans, pair_collections
+from spdl_torch.observe.plot.data import merge_spans, pair_collections
 from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 pytest.importorskip("matplotlib", reason="the extra plot is not installed")

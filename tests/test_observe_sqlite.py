@@ -32,7 +32,7 @@ from spdl_torch.observe import (
     report_of_file,
     summarize,
 )
-from spdl_torch.observe import sqlite as sqlite_module
+from spdl_torch.observe.store import writer as sqlite_module
 from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 HOUR = 3600.0
@@ -208,7 +208,7 @@ def locked(path):
 
 def test_entries_wait_in_memory_when_the_file_cannot_be_written(tmp_path, monkeypatch, caplog):
     """Told once, and written when it can be."""
-    monkeypatch.setattr("spdl_torch.observe.schema._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("spdl_torch.observe.store.schema._BUSY_SECONDS", 0.0)
     with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) as writer:
         with locked(tmp_path / "s.db"):
             writer.log(task_entry(1.0))
@@ -279,8 +279,8 @@ def test_entry_that_cannot_be_written_is_left_out(tmp_path, caplog):
 
 def test_entry_that_cannot_be_written_is_counted_once(tmp_path, monkeypatch, caplog):
     """Also where the file could not be written when it was seen first."""
-    monkeypatch.setattr("spdl_torch.observe.schema._BUSY_SECONDS", 0.0)
-    monkeypatch.setattr("spdl_torch.observe.schema._is_on_a_network", lambda _: True)
+    monkeypatch.setattr("spdl_torch.observe.store.schema._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("spdl_torch.observe.store.schema._is_on_a_network", lambda _: True)
     writer = SQLiteStatsWriter(tmp_path / "s.db")
     for entry in (*UNWRITABLE.values(), task_entry()):
         writer.log(entry)
@@ -398,7 +398,7 @@ def test_query_takes_names_and_times(tmp_path):
 @pytest.mark.parametrize("network", [False, True])
 def test_reader_sees_the_file_while_it_is_written(tmp_path, monkeypatch, network):
     """With write-ahead logging, and without it where the file system does not allow it."""
-    monkeypatch.setattr("spdl_torch.observe.schema._is_on_a_network", lambda _: network)
+    monkeypatch.setattr("spdl_torch.observe.store.schema._is_on_a_network", lambda _: network)
     with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) as writer:
         ((mode,),) = rows(tmp_path / "s.db", "PRAGMA journal_mode")
         assert mode == ("delete" if network else "wal")

@@ -31,8 +31,8 @@ from spdl_torch.observe import (
     recorders,
     report_of_file,
 )
-from spdl_torch.observe._trace_events import FIRST_PID, chrome_trace
-from spdl_torch.observe._trace_rows import microseconds, nanoseconds
+from spdl_torch.observe.trace.chrome_trace import FIRST_PID, chrome_trace
+from spdl_torch.observe.trace.rows import microseconds, nanoseconds
 from spdl_torch.pipeline import (
     PipelineBuilder,
     PipelineStats,
@@ -40,7 +40,7 @@ from spdl_torch.pipeline import (
     StageStats,
     TaskPerfStats,
 )
-from spdl_torch.pipeline.timeline import (
+from spdl_torch.pipeline.recorder.timeline import (
     Clock,
     Instant,
     Outcome,

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from spdl_torch import PipelineDataset
 from spdl_torch.observe import Profile, check_trace, flight_recorder, tracing
 from spdl_torch.observe import tracing as tracing_function
-from spdl_torch.observe.tracing import rank_of_process
+from spdl_torch.observe.trace.tracing import rank_of_process
 from spdl_torch.pipeline import PipelineBuilder
 
 tracing_module = __import__("sys").modules[tracing_function.__module__]

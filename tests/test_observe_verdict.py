@@ -22,8 +22,13 @@ from spdl_torch.observe import (
     recorders,
     report_of_file,
 )
-from spdl_torch.observe import probes as probes_module
-from spdl_torch.observe.probes import probe_counters, probes_between, start_probing, stop_probing
+from spdl_torch.observe.verdict import probes as probes_module
+from spdl_torch.observe.verdict.probes import (
+    probe_counters,
+    probes_between,
+    start_probing,
+    stop_probing,
+)
 from spdl_torch.pipeline import (
     PipelineBuilder,
     PipelineStats,

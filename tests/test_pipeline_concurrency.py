@@ -18,11 +18,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import spdl_torch.pipeline.headcount as headcount_module
+import spdl_torch.pipeline.stats.thread_time as headcount_module
 from spdl_torch.autotune import PerfParams
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.pipeline.channel import Channel, ChannelClosed, Dismissed, EndOfChannel
-from spdl_torch.pipeline.headcount import Headcount
+from spdl_torch.pipeline.channel.channel import Channel, ChannelClosed, Dismissed, EndOfChannel
+from spdl_torch.pipeline.stats.thread_time import Headcount
 
 
 class Hands:

@@ -25,8 +25,10 @@ from _stages import add, evaluate, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped, epochs, marks
+from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped
+from spdl_torch.pipeline.channel import sentinels
 from spdl_torch.pipeline.defs import Aggregator
+from spdl_torch.pipeline.stage import epoch_barrier
 
 
 @pytest.fixture(autouse=True)
@@ -164,8 +166,8 @@ class FirstIsSlowAsync(FirstIsSlow):
 def hasty_take(turnstile):
     """As without the turnstile: marks are passed on at once."""
     number, item = turnstile._take()
-    while type(item) is marks.Mark:
-        turnstile._pass_mark(number, item)
+    while type(item) is sentinels.Sentinel:
+        turnstile._pass_sentinel(number, item)
         number, item = turnstile._take()
     return number, item
 
@@ -173,8 +175,8 @@ def hasty_take(turnstile):
 async def hasty_atake(turnstile):
     """The same for coroutines."""
     number, item = await turnstile._take()
-    while type(item) is marks.Mark:
-        await turnstile._pass_mark(number, item)
+    while type(item) is sentinels.Sentinel:
+        await turnstile._pass_sentinel(number, item)
         number, item = await turnstile._take()
     return number, item
 
@@ -195,8 +197,8 @@ def test_end_of_an_epoch_waits_for_an_item_that_is_still_in_work(slow):
 @pytest.mark.parametrize("slow", [FirstIsSlow, FirstIsSlowAsync])
 def test_without_the_turnstile_the_item_would_be_missed(slow, monkeypatch):
     """The control: the epoch ends while its first item is in work."""
-    monkeypatch.setattr(epochs.Turnstile, "take", hasty_take)
-    monkeypatch.setattr(epochs.AsyncTurnstile, "take", hasty_atake)
+    monkeypatch.setattr(epoch_barrier.Turnstile, "take", hasty_take)
+    monkeypatch.setattr(epoch_barrier.AsyncTurnstile, "take", hasty_atake)
     op = slow()
     pipeline = continuous(Epochs(3), op, concurrency=2)
     with pipeline.auto_stop():

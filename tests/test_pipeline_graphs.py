@@ -37,7 +37,6 @@ from spdl_torch.pipeline import (
     build_pipeline,
     is_eof,
     is_epoch_end,
-    merging,
 )
 from spdl_torch.pipeline.defs import (
     Aggregate,
@@ -50,6 +49,7 @@ from spdl_torch.pipeline.defs import (
     SinkConfig,
     SourceConfig,
 )
+from spdl_torch.pipeline.graph import merge
 
 UNBOUNDED = 10_000
 
@@ -523,7 +523,7 @@ def test_epoch_of_a_merge_waits_for_the_slowest(monkeypatch):
         op.open()
         assert sorted(result_of(loop)) == [1, 2]
         assert sorted(pipeline) == [1, 2]
-    monkeypatch.setattr(merging._Meeting, "arrive", lambda self: self._when_all_are_there())
+    monkeypatch.setattr(merge._EpochBarrier, "arrive", lambda self: self._when_all_are_there())
     op = GatedOp()
     with run(op).auto_stop() as pipeline:
         assert list(pipeline) == [2]

@@ -29,12 +29,13 @@ from spdl_torch.pipeline import (
     TaskHook,
     TaskStatsHook,
 )
-from spdl_torch.pipeline import channel as channel_module
-from spdl_torch.pipeline import hooks as hooks_module
-from spdl_torch.pipeline import measure as measure_module
-from spdl_torch.pipeline import run as run_module
-from spdl_torch.pipeline import waits as waits_module
-from spdl_torch.pipeline import worker as worker_module
+from spdl_torch.pipeline.channel import channel as channel_module
+from spdl_torch.pipeline.channel import waits as waits_module
+from spdl_torch.pipeline.hooks import task_hooks as hooks_module
+from spdl_torch.pipeline.run import run as run_module
+from spdl_torch.pipeline.stage import op_timing as measure_module
+from spdl_torch.pipeline.stage import stage as worker_module
+from spdl_torch.pipeline.stats.perf_stats import queue_stats
 
 
 @pytest.fixture(autouse=True)
@@ -524,7 +525,7 @@ def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
     until(lambda: all(queue.counters().get_wait[1] == 1 for queue in queues))
     clock.advance(5_000)
     for queue in queues:
-        stats = hooks_module.queue_stats(queue.counters())
+        stats = queue_stats(queue.counters())
         assert (stats.num_items, stats.occupancy_rate) == (0, 0.0)
         assert stats.ave_get_time == pytest.approx(5_000e-9)
     stage = p.stats().stages[0]

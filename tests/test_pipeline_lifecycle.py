@@ -420,7 +420,7 @@ def test_cyclic_garbage_is_collected_inside_ops():
             gc.set_threshold(*threshold)
 
 
-@pytest.mark.parametrize("where", ["source", "op", "sink", "run", "gate"])
+@pytest.mark.parametrize("where", ["source", "op", "sink", "run", "task limit"])
 def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
     """request_stop(), which a finalizer calls, is safe under any lock its thread may hold."""
     p = pipeline_of(CountingSource(), same, concurrency=4, build={"num_threads": 2})
@@ -431,7 +431,7 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
         "op": lambda: run._stages[0].outlet._lock,
         "sink": lambda: run._sink_queue._lock,
         "run": lambda: run._lock,
-        "gate": lambda: run._gate._lock,
+        "task limit": lambda: run._task_limit._lock,
     }[where]
 
     def finalize():

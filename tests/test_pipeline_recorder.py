@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from spdl_torch.errors import PipelineStopped
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.pipeline.recorder import (
+from spdl_torch.pipeline.recorder.flight_recorder import (
     FlightRecorder,
     RecordingSession,
-    Ring,
     live_recorders,
 )
-from spdl_torch.pipeline.timeline import Outcome
+from spdl_torch.pipeline.recorder.rings import Ring
+from spdl_torch.pipeline.recorder.timeline import Outcome
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_a_forked_child_starts_with_nothing():
         """
         import os
         from spdl_torch.pipeline import PipelineBuilder
-        from spdl_torch.pipeline.recorder import live_recorders
+        from spdl_torch.pipeline.recorder.flight_recorder import live_recorders
 
         def run():
             pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).add_sink().build()

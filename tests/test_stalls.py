@@ -17,7 +17,8 @@ from _loader_helpers import (
 from torch.utils.data import IterableDataset
 
 from spdl_torch.observe import flight_recorder
-from spdl_torch.pipeline import PipelineBuilder, patience
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline.threads import stall
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -111,7 +112,7 @@ def test_timeout_names_an_iterator_that_cannot_be_opened():
 
 def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
     """Who gave no timeout hears of it in the log, and gets the batch when it comes."""
-    monkeypatch.setattr(patience, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(stall, "STALL_SECONDS", 0.05)
     dataset = GatedData(4, held=2)
     told = "Batch 2 is awaited"
     opener = threading.Thread(target=_open_when_told, args=(dataset.gate, caplog, told))
@@ -125,7 +126,7 @@ def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
 
 def test_long_wait_for_a_pipeline_is_logged(caplog, monkeypatch):
     """Nobody has to have thought of a timeout or of the flight recorder before."""
-    monkeypatch.setattr(patience, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(stall, "STALL_SECONDS", 0.05)
     gate = threading.Event()
 
     def wait(item):

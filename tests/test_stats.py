@@ -6,17 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_torch.pipeline import hooks as hooks_module
-from spdl_torch.pipeline.hooks import StageInfo, StatsQueue, TaskCell, TaskStatsHook
-from spdl_torch.pipeline.stats import (
-    Histogram,
-    QueueCounters,
-    QueuePerfStats,
-    TaskCounters,
-    percentile,
-    queue_stats,
-    task_stats,
-)
+from spdl_torch.pipeline.hooks.callbacks import call_back
+from spdl_torch.pipeline.hooks.stage_info import StageInfo
+from spdl_torch.pipeline.hooks.stats_queue import StatsQueue
+from spdl_torch.pipeline.hooks.task_hooks import TaskCell, TaskStatsHook
+from spdl_torch.pipeline.stats.counters import QueueCounters, TaskCounters
+from spdl_torch.pipeline.stats.histogram import Histogram, percentile
+from spdl_torch.pipeline.stats.perf_stats import QueuePerfStats, queue_stats, task_stats
 
 durations = st.integers(0, 2**62)
 few_durations = st.lists(durations | st.integers(0, 10_000), min_size=1, max_size=200)
@@ -182,7 +178,7 @@ def test_call_back_logs_the_error_of_a_users_callback(caplog):
         raise ValueError("async is broken")
 
     for callback in (plain, asynchronous):
-        hooks_module.call_back(callback, None, StageInfo(0, 1, "decode"))
+        call_back(callback, None, StageInfo(0, 1, "decode"))
     assert "0:1:decode: interval_stats_callback failed" in caplog.text
     assert "plain is broken" in caplog.text
     assert "async is broken" in caplog.text

@@ -19,7 +19,8 @@ from spdl_torch.data.isolation import pool
 from spdl_torch.io import Transfer, transfer_tensor
 from spdl_torch.io._transfer.region import Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES, copy_alone
-from spdl_torch.pipeline import PipelineBuilder, threads
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline.threads import thread_group as threads
 
 __all__ = ["backends", "no_thread_left", "nothing_left"]
 

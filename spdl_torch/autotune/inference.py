@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..pipeline.builder import PipelineBuilder
-from ..pipeline.definition import OpKind, PipelineSpec, StageSpec
+from ..pipeline.definition.ops import OpKind
 from .model import Budget, Fit, StageShape, budget_of, fit_loader, fit_stages
 from .sizes import ElementSize, size_in_dataset, size_in_pipeline
 
 if TYPE_CHECKING:
+    from ..pipeline.definition.specs import PipelineSpec, StageSpec
     from .limits import Limits
 
 __all__ = ["Inference", "Wishes", "infer", "is_transfer", "may_run_at_once"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..observe.laps import lap_between, sum_of_laps
-from ..observe.probes import probe_counters, probes_between
+from ..observe.verdict.intervals import lap_between, sum_of_laps
+from ..observe.verdict.probes import probe_counters, probes_between
 from .window import Part
 
 if TYPE_CHECKING:
-    from ..observe.verdict import Probes
-    from ..pipeline.stats import PipelineStats
+    from ..observe.verdict.verdict import Probes
+    from ..pipeline.stats.perf_stats import PipelineStats
 
 __all__ = ["PARTS", "Lap", "Meter"]
 

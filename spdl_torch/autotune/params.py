@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..pipeline.builder import PipelineBuilder
-from ..pipeline.definition import OpKind, StageSpec
+from ..pipeline.definition.ops import OpKind
 from .code import manual_call
 from .inference import Wishes, infer, may_run_at_once
 from .limits import Limits
@@ -20,7 +20,8 @@ from .workers import AutoWorkers
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from ..observe.entries import LogEntry
+    from ..observe.store.entries import LogEntry
+    from ..pipeline.definition.specs import StageSpec
 
 __all__ = ["PerfParams"]
 

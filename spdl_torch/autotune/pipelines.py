@@ -6,8 +6,8 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..observe.probes import start_probing, stop_probing
-from ..pipeline.definition import default_buffer_size
+from ..observe.verdict.probes import start_probing, stop_probing
+from ..pipeline.definition.specs import default_buffer_size
 from .code import manual_call
 from .inference import is_transfer
 from .limits import Limits
@@ -18,8 +18,8 @@ from .window import loads_of, window_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..pipeline.definition import StageSpec
-    from ..pipeline.tuning import Adjustable
+    from ..pipeline.definition.specs import StageSpec
+    from ..pipeline.run.tunable import Adjustable
     from .meter import Lap
     from .tuning import Tuning
     from .window import Decision, Window

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..pipeline.definition import OpKind
+from ..pipeline.definition.ops import OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..pipeline.definition import PipelineSpec
+    from ..pipeline.definition.specs import PipelineSpec
 
 __all__ = ["ElementSize", "nbytes_of", "size_in_dataset", "size_in_pipeline"]
 

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..observe.entries import EventLogEntry
+from ..observe.store.entries import EventLogEntry
 from .limits import Limits
 from .meter import Meter
 from .tuner import Tuner
@@ -17,8 +17,8 @@ from .window import Bounds, Decision
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..observe.entries import LogEntry
-    from ..pipeline.recorder import FlightRecorder
+    from ..observe.store.entries import LogEntry
+    from ..pipeline.recorder.flight_recorder import FlightRecorder
 
 __all__ = ["DECISION_EVENT", "Tuning", "TuningState", "decision_entry"]
 

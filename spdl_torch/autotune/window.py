@@ -7,13 +7,13 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..observe.laps import thread_seconds
-from ..observe.verdict import Probes
+from ..observe.verdict.intervals import thread_seconds
+from ..observe.verdict.verdict import Probes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..pipeline.stats import PipelineStats, StageStats
+    from ..pipeline.stats.perf_stats import PipelineStats, StageStats
 
 __all__ = ["Bounds", "Decision", "Part", "StageLoad", "Window", "loads_of", "window_of"]
 

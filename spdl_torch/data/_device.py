@@ -19,8 +19,9 @@ import torch
 
 from ..errors import UnsupportedOptionError
 from ..io._transfer.transfer import Transfer
-from ..pipeline.channel import Channel, ChannelClosed
-from ..pipeline.hooks import StageInfo, TaskStatsHook
+from ..pipeline.channel.channel import Channel, ChannelClosed
+from ..pipeline.hooks.stage_info import StageInfo
+from ..pipeline.hooks.task_hooks import TaskStatsHook
 from .jobs import Failed, Loaded
 from .notes import add_thread_note
 from .timing import timed
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     import mmap
 
     from ..io._transfer.region import Region
-    from ..pipeline.hooks import TaskCell
-    from ..pipeline.recorder import Ring
+    from ..pipeline.hooks.task_hooks import TaskCell
+    from ..pipeline.recorder.rings import Ring
     from .jobs import Epoch, Result
 
 __all__ = ["DeviceStage", "check_device", "open_device_stage"]

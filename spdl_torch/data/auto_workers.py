@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..autotune.meter import Lap
     from ..autotune.tuning import TuningState
     from ..autotune.window import Window
-    from ..pipeline.stats import StageStats
+    from ..pipeline.stats.perf_stats import StageStats
     from .dataloader import DataLoader
     from .workers import WorkerPool
 

@@ -13,12 +13,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from ..pipeline.builder import build_pipeline
-from ..pipeline.stats import PipelineStats
+from ..pipeline.stats.perf_stats import PipelineStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ..pipeline.definition import PipelineSpec
+    from ..pipeline.definition.specs import PipelineSpec
     from ..pipeline.pipeline import Pipeline
 
     Initializer = Callable[[], object]

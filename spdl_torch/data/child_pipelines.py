@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import torch
 
 from ..errors import UnsupportedOptionError
-from ..observe.report import make_report
+from ..observe.verdict.report import make_report
 from ..pipeline.builder import PipelineBuilder
 from .child_items import NOTHING, Passes, Sent, SubprocessItems, random_states
 from .dataloader import DataLoader
@@ -29,10 +29,11 @@ from .isolation.parcel import find_unpicklable, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ..observe.report import Report
-    from ..pipeline.definition import MaxFailures, PipelineSpec
-    from ..pipeline.hooks import HookFactory, StatsQueue
-    from ..pipeline.stats import PipelineStats
+    from ..observe.verdict.report import Report
+    from ..pipeline.definition.specs import MaxFailures, PipelineSpec
+    from ..pipeline.hooks.stats_queue import StatsQueue
+    from ..pipeline.hooks.task_hooks import HookFactory
+    from ..pipeline.stats.perf_stats import PipelineStats
 
     Initializer = Callable[[], object]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..pipeline.channel import Channel, ChannelClosed
+from ..pipeline.channel.channel import Channel, ChannelClosed
 
 try:
     from resource import RUSAGE_THREAD, getrusage

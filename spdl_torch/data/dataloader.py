@@ -14,9 +14,9 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 from ..autotune.tuning import Tuning, TuningState
 from ..autotune.workers import AutoWorkers
 from ..errors import UnsupportedOptionError
-from ..observe.headspace import cached_batches
-from ..observe.tracing import profile_of_run
-from ..pipeline.recorder import new_pipeline_number
+from ..observe.trace.tracing import profile_of_run
+from ..observe.verdict.cached_steps import cached_batches
+from ..pipeline.recorder.flight_recorder import new_pipeline_number
 from ._device import check_device
 from .arguments import check_arguments, refuse_foreign_state, warn_once
 from .dataset import PipelineDataset
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from ..autotune.window import Decision
-    from ..observe.profile import Profile
-    from ..observe.report import Report
-    from ..pipeline.stats import PipelineStats
+    from ..observe.trace.profile import Profile
+    from ..observe.verdict.report import Report
+    from ..pipeline.stats.perf_stats import PipelineStats
     from .figures import Figures
     from .skipping import SkippedSample
 

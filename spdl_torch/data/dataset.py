@@ -11,19 +11,20 @@ from torch.utils.data import IterableDataset
 
 from ..errors import PipelineFailure
 from ..io._transfer.transfer import Transfer
-from ..observe.headspace import cached_batches
-from ..observe.probes import (
+from ..observe.trace.tracing import profile_of_run
+from ..observe.verdict.cached_steps import cached_batches
+from ..observe.verdict.probes import (
     join_probing,
     probe_counters,
     probes_between,
     start_probing,
     stop_probing,
 )
-from ..observe.report import Report, make_report
-from ..observe.tracing import profile_of_run
-from ..pipeline.definition import MergeSpec, OpKind, StageSpec
+from ..observe.verdict.report import Report, make_report
+from ..pipeline.definition.ops import OpKind
+from ..pipeline.definition.specs import MergeSpec, StageSpec
 from ..pipeline.pipeline import Pipeline
-from ..pipeline.recorder import FlightRecorder, new_pipeline_number
+from ..pipeline.recorder.flight_recorder import FlightRecorder, new_pipeline_number
 from ._device import AHEAD, check_device
 from .passes import PassProgress, PassState, unordered_stage
 from .sharding import (
@@ -41,12 +42,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..observe.profile import Profile
+    from ..observe.trace.profile import Profile
     from ..pipeline.builder import PipelineBuilder
-    from ..pipeline.definition import MaxFailures, PipelineSpec, SourceSpec
-    from ..pipeline.hooks import HookFactory, StatsQueue
-    from ..pipeline.stats import PipelineStats
-    from ..pipeline.tuning import Tuner
+    from ..pipeline.definition.specs import MaxFailures, PipelineSpec, SourceSpec
+    from ..pipeline.hooks.stats_queue import StatsQueue
+    from ..pipeline.hooks.task_hooks import HookFactory
+    from ..pipeline.run.tunable import Tuner
+    from ..pipeline.stats.perf_stats import PipelineStats
     from .sharding import Tail
 
 __all__ = ["PipelineDataset"]

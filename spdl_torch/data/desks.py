@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from ..pipeline.stacks import stack_of
+from ..pipeline.threads.stacks import stack_of
 
 if TYPE_CHECKING:
     import threading

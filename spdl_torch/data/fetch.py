@@ -36,7 +36,7 @@ from .ways import items_into, one_sample_of, samples_into, takes_batches
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..pipeline.hooks import TaskCell
+    from ..pipeline.hooks.task_hooks import TaskCell
     from .rng.keys import StreamKey
     from .rng.streams import SampleStreams
     from .skipping import Tolerance

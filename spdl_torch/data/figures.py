@@ -5,24 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ..observe.probes import ProbeCounters, probe_counters, probes_between
-from ..observe.report import make_report
-from ..pipeline.headcount import Headcount
-from ..pipeline.stats import (
+from ..observe.verdict.probes import ProbeCounters, probe_counters, probes_between
+from ..observe.verdict.report import make_report
+from ..pipeline.stats.counters import QueueCounters, TaskCounters
+from ..pipeline.stats.perf_stats import (
     PipelineStats,
-    QueueCounters,
     QueuePerfStats,
     StageStats,
-    TaskCounters,
     queue_stats,
     task_stats,
 )
+from ..pipeline.stats.thread_time import Headcount
 
 if TYPE_CHECKING:
-    from ..observe.report import Report
-    from ..pipeline.hooks import TaskStatsHook
-    from ..pipeline.recorder import FlightRecorder
-    from ..pipeline.timeline import Timeline
+    from ..observe.verdict.report import Report
+    from ..pipeline.hooks.task_hooks import TaskStatsHook
+    from ..pipeline.recorder.flight_recorder import FlightRecorder
+    from ..pipeline.recorder.timeline import Timeline
     from .jobs import Epoch
     from .skipping import SkippedSamples
 

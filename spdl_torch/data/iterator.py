@@ -17,9 +17,10 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory as _torch_pin_memory
 
-from ..pipeline.hooks import StageInfo, TaskStatsHook
-from ..pipeline.patience import told_when_long
-from ..pipeline.recorder import FlightRecorder
+from ..pipeline.hooks.stage_info import StageInfo
+from ..pipeline.hooks.task_hooks import TaskStatsHook
+from ..pipeline.recorder.flight_recorder import FlightRecorder
+from ..pipeline.threads.stall import told_when_long
 from ._device import open_device_stage
 from .auto_workers import LoaderTuner
 from .epoch_iterator import EpochIterator

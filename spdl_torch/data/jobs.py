@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..observe.probes import ProbeCounters
-    from ..pipeline.channel import Channel
-    from ..pipeline.recorder import ConsumerRing, FlightRecorder
-    from ..pipeline.stats import TaskCounters
+    from ..observe.verdict.probes import ProbeCounters
+    from ..pipeline.channel.channel import Channel
+    from ..pipeline.recorder.flight_recorder import FlightRecorder
+    from ..pipeline.recorder.rings import ConsumerRing
+    from ..pipeline.stats.counters import TaskCounters
     from .crowd import Crowd
     from .resume import WorkerState
     from .rng.keys import StreamKey

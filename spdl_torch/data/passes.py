@@ -17,14 +17,14 @@ from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..pipeline.definition import OpKind
+from ..pipeline.definition.ops import OpKind
 from .own_state import OwnState, WorkerState, give_state, keeps_state
 from .states import Field, check_fields, check_version, is_flag, is_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..pipeline.definition import StageSpec
+    from ..pipeline.definition.specs import StageSpec
     from ..pipeline.pipeline import Pipeline
 
 __all__ = ["PassProgress", "PassState", "unordered_stage"]

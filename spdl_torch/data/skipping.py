@@ -22,7 +22,7 @@ from ..pipeline.failures import FailureBudget, attach_note, describe, text_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..pipeline.definition import MaxFailures
+    from ..pipeline.definition.specs import MaxFailures
 
 __all__ = [
     "DEFAULT_ERROR_BUDGET",

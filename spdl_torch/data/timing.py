@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
-    from ..pipeline.hooks import TaskCell
-    from ..pipeline.recorder import Ring
+    from ..pipeline.hooks.task_hooks import TaskCell
+    from ..pipeline.recorder.rings import Ring
 
 __all__ = ["END", "record_parts", "timed", "timed_sample"]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..pipeline.channel import Channel, ChannelClosed, Dismissed
-from ..pipeline.timeline import Outcome
+from ..pipeline.channel.channel import Channel, ChannelClosed, Dismissed
+from ..pipeline.recorder.timeline import Outcome
 from .broken import Broken
 from .copies import own_copy, own_function
 from .fetch import BatchMaker, EndOfIterable
@@ -28,8 +28,8 @@ from .worker_info import acting_as_worker, rebound
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..pipeline.hooks import TaskCell
-    from ..pipeline.recorder import Ring
+    from ..pipeline.hooks.task_hooks import TaskCell
+    from ..pipeline.recorder.rings import Ring
     from .desks import Desk
     from .load_spec import LoadSpec
 

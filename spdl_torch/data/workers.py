@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import PipelineStopped
-from ..observe.probes import join_probing, probe_counters, start_probing, stop_probing
-from ..pipeline.channel import Channel, ChannelClosed
+from ..observe.verdict.probes import join_probing, probe_counters, start_probing, stop_probing
+from ..pipeline.channel.channel import Channel, ChannelClosed
 from ..pipeline.failures import text_of
-from ..pipeline.hooks import StageInfo, TaskStatsHook
-from ..pipeline.recorder import FlightRecorder
-from ..pipeline.stats import TaskCounters
-from ..pipeline.threads import ThreadGroup
+from ..pipeline.hooks.stage_info import StageInfo
+from ..pipeline.hooks.task_hooks import TaskStatsHook
+from ..pipeline.recorder.flight_recorder import FlightRecorder
+from ..pipeline.stats.counters import TaskCounters
+from ..pipeline.threads.thread_group import ThreadGroup
 from ._device import AHEAD
 from .crowd import Crowd
 from .desks import Desk, describe_desks

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..observe import tracing as _tracing
-from ..observe.program import trace_counter, trace_event
+from ..observe.trace.user_events import trace_counter, trace_event
 
 if TYPE_CHECKING:
     import os

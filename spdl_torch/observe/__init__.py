@@ -1,15 +1,20 @@
 """What a run measured: kept in a SQLite file, read, summed up, and judged."""
 
-from spdl_torch.observe.entries import (
+from spdl_torch.observe.plot.plot import plot_queue_stats, plot_stats, plot_task_stats
+from spdl_torch.observe.store.entries import (
     EventLogEntry,
     LogEntry,
     QueueStatsLogEntry,
     TaskStatsLogEntry,
     entries_of,
 )
-from spdl_torch.observe.plot import plot_queue_stats, plot_stats, plot_task_stats
-from spdl_torch.observe.profile import Profile
-from spdl_torch.observe.query import (
+from spdl_torch.observe.store.logging_hooks import (
+    QueueStatsRecorder,
+    TaskStatsRecorder,
+    recorders,
+    recording_gc,
+)
+from spdl_torch.observe.store.query import (
     QueueStatsQueryResult,
     QueueStatsRow,
     TaskStatsQueryResult,
@@ -18,21 +23,16 @@ from spdl_torch.observe.query import (
     query_queue_stats,
     query_task_stats,
 )
-from spdl_torch.observe.recorders import (
-    QueueStatsRecorder,
-    TaskStatsRecorder,
-    recorders,
-    recording_gc,
-)
-from spdl_torch.observe.report import Report, make_report
-from spdl_torch.observe.sqlite import SQLiteStatsWriter
-from spdl_torch.observe.stored import pipelines_of_file, report_of_file
-from spdl_torch.observe.summary import QueueSummary, TaskSummary, summarize
-from spdl_torch.observe.summary_text import log_stats_summary
-from spdl_torch.observe.trace_check import TraceSummary, check_trace
-from spdl_torch.observe.trace_files import merge_ranks, merge_with_torch
-from spdl_torch.observe.tracing import flight_recorder, tracing
-from spdl_torch.observe.verdict import Cause, Probes, Verdict, judge
+from spdl_torch.observe.store.stored_run import pipelines_of_file, report_of_file
+from spdl_torch.observe.store.summary import QueueSummary, TaskSummary, summarize
+from spdl_torch.observe.store.summary_text import log_stats_summary
+from spdl_torch.observe.store.writer import SQLiteStatsWriter
+from spdl_torch.observe.trace.check import TraceSummary, check_trace
+from spdl_torch.observe.trace.merge import merge_ranks, merge_with_torch
+from spdl_torch.observe.trace.profile import Profile
+from spdl_torch.observe.trace.tracing import flight_recorder, tracing
+from spdl_torch.observe.verdict.report import Report, make_report
+from spdl_torch.observe.verdict.verdict import Cause, Probes, Verdict, judge
 
 __all__ = [
     "Cause",

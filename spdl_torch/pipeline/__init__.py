@@ -1,9 +1,12 @@
-"""The engine: stages of worker threads joined by bounded queues.
+"""The engine: stages of worker threads joined by bounded queues. It knows nothing of torch.
 
-It knows nothing of torch. ``definition`` says what a pipeline is, ``defs`` and ``builder`` are how
-a user writes it, ``wiring`` makes sources, stages and queues of it, ``run`` owns their threads,
-``worker`` and ``coroutines`` are the stages, ``channel`` is where they wait, ``stats`` and
-``hooks`` are what can be seen of them.
+Users define a pipeline by ``builder`` or ``defs``; the result is a ``definition``. ``pipeline`` is
+the object that they hold, ``run`` one run of it: it creates sources and stages (``stage``), and the
+branches and joins between them (``graph``), and owns their ``threads``. They wait for each other at
+a ``channel`` and nowhere else. ``stats``, ``hooks`` and the ``recorder`` show what they do.
+
+From the ground up: ``definition``, ``failures``, ``threads``, ``stats``, ``channel``, ``recorder``,
+``hooks``, ``stage``, ``graph``, ``run``; each uses only those before it.
 """
 
 import importlib
@@ -12,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from ..errors import PipelineFailure, PipelineStopped
 from .builder import PipelineBuilder, build_pipeline
 from .caching import cache_iterator
-from .definition import PipelineSpec
-from .hooks import StageInfo, StatsQueue, TaskHook, TaskStatsHook
-from .marks import is_eof, is_epoch_end
+from .channel.sentinels import is_eof, is_epoch_end
+from .definition.specs import PipelineSpec
+from .hooks.stage_info import StageInfo
+from .hooks.stats_queue import StatsQueue
+from .hooks.task_hooks import TaskHook, TaskStatsHook
 from .pipeline import Pipeline
 from .profiling import ProfileHook, ProfileResult, profile_pipeline
-from .stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from .stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 if TYPE_CHECKING:
     from ..data.child_pipelines import iterate_in_subprocess, run_pipeline_in_subprocess
@@ -47,7 +52,7 @@ __all__ = [
     "run_pipeline_in_subprocess",
 ]
 
-# They need torch, which nothing else here does, so they are made on a floor above.
+# These need torch, which nothing else here does, so they are defined in a layer above.
 _HOMES = dict.fromkeys(
     ("iterate_in_subprocess", "run_pipeline_in_subprocess"), "..data.child_pipelines"
 )
@@ -57,7 +62,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name], __name__), name)
-    globals()[name] = value  # from now on without this detour
+    globals()[name] = value  # later accesses skip this function
     return value
 
 

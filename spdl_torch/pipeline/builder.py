@@ -1,4 +1,4 @@
-"""The fluent way to write a pipeline down."""
+"""The fluent way to define a pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
-    from .definition import (
+    from .definition.specs import (
         MaxFailures,
         OutputOrder,
         PipelineSpec,
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
         StageSpec,
     )
     from .defs import Aggregator
-    from .hooks import HookFactory, StatsQueue
-    from .tuning import Tuner
+    from .hooks.stats_queue import StatsQueue
+    from .hooks.task_hooks import HookFactory
+    from .run.tunable import Tuner
 
 __all__ = ["PipelineBuilder", "build_pipeline"]
 
@@ -39,7 +40,7 @@ U = TypeVar("U")
 
 
 class PipelineBuilder(Generic[T, U]):
-    """Collects a source, stages and a sink, then builds a :class:`Pipeline`.
+    """Collect a source, stages and a sink, then build a :class:`Pipeline`.
 
     Every method but ``build`` and ``get_config`` returns a builder. One builder can build any
     number of pipelines; each runs the source from its beginning.
@@ -77,7 +78,7 @@ class PipelineBuilder(Generic[T, U]):
         if self._source is not None:
             raise ValueError("add_source: the pipeline has a source already; it takes one.")
         self._source = SourceConfig(source, continuous)
-        return self  # type: ignore[return-value]  # the same builder, of which more is known
+        return self  # type: ignore[return-value]  # the same builder, now with its item type
 
     def pipe(
         self,
@@ -120,9 +121,9 @@ class PipelineBuilder(Generic[T, U]):
     def aggregate(
         self, input: int | Aggregator, /, *, drop_last: bool = False
     ) -> PipelineBuilder[T, Any]:
-        """Collect so many items into a list, or what an ``Aggregator`` makes of them.
+        """Collect ``input`` items into a list, or let an ``Aggregator`` combine them.
 
-        drop_last: leave out what is too little at the end. ``sizes 4,4,2 drop_last=True -> 4,4``.
+        drop_last: leave out an incomplete last list. ``sizes 4,4,2 drop_last=True -> 4,4``.
         """
         self._stages.append(Aggregate(input, drop_last=drop_last))
         return self
@@ -165,7 +166,7 @@ class PipelineBuilder(Generic[T, U]):
         return self
 
     def get_config(self) -> PipelineConfig[U]:
-        """The definition so far: frozen, printable, picklable if its ops are.
+        """Return the definition so far: frozen, printable, picklable if its ops are.
 
         Raises: RuntimeError: the source or the sink is missing.
         """
@@ -201,7 +202,7 @@ class PipelineBuilder(Generic[T, U]):
             ``(info, buffer_size=n)``, and with ``interval=`` too if it takes that and
             ``report_stats_interval`` is given.
         task_hook_factory: called with each :class:`StageInfo`; None = one :class:`TaskStatsHook`.
-        stage_id: the source's, in names of stages: the next ones count on from there.
+        stage_id: the source's number in the names of stages; the stages count on from it.
         use_thread_output_queue: makes no difference: items are always handed over by threads.
         stats: time every task and keep what the threads did; False saves about 1 µs a task.
         tuner: changes the stages' concurrency while they run; ``PerfParams.auto().build_options()``

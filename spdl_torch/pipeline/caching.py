@@ -1,4 +1,4 @@
-"""Batches that are kept and given again and again: how fast would training be without loading?"""
+"""Cached batches, yielded over and over: how fast would training be without loading?"""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def cache_iterator(
 
     return_caches_after: items that come from ``src``; None = ``num_caches``.
     stop_after: items in all; None = no end.
-    delete_src: let go of ``src`` as soon as only kept items are given, so that a loader's threads
-        and processes end if nobody else holds it.
-    Raises: ValueError: a number that leaves no item to be kept, or to be given again.
+    delete_src: drop ``src`` once only cached items are yielded, so that a loader's threads and
+        processes end if nobody else holds it.
+    Raises: ValueError: a number that leaves no item to cache, or to repeat.
     """
     run_for = num_caches if return_caches_after is None else return_caches_after
     if num_caches < 1:
@@ -53,5 +53,5 @@ def _replayed(src: Iterable[T], num_caches: int, run_for: int, delete_src: bool)
             kept.append(item)
         yield item
     if delete_src:
-        del src  # nobody else refers to it: this frame lives as long as the loop over kept items
+        del src  # else this frame would keep it alive during the loop over cached items
     yield from cycle(kept)

@@ -1,7 +1,7 @@
-"""A pipeline as data, in SPDL's words: configs to be put together, printed, pickled and built.
+"""A pipeline as data, in SPDL's words: configs to combine, print, pickle and build.
 
-The same definition that a :class:`~.builder.PipelineBuilder` collects, with what a chain of calls
-cannot say: pipelines that are merged into one. ``build_pipeline(config)`` makes it run.
+They define the same as a :class:`~.builder.PipelineBuilder` and one thing more, which a chain of
+calls cannot express: pipelines that are merged into one. ``build_pipeline(config)`` builds it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .definition import (
+from .definition.ops import OpKind, as_op, name_of
+from .definition.specs import (
     MaxFailures,
     MergeSpec,
-    OpKind,
     OutputOrder,
     PipelineSpec,
     SinkSpec,
     SourceSpec,
     StageSpec,
-    as_op,
-    name_of,
 )
 
 if TYPE_CHECKING:
@@ -159,19 +157,19 @@ def Pipe(
 
 
 class Aggregator(ABC):
-    """Makes items of items in its own way, on one thread. It is used as it is, so each pipeline
-    that runs needs one of its own.
+    """Combine items in a way of its own, on one thread. The object itself is used, no copy, so
+    each running pipeline needs one of its own.
     """
 
     @abstractmethod
     def accumulate(self, item: Any) -> Any:
-        """Take an item; return what is to be passed on, None = nothing yet."""
+        """Take an item; return the item to pass on, None = nothing yet."""
 
     @abstractmethod
     def flush(self) -> Any:
-        """The data has ended, or an epoch has: return the rest and be empty; None = there is none.
+        """Return the rest at the end of the data or of an epoch, and be empty; None = no rest.
 
-        With ``drop_last`` it is called between epochs alone, and what it returns is dropped.
+        With ``drop_last`` it is called between epochs only, and its result is dropped.
         """
 
 
@@ -188,15 +186,15 @@ class Collate(Aggregator, Generic[T]):
         return self.flush() if len(self._items) >= self.n else None
 
     def flush(self) -> list[T] | None:
-        """Return the items that there are; None = there are none."""
+        """Return the items collected so far; None = there are none."""
         items, self._items = self._items, []
         return items or None
 
 
 def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> AggregateConfig[Any]:
-    """Return a stage that collects lists of so many items, or what an :class:`Aggregator` makes.
+    """Return a stage that collects lists of ``input`` items, or uses an :class:`Aggregator`.
 
-    drop_last: leave out what is too little at the end. ``sizes 4,4,2 drop_last=True -> 4,4``.
+    drop_last: leave out an incomplete last list. ``sizes 4,4,2 drop_last=True -> 4,4``.
     """
     if isinstance(input, Collate):
         input = input.n

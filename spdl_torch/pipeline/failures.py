@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .definition import MaxFailures
+    from .definition.specs import MaxFailures
 
 __all__ = [
     *("DEFAULT_MAX_FAILURES", "FailureBudget"),
@@ -25,7 +25,7 @@ _LOGGED_ERRORS = 10
 
 
 class FailureBudget:
-    """Counts one stage's failing items and says when there are too many."""
+    """Count one stage's failing items, and decide when there are too many."""
 
     def __init__(self, stage: str, limit: MaxFailures | None) -> None:
         self._stage = stage
@@ -57,7 +57,7 @@ class FailureBudget:
         return is_share and 0 < num_tasks <= self.num_failures
 
     def message(self, num_tasks: int) -> str:
-        """What a :class:`PipelineFailure` says."""
+        """The text of the :class:`PipelineFailure`."""
         limit = self._limit if isinstance(self._limit, int) else f"{float(self._limit):.4g} of all"
         return (
             f"stage {self._stage!r}: {self.num_failures} of {num_tasks} tasks failed, "
@@ -70,7 +70,7 @@ class FailureBudget:
             _logger.error("%s: %s; the item is dropped.", _last_note(error), _one_line(error))
 
     def _tell_all(self, num_tasks: int) -> None:
-        """Log how many there were, after the last task."""
+        """Log the number of failures, after the last task."""
         if self.num_failures > _LOGGED_ERRORS:
             _logger.error(
                 "stage %r: %d of %d items failed and were dropped; the first %d are logged.",
@@ -84,13 +84,13 @@ class FailureBudget:
 
 
 def add_note(error: BaseException, stage: str, thread: str, number: int, item: Any) -> None:
-    """Say on the user's own exception where it happened."""
+    """Note on the user's own exception where it happened."""
     attach_note(error, f"in stage {stage!r} ({thread}), item {number}: {describe(item)}")
 
 
 def attach_note(error: BaseException, note: str) -> None:
-    """As ``error.add_note``, which fails on an exception whose class refuses new attributes (a
-    frozen dataclass): the error matters more than the note."""
+    """Call ``error.add_note``, unless the exception's class refuses new attributes, as a frozen
+    dataclass does: the error matters more than its note."""
     try:
         error.add_note(note)
     except Exception:
@@ -98,10 +98,10 @@ def attach_note(error: BaseException, note: str) -> None:
 
 
 def describe(item: Any) -> str:
-    """An item in one short line; arrays and tensors by type and shape, never by their values.
+    """Describe an item in one short line; arrays and tensors by type and shape, never by values.
 
-    Never raises, whatever the item's class makes of being looked at: it is asked for while an
-    error of the user's is on its way.
+    Never raises, even where the item's own ``__repr__`` does: the user's error is being handled
+    meanwhile, and must not be replaced by another one.
     """
     try:
         text = _described(item)
@@ -111,7 +111,7 @@ def describe(item: Any) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Type and text, where the type can say its text."""
+    """Return the error's type and, unless its ``__str__`` fails, its text."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

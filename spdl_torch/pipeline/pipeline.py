@@ -1,4 +1,4 @@
-"""The object a user holds: starts, iterates and stops one run."""
+"""The object that a user holds: it starts, iterates and stops one run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from ..errors import PipelineStopped
-from .definition import MaxFailures, PipelineSpec, check_max_failures
-from .recorder import FlightRecorder
-from .run import Run
-from .states import RunState
-from .upstairs import profile_of, report_of
+from .definition.specs import MaxFailures, PipelineSpec, check_max_failures
+from .recorder.flight_recorder import FlightRecorder
+from .report import profile_of, report_of
+from .run.run import Run
+from .run.states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..errors import PipelineFailure
-    from .hooks import HookFactory, StatsQueue
-    from .stats import PipelineStats
-    from .timeline import Timeline
-    from .tuning import Tuner
-    from .upstairs import Profile, Report
+    from .hooks.stats_queue import StatsQueue
+    from .hooks.task_hooks import HookFactory
+    from .recorder.timeline import Timeline
+    from .report import Profile, Report
+    from .run.tunable import Tuner
+    from .stats.perf_stats import PipelineStats
 
 __all__ = ["Pipeline"]
 
@@ -29,10 +30,10 @@ T = TypeVar("T")
 
 
 class Pipeline(Generic[T]):
-    """Runs a pipeline definition once, on threads of this process.
+    """One run of a pipeline definition, on threads of this process.
 
-    With a continuous source that one run is all epochs: each iterator gives one. One that is left
-    early leaves the rest of its epoch to the next.
+    With a continuous source that one run covers all epochs: each iterator yields one. If it is left
+    early, the next iterator yields the rest of that epoch.
 
     ``break``, an exception in the loop body and Ctrl-C: leaving ``auto_stop()``, calling
     ``stop()`` or dropping the object ends every thread. A running op is not interrupted: it
@@ -103,10 +104,10 @@ class Pipeline(Generic[T]):
             self._run.stop(timeout)
 
     def get_item(self, timeout: float | None = None) -> T:
-        """The next item; waits at most ``timeout`` seconds, None = as long as it takes.
+        """Return the next item; wait at most ``timeout`` seconds, None = as long as it takes.
 
         Raises: EOFError: the data has ended or, of a continuous source, an epoch, once: the next
-            call gives the first item of the next; TimeoutError: nothing came yet, call again;
+            call gives the first item of the next; TimeoutError: no item came in time, call again;
             PipelineFailure: too many items failed or the source raised; PipelineStopped.
         """
         item: T = self._run.get(timeout)
@@ -138,7 +139,7 @@ class Pipeline(Generic[T]):
 
     @property
     def failure(self) -> PipelineFailure | None:
-        """What iteration raises, or will raise behind the good items; None if nothing failed."""
+        """The error that iteration raises after the last good item; None if nothing failed."""
         return self._run.failure
 
     @property
@@ -147,7 +148,7 @@ class Pipeline(Generic[T]):
         return self._run.num_lost
 
     def stats(self) -> PipelineStats:
-        """Figures of every stage since the start, waits that are still open included."""
+        """Return the figures of every stage since the start, open waits included."""
         return self._run.stats()
 
     def report(self) -> Report:
@@ -156,21 +157,21 @@ class Pipeline(Generic[T]):
         Raises: RuntimeError: the pipeline was not started.
         """
         self._check_begun()
-        return report_of(self)
+        return report_of(self.stats())
 
     def profile(self) -> Profile:
-        """The report, and what every thread did in the last seconds:
+        """Return the report, with a record of what every thread did in the last seconds:
         ``pipeline.profile().write_trace("trace.json.gz")``. Raises: as ``report``.
         """
         self._check_begun()
-        return profile_of(self)
+        return profile_of(self.stats(), self.timeline())
 
     def _check_begun(self) -> None:
         if self._run.state is RunState.NEW:
             raise RuntimeError("Pipeline: there are no figures, nothing was loaded yet.")
 
     def timeline(self) -> Timeline:
-        """What every thread did in the last seconds; see ``spdl_torch.observe.tracing``."""
+        """Return what every thread did in the last seconds; see ``spdl_torch.observe.tracing``."""
         return self._run.recorder.timeline()
 
     def __repr__(self) -> str:

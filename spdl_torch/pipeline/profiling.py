@@ -1,4 +1,4 @@
-"""Each stage of a pipeline by itself, with more and fewer threads: which scales, and how far?"""
+"""Measure each stage of a pipeline alone, with more and fewer threads: which scale, how far?"""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from .builder import build_pipeline
-from .definition import MergeSpec, OpKind, PipelineSpec, SinkSpec, SourceSpec
-from .hooks import StatsQueue
+from .definition.ops import OpKind
+from .definition.specs import MergeSpec, PipelineSpec, SinkSpec, SourceSpec
+from .hooks.stats_queue import StatsQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from .definition import StageSpec
+    from .definition.specs import StageSpec
     from .pipeline import Pipeline
-    from .stats import QueuePerfStats
+    from .stats.perf_stats import QueuePerfStats
 
 __all__ = ["ProfileHook", "ProfileResult", "ProfileStats", "profile_pipeline"]
 
@@ -35,7 +36,7 @@ _logger = logging.getLogger("spdl_torch.pipeline")
 _CONCURRENCIES = (32, 16, 8, 4, 1)
 
 _KEPT_BYTES = 1 << 30
-"""Size of a stage's outputs, the next one's inputs, beyond which they are given repeatedly."""
+"""Bytes of a stage's outputs that are kept as the next one's inputs; beyond, inputs repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,14 @@ class ProfileStats:
 
     concurrency: int
     qps: float
-    """Items that it passed on, a second."""
+    """Items passed on per second."""
     occupancy_rate: float
     """Share of the time in which an item waited after it, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """A stage at every concurrency that was tried; of aggregates and generators of lists, at 1."""
+    """A stage at every concurrency tried; aggregates and generators of lists run at 1 alone."""
 
     name: str
     stats: Sequence[ProfileStats]
@@ -91,11 +92,11 @@ def profile_pipeline(
 
     num_inputs: items for each run of a stage. At most 1 GiB of them is kept, as far as their size
         can be seen; if that is less than ``num_inputs``, they are given repeatedly.
-    callback: called with each result as soon as it is there.
+    callback: called with each result as soon as it is known.
     Returns: a result for each stage, those of path variants and of merged pipelines included; []
         on ranks of a machine other than the first (``LOCAL_RANK``).
-    Raises: RuntimeError: a stage is given nothing, because the source is empty or the stages
-        before it drop or fail every item; ValueError: ``num_inputs`` < 1.
+    Raises: RuntimeError: a stage gets no item, because the source is empty or the stages before
+        it drop or fail every item; ValueError: ``num_inputs`` < 1.
     """
     if num_inputs < 1:
         raise ValueError(f"profile_pipeline: num_inputs must be >= 1, got {num_inputs}.")
@@ -152,7 +153,7 @@ class _Profiling:
         outputs = [
             output
             for path, part in zip(stage.paths, parts, strict=True)
-            if part  # a path that no input takes is not measured
+            if part  # no input takes this path: it is not measured
             for output in self._stages(path, part)
         ]
         random.shuffle(outputs)
@@ -198,7 +199,7 @@ class _SilentQueue(StatsQueue):
 
 
 def _silent(spec: PipelineSpec[Any]) -> Pipeline[Any]:
-    """A pipeline that logs no figures: there is one line for each run."""
+    """Build a pipeline that logs no figures: profiling itself logs one line a run."""
     return build_pipeline(
         spec, max_failures=-1, queue_class=_SilentQueue, task_hook_factory=lambda _: []
     )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ...errors import PipelineStopped
-from ...pipeline.channel import Channel, ChannelClosed
+from ...pipeline.channel.channel import Channel, ChannelClosed
 from ..jobs import Failed, Loaded
 from ..notes import Reason
 from ..workers import WorkerPool

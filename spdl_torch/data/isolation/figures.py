@@ -7,13 +7,13 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.recorder import FlightRecorder
-from ...pipeline.stats import TaskCounters
+from ...pipeline.recorder.flight_recorder import FlightRecorder
+from ...pipeline.stats.counters import TaskCounters
 from ..figures import PoolFigures, Readings
 
 if TYPE_CHECKING:
-    from ...observe.report import Report
-    from ...pipeline.timeline import Timeline
+    from ...observe.verdict.report import Report
+    from ...pipeline.recorder.timeline import Timeline
     from ..jobs import Epoch
     from .line import Line
     from .slabs import Mappings

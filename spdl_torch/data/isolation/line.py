@@ -18,7 +18,7 @@ import weakref
 from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.channel import Channel, ChannelClosed
+from ...pipeline.channel.channel import Channel, ChannelClosed
 from .child import main
 from .messages import Answer, Ask, Fatal, LogLine, Reply, Up
 from .portable import restored
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
-    from ...pipeline.threads import ThreadGroup
+    from ...pipeline.threads.thread_group import ThreadGroup
     from .child import Beginning
     from .portable import Portable
     from .slabs import Mappings

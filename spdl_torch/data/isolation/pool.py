@@ -15,11 +15,12 @@ import torch
 import torch.distributed
 
 from ...errors import PipelineStopped
-from ...observe.probes import probe_counters
-from ...pipeline.channel import Channel, ChannelClosed
-from ...pipeline.hooks import StageInfo, TaskStatsHook
-from ...pipeline.stats import TaskCounters
-from ...pipeline.threads import ThreadGroup
+from ...observe.verdict.probes import probe_counters
+from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.hooks.stage_info import StageInfo
+from ...pipeline.hooks.task_hooks import TaskStatsHook
+from ...pipeline.stats.counters import TaskCounters
+from ...pipeline.threads.thread_group import ThreadGroup
 from .._device import AHEAD
 from ..crowd import Crowd
 from ..desks import describe_desks

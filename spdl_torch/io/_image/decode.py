@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-__all__ = ["decode_image", "decode_tensor", "header_size", "to_pil"]
+__all__ = ["decode_image", "decode_tensor", "header_size", "none_decoded", "to_pil"]
 
 
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
@@ -192,3 +192,12 @@ def _reason(error: Exception) -> str:
     """The codec's message without the place in its source; the type's name if there is none."""
     text = re.sub(r"^.*\.(?:cpp|h|cc):\d+, ", "", str(error).partition("\n")[0])
     return text or type(error).__name__
+
+
+def none_decoded(num_given: int, errors: list[DecodeError]) -> DecodeError:
+    """Return the error for a batch none of whose images can be decoded."""
+    error = DecodeError(
+        f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"
+    )
+    error.__cause__ = errors[0]
+    return error

@@ -9,7 +9,7 @@ from spdl_torch.errors import DecodeError
 from .._video.filters import get_video_filter_desc
 from .._video.frames import convert_frames, decode_packets
 from .._video.image import demux_image
-from .images import none_of
+from .decode import none_decoded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,7 @@ def load_filtered_batch(
                 raise
             errors.append(error)
     if not frames:
-        raise none_of(len(srcs), errors)
+        raise none_decoded(len(srcs), errors)
     return convert_frames(frames, storage)
 
 

@@ -14,7 +14,7 @@ from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from . import kernel
 from .codec import check_codec, decode_regions, region_library
-from .decode import decode_image, decode_tensor, header_size
+from .decode import decode_image, decode_tensor, header_size, none_decoded
 from .geometry import Crop, fitted_size
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .geometry import CropFunction
     from .kernel import Plan
 
-__all__ = ["image_loader", "load_image", "load_image_batch", "load_planned", "none_of"]
+__all__ = ["image_loader", "load_image", "load_image_batch", "load_planned"]
 
 # Regions that are decoded before the kernel resizes them: 10 MB of photographs, however large the
 # batch is.
@@ -340,7 +340,7 @@ def _decode_each(
 
 def _check_any(images: dict[int, Tensor], errors: list[DecodeError], num_given: int) -> None:
     if not images:
-        raise none_of(num_given, errors)
+        raise none_decoded(num_given, errors)
 
 
 def _fill(
@@ -361,12 +361,3 @@ def _fill(
         part = slice(start, start + _REGIONS_AT_ONCE)
         kernel.fill_batch(*decode_regions(library, contents[part], orders[part]), batch[part])
     return batch
-
-
-def none_of(num_given: int, errors: list[DecodeError]) -> DecodeError:
-    """What is raised where no image of a batch can be decoded."""
-    error = DecodeError(
-        f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"
-    )
-    error.__cause__ = errors[0]
-    return error

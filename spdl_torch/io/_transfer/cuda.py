@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 
-from ...pipeline.threads import takes_over
+from ...pipeline.threads.thread_group import takes_over
 from .region import PageLocker, Region
 
 if TYPE_CHECKING:

@@ -1,0 +1,53 @@
+"""The verdict on what is drawn, as a sentence above the pictures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..store.stored_run import probes_of_events, stats_of_rows
+from ..verdict.verdict import Cause, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ..verdict.verdict import Probes
+    from .data import Recording
+
+__all__ = ["Finding", "find_bottlenecks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A sentence for people, and the label of the stage that it blames."""
+
+    text: str
+    label: str | None = None
+
+
+def find_bottlenecks(recording: Recording) -> dict[int, Finding]:
+    """What is found for each pipeline of a run; none for queues whose order is not known."""
+    pipelines: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for series in recording.everything:
+        if series.rows[0]["position"] is not None:
+            pipelines[series.key[0]] += series.rows
+    return {
+        pipeline: finding
+        for pipeline, rows in sorted(pipelines.items())
+        if (finding := _find(rows, *probes_of_events(recording.events, pipeline))) is not None
+    }
+
+
+def _find(
+    rows: Iterable[Mapping[str, Any]], probes: Probes | None, pooled: Sequence[str]
+) -> Finding | None:
+    tasks = [row for row in rows if "num_tasks" in row]
+    queues = [row for row in rows if "num_items" in row]
+    if not queues:
+        return None
+    verdict = judge(stats_of_rows(tasks, queues), probes, pooled=pooled)
+    if verdict.cause is Cause.SOURCE:
+        source = min(queues, key=lambda row: row["position"])
+        return Finding(verdict.finding, source["label"])
+    return Finding(verdict.finding, verdict.stage)

@@ -1,0 +1,255 @@
+"""What the plots show, read from the statistics file: one run, some stages, a span of time."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..store.query import choose_run, query_event_stats, query_queue_stats, query_task_stats
+from ..store.schema import open_for_reading
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ..store.entries import EventLogEntry
+
+__all__ = ["Collection", "Recording", "Run", "Series", "load", "merge_spans", "pair_collections"]
+
+Row: TypeAlias = "Mapping[str, Any]"
+Key: TypeAlias = tuple[int, int, str]
+"""Pipeline, position and label: what a stage and the queue behind it have in common."""
+
+_NO_POSITION = 1 << 30  # names of another form come last, in alphabetical order
+_OLDEST_GENERATION = 2
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Who wrote the figures, and when that began."""
+
+    run_id: int
+    num_runs: int
+    """In the file."""
+    host: str
+    rank: int
+    world_size: int
+    origin: float
+    """Where elapsed time counts from: seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """The intervals of one stage, or of one queue, oldest first."""
+
+    key: Key
+    name: str
+    """As logged last: a change of its concurrency changes the name of a stage."""
+    index: int
+    """Of the stage in its run, in the order of the pipeline; whatever is left out of the plot."""
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collection:
+    """A garbage collection; seconds since 1970."""
+
+    start: float
+    stop: float
+    is_full: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """The part of a run that is to be drawn."""
+
+    db_path: Path
+    run: Run
+    tasks: Sequence[Series]
+    queues: Sequence[Series]
+    everything: Sequence[Series]
+    """Of that time, also of stages that are left out: the bottleneck is found with them."""
+    events: Sequence[EventLogEntry]
+    """Of that time, oldest first."""
+    collections: Sequence[Collection]
+    start: float
+    """Of the first interval that is drawn, seconds since 1970."""
+    stop: float
+    """Of the last one."""
+
+    @property
+    def where(self) -> str:
+        """The file and the run, for messages."""
+        return _where(self.db_path, self.run.run_id)
+
+
+def load(
+    db_path: str | os.PathLike[str],
+    *,
+    stages: Sequence[str] | None,
+    start_time: float | str | None,
+    end_time: float | str | None,
+    run_id: int | None,
+) -> Recording:
+    """Read what is asked for; arguments as of :func:`spdl_torch.observe.plot_stats`.
+
+    Raises: FileNotFoundError; ValueError: not a statistics file, or nothing in it is asked for.
+    """
+    run_id = choose_run(db_path, run_id)
+    where = _where(db_path, run_id)
+    tasks = _by_stage(query_task_stats(db_path, run_id=run_id))
+    queues = _by_stage(query_queue_stats(db_path, run_id=run_id))
+    keys = sorted(tasks.keys() | queues.keys())
+    everything = [*tasks.values(), *queues.values()]
+    run = _read_run(db_path, run_id, min(_begin(rows[0]) for rows in everything))
+    first = _seconds_since_1970(start_time, "start_time", run.origin)
+    last = _seconds_since_1970(end_time, "end_time", run.origin)
+    chosen = set(keys) if stages is None else _choose_stages(stages, everything, where)
+
+    def within(groups: Mapping[Key, Sequence[Row]]) -> list[Series]:
+        cut = {key: [r for r in groups[key] if first <= r["timestamp"] <= last] for key in groups}
+        return [
+            Series(key=key, name=cut[key][-1]["name"], index=index, rows=cut[key])
+            for index, key in enumerate(keys)
+            if cut.get(key)
+        ]
+
+    all_tasks, all_queues = within(tasks), within(queues)
+    drawn_tasks = [series for series in all_tasks if series.key in chosen]
+    drawn_queues = [series for series in all_queues if series.key in chosen]
+    rows = [row for series in (*drawn_tasks, *drawn_queues) for row in series.rows]
+    if not rows:
+        times = [row["timestamp"] - run.origin for rows in everything for row in rows]
+        raise ValueError(
+            f"{where}: no interval of the chosen stages ends between start_time and end_time. "
+            f"Its intervals end from +{min(times):.3f} s to +{max(times):.3f} s after its start."
+        )
+    events = query_event_stats(db_path, run_id=run_id)
+    return Recording(
+        db_path=Path(db_path),
+        run=run,
+        tasks=drawn_tasks,
+        queues=drawn_queues,
+        everything=[*all_tasks, *all_queues],
+        events=[event for event in events if first <= event.timestamp <= last],
+        collections=pair_collections(events),
+        start=max(min(_begin(row) for row in rows), first),
+        stop=max(row["timestamp"] for row in rows),
+    )
+
+
+def _where(db_path: str | os.PathLike[str], run_id: int) -> str:
+    return f"{db_path}, run {run_id}"
+
+
+def _begin(row: Row) -> float:
+    return float(row["timestamp"] - row["elapsed"])
+
+
+# -- garbage collections ---------------------------------------------------------------------------
+
+
+def pair_collections(events: Iterable[EventLogEntry]) -> list[Collection]:
+    """Collections from ``gc_start`` to the ``gc_stop`` of the same generation, oldest first.
+
+    One whose start or stop is not in the file is left out. Without a generation, as other programs
+    log them, collections count as full.
+    """
+    begun: dict[int, float] = {}
+    found = []
+    for event in events:
+        generation = int(event.details.get("generation", _OLDEST_GENERATION))
+        if event.event_name == "gc_start":
+            begun[generation] = event.timestamp
+        elif event.event_name == "gc_stop" and generation in begun:
+            is_full = generation >= _OLDEST_GENERATION
+            start = begun.pop(generation)
+            found.append(Collection(start=start, stop=event.timestamp, is_full=is_full))
+    return found
+
+
+def merge_spans(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tuple[float, float]]:
+    """Join spans, sorted by start, that are less than ``gap`` apart: ``[(0, 1), (2, 3), (9, 9)]``
+    with a gap of 2 are ``[(0, 3), (9, 9)]``.
+    """
+    merged: list[tuple[float, float]] = []
+    for start, stop in spans:
+        if merged and start - merged[-1][1] < gap:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+# -- choosing --------------------------------------------------------------------------------------
+
+
+def _read_run(db_path: str | os.PathLike[str], run_id: int, first: float) -> Run:
+    with closing(open_for_reading(db_path)) as connection:
+        row = connection.execute("SELECT * FROM run WHERE run_id = ?", (run_id,)).fetchone()
+        (num_runs,) = connection.execute("SELECT count(*) FROM run").fetchone()
+    return Run(
+        run_id=run_id,
+        num_runs=num_runs,
+        host=row["host"],
+        rank=row["rank"],
+        world_size=row["world_size"],
+        # Figures may be older than the run that logs them: copied from elsewhere, or the clock
+        # was set back. Elapsed time is never negative.
+        origin=min(row["started"], first),
+    )
+
+
+def _by_stage(rows: Iterable[Row]) -> dict[Key, list[Row]]:
+    """The rows of each stage, oldest first; they come newest first."""
+    groups: dict[Key, list[Row]] = defaultdict(list)
+    for row in reversed(list(rows)):
+        groups[_key(row)].append(row)
+    return groups
+
+
+def _key(row: Row) -> Key:
+    if row["position"] is None:
+        return _NO_POSITION, 0, row["name"].removesuffix("_queue")
+    return int(row["name"].partition(":")[0]), row["position"], row["label"]
+
+
+def _choose_stages(
+    stages: Sequence[str], everything: Sequence[Sequence[Row]], where: str
+) -> set[Key]:
+    """The stages meant, by their names as logged, those of their queues, or their labels."""
+    by_name: dict[str, set[Key]] = defaultdict(set)
+    for rows in everything:
+        for row in rows:
+            for name in (row["name"], row["name"].removesuffix("_queue"), row["label"]):
+                by_name[name].add(_key(row))
+    for stage in stages:
+        if stage not in by_name:
+            labels = dict.fromkeys(key[2] for key in sorted(set().union(*by_name.values())))
+            raise ValueError(f"{where}: no stage {stage!r}; it has {', '.join(labels)}.")
+    return set().union(*(by_name[stage] for stage in stages))
+
+
+def _seconds_since_1970(value: float | str | None, name: str, origin: float) -> float:
+    """A bound of the time span, which has none where it is None."""
+    if value is None:
+        return float("-inf") if name == "start_time" else float("inf")
+    if not isinstance(value, str):
+        return float(value)
+    try:
+        if match := re.fullmatch(r"\+(\d+\.?\d*) *(s|min|h)?", value):
+            return origin + float(match[1]) * _SECONDS[match[2] or "s"]
+        if re.fullmatch(r"\d+\.?\d*(e\d+)?", value):
+            return float(value)
+        return datetime.fromisoformat(value).timestamp()
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be seconds since 1970, a date and time like 2026-01-31 12:00:00, or time "
+            f"after the run's start like +90 or +1.5min, got {value!r}."
+        ) from error

@@ -1,0 +1,304 @@
+"""Draws panels over time with matplotlib, without a display and without any global state.
+
+matplotlib is an extra: this module is imported without it, its functions need it.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from .data import merge_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
+
+    from .bottleneck import Finding
+    from .data import Collection, Recording, Series
+    from .panels import Panel
+
+__all__ = ["draw"]
+
+# Okabe and Ito's colours, which people of every kind of sight tell apart; without yellow, which
+# is hard to see on white.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+# Their number and that of the colours have no common divisor, so 56 stages differ.
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+_CURVE_STYLES: dict[str, dict[str, Any]] = {
+    "mean": {"linestyle": "-", "linewidth": 1.8, "markersize": 4.5},
+    "p90": {"linestyle": "--", "linewidth": 1.0, "alpha": 0.6, "markerfacecolor": "white"},
+    "p99": {"linestyle": ":", "linewidth": 1.0, "alpha": 0.6, "marker": "+", "markersize": 7},
+}
+
+_WIDTH, _PANEL_HEIGHT, _HEAD_HEIGHT = 12.0, 2.1, 1.1  # inches
+_COLUMNS = 1000  # pixels across a panel, about; events closer than that cannot be told apart
+_LETTERS_OF_LEGEND, _LETTERS_OF_TITLE = 30, 100
+_MOST_MARKERS = 40  # of a line; with more intervals some have none
+_LONGEST_LATENCY_RANGE = 100.0  # largest over smallest that a linear scale can show
+_SHORTEST_LATENCY = 1e-3  # ms; what is less is shown between it and 0
+_UNITS = (("s", 1.0, 300.0), ("min", 60.0, 5 * 3600.0), ("h", 3600.0, math.inf))
+
+_FULL, _YOUNG = "#b2182b", "#8073ac"
+_GREY = "#404040"
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Turns timestamps into what the x axis shows."""
+
+    origin: float
+    unit: str
+    unit_seconds: float
+
+    @classmethod
+    def of(cls, recording: Recording) -> _Clock:
+        span = recording.stop - recording.start
+        unit, seconds, _ = next(entry for entry in _UNITS if span <= entry[2])
+        return cls(recording.run.origin, unit, seconds)
+
+    def __call__(self, timestamp: float) -> float:
+        return (timestamp - self.origin) / self.unit_seconds
+
+
+def draw(
+    recording: Recording,
+    series: Sequence[Series],
+    panels: Sequence[Panel],
+    *,
+    heading: str,
+    findings: dict[int, Finding],
+) -> Figure:
+    """A figure with the panels one below the other, sharing the time axis."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    height = _HEAD_HEIGHT + _PANEL_HEIGHT * len(panels)
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    clock = _Clock.of(recording)
+    rows_of_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
+    all_axes = cast("list[Axes]", [row[0] for row in rows_of_axes])
+    for axes, panel in zip(all_axes, panels, strict=True):
+        _draw_panel(axes, panel, series, clock)
+        _draw_collections(axes, recording, clock)
+    figure.align_ylabels()
+    _set_time_axis(all_axes[-1], recording, clock)
+    figure.suptitle(f"{heading}\n{_subtitle(recording)}", fontsize="medium", color=_GREY)
+    _draw_findings(all_axes[0], findings)
+    has_percentiles = any(len(panel.curves) > 1 for panel in panels)
+    _draw_legend(figure, recording, series, findings, has_percentiles=has_percentiles)
+    return figure
+
+
+# -- a panel ---------------------------------------------------------------------------------------
+
+
+def _draw_panel(axes: Axes, panel: Panel, series: Sequence[Series], clock: _Clock) -> None:
+    drawn: list[float] = []
+    for one in series:
+        times = [clock(row["timestamp"]) for row in one.rows]
+        for curve in panel.curves:
+            values = [curve.value(row) for row in one.rows]
+            drawn += values
+            style = {**_style_of(one), **_CURVE_STYLES[curve.kind]}
+            style["markevery"] = _marked(values, every=curve.kind == "mean")
+            axes.plot(times, values, label=f"{one.name} {curve.kind}", **style)
+            if len(values) == 1:  # no neighbour to draw a line to: as long as the interval was
+                begin = clock(one.rows[0]["timestamp"] - one.rows[0]["elapsed"])
+                axes.lines[-1].set_data([begin, *times], values * 2)
+                axes.lines[-1].set_markevery([1])
+    axes.set_ylabel(panel.label)
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    _set_scale(axes, panel, [value for value in drawn if math.isfinite(value)])
+
+
+def _style_of(series: Series) -> dict[str, Any]:
+    return {
+        "color": _COLOURS[series.index % len(_COLOURS)],
+        "marker": _MARKERS[series.index % len(_MARKERS)],
+        "markersize": 4.5,
+    }
+
+
+def _marked(values: Sequence[float], *, every: bool) -> list[int]:
+    """Which points have a marker: those that no line reaches, and of ``every`` curve some more."""
+    there = [math.isfinite(value) for value in (math.nan, *values, math.nan)]
+    alone = {i for i in range(len(values)) if there[i + 1] and not (there[i] or there[i + 2])}
+    step = math.ceil(len(values) / _MOST_MARKERS)
+    return sorted(alone | set(range(0, len(values), step) if every else ()))
+
+
+def _set_scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    positive = [value for value in values if value > 0]
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    if panel.is_percentage:
+        axes.set_ylim(-4, 104)
+        axes.set_yticks([0, 25, 50, 75, 100])
+    elif panel.is_latency and positive and max(positive) > _LONGEST_LATENCY_RANGE * min(positive):
+        _set_logarithmic(axes, min(positive), has_less=min(values) < _SHORTEST_LATENCY)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=panel.is_count))
+        top = max(positive, default=1.0)
+        axes.set_ylim(-0.04 * top, 1.08 * top)
+
+
+def _set_logarithmic(axes: Axes, smallest: float, *, has_less: bool) -> None:
+    """A logarithmic scale with room for 0, which waits often are."""
+    from matplotlib.ticker import NullFormatter
+
+    formatter = axes.yaxis.get_major_formatter()
+    if has_less:
+        threshold = 10.0 ** math.floor(math.log10(max(smallest, _SHORTEST_LATENCY)))
+        axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+        axes.set_ylim(bottom=-0.2 * threshold)
+    else:
+        axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(formatter)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _set_time_axis(axes: Axes, recording: Recording, clock: _Clock) -> None:
+    left, right = clock(recording.start), clock(recording.stop)
+    margin = 0.015 * (right - left) or 0.5
+    axes.set_xlim(left - margin, right + margin)
+    axes.ticklabel_format(axis="x", style="plain", useOffset=False)
+    axes.set_xlabel(f"time since the run's start ({clock.unit}); a point is an interval's end")
+
+
+# -- garbage collections ---------------------------------------------------------------------------
+
+
+def _draw_collections(axes: Axes, recording: Recording, clock: _Clock) -> None:
+    """Full collections over the whole height; young ones, of which there are many, at the foot."""
+    full, young = _collections_within(recording)
+    _draw_spans(axes, full, recording, clock, top=1.0, colour=_FULL, hatch="////", gid="gc-full")
+    _draw_spans(axes, young, recording, clock, top=0.04, colour=_YOUNG, hatch="", gid="gc-young")
+
+
+def _collections_within(recording: Recording) -> tuple[list[Collection], list[Collection]]:
+    inside = [
+        collection
+        for collection in recording.collections
+        if collection.stop >= recording.start and collection.start <= recording.stop
+    ]
+    return [c for c in inside if c.is_full], [c for c in inside if not c.is_full]
+
+
+def _draw_spans(
+    axes: Axes,
+    collections: Iterable[Collection],
+    recording: Recording,
+    clock: _Clock,
+    *,
+    top: float,
+    colour: str,
+    hatch: str,
+    gid: str,
+) -> None:
+    from matplotlib.collections import PolyCollection
+
+    start, stop = recording.start, recording.stop
+    spans = [(max(c.start, start), min(c.stop, stop)) for c in collections]
+    merged = merge_spans(spans, gap=(stop - start) / _COLUMNS)
+    if not merged:
+        return
+    corners = [
+        [(clock(a), 0.0), (clock(a), top), (clock(b), top), (clock(b), 0.0)] for a, b in merged
+    ]
+    shapes = PolyCollection(
+        corners,
+        transform=axes.get_xaxis_transform(),
+        facecolor=(colour, 0.15),
+        edgecolor=(colour, 0.6),  # what keeps a span that is narrower than a pixel visible
+        linewidth=0.6,
+        hatch=hatch,
+        zorder=0.5,
+        gid=gid,
+    )
+    axes.add_collection(shapes, autolim=False)
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def _subtitle(recording: Recording) -> str:
+    run = recording.run
+    origin = datetime.fromtimestamp(run.origin).astimezone()
+    parts = [recording.db_path.name, f"run {run.run_id} of {run.num_runs}"]
+    parts += [f"rank {run.rank} of {run.world_size} on {run.host}"]
+    return "  |  ".join([*parts, f"started {origin.isoformat(sep=' ', timespec='seconds')}"])
+
+
+def _draw_findings(axes: Axes, findings: dict[int, Finding]) -> None:
+    lines = []
+    for pipeline, finding in findings.items():
+        prefix = f"Pipeline {pipeline}: " if len(findings) > 1 else ""
+        lines += textwrap.wrap(prefix + finding.text, _LETTERS_OF_TITLE)
+    if lines:
+        colour = _FULL if any(finding.label for finding in findings.values()) else _GREY
+        title = axes.set_title("\n".join(lines), loc="left", color=colour, fontweight="bold")
+        title.set(fontsize="medium", parse_math=False, gid="bottleneck")
+
+
+def _draw_legend(
+    figure: Figure,
+    recording: Recording,
+    series: Sequence[Series],
+    findings: dict[int, Finding],
+    *,
+    has_percentiles: bool,
+) -> None:
+    """What colours and shapes mean, to the right of the panels."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    for one in series:
+        label = _legend_label(one, findings.get(one.key[0]))
+        handles.append(Line2D([], [], linewidth=1.8, label=label, **_style_of(one)))
+    if has_percentiles:
+        for kind, style in _CURVE_STYLES.items():
+            handles.append(Line2D([], [], **{"color": _GREY, "marker": "o", **style}, label=kind))
+    for collections, name, colour, hatch in zip(
+        _collections_within(recording),
+        ("full", "young"),
+        (_FULL, _YOUNG),
+        ("////", ""),
+        strict=True,
+    ):
+        if collections:
+            seconds = sum(c.stop - c.start for c in collections)
+            label = f"{name} garbage\ncollections: {len(collections):,},\n{seconds:.3g} s in all"
+            patch = Patch(
+                facecolor=(colour, 0.15), edgecolor=(colour, 0.6), hatch=hatch, label=label
+            )
+            handles.append(patch)
+    labels = [str(handle.get_label()) for handle in handles]
+    legend = figure.legend(handles, labels, loc="outside right upper", fontsize="small")
+    _take_literally(legend)
+
+
+def _legend_label(series: Series, finding: Finding | None) -> str:
+    lines = textwrap.wrap(series.name, _LETTERS_OF_LEGEND, break_on_hyphens=False)
+    if finding is not None and finding.label == series.key[2]:
+        lines.append("(bottleneck)")
+    label = "\n".join(lines)
+    # matplotlib leaves labels that begin with an underscore out.
+    return f" {label}" if label.startswith("_") else label
+
+
+def _take_literally(legend: Legend) -> None:
+    """Names of stages may hold a dollar sign, which would begin a formula."""
+    for text in legend.get_texts():
+        text.set_parse_math(False)

@@ -1,0 +1,135 @@
+"""Pictures of a statistics file: what every stage and queue did over time, and what held them back.
+
+Needs matplotlib, the extra ``plot``; a display is not needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from .bottleneck import find_bottlenecks
+from .data import load
+from .draw import draw
+from .panels import QUEUE_PANELS, TASK_PANELS
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+
+    from .data import Recording
+
+__all__ = ["FileFormat", "plot_queue_stats", "plot_stats", "plot_task_stats"]
+
+FileFormat = Literal["png", "svg", "pdf"]
+
+
+def plot_stats(
+    db_path: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    *,
+    stages: Sequence[str] | None = None,
+    start_time: float | str | None = None,
+    end_time: float | str | None = None,
+    run_id: int | None = None,
+    file_format: FileFormat = "png",
+) -> list[Path]:
+    """Paths of the pictures written: ``task_stats_combined`` and ``queue_stats_combined``.
+
+    A picture of which the chosen stages have no figures (a source has only a queue) is left out.
+
+    Args:
+        db_path: of the statistics file; the run may still go on.
+        output_dir: made if it does not exist; pictures of the same name are overwritten.
+        stages: as logged (``0:1:decode[10]``) or without the numbers (``decode``); None = all.
+        start_time, end_time: of the intervals that are drawn, both inclusive: seconds since 1970;
+            text in ISO 8601 (``2026-01-31 12:00``, local time unless it says otherwise); or time
+            after the run's start, as the pictures show it (``+90``, ``+1.5min``, ``+2h``).
+        run_id: None = the last run in the file that has figures.
+        file_format: ``png``, ``svg`` or ``pdf``.
+    Raises: FileNotFoundError; ModuleNotFoundError: matplotlib is not installed; ValueError: not a
+        statistics file, no such run or stage, or no interval in that time.
+    """
+    if file_format not in get_args(FileFormat):
+        raise ValueError(f"plot_stats: file_format must be png, svg or pdf, got {file_format!r}.")
+    _check_matplotlib()
+    recording = load(
+        db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id
+    )
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind, rows, draw_one in (
+        ("task", recording.tasks, _draw_tasks),
+        ("queue", recording.queues, _draw_queues),
+    ):
+        if rows:
+            path = folder / f"{kind}_stats_combined.{file_format}"
+            draw_one(recording).savefig(path, format=file_format, dpi=110)
+            paths.append(path)
+    return paths
+
+
+def plot_task_stats(
+    db_path: str | os.PathLike[str],
+    *,
+    stages: Sequence[str] | None = None,
+    start_time: float | str | None = None,
+    end_time: float | str | None = None,
+    run_id: int | None = None,
+) -> Figure:
+    """A figure with tasks, successes, failures and task times (mean, p90, p99) of each stage.
+
+    Arguments and errors as of :func:`plot_stats`. Save it with ``savefig``.
+    """
+    _check_matplotlib()
+    recording = load(
+        db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id
+    )
+    if not recording.tasks:
+        raise ValueError(f"{recording.where}: the chosen stages have no figures of tasks.")
+    return _draw_tasks(recording)
+
+
+def plot_queue_stats(
+    db_path: str | os.PathLike[str],
+    *,
+    stages: Sequence[str] | None = None,
+    start_time: float | str | None = None,
+    end_time: float | str | None = None,
+    run_id: int | None = None,
+) -> Figure:
+    """A figure with throughput, occupancy, waits of puts and gets (mean, p90, p99) and items of
+    each queue.
+
+    Arguments and errors as of :func:`plot_stats`. Save it with ``savefig``.
+    """
+    _check_matplotlib()
+    recording = load(
+        db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id
+    )
+    if not recording.queues:
+        raise ValueError(f"{recording.where}: the chosen stages have no figures of queues.")
+    return _draw_queues(recording)
+
+
+def _draw_tasks(recording: Recording) -> Figure:
+    findings = find_bottlenecks(recording)
+    return draw(recording, recording.tasks, TASK_PANELS, heading="Stages", findings=findings)
+
+
+def _draw_queues(recording: Recording) -> Figure:
+    findings = find_bottlenecks(recording)
+    return draw(recording, recording.queues, QUEUE_PANELS, heading="Queues", findings=findings)
+
+
+def _check_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "Plots need matplotlib, which is not installed: pip install matplotlib (the extra "
+            "plot)."
+        ) from error

@@ -1,0 +1,174 @@
+"""What is logged about a run: figures of a stage's tasks, of a queue, and events."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...pipeline.hooks.stage_info import StageInfo
+from ...pipeline.stats.perf_stats import QueuePerfStats
+from ..verdict.intervals import lap_between, thread_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...pipeline.stats.perf_stats import PipelineStats, StageStats, TaskPerfStats
+    from ..verdict.report import Report
+    from ..verdict.verdict import Probes
+
+__all__ = [
+    "PROBES_EVENT",
+    "EventLogEntry",
+    "LogEntry",
+    "QueueStatsLogEntry",
+    "TaskStatsLogEntry",
+    "entries_of",
+    "probes_entry",
+]
+
+PROBES_EVENT = "probes"
+"""Name of the event that keeps what the probes read, for one pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatsLogEntry:
+    """Figures of one stage's tasks in one interval."""
+
+    timestamp: float
+    """End of the interval; seconds since 1970."""
+    name: str
+    """Of the stage, as ``str(StageInfo)`` prints it: ``0:1:decode[10]``."""
+    stats: TaskPerfStats
+    num_dropped: int | None = None
+    """Of these tasks, those whose op returned None; None = nobody counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatsLogEntry:
+    """Figures of one queue in one interval."""
+
+    timestamp: float
+    """End of the interval; seconds since 1970."""
+    name: str
+    """Of the queue, as ``StatsQueue.name``: ``0:1:decode[10]_queue``."""
+    stats: QueuePerfStats
+
+
+@dataclass(frozen=True, slots=True)
+class EventLogEntry:
+    """Something that happened at one moment: ``gc_start``, ``gc_stop``, or the user's own."""
+
+    timestamp: float
+    """Seconds since 1970."""
+    event_name: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever JSON can hold."""
+
+
+LogEntry: TypeAlias = TaskStatsLogEntry | QueueStatsLogEntry | EventLogEntry
+
+
+def entries_of(
+    report: Report,
+    before: Report | None = None,
+    *,
+    pipeline_id: int = 0,
+    name: str = "",
+    timestamp: float | None = None,
+) -> list[LogEntry]:
+    """What a report holds as log entries, for loaders, which have no hooks: a window for every
+    stage and queue, and an event with the probes' readings. A file with them gives the same
+    verdict.
+
+    Args:
+        before: an earlier report of the same pass: what came since is logged; None = all.
+        pipeline_id: tells loaders of one run apart; stages are called ``0:1:fetch[2]``.
+        name: of the loader, for people.
+        timestamp: end of the windows, seconds since 1970; None = now.
+    """
+    stats = lap_between(before.stats if before is not None else None, report.stats)
+    now = time.time() if timestamp is None else timestamp
+    if not stats.stages:
+        return []  # nothing was loaded
+    infos = [
+        StageInfo(pipeline_id, position, stage.name, stage.concurrency)
+        for position, stage in enumerate(stats.stages, start=1)
+    ]
+    tasks = [
+        TaskStatsLogEntry(now, str(info), stage.tasks, stage.num_dropped)
+        for info, stage in zip(infos, stats.stages, strict=True)
+    ]
+    source = StageInfo(pipeline_id, 0, "source")
+    sink = StageInfo(pipeline_id, len(infos) + 1, "sink")
+    figures = _queues_of(stats, report.pooled)
+    queues = [
+        QueueStatsLogEntry(now, f"{info}_queue", queue)
+        for info, queue in zip((source, *infos, sink), figures, strict=True)
+    ]
+    probes = probes_entry(
+        report.probes,
+        report.stats.elapsed,
+        begins=stats is report.stats,
+        pooled=report.pooled,
+        pipeline_id=pipeline_id,
+        name=name,
+        timestamp=now,
+    )
+    return [*tasks, *queues, probes]
+
+
+def probes_entry(
+    probes: Probes,
+    elapsed: float,
+    *,
+    begins: bool,
+    pooled: Sequence[str] = (),
+    pipeline_id: int = 0,
+    name: str = "",
+    timestamp: float,
+) -> EventLogEntry:
+    """The event ``probes``: readings over the ``elapsed`` seconds of the pass so far.
+
+    begins: it is the first one of its pass.
+    """
+    details = {"pipeline": pipeline_id, "name": name, "elapsed": elapsed, "begins": begins}
+    details |= {"pooled": list(pooled), **asdict(probes)}
+    return EventLogEntry(timestamp, PROBES_EVENT, details)
+
+
+def _queues_of(stats: PipelineStats, pooled: Sequence[str]) -> list[QueuePerfStats]:
+    """Of the source, behind every stage, and of the sink; their waits are what the ratios say."""
+    first, *following = stats.stages
+    source = _queue(None, first.tasks.elapsed, first.tasks.num_tasks, 0.0, _wait_in(first))
+    found, num_items, like = [source], 0, None
+    for stage, taker in zip(stats.stages, [*following, None], strict=True):
+        get = stage.queue.get_wait_time if taker is None else _wait_in(taker)
+        # What a loader's thread fetches it collates itself: there is no queue in between.
+        hands_over = taker is not None and {stage.name, taker.name} <= set(pooled)
+        like = None if hands_over or stage.queue.elapsed == 0 else stage.queue
+        num_good = stage.tasks.num_tasks - stage.tasks.num_failures - stage.num_dropped
+        num_items = num_good if like is None else like.num_items
+        wait_out = stage.wait_out_ratio * thread_seconds(stage)
+        found.append(_queue(like, stage.tasks.elapsed, num_items, wait_out, get))
+    waited = stats.consumer_wait_ratio * stats.elapsed
+    return [*found, _queue(like, stats.elapsed, num_items, 0.0, waited)]
+
+
+def _wait_in(stage: StageStats) -> float:
+    return stage.wait_in_ratio * thread_seconds(stage)
+
+
+def _queue(
+    like: QueuePerfStats | None, elapsed: float, num_items: int, put_wait: float, get_wait: float
+) -> QueuePerfStats:
+    """Percentiles and occupancy of ``like``, if any, with waits of the given seconds in all."""
+    return replace(
+        like or QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0),
+        elapsed=elapsed,
+        num_items=num_items,
+        ave_put_time=put_wait / num_items if num_items else 0.0,
+        ave_get_time=get_wait / num_items if num_items else 0.0,
+        put_wait_time=put_wait,
+        get_wait_time=get_wait,
+    )

@@ -1,0 +1,116 @@
+"""The hooks and queues that send a pipeline's figures to a log, and the garbage collector's."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...pipeline.hooks.stats_queue import StatsQueue
+from ...pipeline.hooks.task_hooks import TaskHook, TaskStatsHook
+from ..verdict.probes import is_probing, probe_counters, probes_between
+from .entries import (
+    EventLogEntry,
+    LogEntry,
+    QueueStatsLogEntry,
+    TaskStatsLogEntry,
+    probes_entry,
+)
+
+if TYPE_CHECKING:
+    from ...pipeline.hooks.stage_info import StageInfo
+    from ...pipeline.stats.perf_stats import QueuePerfStats, TaskPerfStats
+
+__all__ = ["QueueStatsRecorder", "TaskStatsRecorder", "recorders", "recording_gc"]
+
+Log = Callable[[LogEntry], Any]
+
+
+class TaskStatsRecorder(TaskStatsHook):
+    """A ``TaskStatsHook`` that logs an entry every ``interval`` seconds, and one at the end."""
+
+    def __init__(self, info: StageInfo, log: Log, interval: float | None = None) -> None:
+        super().__init__(info, interval=interval)
+        self._log = log
+        self._num_dropped = 0  # that were logged
+
+    async def interval_stats_callback(self, stats: TaskPerfStats) -> None:
+        """Log the figures."""
+        num_dropped = sum(cell.num_dropped for cell in self._cells)
+        lap, self._num_dropped = num_dropped - self._num_dropped, num_dropped
+        self._log(TaskStatsLogEntry(time.time(), str(self.info), stats, lap))
+
+
+class QueueStatsRecorder(StatsQueue):
+    """A ``StatsQueue`` that logs an entry every ``interval`` seconds, and one at the end; that of
+    the sink also what the probes read, while a ``PipelineDataset`` or a loader probes.
+    """
+
+    def __init__(
+        self, info: StageInfo, buffer_size: int, interval: float | None = None, *, log: Log
+    ) -> None:
+        super().__init__(info, buffer_size, interval)
+        self._log = log
+        self._probes_before = probe_counters() if info.stage_name == "sink" else None
+        self._begins = True
+
+    async def interval_stats_callback(self, stats: QueuePerfStats) -> None:
+        """Log the figures."""
+        now = time.time()
+        self._log(QueueStatsLogEntry(now, self.name, stats))
+        before = self._probes_before
+        if before is not None and is_probing():
+            after, pipeline_id = probe_counters(), self.info.pipeline_id
+            probes, elapsed = probes_between(before, after), (after.wall_ns - before.wall_ns) / 1e9
+            entry = probes_entry(
+                probes, elapsed, begins=self._begins, pipeline_id=pipeline_id, timestamp=now
+            )
+            self._log(entry)
+            self._begins = False
+
+
+def recorders(log: Log, interval: float | None = None, *, pipeline_id: int = 0) -> dict[str, Any]:
+    """The options of ``PipelineBuilder.build`` that send every figure to ``log``:
+    ``builder.build(**recorders(writer.log, interval=60))``.
+
+    interval: seconds between two entries of a stage; None = one, at the end.
+    pipeline_id: the first number in the stages' names. Pipelines that log to one writer need
+        numbers of their own, or stages of the same name are added up.
+    """
+
+    def numbered(info: StageInfo) -> StageInfo:
+        return replace(info, pipeline_id=pipeline_id)
+
+    def make_hooks(info: StageInfo) -> list[TaskHook]:
+        return [TaskStatsRecorder(numbered(info), log, interval)]
+
+    def make_queue(
+        info: StageInfo, buffer_size: int, interval: float | None = interval
+    ) -> QueueStatsRecorder:
+        return QueueStatsRecorder(numbered(info), buffer_size, interval, log=log)
+
+    return {"queue_class": make_queue, "task_hook_factory": make_hooks}
+
+
+@contextmanager
+def recording_gc(log: Log, *, generation: int = 0) -> Iterator[None]:
+    """Log ``gc_start`` and ``gc_stop`` of garbage collections while the block runs.
+
+    generation: of this and older ones; 2 = only full collections, the ones that take long.
+
+    ``log`` is called inside the collection, on whichever thread it happens: it must not take a
+    lock that this thread may hold. ``SQLiteStatsWriter.log`` is safe, ``queue.Queue.put`` is not.
+    """
+
+    def on_gc(phase: str, info: dict[str, int]) -> None:
+        if info["generation"] >= generation:
+            log(EventLogEntry(time.time(), f"gc_{phase}", info))
+
+    gc.callbacks.append(on_gc)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(on_gc)

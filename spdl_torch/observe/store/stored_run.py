@@ -1,0 +1,221 @@
+"""A whole run of a statistics file as one reading, from which the verdict can be given again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ..verdict.report import Report, make_report
+from ..verdict.verdict import Probes
+from .entries import PROBES_EVENT
+from .query import (
+    choose_run,
+    num_dropped_of_run,
+    query_event_stats,
+    query_queue_stats,
+    query_task_stats,
+)
+from .summary import mean_of, total_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .entries import EventLogEntry
+
+__all__ = [
+    "pipelines_of_file",
+    "probes_of_events",
+    "report_of_file",
+    "stats_of_file",
+    "stats_of_rows",
+]
+
+
+def report_of_file(
+    db_path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
+) -> Report:
+    """The verdict over one run of a statistics file; None = the last one that has figures.
+
+    pipeline: of several in that run, see :func:`pipelines_of_file`; None = the one with the lowest
+        number.
+
+    Without the event ``probes`` of that pipeline the cause is told from CPU time alone.
+    Raises: FileNotFoundError; ValueError: not a statistics file, or no such run or pipeline in it.
+    """
+    run_id = choose_run(db_path, run_id)
+    pipeline = _choose_pipeline(db_path, run_id, pipeline)
+    stats = stats_of_file(db_path, run_id=run_id, pipeline=pipeline)
+    events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
+    probes, pooled = probes_of_events(events, pipeline or 0)
+    report = make_report(stats, probes, pooled=pooled)
+    missing = num_dropped_of_run(db_path, run_id)
+    if not missing:
+        return report
+    remark = f"entries of this run that were not written to the file: {missing}."
+    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, remark))
+    return replace(report, verdict=verdict)
+
+
+def pipelines_of_file(
+    db_path: str | os.PathLike[str], *, run_id: int | None = None
+) -> dict[int, str]:
+    """Numbers of the pipelines and loaders of a run, in order, and what each is called (``train``;
+    "" = it has no name). Arguments and errors as of :func:`report_of_file`.
+    """
+    run_id = choose_run(db_path, run_id)
+    rows = query_queue_stats(db_path, run_id=run_id)
+    numbers = sorted({row["pipeline"] for row in rows if row["pipeline"] is not None})
+    events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
+    names = {event.details["pipeline"]: str(event.details["name"]) for event in events}
+    return {number: names.get(number, "") for number in numbers}
+
+
+def stats_of_file(
+    db_path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
+) -> PipelineStats:
+    """A run's windows added up. Arguments and errors as of :func:`report_of_file`."""
+    run_id = choose_run(db_path, run_id)
+    pipeline = _choose_pipeline(db_path, run_id, pipeline)
+    return stats_of_rows(
+        query_task_stats(db_path, run_id=run_id, pipeline=pipeline),
+        query_queue_stats(db_path, run_id=run_id, pipeline=pipeline),
+    )
+
+
+def probes_of_events(
+    events: Iterable[EventLogEntry], pipeline: int
+) -> tuple[Probes | None, tuple[str, ...]]:
+    """What the probes read over all passes of a pipeline, None if nothing was logged, and which of
+    its stages share threads.
+
+    events: oldest first. Each tells of its pass so far, so that the last one of a pass counts.
+    """
+    passes: list[EventLogEntry] = []
+    for event in events:
+        if event.event_name == PROBES_EVENT and event.details["pipeline"] == pipeline:
+            if passes and not event.details["begins"]:
+                passes.pop()
+            passes.append(event)
+    if not passes:
+        return None, ()
+    readings = [event.details for event in passes]
+
+    def mean(key: str) -> float | None:
+        known = [reading for reading in readings if reading[key] is not None]
+        if len(known) <= 1:  # exactly as it was
+            return known[0][key] if known else None
+        return mean_of(known, key, lambda reading: reading["elapsed"])
+
+    probes = Probes(
+        gil_seconds=mean("gil_seconds"),
+        run_delay_ratio=mean("run_delay_ratio"),
+        gc_ratio=mean("gc_ratio"),
+        step_slowdown=mean("step_slowdown"),
+        num_cores=readings[-1]["num_cores"],
+        switch_interval=readings[-1]["switch_interval"],
+        one_at_a_time=readings[-1].get("one_at_a_time", False),
+    )
+    return probes, tuple(readings[-1]["pooled"])
+
+
+def _choose_pipeline(
+    db_path: str | os.PathLike[str], run_id: int, pipeline: int | None
+) -> int | None:
+    """The given one or the first; None where no name in the run has a number."""
+    numbers = list(pipelines_of_file(db_path, run_id=run_id))
+    if pipeline is None:
+        return numbers[0] if numbers else None
+    if pipeline not in numbers:
+        there = ", ".join(map(str, numbers)) or "none has a number"
+        raise ValueError(f"{db_path}: pipeline must be in run {run_id} ({there}), got {pipeline}.")
+    return pipeline
+
+
+def stats_of_rows(
+    task_rows: Iterable[Mapping[str, Any]], queue_rows: Iterable[Mapping[str, Any]]
+) -> PipelineStats:
+    """One pipeline's windows added up: rows of the views, newest first; one of a queue at least."""
+    tasks = _by_position(task_rows)
+    (_, inlet), *others = queues = sorted(_by_position(queue_rows).items())
+    stages = []
+    for key, outlet in others[:-1]:  # the first queue is the source's, the last one the sink's
+        stages.append(_stage(tasks.get(key, []), inlet, outlet))
+        inlet = outlet
+    sink = queues[-1][1]
+    elapsed = _sum(sink, "elapsed")
+    return PipelineStats(
+        elapsed=elapsed,
+        consumer_wait_ratio=min(1.0, _sum(sink, "get_wait_time") / max(elapsed, 1e-9)),
+        stages=tuple(stages),
+    )
+
+
+def _by_position(
+    rows: Iterable[Mapping[str, Any]],
+) -> dict[tuple[int, str], list[Mapping[str, Any]]]:
+    """Rows of each stage; its name as logged changes with its concurrency."""
+    groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        place = -1 if row["position"] is None else row["position"]
+        label = row["label"] if place >= 0 else row["name"].removesuffix("_queue")
+        groups[place, label].append(row)
+    return groups
+
+
+def _stage(
+    tasks: Sequence[Mapping[str, Any]],
+    inlet: Sequence[Mapping[str, Any]],
+    outlet: Sequence[Mapping[str, Any]],
+) -> StageStats:
+    concurrency, elapsed = outlet[0]["concurrency"], _sum(outlet, "elapsed")
+    thread_seconds = max(sum(row["elapsed"] * row["concurrency"] for row in outlet), 1e-9)
+    figures, queue = _tasks(tasks, elapsed), _queue(outlet, elapsed)
+    return StageStats(
+        name=outlet[0]["label"],
+        concurrency=concurrency,
+        tasks=figures,
+        queue=queue,
+        num_dropped=sum(row["num_dropped"] or 0 for row in tasks),
+        busy_ratio=min(1.0, figures.busy_time / thread_seconds),
+        wait_in_ratio=min(1.0, _sum(inlet, "get_wait_time") / thread_seconds),
+        wait_out_ratio=min(1.0, _sum(outlet, "put_wait_time") / thread_seconds),
+    )
+
+
+def _tasks(rows: Sequence[Mapping[str, Any]], elapsed: float) -> TaskPerfStats:
+    def mean(column: str) -> float:
+        return mean_of(rows, column, lambda row: row["num_tasks"] - row["num_failures"])
+
+    return TaskPerfStats(
+        num_tasks=total_of(rows, "num_tasks"),
+        num_failures=total_of(rows, "num_failures"),
+        ave_time=mean("ave_time"),
+        p90_time=max((row["p90_time"] for row in rows), default=0.0),
+        p99_time=max((row["p99_time"] for row in rows), default=0.0),
+        elapsed=elapsed,
+        ave_cpu_time=mean_of(rows, "ave_cpu_time", lambda row: row["num_tasks"]),
+        p50_time=mean("p50_time"),
+        busy_time=_sum(rows, "busy_time"),
+    )
+
+
+def _queue(rows: Sequence[Mapping[str, Any]], elapsed: float) -> QueuePerfStats:
+    def mean(column: str) -> float:
+        return mean_of(rows, column, lambda row: row["num_items"])
+
+    return QueuePerfStats(
+        elapsed=elapsed,
+        num_items=total_of(rows, "num_items"),
+        ave_put_time=mean("ave_put_time"),
+        ave_get_time=mean("ave_get_time"),
+        occupancy_rate=mean_of(rows, "occupancy_rate", lambda row: row["elapsed"]),
+        put_wait_time=_sum(rows, "put_wait_time"),
+        get_wait_time=_sum(rows, "get_wait_time"),
+    )
+
+
+def _sum(rows: Sequence[Mapping[str, Any]], column: str) -> float:
+    return sum(float(row[column]) for row in rows)

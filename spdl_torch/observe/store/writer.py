@@ -1,0 +1,311 @@
+"""Writes a run's statistics to a SQLite file, from one thread, without ever holding the run up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import re
+import socket
+import sqlite3
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from ...pipeline.threads.thread_group import ThreadGroup
+from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry
+from .schema import open_for_writing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["SQLiteStatsWriter"]
+
+_logger = logging.getLogger("spdl_torch.observe")
+
+_MOST_PENDING = 100_000  # entries kept in memory while the file cannot be written; about 50 MB
+
+_PACKAGES = ("spdl-torch", "torch", "torchvision", "av", "numpy", "lightning")
+
+# In the order of the columns.
+_task_figures = attrgetter(
+    *("elapsed", "num_tasks", "num_failures", "ave_time", "p90_time", "p99_time"),
+    *("ave_cpu_time", "p50_time", "busy_time"),
+)
+_queue_figures = attrgetter(
+    *("elapsed", "num_items", "ave_put_time", "ave_get_time", "p90_put_time", "p99_put_time"),
+    *("p90_get_time", "p99_get_time", "occupancy_rate", "put_wait_time", "get_wait_time"),
+)
+
+# What is wrong with one entry, whatever the state of the file; anything else that SQLite raises is
+# the file's, which may be written later.
+_ENTRY_ERRORS = (
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.NotSupportedError,
+    sqlite3.ProgrammingError,
+)
+
+_QUEUE = "_queue"
+_STAGE_NAME = re.compile(rf"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:{_QUEUE})?")
+
+
+class Buffer(Protocol):
+    """What ``queue.Queue`` and ``queue.SimpleQueue`` have in common."""
+
+    def get_nowait(self) -> Any: ...
+
+
+class SQLiteStatsWriter:
+    """Moves log entries from memory into a SQLite file, a transaction every ``flush_interval``.
+
+    Give it entries with :meth:`log`, or put them on the ``buffer`` that it was made with. Use it
+    as a context manager, or call :meth:`start` and :meth:`shutdown`.
+
+    Ends: ``shutdown()`` wakes the thread, which writes what is left, and waits for it; Ctrl-C, an
+    exception and the interpreter's exit do the same. A process that is killed leaves a file that
+    opens and lacks at most the last ``flush_interval``. If the file cannot be written (disk full),
+    entries wait in memory, up to 100,000. An entry that cannot be written at all (details that JSON
+    cannot hold) is left out; the first one is logged. What had to be dropped is counted, logged and
+    kept in the table ``run``, and :func:`report_of_file` mentions it.
+
+    Args:
+        db_path: of the file, made if it does not exist; several runs may share it.
+        buffer: ``queue.Queue`` or ``queue.SimpleQueue`` of entries to take from; None = ``log``
+            alone.
+        flush_interval: seconds.
+        config: stored with the run; JSON types.
+        rank, world_size: of this process; None = torchrun's ``RANK`` and ``WORLD_SIZE``, else 0, 1.
+    Raises: ValueError: ``db_path`` is no statistics file, or from a newer release.
+    """
+
+    def __init__(
+        self,
+        db_path: str | os.PathLike[str],
+        buffer: Buffer | None = None,
+        flush_interval: float = 10.0,
+        *,
+        config: Mapping[str, Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if flush_interval <= 0:
+            raise ValueError(
+                f"SQLiteStatsWriter: flush_interval must be > 0 seconds, got {flush_interval}."
+            )
+        self.db_path = Path(db_path)
+        self.flush_interval = flush_interval
+        self.num_dropped = 0
+        """Entries that found no room in memory or cannot be written."""
+        self._buffer = buffer
+        # Not queue.Queue: a garbage collection inside its put() may log an event, whose put() on
+        # the same thread would wait for a lock that this thread holds. SimpleQueue is re-entrant.
+        self._own: queue.SimpleQueue[LogEntry] = queue.SimpleQueue()
+        self._pending: list[LogEntry] = []  # taken, not written yet; of the writer thread alone
+        self._has_complained = False  # of the file
+        self._has_refused = False  # an entry
+        self._stop = threading.Event()
+        self._threads: ThreadGroup | None = None
+        self._connection = open_for_writing(self.db_path)
+        self._stage_ids: dict[tuple[str, str], int] = {}
+        self._run_id = self._insert_run(config or {}, rank, world_size)
+
+    def start(self) -> None:
+        """Start the writer thread. Raises: RuntimeError: it was started before."""
+        if self._threads is not None:
+            raise RuntimeError("SQLiteStatsWriter.start: it was started before.")
+        # At exit it is stopped after the pipelines, whose last figures it has to write.
+        self._threads = ThreadGroup(self._stop.set, stops_last=True)
+        self._threads.spawn("stats-writer", self._run)
+
+    def log(self, entry: LogEntry) -> None:
+        """Hand an entry over; never blocks, and may be called from any thread and from a garbage
+        collection.
+        """
+        if self._own.qsize() < _MOST_PENDING:
+            self._own.put(entry)
+        else:
+            self.num_dropped += 1
+
+    def shutdown(self) -> None:
+        """Write what is left and close the file; idempotent. Blocks until that is done."""
+        self._stop.set()
+        if self._threads is None:
+            self._threads = ThreadGroup(self._stop.set)
+            self._run()  # never started: what was logged is written all the same
+        self._threads.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # -- the writer thread ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self.flush_interval):
+                self._flush()
+            self._flush()
+            self._end_run()
+        finally:
+            self._connection.close()
+
+    def _flush(self) -> None:
+        """Write everything that has come, in one transaction; keep it if that fails."""
+        self._take(self._own)
+        if self._buffer is not None:
+            self._take(self._buffer)
+        if not self._pending:
+            return
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            refused = self._insert(self._pending)
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._after_failure(error)  # entries that were refused are tried again with the others
+        else:
+            self._pending.clear()
+            self._has_complained = False
+            self._leave_out(refused)
+
+    def _take(self, source: Buffer) -> None:
+        try:
+            while True:
+                self._pending.append(source.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _after_failure(self, error: sqlite3.Error) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+        self._stage_ids.clear()  # some may have been of the transaction that is gone
+        excess = len(self._pending) - _MOST_PENDING
+        if excess > 0:
+            del self._pending[:excess]
+            self.num_dropped += excess
+        if not self._has_complained:
+            self._has_complained = True
+            _logger.warning(
+                "%s cannot be written (%s); the last %d entries wait in memory.",
+                *(self.db_path, error, _MOST_PENDING),
+            )
+
+    def _leave_out(self, refused: Sequence[tuple[LogEntry, Exception]]) -> None:
+        """Count entries that no file would take; log the first one of the run."""
+        self.num_dropped += len(refused)
+        if refused and not self._has_refused:
+            self._has_refused = True
+            entry, error = refused[0]
+            _logger.warning(
+                "%s: an entry cannot be written and is left out, as later ones like it are without "
+                "another word: %s (%s: %s).",
+                *(self.db_path, _shown(entry), type(error).__name__, error),
+            )
+
+    def _end_run(self) -> None:
+        lost = self.num_dropped + len(self._pending)
+        if lost:
+            _logger.error("%s: %d entries were not written.", self.db_path, lost)
+        try:
+            self._connection.execute(
+                "UPDATE run SET ended = ?, num_dropped = ? WHERE run_id = ?",
+                (time.time(), lost, self._run_id),
+            )
+        except sqlite3.Error:
+            _logger.exception("%s: the end of the run was not written.", self.db_path)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _insert_run(
+        self, config: Mapping[str, Any], rank: int | None, world_size: int | None
+    ) -> int:
+        cursor = self._connection.execute(
+            "INSERT INTO run (started, host, pid, rank, world_size, versions, config) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                time.time(),
+                socket.gethostname(),
+                os.getpid(),
+                int(os.environ.get("RANK", "0")) if rank is None else rank,
+                int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size,
+                json.dumps(_versions()),
+                json.dumps(config, default=str),
+            ),
+        )
+        assert cursor.lastrowid is not None, "guaranteed after an INSERT"
+        return cursor.lastrowid
+
+    def _insert(self, entries: Sequence[LogEntry]) -> list[tuple[LogEntry, Exception]]:
+        """Insert the entries; return those that cannot be written, with the reason.
+
+        Raises: sqlite3.Error: the file cannot be written.
+        """
+        refused: list[tuple[LogEntry, Exception]] = []
+        for entry in entries:
+            try:
+                table, row = self._row(entry)
+                marks = ", ".join("?" * len(row))
+                self._connection.execute(f"INSERT INTO {table} VALUES (NULL, {marks})", row)
+            except _ENTRY_ERRORS as error:
+                refused.append((entry, error))
+            except sqlite3.Error:
+                raise
+            except Exception as error:  # the text of a user's object may raise anything
+                refused.append((entry, error))
+        return refused
+
+    def _row(self, entry: LogEntry) -> tuple[str, tuple[Any, ...]]:
+        """The table of an entry, and its values without the first column."""
+        match entry:
+            case TaskStatsLogEntry(timestamp, name, stats, num_dropped):
+                figures = (timestamp, *_task_figures(stats), num_dropped)
+                return "task_window", (self._stage_id("task", name), *figures)
+            case QueueStatsLogEntry(timestamp, name, stats):
+                figures = (timestamp, *_queue_figures(stats))
+                return "queue_window", (self._stage_id("queue", name), *figures)
+            case EventLogEntry(timestamp, name, details):
+                text = json.dumps(dict(details), default=str)
+                return "event", (self._run_id, timestamp, name, text)
+        raise TypeError(f"expected a TaskStats-, QueueStats- or EventLogEntry, got {type(entry)}")
+
+    def _stage_id(self, kind: str, name: str) -> int:
+        key = (kind, name)
+        if key not in self._stage_ids:
+            parts = _STAGE_NAME.fullmatch(name)
+            if kind == "queue" and parts and not name.endswith(_QUEUE):
+                # SPDL's programs log ``str(self.info)``, which is also the name of the tasks.
+                name += _QUEUE
+            pipeline, position, label, concurrency = parts.groups() if parts else [None] * 4
+            cursor = self._connection.execute(
+                "INSERT INTO stage VALUES (NULL, ?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET name = name RETURNING stage_id",
+                (self._run_id, kind, name, pipeline, position, label or name, concurrency or 1),
+            )
+            (self._stage_ids[key],) = cursor.fetchone()
+        return self._stage_ids[key]
+
+
+def _shown(entry: object) -> str:
+    """An entry for the log, on a line."""
+    try:
+        return f"{entry!r:.200}"
+    except Exception:  # it is the text that fails
+        return f"{type(entry).__name__} without a text"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            pass  # an extra that is not installed
+    return found

@@ -1,0 +1,1 @@
+"""Traces: what every thread did when, in files that trace viewers show."""

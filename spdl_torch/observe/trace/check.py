@@ -1,0 +1,195 @@
+"""Whether a trace can be shown: what the viewers would drop without a word is an error here."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .json_file import OURS, owned_pids, profiles_of, read, report_in
+from .rows import nanoseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ..verdict.report import Report
+
+__all__ = ["TraceSummary", "check_trace"]
+
+_MOST_PROBLEMS = 5
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceSummary:
+    """What a trace holds. Of one that we wrote, only our rows are counted."""
+
+    ranks: tuple[int, ...]
+    """In order; () = not a trace of ours."""
+    num_rows: int
+    """Threads with slices."""
+    num_slices: int
+    num_flows: int
+    """Arrows: items that can be followed."""
+    num_counters: int
+    """Curves."""
+    num_instants: int
+    num_others: int
+    """Events of other programs: torch's, after a merge."""
+    seconds: float
+    """From the first event to the end of the last."""
+    num_lost: int
+    """Turns and parts that were overwritten before they could be written."""
+    num_left_out: int
+    """Slices and instants beyond ``max_events`` or before ``last_seconds``."""
+    reports: tuple[Report, ...]
+    """The verdict of each file that was merged."""
+
+    def __str__(self) -> str:
+        """All of it as text."""
+        ranks = ", ".join(map(str, self.ranks))
+        lines = [
+            f"ranks     {ranks or 'not a trace of spdl_torch'}",
+            f"time      {self.seconds:.3f} s",
+            f"rows      {self.num_rows}",
+            f"slices    {self.num_slices}",
+            f"flows     {self.num_flows}",
+            f"counters  {self.num_counters}",
+            f"instants  {self.num_instants}",
+            f"others    {self.num_others} events of other programs",
+            f"missing   {self.num_lost} overwritten, {self.num_left_out} left out",
+        ]
+        return "\n".join([*lines, *(f"\n{report}" for report in self.reports)])
+
+
+def check_trace(trace: str | os.PathLike[str] | Mapping[str, Any]) -> TraceSummary:
+    """Check that a trace can be shown in full, and say what it holds.
+
+    trace: a file, or what it holds. Of one that we wrote, our rows are checked; of any other, all.
+    Raises: FileNotFoundError; ValueError: it is not strict JSON; an event has no time or row, a
+        length below 0, or (of ours) a time before that of the slice in front of it in its row;
+        slices of a row overlap without the one being inside the other; or an arrow lacks an end.
+        The message has the first few.
+    """
+    if isinstance(trace, str | os.PathLike):
+        content, where = read(trace), str(trace)
+    else:
+        content, where = dict(trace), "the trace"
+        if not isinstance(content.get("traceEvents"), list):
+            raise ValueError("the trace has no list of 'traceEvents'.")
+        json.dumps(content, allow_nan=False)
+    profiles = profiles_of(content, where) if OURS in content else []
+    own, num_others = _own_events(content)
+    problems = list(_problems(own, in_order=OURS in content))
+    if problems:
+        more = len(problems) - _MOST_PROBLEMS
+        shown = [*problems[:_MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+        raise ValueError(f"{where}: not shown in full: {'; '.join(shown)}.")
+    slices = [event for event in own if event["ph"] == "X"]
+    times = [(nanoseconds(e["ts"]), nanoseconds(e.get("dur", 0))) for e in own if "ts" in e]
+    span = max(ts + dur for ts, dur in times) - min(ts for ts, _ in times) if times else 0
+    return TraceSummary(
+        ranks=tuple(sorted({profile["rank"] for profile in profiles})),
+        num_rows=len({_row(event) for event in slices}),
+        num_slices=len(slices),
+        num_flows=len({event["bind_id"] for event in slices if "bind_id" in event}),
+        num_counters=len({(e["pid"], e["name"]) for e in own if e["ph"] == "C"}),
+        num_instants=sum(event["ph"] == "i" for event in own),
+        num_others=num_others,
+        seconds=span / 1e9,
+        num_lost=sum(profile["num_lost"] for profile in profiles),
+        num_left_out=sum(profile["num_left_out"] for profile in profiles),
+        reports=tuple(report_in(profile, where) for profile in profiles),
+    )
+
+
+def _own_events(content: dict[str, Any]) -> tuple[list[Event], int]:
+    events = content["traceEvents"]
+    pids = owned_pids(content)
+    if pids is None:
+        return events, 0
+    own = [e for e in events if not isinstance(e, dict) or e.get("pid") in pids]
+    return own, len(events) - len(own)
+
+
+def _row(event: Event) -> tuple[Any, Any]:
+    return event["pid"], event["tid"]
+
+
+def _problems(events: list[Event], *, in_order: bool) -> Iterator[str]:
+    rows: dict[tuple[Any, Any], list[Event]] = {}
+    flows: dict[str, list[Event]] = {}
+    sound = True
+    for number, event in enumerate(events):
+        for problem in _faults(event):
+            sound = False
+            yield f"event {number}: {problem}"
+        if sound and event["ph"] == "X":
+            rows.setdefault(_row(event), []).append(event)
+            if "bind_id" in event:
+                flows.setdefault(event["bind_id"], []).append(event)
+    if sound:
+        for row, slices in rows.items():
+            if in_order:
+                yield from _faults_of_order(row, slices)
+            yield from _faults_of_row(row, slices)
+        for bind_id, ends in flows.items():
+            yield from _faults_of_flow(bind_id, ends)
+
+
+def _faults(event: Any) -> Iterator[str]:
+    if not isinstance(event, dict):
+        yield f"not an object: {event!r}"
+        return
+    phase = event.get("ph")
+    needed = {"M": ("name", "pid", "args"), "X": ("name", "pid", "tid", "ts", "dur")}
+    needed |= {"C": ("name", "pid", "ts", "args"), "i": ("name", "pid", "tid", "ts", "s")}
+    if not isinstance(phase, str) or not phase:
+        yield "has no 'ph'"
+        return
+    for key in needed.get(phase, ("pid", "ts")):
+        if key not in event:
+            yield f"{phase!r} has no {key!r}"
+    for key in ("ts", "dur", "tdur"):
+        if key in event and type(event[key]) not in (int, float):
+            yield f"{key!r} is not a number: {event[key]!r}"
+        elif key in event and key != "ts" and event[key] < 0:
+            yield f"{event.get('name')!r} has {key} {event[key]}, less than 0"
+
+
+def _faults_of_order(row: tuple[Any, Any], slices: list[Event]) -> Iterator[str]:
+    for before, after in pairwise(slices):
+        if before["ts"] > after["ts"]:
+            yield (
+                f"row {row}: {after['name']!r} at {after['ts']} us stands behind "
+                f"{before['name']!r} at {before['ts']} us"
+            )
+
+
+def _faults_of_row(row: tuple[Any, Any], slices: list[Event]) -> Iterator[str]:
+    open_slices: list[tuple[int, Event]] = []
+    for event in sorted(slices, key=lambda e: (nanoseconds(e["ts"]), -e["dur"])):
+        start = nanoseconds(event["ts"])
+        end = start + nanoseconds(event["dur"])
+        while open_slices and open_slices[-1][0] <= start:
+            open_slices.pop()
+        if open_slices and end > open_slices[-1][0]:
+            outer = open_slices[-1][1]
+            yield (
+                f"row {row}: {event['name']!r} at {event['ts']} us sticks out of "
+                f"{outer['name']!r} at {outer['ts']} us"
+            )
+        open_slices.append((end, event))
+
+
+def _faults_of_flow(bind_id: str, ends: list[Event]) -> Iterator[str]:
+    ends = sorted(ends, key=lambda event: event["ts"])
+    into = [event.get("flow_in") is True for event in ends]
+    out_of = [event.get("flow_out") is True for event in ends]
+    if len(ends) < 2 or not out_of[0] or not into[-1]:
+        yield f"flow {bind_id} lacks an end"
+    elif into[0] or out_of[-1] or not all(into[1:]) or not all(out_of[:-1]):
+        yield f"flow {bind_id} begins or ends in the middle"

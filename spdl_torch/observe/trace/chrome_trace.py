@@ -1,0 +1,155 @@
+"""A whole trace in Chrome's format: which turns are in it, and the processes that show them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import socket
+from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from ...pipeline.recorder.timeline import Clock
+from .flows import Placed, add_flows
+from .json_file import OURS
+from .program_rows import ProgramRows, put_into_rows
+from .rows import ProcessRows, microseconds, num_slices
+from .user_events import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...pipeline.recorder.timeline import Timeline
+    from ..verdict.report import Report
+
+__all__ = ["FIRST_PID", "FIRST_TID", "chrome_trace"]
+
+FIRST_PID: Final = 2**30
+"""Above every process id: Linux has at most 2**22."""
+
+FIRST_TID: Final = 2**31
+
+_PIDS_PER_RANK = 256  # the last one is the program's
+_TIDS_PER_RANK = 2**16
+
+Event = dict[str, Any]
+
+
+def chrome_trace(
+    timelines: Sequence[Timeline],
+    report: Report,
+    *,
+    rank: int,
+    last_seconds: float | None,
+    max_events: int,
+    program: Program | None = None,
+) -> dict[str, Any]:
+    """A trace as :meth:`Profile.write_trace` writes it; ``timelines`` are of one process."""
+    program = program or Program()
+    timelines, spans = put_into_rows(sorted(timelines, key=_start_of), program.spans)
+    program = replace(program, spans=tuple(spans))
+    numbers = sorted({t.pipeline_number for t in timelines})[1 - _PIDS_PER_RANK :]
+    too_many = [t for t in timelines if t.pipeline_number not in numbers]
+    timelines = [t for t in timelines if t.pipeline_number in numbers]
+    # One clock for all: two readings may differ, if only by the time that they took.
+    clocks = [t.clock for t in timelines] or [Clock.now()]
+    clock = max(clocks, key=lambda clock: clock.perf_ns)
+    cutoff = _cutoff(timelines, program, last_seconds, max_events)
+    num_left_out = sum(map(_num_in, too_many)) + len(program)
+    program = program.since(cutoff)
+    num_left_out -= len(program)
+    base = _base(timelines, program, clock, cutoff)
+    tids = itertools.count(FIRST_TID + rank * _TIDS_PER_RANK)
+    header: list[Event] = []
+    events: list[Event] = []
+    placed: list[Placed] = []
+    pids: list[int] = []
+    for index, number in enumerate(numbers):
+        own = [t for t in timelines if t.pipeline_number == number]
+        process = ProcessRows(FIRST_PID + rank * _PIDS_PER_RANK + index, clock, base, cutoff, tids)
+        placed += map(process.add, own)
+        title = f"{program.name or 'Data pipeline'} · rank {rank}"
+        if len(numbers) > 1:
+            title += f" · {own[-1].pipeline} {number}"
+        header += process.header(title, index - FIRST_PID + rank * _PIDS_PER_RANK)
+        events += process.events
+        pids.append(process.pid)
+        num_left_out += process.num_left_out
+    if program:
+        rows = ProgramRows(
+            FIRST_PID + (rank + 1) * _PIDS_PER_RANK - 1,
+            tids,
+            lambda perf_ns: microseconds(clock.system(perf_ns) - base),
+        )
+        rows.add(program)
+        title = f"{program.name or 'Program'} · rank {rank}"
+        where = {"pid": rows.pid, "tid": rows.pid}
+        header.append({"ph": "M", "name": "process_name", **where, "args": {"name": title}})
+        header += rows.header
+        events += rows.events
+        pids.append(rows.pid)
+    add_flows(placed)
+    events.sort(key=itemgetter("ts"))  # stable: what encloses another comes first
+    profile = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pids": pids,
+        "num_lost": sum(row.num_lost for t in timelines for row in t.rows),
+        "num_left_out": num_left_out,
+        "report": report.as_dict(),
+    }
+    return {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base,
+        OURS: {"formatVersion": 1, "profiles": [profile]},
+        "traceEvents": header + events,
+    }
+
+
+def _start_of(timeline: Timeline) -> int:
+    return min((row.turns[0].since_ns for row in timeline.rows if row.turns), default=0)
+
+
+def _base(timelines: Sequence[Timeline], program: Program, clock: Clock, cutoff: float) -> int:
+    """The full second before the first event."""
+    starts = (
+        min(
+            (turn.since_ns for turn in row.turns if turn.done_ns > cutoff),
+            default=clock.perf_ns,
+        )
+        for timeline in timelines
+        for row in timeline.rows
+    )
+    instants = (i.time_ns for t in timelines for i in t.instants if i.time_ns > cutoff)
+    added = (*(s.started_ns for s in program.spans), *(c.time_ns for c in program.counts))
+    first = min([clock.perf_ns, *starts, *instants, *added])
+    return clock.system(first) // 1_000_000_000 * 1_000_000_000
+
+
+def _cutoff(
+    timelines: Sequence[Timeline], program: Program, last_seconds: float | None, max_events: int
+) -> float:
+    """What had ended by then is left out, so that at most ``max_events`` events remain."""
+    ends = [(i.time_ns, 1) for t in timelines for i in t.instants]
+    ends += [(span.ended_ns, 1) for span in program.spans]
+    ends += [(count.time_ns, 1) for count in program.counts]
+    for timeline in timelines:
+        for row in timeline.rows:
+            # Its slices, and a reading of the queues on both sides.
+            ends += [(turn.done_ns, num_slices(turn) + 2) for turn in row.turns]
+            ends += [(part.ended_ns, 1) for part in row.parts]
+    if not ends:
+        return -math.inf
+    ends.sort(reverse=True)
+    cutoff = -math.inf if last_seconds is None else ends[0][0] - last_seconds * 1e9
+    for end, weight in ends:
+        max_events -= weight
+        if max_events < 0:
+            return max(cutoff, end)
+    return cutoff
+
+
+def _num_in(timeline: Timeline) -> int:
+    slices = (sum(map(num_slices, row.turns)) + len(row.parts) for row in timeline.rows)
+    return sum(slices) + len(timeline.instants)

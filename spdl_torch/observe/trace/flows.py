@@ -1,0 +1,103 @@
+"""Arrows in a trace: the way of an item from its first stage to the training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from ...pipeline.recorder.timeline import Turn
+
+__all__ = ["FLOWS_PER_PROCESS", "Placed", "add_flows"]
+
+MOST_FLOWS = 200
+FLOWS_PER_PROCESS = 2**20
+"""Ids: process id times this, and a number; unique in a file also after several are merged."""
+
+Stop = tuple["Turn", dict[str, Any]]
+"""A turn and its ``Process`` slice."""
+
+
+@dataclass
+class Placed:
+    """The slices of one timeline, by where they stand in the pipeline."""
+
+    pid: int
+    positions: Sequence[int]
+    """All that exist, in order, with or without slices."""
+    passages: Collection[int] = ()
+    """Of those the ones where an item keeps its number, so that a stop may be missing there."""
+    stops: dict[int, list[Stop]] = field(default_factory=dict)
+
+    def add(self, position: int, turn: Turn, event: dict[str, Any]) -> None:
+        """A turn and the slice that shows its work."""
+        self.stops.setdefault(position, []).append((turn, event))
+
+    def ways(self) -> Iterator[list[Stop]]:
+        """Ways of items, each over two stops or more; no stop lies on two of them.
+
+        Where several items became one, as samples become a batch, the way is that of the one that
+        came last, for which the others waited.
+        """
+        came_from: dict[int, Stop] = {}  # by the id() of the slice after it
+        goes_on: set[int] = set()
+        by_number = {
+            position: {stop[0].number: stop for stop in here if stop[0].number >= 0}
+            for position, here in self.stops.items()
+        }
+        for index, position in enumerate(self.positions):
+            for stop in self.stops.get(position, []):
+                after = self._after(index, stop[0].output, by_number)
+                if after is None or stop[0].ended_ns > after[0].started_ns:
+                    continue
+                goes_on.add(id(stop[1]))
+                known = came_from.get(id(after[1]))
+                if known is None or known[0].ended_ns < stop[0].ended_ns:
+                    came_from[id(after[1])] = stop
+        for here in self.stops.values():
+            for stop in here:
+                if id(stop[1]) not in goes_on and id(stop[1]) in came_from:
+                    yield list(_back(stop, came_from))[::-1]
+
+    def _after(
+        self, index: int, number: int, by_number: Mapping[int, Mapping[int, Stop]]
+    ) -> Stop | None:
+        """Where an item goes on that is behind the stage at ``index``."""
+        for position in self.positions[index + 1 :]:
+            stop = by_number.get(position, {}).get(number)
+            if stop is not None or position not in self.passages:
+                return stop
+        return None
+
+
+def _back(stop: Stop | None, came_from: Mapping[int, Stop]) -> Iterator[Stop]:
+    while stop is not None:
+        yield stop
+        stop = came_from.get(id(stop[1]))
+
+
+def add_flows(timelines: Iterable[Placed], most: int = MOST_FLOWS) -> None:
+    """Mark the slices of every k-th item, so that there are at most ``most`` arrows.
+
+    Where any item reached the consumer, only such items count, and those that a stage dropped or
+    failed on: the others end where they do because the next turn was too short to be recorded.
+    """
+    ways = [(placed.pid, way) for placed in timelines for way in placed.ways()]
+    if any(_is_step(way[-1]) for _, way in ways):
+        ways = [pair for pair in ways if _is_step(pair[1][-1]) or pair[1][-1][0].outcome]
+    ways.sort(key=lambda pair: pair[1][-1][1]["ts"])
+    every = -(-len(ways) // most) or 1
+    for number, (pid, way) in enumerate(ways[::every]):
+        bind_id = f"{pid * FLOWS_PER_PROCESS + number:#x}"
+        for place, (_, event) in enumerate(way):
+            event["bind_id"] = bind_id
+            if place > 0:
+                event["flow_in"] = True
+            if place < len(way) - 1:
+                event["flow_out"] = True
+
+
+def _is_step(stop: Stop) -> bool:
+    return bool(stop[1]["cat"] == "consumer")

@@ -1,0 +1,166 @@
+"""Trace files: strict JSON, plain or gzipped, of which a reader never sees a half."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..verdict.report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "OURS",
+    "may_be_trace",
+    "owned_pids",
+    "path_to_write",
+    "profiles_of",
+    "read",
+    "report_in",
+    "write",
+    "write_to_descriptor",
+]
+
+OURS: Final = "spdlTorch"
+"""Key of the block of a trace that only we read."""
+
+_GZIP = b"\x1f\x8b"
+_OTHER_COMPRESSIONS = (".bz2", ".xz", ".zip", ".zst")
+_BATCH = 2000
+"""Events turned into text in one call, which holds the GIL: 3 ms."""
+
+
+def path_to_write(path: str | os.PathLike[str]) -> Path:
+    """The path, if a trace can be written there."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: a trace must be a file, and this is a folder. Add a name to it.")
+    if path.suffix in _OTHER_COMPRESSIONS:
+        raise ValueError(f"{path}: a trace is compressed by gzip alone: end the name in .gz.")
+    if path.is_file() and not may_be_trace(path):
+        raise ValueError(f"{path}: this file is no trace, and is not replaced. Take another name.")
+    return path
+
+
+def may_be_trace(path: Path) -> bool:
+    """Whether a file begins as one in JSON does, gzipped or not, or is empty."""
+    with path.open("rb") as file:
+        begin = file.read(2)
+    if begin == _GZIP:
+        try:
+            with gzip.open(path) as unzipped:
+                begin = unzipped.read(1)
+        except (OSError, EOFError):
+            return False
+    return begin[:1] in (b"{", b"[", b"")
+
+
+def write(path: str | os.PathLike[str], trace: dict[str, Any]) -> Path:
+    """Write a trace under its name once it is whole, gzipped where that ends in ``.gz``; folders
+    are made, a file is replaced.
+    """
+    path = path_to_write(path)
+    if (
+        path.exists() and not path.is_file()
+    ):  # a pipe or a device, which a new file must not replace
+        write_to_descriptor(os.open(path, os.O_WRONLY), trace)
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
+    try:
+        with _opened(temporary, compressed=path.suffix == ".gz") as file:
+            for text in _texts(trace):
+                file.write(text.encode("ascii"))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_to_descriptor(descriptor: int, trace: dict[str, Any]) -> None:
+    """Write a trace to an open file, and close it."""
+    with open(descriptor, "wb") as file:
+        for text in _texts(trace):
+            file.write(text.encode("ascii"))
+
+
+def _opened(path: Path, *, compressed: bool) -> Any:
+    return gzip.open(path, "wb", compresslevel=6) if compressed else path.open("wb")
+
+
+def _texts(trace: dict[str, Any]) -> Iterator[str]:
+    encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+    # The viewers look for displayTimeUnit in front of the events.
+    head = encode({key: value for key, value in trace.items() if key != "traceEvents"})
+    yield f'{head[:-1]}{"," if len(head) > 2 else ""}\n"traceEvents":['
+    events = iter(trace["traceEvents"])
+    mark = "\n"
+    while batch := list(itertools.islice(events, _BATCH)):
+        yield mark + encode(batch)[1:-1].replace('},{"ph"', '},\n{"ph"')
+        mark = ",\n"
+    yield "\n]}\n"
+
+
+def read(path: str | os.PathLike[str], *, strict: bool = True) -> dict[str, Any]:
+    """A trace file as JSON objects.
+
+    strict: refuse NaN and infinity, which are not JSON; otherwise they become texts.
+    Raises: FileNotFoundError; ValueError: not a trace.
+    """
+    content = Path(path).read_bytes()
+    try:
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        trace = json.loads(content, parse_constant=_refuse if strict else str)
+    except (ValueError, EOFError, OSError, RecursionError) as error:
+        raise ValueError(f"{path}: not a trace in JSON: {error}") from error
+    if isinstance(trace, list):  # a bare list of events is allowed as well
+        trace = {"traceEvents": trace}
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise ValueError(f"{path}: not a Chrome trace: it has no list of 'traceEvents'.")
+    return trace
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not allowed in JSON")
+
+
+def profiles_of(trace: dict[str, Any], where: object) -> list[dict[str, Any]]:
+    """What we noted in a trace about each process. Raises ValueError: we did not write it."""
+    block = trace.get(OURS)
+    if not isinstance(block, dict) or not isinstance(block.get("profiles"), list):
+        raise ValueError(f"{where}: a trace, but not one that spdl_torch wrote.")
+    if block.get("formatVersion") != 1:
+        raise ValueError(
+            f"{where}: its format is {block.get('formatVersion')!r}, and this release reads 1. "
+            "Use the release that wrote it, or a later one."
+        )
+    profiles: list[dict[str, Any]] = block["profiles"]
+    try:
+        for profile in profiles:
+            int(profile["rank"]), str(profile["host"]), list(map(int, profile["pids"]))
+            int(profile["num_lost"]), int(profile["num_left_out"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{where}: its block {OURS!r} is damaged: {error!r}.") from error
+    return profiles
+
+
+def owned_pids(trace: dict[str, Any]) -> set[int] | None:
+    """Processes of a trace that are ours; None if we did not write it."""
+    if OURS not in trace:
+        return None
+    return {pid for profile in profiles_of(trace, "the trace") for pid in profile["pids"]}
+
+
+def report_in(profile: dict[str, Any], where: object) -> Report:
+    """The report of one of :func:`profiles_of`."""
+    try:
+        return Report.from_dict(profile["report"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{where}: its report is damaged: {error!r}.") from error

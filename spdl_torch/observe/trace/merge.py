@@ -1,0 +1,172 @@
+"""Traces laid side by side: those of several ranks, and ours beside torch's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .flows import FLOWS_PER_PROCESS
+from .json_file import OURS, may_be_trace, path_to_write, profiles_of, read, write
+from .rows import microseconds, nanoseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["merge_ranks", "merge_with_torch"]
+
+Trace = dict[str, Any]
+
+# Of our own traces: where torch's times count from, in the ones without this key, is 1970.
+_BASE = "baseTimeNanoseconds"
+
+
+def merge_with_torch(
+    trace: str | os.PathLike[str],
+    torch_trace: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+) -> Path:
+    """Lay a trace of ours beside one of ``torch.profiler``, on one clock; the path written.
+
+    trace: written by ``Profile.write_trace`` or :func:`merge_ranks`.
+    torch_trace: written by ``export_chrome_trace`` in the same process, or on the same machine;
+        plain or gzipped. Its events are kept as they are.
+    output: of any name, gzipped where it ends in ``.gz``; may be one of the two.
+    Raises: FileNotFoundError; ValueError: a file that is not such a trace, or an output that
+        cannot be.
+    """
+    output = path_to_write(output)
+    ours = read(trace)
+    profiles_of(ours, trace)
+    # Releases of torch have written NaN among the figures of a device. As text it is harmless.
+    theirs = read(torch_trace, strict=False)
+    if OURS in theirs:
+        raise ValueError(
+            f"{torch_trace}: has rows of ours already. Merge with the file that torch wrote."
+        )
+    merged = {**theirs, "traceEvents": list(theirs["traceEvents"]), OURS: _no_profiles()}
+    _lay_over(merged, ours, shift_ns=_base_of(ours, trace) - _base_of(theirs, torch_trace))
+    return write(output, merged)
+
+
+def merge_ranks(
+    traces: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    offsets: Mapping[int, float] | None = None,
+) -> Path:
+    """Lay traces of several processes over each other, on one clock; the path written.
+
+    traces: files that ``Profile.write_trace`` wrote, one for each rank or several; or a folder, of
+        which all such files are taken (merged ones and those of other programs are not). Rows that
+        came from torch are left out.
+    output: of any name, gzipped where it ends in ``.gz``.
+    offsets: for ranks whose machines have another clock, seconds to add to their times.
+    Raises: FileNotFoundError; ValueError: not such a trace, none at all, an output that cannot be,
+        or an offset for a rank that is not there.
+    """
+    output = path_to_write(output)
+    paths = [traces] if isinstance(traces, str | os.PathLike) else list(traces)
+    folder = len(paths) == 1 and Path(paths[0]).is_dir()
+    loaded = _load_folder(Path(paths[0])) if folder else _load_files(paths)
+    if not loaded:
+        raise ValueError(f"{traces}: there is no trace in it that Profile.write_trace wrote.")
+    offsets = dict(offsets or {})
+    ranks = {profile["rank"] for path, one in loaded for profile in profiles_of(one, path)}
+    if unknown := sorted(offsets.keys() - ranks):
+        raise ValueError(
+            f"merge_ranks: offsets are given for ranks {unknown}, and the traces are of "
+            f"ranks {sorted(ranks)}."
+        )
+    base = min(_base_of(one, path) for path, one in loaded)
+    merged: Trace = {"schemaVersion": 1, "displayTimeUnit": "ms", _BASE: base}
+    merged |= {OURS: _no_profiles(), "traceEvents": []}
+    for path, one in loaded:
+        by_pid = {
+            pid: round(offsets.get(profile["rank"], 0.0) * 1e9)
+            for profile in profiles_of(one, path)
+            for pid in profile["pids"]
+        }
+        _lay_over(merged, one, shift_ns=_base_of(one, path) - base, more_ns=by_pid)
+    merged["traceEvents"].sort(key=lambda event: event.get("ts", float("-inf")))
+    return write(output, merged)
+
+
+def _load_files(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[Path, Trace]]:
+    loaded = [(Path(path), read(path)) for path in paths]
+    for path, trace in loaded:
+        profiles_of(trace, path)
+    return loaded
+
+
+def _load_folder(folder: Path) -> list[tuple[Path, Trace]]:
+    loaded = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not path.is_file() or not may_be_trace(path):
+            continue
+        try:
+            trace = read(path)
+        except ValueError:
+            continue  # some other program's
+        # Of a merged file the parts lie beside it, as a rule.
+        if OURS in trace and len(profiles_of(trace, path)) == 1:
+            loaded.append((path, trace))
+    return loaded
+
+
+def _no_profiles() -> dict[str, Any]:
+    return {"formatVersion": 1, "profiles": []}
+
+
+def _base_of(trace: Trace, where: object) -> int:
+    base = trace.get(_BASE, 0)
+    if not isinstance(base, int):
+        raise ValueError(f"{where}: {_BASE} must be a whole number, got {base!r}.")
+    return base
+
+
+def _lay_over(
+    merged: Trace, ours: Trace, *, shift_ns: int, more_ns: Mapping[int, int] | None = None
+) -> None:
+    """Add our rows of a trace, with ids that no other row has."""
+    events = merged["traceEvents"]
+    taken = {event[key] for event in events for key in ("pid", "tid") if _is_id(event.get(key))}
+    profiles = profiles_of(ours, "the trace")
+    pids = {pid: _free_id(pid, taken) for profile in profiles for pid in profile["pids"]}
+    tids = dict(pids)  # what is of a whole process has its id for a thread
+    for event in ours["traceEvents"]:
+        pid, tid = event.get("pid"), event.get("tid")
+        if pid not in pids:
+            continue
+        if tid not in tids:
+            tids[tid] = _free_id(tid, taken)
+        event = {**event, "pid": pids[pid], "tid": tids[tid]}
+        if "bind_id" in event:
+            number = int(event["bind_id"], 16) % FLOWS_PER_PROCESS
+            event["bind_id"] = f"{pids[pid] * FLOWS_PER_PROCESS + number:#x}"
+        if "ts" in event:
+            _shift(event, shift_ns + (more_ns or {}).get(pid, 0))
+        events.append(event)
+    merged[OURS]["profiles"] += [
+        {**profile, "pids": [pids[pid] for pid in profile["pids"]]} for profile in profiles
+    ]
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int)
+
+
+def _free_id(wanted: int, taken: set[int]) -> int:
+    while wanted in taken:
+        wanted += 1
+    taken.add(wanted)
+    return wanted
+
+
+def _shift(event: dict[str, Any], shift_ns: int) -> None:
+    """By start and end, not by length: so neighbours still meet after they are rounded."""
+    start_ns = nanoseconds(event["ts"])
+    event["ts"] = microseconds(start_ns + shift_ns)
+    if "dur" in event:
+        end_ns = start_ns + nanoseconds(event["dur"])
+        event["dur"] = microseconds(end_ns + shift_ns) - event["ts"]

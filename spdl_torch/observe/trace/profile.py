@@ -1,0 +1,178 @@
+"""What a run did: the figures of every stage, the verdict, and what each thread did when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ..store.stored_run import report_of_file
+from .chrome_trace import chrome_trace
+from .json_file import path_to_write, profiles_of, read, report_in, write
+from .user_events import Program
+
+if TYPE_CHECKING:
+    import os
+
+    from ...pipeline.recorder.timeline import Timeline
+    from ...pipeline.stats.perf_stats import StageStats
+    from ..verdict.report import Report
+
+__all__ = ["Profile"]
+
+_SQLITE = b"SQLite format 3\x00"
+
+
+@dataclass(frozen=True, init=False)
+class Profile:
+    """A run that was measured, or a part of one. ``print(profile)`` shows the verdict."""
+
+    _report: Report
+    timelines: tuple[Timeline, ...] = ()
+    """What each thread did when, of the time that was recorded; all of one process."""
+    rank: int = 0
+    _trace: dict[str, Any] | None = field(default=None, repr=False, compare=False)
+    """The file that the profile was loaded from, if it was a trace."""
+    _program: Program = field(default_factory=Program)
+    """What the program itself added."""
+
+    def __init__(
+        self,
+        report: Report,
+        timelines: tuple[Timeline, ...] = (),
+        rank: int = 0,
+        *,
+        _program: Program | None = None,
+    ) -> None:
+        object.__setattr__(self, "_report", report)
+        object.__setattr__(self, "timelines", tuple(timelines))
+        object.__setattr__(self, "rank", rank)
+        object.__setattr__(self, "_program", _program or Program())
+
+    def __str__(self) -> str:
+        """The report as text."""
+        return str(self._report)
+
+    def report(self) -> Report:
+        """The verdict, with what it rests on."""
+        return self._report
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Figures of each stage by its name, in the order of the stages, and ``"total"``.
+
+        Of a stage: ``threads``; seconds that its threads spent, added up: ``busy_seconds`` (inside
+        the op), ``cpu_seconds`` (of it, on a core), ``wait_in_seconds``, ``wait_out_seconds``;
+        ``num_tasks``, ``num_failures``, ``num_dropped``; ``task_seconds_mean``, ``_p50``, ``_p90``,
+        ``_p99``; ``tasks_per_second``; ``capacity_per_second`` (if it never waited);
+        ``queue_occupancy_ratio`` of the queue behind it.
+        Of the total: ``elapsed_seconds``, ``wait_seconds`` (the consumer waited for an item),
+        ``wait_ratio``. A second stage of the same name gets `` (2)`` behind it.
+        """
+        stats = self._report.stats
+        statistics: dict[str, dict[str, float]] = {}
+        for stage in stats.stages:
+            name, number = stage.name, 1
+            while name in statistics or name == "total":
+                number += 1
+                name = f"{stage.name} ({number})"
+            statistics[name] = _figures(stage, stats.elapsed)
+        statistics["total"] = {
+            "elapsed_seconds": stats.elapsed,
+            "wait_seconds": stats.elapsed * stats.consumer_wait_ratio,
+            "wait_ratio": stats.consumer_wait_ratio,
+        }
+        return statistics
+
+    def write_trace(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        last_seconds: float | None = None,
+        max_events: int = 200_000,
+    ) -> Path:
+        """Write what each thread did when for Perfetto and chrome://tracing; the path written.
+
+        path: of any name; gzipped where it ends in ``.gz``. Folders are made, a file is replaced,
+            and only once the new one is whole.
+        last_seconds: leave out what ended earlier, counted from the last moment recorded.
+        max_events: the latest are kept; the file says how many were left out. 200,000 are about
+            30 MB, gzipped 3 MB at most.
+        Raises: ValueError: a folder, or a file that is no trace; the profile has only sums, as one
+            that was loaded from a statistics file; or it was loaded from a trace, which is written
+            again as it is or not at all.
+        """
+        path = path_to_write(path)
+        return write(path, self._as_trace(last_seconds, max_events))
+
+    def _as_trace(self, last_seconds: float | None, max_events: int) -> dict[str, Any]:
+        if last_seconds is not None and last_seconds <= 0:
+            raise ValueError(f"write_trace: last_seconds must be > 0, got {last_seconds}.")
+        if max_events < 1:
+            raise ValueError(f"write_trace: max_events must be >= 1, got {max_events}.")
+        if self._trace is not None:
+            if last_seconds is not None or max_events < len(self._trace["traceEvents"]):
+                raise ValueError(
+                    "write_trace: this profile was loaded from a trace, which can only be written "
+                    f"whole: {len(self._trace['traceEvents'])} events. Leave last_seconds out and "
+                    "raise max_events."
+                )
+            return self._trace
+        if not (self.timelines or self._program):
+            raise ValueError(
+                "write_trace: this profile holds sums and no single tasks, so there is nothing to "
+                "draw. A statistics file never has them; profile a run while it goes on."
+            )
+        return chrome_trace(
+            self.timelines,
+            self._report,
+            rank=self.rank,
+            last_seconds=last_seconds,
+            max_events=max_events,
+            program=self._program,
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The profile of a run that is over, from a file.
+
+        path: a statistics file of ``SQLiteStatsWriter``, of which the last run counts; or a trace
+            that ``write_trace`` wrote. Either gives ``statistics()`` and ``report()``; only the
+            trace can be written again.
+        Raises: FileNotFoundError; ValueError: neither of the two, or a trace of several ranks.
+        """
+        with Path(path).open("rb") as file:
+            start = file.read(len(_SQLITE))
+        if start == _SQLITE:
+            return cls(report_of_file(path))
+        trace = read(path)
+        profiles = profiles_of(trace, path)
+        if len(profiles) != 1:
+            raise ValueError(
+                f"{path}: the trace holds {len(profiles)} profiles, one for each file that was "
+                "merged. Load those."
+            )
+        profile = cls(report_in(profiles[0], path), rank=int(profiles[0]["rank"]))
+        object.__setattr__(profile, "_trace", trace)
+        return profile
+
+
+def _figures(stage: StageStats, elapsed: float) -> dict[str, float]:
+    tasks = stage.tasks
+    thread_seconds = stage.thread_time or stage.concurrency * elapsed
+    return {
+        "threads": stage.concurrency,
+        "busy_seconds": tasks.busy_time,
+        "cpu_seconds": tasks.ave_cpu_time * tasks.num_tasks,
+        "wait_in_seconds": stage.wait_in_ratio * thread_seconds,
+        "wait_out_seconds": stage.wait_out_ratio * thread_seconds,
+        "num_tasks": tasks.num_tasks,
+        "num_failures": tasks.num_failures,
+        "num_dropped": stage.num_dropped,
+        "task_seconds_mean": tasks.ave_time,
+        "task_seconds_p50": tasks.p50_time,
+        "task_seconds_p90": tasks.p90_time,
+        "task_seconds_p99": tasks.p99_time,
+        "tasks_per_second": tasks.num_tasks / elapsed if elapsed > 0 else 0.0,
+        "capacity_per_second": stage.capacity,
+        "queue_occupancy_ratio": stage.queue.occupancy_rate,
+    }

@@ -1,0 +1,265 @@
+"""The rows of one process in a trace: slices, counters and instants, from turns.
+
+How the viewers read them decided the details:
+
+- Perfetto drops slices of one row that overlap, and cuts what it reads down to whole nanoseconds.
+  All times are multiples of 1/8 us, which floating point numbers hold exactly.
+- It names threads by their id alone: ids of rows are unique in the file, and are neither ids of
+  the operating system nor ids of processes.
+- Each key of a counter's ``args`` becomes a track; colours (``cname``) are ignored. In
+  chrome://tracing they are not: there waits are gray.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...pipeline.recorder.timeline import Outcome
+from .flows import Placed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ...pipeline.recorder.timeline import Clock, Instant, Part, QueueTrack, Row, Timeline, Turn
+
+__all__ = ["ProcessRows", "microseconds", "nanoseconds", "num_slices"]
+
+_SHORTEST_WAIT_NS = 1000
+_QUANTUM_NS = 125
+
+_WAIT_IN, _PROCESS, _STEP = "Wait on Input Queue", "Process", "Training Step"
+_WAIT_OUT = "Wait on Output Queue"
+
+Event = dict[str, Any]
+
+
+def microseconds(nanoseconds: int) -> float:
+    """Times in a trace: to the next 1/8 us; beyond 35 years, as in the traces of old releases of
+    torch, which count from 1970, to the next 1/4 us, since floating point numbers end there.
+    """
+    quantum = _QUANTUM_NS if abs(nanoseconds) < 2**53 * _QUANTUM_NS else 2 * _QUANTUM_NS
+    return (nanoseconds + quantum // 2) // quantum * quantum / 1000
+
+
+def nanoseconds(microseconds: float) -> int:
+    """The inverse, exact for the times that we write."""
+    whole = math.floor(microseconds)
+    return int(whole) * 1000 + round((microseconds - whole) * 1000)
+
+
+def num_slices(turn: Turn) -> int:
+    """How many slices show a turn, without its parts."""
+    return (
+        1
+        + (turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS)
+        + (turn.done_ns - turn.ended_ns >= _SHORTEST_WAIT_NS)
+    )
+
+
+@dataclass
+class ProcessRows:
+    """The rows of one pipeline while they are made; timelines are added in order of time."""
+
+    pid: int
+    clock: Clock
+    base: int
+    cutoff: float
+    free_tids: Iterator[int]
+    events: list[Event] = field(default_factory=list)
+    num_left_out: int = 0
+    _rows: list[tuple[tuple[int, int, int], str, int]] = field(default_factory=list)
+    """Where each stands, its name, its tid."""
+    _lanes: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
+    """Of what may not overlap: until when each lane is taken."""
+    _tids: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def add(self, timeline: Timeline) -> Placed:
+        """Make the events of a timeline; what can be linked by arrows is returned."""
+        positions = {row.position for row in timeline.rows}
+        passages = {row.position for row in timeline.rows if row.role == "sink"}
+        positions |= {queue.position for queue in timeline.queues}
+        placed = Placed(self.pid, sorted(positions), passages)
+        for row in timeline.rows:
+            turns = [turn for turn in row.turns if turn.done_ns > self.cutoff]
+            self.num_left_out += sum(map(num_slices, row.turns)) - sum(map(num_slices, turns))
+            self.num_left_out += len(row.parts)
+            if turns:
+                tid = self._tid_of(row, turns)
+                for turn, slices in self._slices_of_row(row, turns):
+                    events = [self._slice(tid, row.role, *content) for content in slices]
+                    self.events += events
+                    for process in events[:2]:
+                        if process["name"] in (_PROCESS, _STEP):
+                            placed.add(row.position, turn, process)
+        for track, name in _named(timeline):
+            self.events += self._counters(track, name, timeline)
+        kept = [instant for instant in timeline.instants if instant.time_ns > self.cutoff]
+        self.num_left_out += len(timeline.instants) - len(kept)
+        self.events += map(self._instant, kept)
+        return placed
+
+    def header(self, title: str, sort_index: int) -> list[Event]:
+        """Names and order of the process and of its rows."""
+        facts: list[tuple[str, int, Event]] = [
+            ("process_name", 0, {"name": title}),
+            ("process_sort_index", 0, {"sort_index": sort_index}),
+        ]
+        for index, (_, name, tid) in enumerate(sorted(self._rows)):
+            facts.append(("thread_name", tid, {"name": name}))
+            facts.append(("thread_sort_index", tid, {"sort_index": index}))
+        first_tid = self._rows[0][2] if self._rows else self.pid
+        return [
+            {"ph": "M", "name": name, "pid": self.pid, "tid": tid or first_tid, "args": args}
+            for name, tid, args in facts
+        ]
+
+    def _time(self, perf_ns: int) -> float:
+        return microseconds(self.clock.system(perf_ns) - self.base)
+
+    def _lane(self, key: tuple[object, ...], start: int, end: int) -> int:
+        """The first lane of ``key`` that is free at ``start``; it is taken until ``end``."""
+        lanes = self._lanes.setdefault(key, [])
+        for lane, taken_until in enumerate(lanes):
+            if taken_until <= start:
+                lanes[lane] = end
+                return lane
+        lanes.append(end)
+        return len(lanes) - 1
+
+    def _tid_of(self, row: Row, turns: Sequence[Turn]) -> int:
+        lane = self._lane((row.position, row.name), turns[0].since_ns, turns[-1].done_ns)
+        key = (row.position, row.name, lane)
+        if key not in self._tids:
+            self._tids[key] = tid = next(self.free_tids)
+            name = row.name if lane == 0 else f"{row.name} ({lane + 1})"
+            self._rows.append(((row.position, row.replica, lane), name, tid))
+        return self._tids[key]
+
+    def _slices_of_row(
+        self, row: Row, turns: Sequence[Turn]
+    ) -> Iterator[tuple[Turn, list[tuple[str, int, int, int, Event]]]]:
+        """For each turn its slices: name, start, end, CPU time (-1 = unknown), args."""
+        parts, at = [part for part in row.parts if part.ended_ns > self.cutoff], 0
+        parts.sort(key=lambda part: (part.started_ns, -part.ended_ns))
+        word = "batch" if row.role == "consumer" else "item"
+        for turn in turns:
+            number = turn.number if turn.number >= 0 else turn.output
+            args: Event = {word: number} if number >= 0 else {}
+            about = {**args, "thread id": row.thread_id} if row.thread_id else dict(args)
+            if turn.outcome is not Outcome.PASSED:
+                about["outcome"] = turn.outcome.name.lower()
+            name = _STEP if row.role == "consumer" else _PROCESS
+            slices = [(name, turn.started_ns, turn.ended_ns, turn.cpu_ns, about)]
+            if _only_waits(row, turn):
+                slices = []
+            if turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS:
+                slices.insert(0, (_WAIT_IN, turn.since_ns, turn.started_ns, -1, args))
+            # Who loads in its own thread does the work while it waits.
+            begin = turn.since_ns if row.role == "consumer" else turn.started_ns
+            at = bisect_right(parts, begin - 1, lo=at, key=lambda p: p.started_ns)
+            for part in _inside(parts, at, turn):
+                self.num_left_out -= 1
+                slices.append((part.name, part.started_ns, part.ended_ns, part.cpu_ns, args))
+            if turn.done_ns - turn.ended_ns >= _SHORTEST_WAIT_NS:
+                slices.append((_WAIT_OUT, turn.ended_ns, turn.done_ns, -1, args))
+            yield turn, slices
+
+    def _slice(
+        self, tid: int, role: str, name: str, start: int, end: int, cpu_ns: int, args: Event
+    ) -> Event:
+        ts = self._time(start)
+        event = {"ph": "X", "name": name, "cat": role, "pid": self.pid, "tid": tid, "ts": ts}
+        event["dur"] = self._time(end) - ts
+        if name in (_WAIT_IN, _WAIT_OUT):
+            event["cname"] = "grey"
+        if cpu_ns >= 0:
+            event["tdur"] = microseconds(cpu_ns)
+        if args:
+            event["args"] = args
+        return event
+
+    def _counters(self, track: QueueTrack, name: str, timeline: Timeline) -> Iterator[Event]:
+        """The length of a queue whenever it was read and had changed."""
+        readings = sorted(_readings(track, timeline, self.cutoff))
+        if not readings:
+            return
+        lane = self._lane((name,), readings[0][0], readings[-1][0])
+        name = name if lane == 0 else f"{name} ({lane + 1})"
+        last = None
+        for time_ns, length in readings:
+            if length != last:
+                where: Event = {"ph": "C", "name": name, "pid": self.pid, "tid": self.pid}
+                yield {**where, "ts": self._time(time_ns), "args": {"items": length}}
+                last = length
+
+    def _instant(self, instant: Instant) -> Event:
+        event: Event = {"ph": "i", "name": instant.name, "cat": "instant", "s": "p"}
+        event |= {"pid": self.pid, "tid": self.pid, "ts": self._time(instant.time_ns)}
+        event["args"] = {str(key): _plain(value) for key, value in instant.details.items()}
+        return event
+
+
+def _only_waits(row: Row, turn: Turn) -> bool:
+    """The consumer was waiting when it was looked at: there is no item yet."""
+    return row.role == "consumer" and turn.number < 0 and turn.started_ns == turn.ended_ns
+
+
+def _named(timeline: Timeline) -> Iterator[tuple[QueueTrack, str]]:
+    """The queues with names that tell them apart: ``queue decode→collate (cap 4)``."""
+    stages = {row.position: row.stage for row in timeline.rows}
+    seen: set[str] = set()
+    for track in timeline.queues:
+        behind = min((p for p in stages if p > track.position), default=None)
+        name = track.name
+        if behind is not None and track.position in stages:
+            name = f"{stages[track.position]}→{stages[behind]}"
+        if name in seen:
+            name = f"{name} {track.position}"
+        seen.add(name)
+        yield track, f"queue {name} (cap {track.capacity})"
+
+
+def _inside(parts: Sequence[Part], at: int, turn: Turn) -> Iterator[Part]:
+    """The parts of a turn. One that would stick out of its slice, or of another, is skipped: such
+    a file could not be shown.
+    """
+    enclosing: list[int] = [turn.ended_ns, turn.started_ns]
+    while at < len(parts) and parts[at].started_ns < turn.ended_ns:
+        part = parts[at]
+        while enclosing[-1] <= part.started_ns:
+            enclosing.pop()
+        if part.started_ns <= part.ended_ns <= enclosing[-1]:
+            enclosing.append(part.ended_ns)
+            yield part
+        at += 1
+
+
+def _readings(track: QueueTrack, timeline: Timeline, cutoff: float) -> Iterator[tuple[int, int]]:
+    """Moments at which a queue was read, and its length."""
+    behind = {q.position for q in timeline.queues}
+    for row in timeline.rows:
+        before = max((p for p in behind if p < row.position), default=None)
+        for turn in row.turns:
+            if turn.done_ns <= cutoff:
+                continue
+            if row.position == track.position and turn.num_behind >= 0:
+                yield turn.done_ns, turn.num_behind
+            if before == track.position and turn.num_before >= 0:
+                yield turn.done_ns, turn.num_before
+
+
+def _plain(value: Any) -> Any:
+    """The value if strict JSON has it, otherwise its text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    # Not every text is one that a file can hold: names of files may be any bytes.
+    return str(value).encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,1 @@
+"""What holds training back: the measurements it rests on, the judgement, and the report."""

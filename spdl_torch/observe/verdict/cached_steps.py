@@ -1,0 +1,75 @@
+"""How fast training is without loading: the same steps over a few batches that are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle, islice
+from statistics import median
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, TypeVar
+
+from .report import make_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ...pipeline.recorder.timeline import Timeline
+    from .report import Report
+
+__all__ = ["against_cached_steps", "cached_batches", "step_seconds"]
+
+T = TypeVar("T")
+
+_WARM_UP = 3  # steps that do not count: caches are cold, threads of the loader are still ending
+
+
+def cached_batches(
+    batches: Iterable[T], num_batches: int, num_steps: int, tell: Callable[[float], None]
+) -> Iterator[T]:
+    """Take ``num_batches``, let go of where they came from, and yield them over and over, for
+    ``num_steps`` steps. ``tell`` is called at the end with the median step in seconds, if there
+    were more than three.
+    """
+    for name, value in (("num_batches", num_batches), ("num_steps", num_steps)):
+        if value < 1:
+            raise ValueError(f"headspace: {name} must be >= 1, got {value}.")
+    return _cached(batches, num_batches, num_steps, tell)
+
+
+def _cached(
+    batches: Iterable[T], num_batches: int, num_steps: int, tell: Callable[[float], None]
+) -> Iterator[T]:
+    iterator = iter(batches)
+    kept = list(islice(iterator, num_batches))
+    del iterator  # ends its threads
+    steps: list[int] = []
+    try:
+        for batch in islice(cycle(kept), num_steps):
+            began_ns = perf_counter_ns()
+            yield batch
+            steps.append(perf_counter_ns() - began_ns)
+    finally:
+        if len(steps) > _WARM_UP:
+            tell(median(steps[_WARM_UP:]) / 1e9)
+
+
+def step_seconds(timeline: Timeline) -> float | None:
+    """Median time between getting a batch and asking for the next; None = too few steps were
+    recorded, which are those of 0.1 ms and longer.
+    """
+    steps = [
+        turn.ended_ns - turn.started_ns
+        for row in timeline.rows
+        if row.role == "consumer"
+        for turn in row.turns
+        if turn.number >= 0
+    ]
+    return median(steps[_WARM_UP:]) / 1e9 if len(steps) > _WARM_UP else None
+
+
+def against_cached_steps(report: Report, step: float | None, cached: float | None) -> Report:
+    """The report with how much longer a step takes than with cached batches, if both are known."""
+    if not step or not cached:
+        return report
+    probes = replace(report.probes, step_slowdown=step / cached - 1)
+    return make_report(report.stats, probes, pooled=report.pooled)

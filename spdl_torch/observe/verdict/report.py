@@ -1,0 +1,169 @@
+"""A verdict with its evidence: what a person reads, and the same as JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from .verdict import Cause, Probes, Verdict, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Report", "make_report"]
+
+_HEADINGS = (
+    *("stage", "threads", "busy", "CPU/wall", "wait in", "wait out", "p50 ms", "p99 ms"),
+    *("items/s", "at most/s", "failed", ""),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Report:
+    """What was found in one window. ``print(report)`` shows all of it, and so do the prompts of
+    Python and of a notebook."""
+
+    verdict: Verdict
+    stats: PipelineStats
+    probes: Probes
+    pooled: tuple[str, ...] = ()
+    """Stages that share the threads of a loader's workers; see :func:`judge`."""
+
+    def __str__(self) -> str:
+        """The verdict, a line for each stage, the checks, and what to do."""
+        lines = [f"VERDICT  {self.verdict.finding}", f"window {self.stats.elapsed:.1f} s", ""]
+        lines += [*self._table(), "", f"checks   {self._checks()}"]
+        lines += [f"note     {remark}" for remark in self.verdict.remarks]
+        return "\n".join([*lines, f"ACTION   {self.verdict.action}{_gain(self.verdict.gain)}"])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, whose lines would break in the middle of the table."""
+        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(str(self))}</pre>'
+
+    def as_json(self) -> str:
+        """For programs: ``verdict``, ``stats`` and ``probes``; null = not measured."""
+        content = self.as_dict()
+        del content["pooled"]
+        return json.dumps(content, allow_nan=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything in types that JSON has; :meth:`from_dict` makes it a report again."""
+        verdict = {**asdict(self.verdict), "cause": self.verdict.cause.value}
+        if not math.isfinite(self.verdict.gain):
+            verdict["gain"] = None
+        verdict["remarks"] = list(self.verdict.remarks)
+        stats = {**asdict(self.stats), "stages": [asdict(stage) for stage in self.stats.stages]}
+        content = {"verdict": verdict, "stats": stats, "probes": asdict(self.probes)}
+        return {**content, "pooled": list(self.pooled)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """The report of which :meth:`as_dict` gave this.
+
+        Raises: KeyError, TypeError, ValueError: it has other keys or values.
+        """
+        verdict, stats = content["verdict"], content["stats"]
+        gain = math.inf if verdict["gain"] is None else verdict["gain"]
+        read = {"cause": Cause(verdict["cause"]), "remarks": tuple(verdict["remarks"])}
+        return cls(
+            verdict=Verdict(**{**verdict, **read, "gain": gain}),
+            stats=PipelineStats(**{**stats, "stages": tuple(map(_stage, stats["stages"]))}),
+            probes=Probes(**content["probes"]),
+            pooled=tuple(content["pooled"]),
+        )
+
+    def _table(self) -> list[str]:
+        rows = [_HEADINGS, *(self._row(stage) for stage in self.stats.stages)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        last = len(widths) - 1
+        return [
+            "  ".join(
+                cell.ljust(width) if n in (0, last) else cell.rjust(width)
+                for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+
+    def _row(self, stage: StageStats) -> Sequence[str]:
+        tasks, seconds = stage.tasks, self.stats.elapsed
+        return (
+            stage.name,
+            str(stage.concurrency),
+            _percent(stage.busy_ratio),
+            _percent(stage.cpu_ratio),
+            _percent(stage.wait_in_ratio),
+            _percent(stage.wait_out_ratio),
+            f"{tasks.p50_time * 1e3:.1f}",
+            f"{tasks.p99_time * 1e3:.1f}",
+            _rate(tasks.num_tasks / seconds if seconds else 0.0),
+            _rate(stage.capacity),
+            str(tasks.num_failures),
+            self._note_on(stage),
+        )
+
+    def _note_on(self, stage: StageStats) -> str:
+        if stage.name == self.verdict.stage:
+            return f"BOTTLENECK ({self.verdict.cause.value})"
+        if stage.wait_out_ratio >= 0.5:
+            return "waits for room"
+        if stage.wait_in_ratio < 0.5:
+            return ""
+        return "waits for the trainer" if stage.name in self.pooled else "waits for items"
+
+    def _checks(self) -> str:
+        """What was looked at besides the stages; what was not measured is left out."""
+        p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
+        failed = sum(stage.tasks.num_failures for stage in self.stats.stages)
+        checks = []
+        if p.gil_seconds is not None:
+            checks.append(f"GIL wait {p.gil_seconds * 1e3:.1f} ms")
+        if p.one_at_a_time:
+            checks.append("one worker at a time")
+        if p.run_delay_ratio is not None:
+            checks.append(f"no core for {_percent(p.run_delay_ratio)} of the threads' time")
+        if p.gc_ratio is not None:
+            checks.append(f"garbage collection {_percent(p.gc_ratio)}")
+        checks.append(f"{failed} failed, {dropped} dropped")
+        if p.step_slowdown is not None:
+            checks.append(f"step over cached batches {p.step_slowdown:+.0%}")
+        return ", ".join(checks)
+
+
+def make_report(
+    stats: PipelineStats, probes: Probes | None = None, *, pooled: Sequence[str] = ()
+) -> Report:
+    """Judge a reading and keep what the judgement rests on; arguments as of :func:`judge`."""
+    probes = probes or Probes()
+    verdict = judge(stats, probes, pooled=pooled)
+    return Report(verdict=verdict, stats=stats, probes=probes, pooled=tuple(pooled))
+
+
+def _stage(content: Mapping[str, Any]) -> StageStats:
+    parts = {
+        "tasks": TaskPerfStats(**content["tasks"]),
+        "queue": QueuePerfStats(**content["queue"]),
+    }
+    return StageStats(**{**content, **parts})
+
+
+def _gain(gain: float) -> str:
+    """In words; nothing where there is none, or no bound."""
+    if gain == 0 or not math.isfinite(gain):
+        return ""
+    return (
+        f" At most {_percent(gain)} faster." if gain < 1 else f" At most {1 + gain:.1f}x as fast."
+    )
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f} %" if ratio < 0.1 else f"{100 * ratio:.0f} %"

@@ -1,0 +1,345 @@
+"""What holds training back, why, and what to do: one pure function over a reading.
+
+Thresholds on the waiting time are those of TensorFlow's input-pipeline analysis (5 and 20 % of the
+step). Those that tell causes apart were measured: threads that ran pure Python, C code without the
+GIL, and sleeps, 1 to 4 of them on 2 cores (see the explanation page).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
+
+__all__ = ["Cause", "Probes", "Verdict", "judge"]
+
+_INPUT_BOUND = 0.05
+_HIGHLY_INPUT_BOUND = 0.20
+
+_BUSY = 0.5
+"""A stage whose threads work less than this does not hold the others back."""
+
+_GIL_SHARE = 0.2
+"""Of the interpreter's switch interval, from which waiting for the GIL is the rule (pure Python: 1
+to 4 intervals; C code without the GIL, or sleeps: 0.02)."""
+
+_GIL_SHARE_OF_ONE_CORE = 0.05
+"""The same where several threads use no more than one core together, as those do that take the GIL
+in turns: quick ops let go of it before the interval is over."""
+
+_RUN_DELAY = 0.10
+"""Share of the threads' time in which they could run and had no core (saturated: 0.2 to 0.7)."""
+
+_WAITING_OP = 0.2
+"""CPU over wall time below which an op waits for something else than a core."""
+
+_COMPUTING_OP = 0.8
+
+_IDLE_CONSUMER = 0.95
+"""Share of waiting from which the consumer's own work is too little to foretell its speed."""
+
+_MOST_AT_ONCE = 4
+"""Times the present concurrency: further than that a stage behaves in another way; look again."""
+
+_ONE_CORE = (0.7, 1.35)
+"""Cores that threads use together which take the GIL in turns (measured: 1.0 to 1.25)."""
+
+_SHORT_SECONDS = 1.0
+"""A window that tells little: the probes look ten times a second, and the start is in it."""
+
+_STEP_SLOWDOWN = 0.10
+_FAILURES = 0.05
+
+
+class Cause(enum.Enum):
+    """Why training is as fast as it is."""
+
+    CONSUMER = "consumer"  # it does not wait for data
+    INTERFERENCE = "interference"  # it does not wait, but loading slows its steps
+    START = "start"  # no stage is short of time: the wait is that for the first batches
+    SOURCE = "source"  # the source hands items out too slowly
+    GIL = "gil"  # threads wait for the interpreter's lock
+    CPU = "cpu"  # threads wait for a core
+    IO = "io"  # the op waits: storage, network, another process
+    THREADS = "threads"  # the op computes, and there are cores for more of it
+    UNKNOWN = "unknown"  # busy, for no reason that the probes could tell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probes:
+    """What the machine did meanwhile; None = not measured."""
+
+    gil_seconds: float | None = None
+    """How long a thread that wakes up waits for the GIL; median."""
+    run_delay_ratio: float | None = None
+    """Share of the loader threads' time in which they had no core, 0 to 1."""
+    gc_ratio: float | None = None
+    """Share of the time in which garbage was collected, 0 to 1."""
+    step_slowdown: float | None = None
+    """Step time over that with cached batches, minus 1."""
+    num_cores: int | None = None
+    switch_interval: float = 0.005
+    """``sys.getswitchinterval()``, seconds."""
+    one_at_a_time: bool = False
+    """A loader's workers took the GIL from each other, and now work one at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """One finding with its consequence."""
+
+    cause: Cause
+    stage: str | None
+    """The bottleneck; None where it is no stage."""
+    wait_ratio: float
+    """Share of the time in which the consumer waited for data, 0 to 1."""
+    finding: str
+    action: str
+    gain: float
+    """How much faster training gets if the action removes the wait, at most: 0.45 = 45 %; infinite
+    where nothing else limits it."""
+    remarks: tuple[str, ...] = ()
+    """What else a person should know: failures, dropped items, pauses."""
+
+
+def judge(
+    stats: PipelineStats, probes: Probes | None = None, *, pooled: Sequence[str] = ()
+) -> Verdict:
+    """Name what holds training back.
+
+    stats: of a window without the warm-up.
+    probes: without them the cause is told from CPU time alone, less surely.
+    pooled: stages that run on the same threads, those of a loader's workers, which wait for the
+        trainer to ask, not for a source; () = every stage has its own, as in a pipeline.
+    """
+    probes = probes or Probes(switch_interval=sys.getswitchinterval())
+    waiting = stats.consumer_wait_ratio
+    remarks = tuple(_remarks(stats, probes))
+    has_nothing = _num_delivered(stats.stages) == 0
+    if waiting < _INPUT_BOUND:
+        if has_nothing:
+            return _nothing_delivered(stats, remarks)
+        return _not_input_bound(waiting, probes, remarks)
+    level = "HIGHLY" if waiting >= _HIGHLY_INPUT_BOUND else "moderately"
+    finding = f"Training waits for data {_percent(waiting)} of the time ({level} input-bound)"
+    if has_nothing:
+        finding = f"Nothing was delivered. {finding}"
+    stage = _bottleneck(stats.stages)
+    gain = 1 / (1 - waiting) - 1 if waiting < _IDLE_CONSUMER else math.inf
+    load = None if stage is None else _load(stage, stats.stages, pooled)
+    if stage is None or load is None or load.busy < _BUSY:
+        cause, why, action = _no_busy_stage(stats.stages, pooled)
+        stage = None
+    else:
+        cause = _cause(load, probes)
+        gain = min(gain, _headroom_without(stats.stages, stage, pooled))
+        why = f"stage {stage.name!r} is the bottleneck{_WHY[cause]}"
+        knob = "num_workers" if stage.name in pooled else "its concurrency"
+        action = _action(load, cause, gain, probes, knob)
+    return Verdict(
+        cause=cause,
+        stage=stage.name if stage else None,
+        wait_ratio=waiting,
+        finding=f"{finding}: {why}.",
+        action=action,
+        gain=gain,
+        remarks=remarks,
+    )
+
+
+def _num_delivered(stages: Sequence[StageStats]) -> int | None:
+    """What the consumer was given; None = that is not known."""
+    if not stages:
+        return None
+    if stages[-1].queue.elapsed > 0:
+        return stages[-1].queue.num_items
+    tasks = stages[0].tasks  # loaded on the consumer's own thread: there is no queue
+    return tasks.num_tasks - tasks.num_failures
+
+
+def _nothing_delivered(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
+    num_tasks = sum(stage.tasks.num_tasks for stage in stats.stages)
+    why = "every item failed or was dropped" if num_tasks else "no stage was given any item"
+    action = "See the notes" if remarks else "Look at the source"
+    return Verdict(
+        cause=Cause.UNKNOWN,
+        stage=None,
+        wait_ratio=stats.consumer_wait_ratio,
+        finding=f"Nothing was delivered in {stats.elapsed:.2g} s: {why}.",
+        action=f"{action}, and at the log of spdl_torch for the first errors.",
+        gain=0.0,
+        remarks=remarks,
+    )
+
+
+def _not_input_bound(waiting: float, probes: Probes, remarks: tuple[str, ...]) -> Verdict:
+    slowdown = probes.step_slowdown or 0.0
+    finding = f"Training is not input-bound: it waits for data {_percent(waiting)} of the time"
+    cause, action = Cause.CONSUMER, "Do nothing: a faster loader would not be noticed."
+    if slowdown >= _STEP_SLOWDOWN:
+        cause = Cause.INTERFERENCE
+        finding += f", but its steps take {_percent(slowdown)} longer than with cached batches"
+        action = "Use fewer threads, or ops that hold the GIL less (whole batches in one call)."
+    gain = slowdown if cause is Cause.INTERFERENCE else 0.0
+    return Verdict(
+        cause=cause,
+        stage=None,
+        wait_ratio=waiting,
+        finding=f"{finding}.",
+        action=action,
+        gain=gain,
+        remarks=remarks,
+    )
+
+
+def _bottleneck(stages: Sequence[StageStats]) -> StageStats | None:
+    """The stage with the least headroom: the one whose threads are busy for the most time. The
+    stages before it wait for room, those behind it for items.
+    """
+    return max(stages, key=lambda stage: stage.busy_ratio, default=None)
+
+
+class _Load(NamedTuple):
+    """What the threads of a stage do, be it for another stage of their pool."""
+
+    threads: int
+    busy: float
+    """Share of their time inside an op."""
+    cpu: float
+    """CPU time over wall time there: a wait for the GIL may fall into any op of the pool."""
+
+    @property
+    def cores(self) -> float:
+        """That they use together."""
+        return self.threads * self.busy * self.cpu
+
+    @property
+    def looks_like_gil(self) -> bool:
+        return self.threads > 1 and _ONE_CORE[0] <= self.cores <= _ONE_CORE[1]
+
+
+def _load(stage: StageStats, stages: Sequence[StageStats], pooled: Sequence[str]) -> _Load:
+    own = [each for each in stages if each is stage or {each.name, stage.name} <= {*pooled}]
+    busy = sum(each.busy_ratio for each in own)
+    cpu = sum(each.busy_ratio * each.cpu_ratio for each in own) / busy if busy else 0.0
+    return _Load(stage.concurrency, busy, cpu)
+
+
+def _no_busy_stage(stages: Sequence[StageStats], pooled: Sequence[str]) -> tuple[Cause, str, str]:
+    if not pooled and stages and stages[0].wait_in_ratio >= _BUSY:
+        return (
+            Cause.SOURCE,
+            "the source is the bottleneck; every stage waits for it",
+            "Make the source cheaper: let it yield paths or indices, and read in a stage.",
+        )
+    return (
+        Cause.START,
+        "no stage is short of threads; the wait is the start of the pass",
+        "Use longer epochs or persistent_workers=True.",
+    )
+
+
+_WHY = {
+    Cause.GIL: ", and its threads wait for the GIL",
+    Cause.CPU: ", and its threads wait for a core",
+    Cause.IO: ", and it waits for storage or a network",
+    Cause.THREADS: ", and it computes all the time",
+    Cause.UNKNOWN: "",
+}
+
+
+def _cause(load: _Load, probes: Probes) -> Cause:
+    gil_share = (probes.gil_seconds or 0.0) / probes.switch_interval
+    run_delay = probes.run_delay_ratio or 0.0
+    least = _GIL_SHARE_OF_ONE_CORE if load.looks_like_gil else _GIL_SHARE
+    if gil_share >= least or probes.one_at_a_time:
+        return Cause.GIL
+    if run_delay >= _RUN_DELAY:
+        return Cause.CPU
+    if load.cpu < _WAITING_OP:
+        return Cause.IO
+    return Cause.THREADS if load.cpu >= _COMPUTING_OP else Cause.UNKNOWN
+
+
+def _action(load: _Load, cause: Cause, gain: float, probes: Probes, knob: str) -> str:
+    wanted = math.ceil(load.threads * min(1 + gain, _MOST_AT_ONCE))
+    useful = math.inf  # those that wait for storage use no core
+    if cause is not Cause.IO and probes.num_cores is not None:
+        useful = max(probes.num_cores, math.ceil(probes.num_cores / max(0.01, load.cpu)))
+    more = f"from {load.threads} to about {min(wanted, useful)}"
+    match cause:
+        case Cause.GIL:
+            return f"More threads will not help. {_WITHOUT_GIL}"
+        case Cause.UNKNOWN if probes.gil_seconds is None and load.looks_like_gil:
+            return (
+                f"Its {load.threads} threads use {load.cores:.1f} cores together, as those do that "
+                f"take the GIL in turns; then more will not help. {_WITHOUT_GIL} Load for some "
+                "seconds to be told for sure."
+            )
+        case Cause.THREADS | Cause.UNKNOWN if load.threads >= useful:
+            return (
+                f"More threads will not help: they compute on all of the {probes.num_cores} cores "
+                "already. Give it less work for each item, or more cores."
+            )
+        case Cause.CPU:
+            return "More threads will not help. Give it more cores, or less work for each item."
+        case Cause.IO:
+            return f"Raise {knob} {more}: its threads use no core while they wait."
+        case Cause.THREADS if probes.num_cores is not None and wanted > probes.num_cores:
+            return (
+                f"Raise {knob} {more}, or to the {probes.num_cores} cores that there "
+                "are; then give it less work for each item."
+            )
+        case _:
+            return f"Raise {knob} {more}, as long as cores are idle."
+
+
+_WITHOUT_GIL = (
+    "Do its work in few calls that release the GIL, best a batch at a time, or run it on a process "
+    "pool (executor=)."
+)
+
+
+def _headroom_without(
+    stages: Sequence[StageStats], fixed: StageStats, pooled: Sequence[str]
+) -> float:
+    """How much faster the other stages could go, in shares of the present rate."""
+    changed = pooled if fixed.name in pooled else (fixed.name,)
+    others = [stage.busy_ratio for stage in stages if stage.name not in changed]
+    return 1 / max(*others, 0.01) - 1 if others else math.inf
+
+
+def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
+    remarks = []
+    if 0 < stats.elapsed < _SHORT_SECONDS:
+        remarks.append(
+            f"The window is short, {stats.elapsed:.2g} s: look again after some seconds of loading."
+        )
+    for stage in stats.stages:
+        tasks = stage.tasks
+        if tasks.num_failures:
+            share = tasks.num_failures / tasks.num_tasks
+            grave = ", more than the 5 % that should concern you" if share > _FAILURES else ""
+            remarks.append(
+                f"{stage.name}: {tasks.num_failures} of {tasks.num_tasks} tasks failed and their "
+                f"items were dropped ({_percent(share)}{grave})."
+            )
+        if stage.num_dropped:
+            remarks.append(f"{stage.name}: the op dropped {stage.num_dropped} items (None).")
+    if (probes.gc_ratio or 0.0) >= 0.01:
+        remarks.append(
+            f"Garbage collection takes {_percent(probes.gc_ratio or 0.0)} of the time: call "
+            "gc.freeze() before training."
+        )
+    return remarks
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f} %" if ratio < 0.1 else f"{100 * ratio:.0f} %"

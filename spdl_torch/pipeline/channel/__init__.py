@@ -1,0 +1,1 @@
+"""Bounded queues, the only place where the engine waits."""

@@ -1,0 +1,454 @@
+"""A bounded queue between threads: the only place where the engine waits.
+
+Guarantees
+- At most ``capacity`` items wait in a channel, whichever order they arrive in; where
+  ``allow_bursts`` was called, more while they pass quickly.
+- What is put is got once, or counted in ``discarded`` when the channel is closed over it.
+- Every wait ends by notification: an item, room, ``finish()`` or ``close()``; none polls, except
+  that a ``get`` on the main thread looks for signals (:func:`~.waits.wait_for`).
+
+Three words end a channel, and they differ in who ends it:
+*finish* (the producer: no more items, what is inside is still delivered), *close* (the owner:
+the run stops, what is inside is discarded), *end* (what a consumer sees once a finished channel
+is empty: :class:`EndOfChannel`).
+
+Why not ``queue.Queue``: it wakes every waiter in Python code, and can neither be finished nor
+report its open waits. ``python -m spdl_torch bench engine`` measures it on trivial items.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from time import perf_counter, perf_counter_ns
+from typing import Any, Final, Generic, TypeVar
+
+from ..stats.counters import QueueCounters
+from .async_methods import AsyncMethods
+from .capacity import Capacity
+from .sentinels import SKIPPED, Sentinel, SentinelNumbers
+from .waits import ChannelClosed, Dismissed, EndOfChannel, WaitClock, Waiter, wait_for
+
+__all__ = ["Channel", "ChannelClosed", "Dismissed", "EndOfChannel"]
+
+T = TypeVar("T")
+
+_NOTHING: Final = object()  # "would block": never an item, so that None can be one
+
+
+class Channel(AsyncMethods, Generic[T]):
+    """A first-in first-out queue of at most ``capacity`` items, with its own statistics.
+
+    With ``put_at`` the items leave in the order of their sequence numbers instead of the order
+    of their arrival. A channel is used with ``put`` or with ``put_at``, not with both.
+
+    The lock is re-entrant because ``close()`` may be called by a finalizer that the garbage
+    collector runs on a thread which is inside one of these methods. Each method is therefore
+    written so that a ``close()`` between any two of its statements is harmless.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = Capacity(capacity)
+        self._lock = threading.RLock()
+        self._items: deque[Any] = deque()
+        self._early: dict[int, Any] = {}  # ordered use: came before their turn
+        self._turn = 0  # ordered use: the sequence number that is next to become an item
+        self._finished = False
+        self._closed = False
+        self._num_dismissed = 0
+        self._answers_no = False  # closed, or getters are to leave: one look on every get for both
+        self._getters: deque[Waiter] = deque()
+        self._putters: deque[tuple[int | None, bool, Waiter]] = deque()
+        # One woken thread at a time: it wakes the next one if there is still something for it.
+        # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
+        self._getter_woken = False
+        self._putter_woken = False
+        self._num_put = 0  # sentinels included, as in _num_got: they have numbers as items have
+        self._num_got = 0
+        self._sentinels = SentinelNumbers()
+        self._put_wait = WaitClock()
+        self._get_wait = WaitClock()
+        self._created_ns = self._empty_since_ns = perf_counter_ns()
+        self._empty_ns = 0
+        self._ended_ns: int | None = None
+        self._peak = 0
+
+    # -- producer side ---------------------------------------------------------------------
+
+    def put(self, item: T) -> int:
+        """Append ``item``; blocks while the channel is full. Returns the item's number, which
+        ``get_numbered`` will give with it.
+
+        Raises: ChannelClosed: the channel was closed or finished; the item was not taken.
+        """
+        with self._lock:  # the common case, without the generality of ordered puts
+            if len(self._items) < self._capacity.now and not (self._closed or self._finished):
+                self._append(item)
+                if self._putters and not self._putter_woken:
+                    self._wake_putter()
+                return self._num_put - 1
+        return self._put_blocking(None, item, advance=True)
+
+    def put_at(self, seq: int, item: T, *, last: bool = True) -> None:
+        """Put the item whose place in the order is ``seq``; blocks while it does not fit.
+
+        ``last=False``: more items of the same ``seq`` follow; ``skip(seq)`` ends them.
+        """
+        self._put_blocking(seq, item, advance=last)
+
+    def skip(self, seq: int) -> None:
+        """Declare that no (further) item comes for ``seq``; blocks like ``put_at``."""
+        self._put_blocking(seq, SKIPPED, advance=True)
+
+    def finish(self) -> None:
+        """Accept no more items: getters drain the rest, further puts raise ChannelClosed."""
+        with self._lock:
+            self._finished = True
+            if not self._items:
+                self._end()
+            self._wake_everyone()
+
+    # -- consumer side ---------------------------------------------------------------------
+
+    def get(self, timeout: float | None = None) -> T:
+        """Take the oldest item; blocks while there is none, for at most ``timeout`` seconds.
+
+        Raises: EndOfChannel, ChannelClosed, TimeoutError; Dismissed, where ``dismiss`` is used.
+        """
+        return self.get_numbered(timeout)[1]
+
+    def get_numbered(self, timeout: float | None = None) -> tuple[int, T]:
+        """Do the same as ``get``, with the item's number: 0 for the first that was ever taken."""
+        with self._lock:
+            items = self._items
+            if items and not self._answers_no:
+                number = self._num_got
+                self._num_got = number + 1
+                item = items.popleft()
+                if not items:
+                    self._empty_since_ns = perf_counter_ns()
+                    if self._finished:
+                        self._end()
+                        self._wake_everyone()
+                elif self._getters and not self._getter_woken:
+                    self._wake_getter()
+                if (
+                    self._putters
+                    and not self._putter_woken
+                    and len(items) <= self._capacity.low_water
+                ):
+                    self._wake_putter()
+                return number, item
+        return self._get_slowly(timeout)
+
+    # -- owner's side ----------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """The number of items that may wait, bursts aside."""
+        return self._capacity.capacity
+
+    def allow_bursts(self, capacity: int) -> None:
+        """Let up to ``capacity`` items wait while more than 10,000 a second are taken."""
+        self._capacity.allow_bursts(capacity)
+
+    def grow(self, capacity: int) -> None:
+        """Let ``capacity`` items wait, if that is more than now. Never blocks.
+
+        It never shrinks: an ordered channel may hold more items that came before their turn.
+        """
+        with self._lock:
+            self._capacity.grow(capacity)
+            if not self._putter_woken:
+                self._wake_putter()
+
+    def dismiss(self, count: int) -> None:
+        """Let the next ``count`` gets, those that wait included, raise :class:`Dismissed`.
+
+        Until so many have left, nobody takes an item. Never blocks.
+        """
+        with self._lock:
+            self._num_dismissed += count
+            self._choose_answer()
+            for _ in range(min(count, len(self._getters))):
+                self._wake_getter()
+
+    def recall(self, count: int) -> int:
+        """Take back up to ``count`` dismissals that nobody has met yet; returns how many."""
+        with self._lock:
+            count = min(count, self._num_dismissed)
+            self._num_dismissed -= count
+            self._choose_answer()
+            if self._items and self._getters and not self._getter_woken:
+                self._wake_getter()
+        return count
+
+    def close(self) -> None:
+        """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
+        with self._lock:
+            self._closed = self._answers_no = True
+            self._end()
+            self._wake_everyone()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return self._closed
+
+    @property
+    def discarded(self) -> int:
+        """The number of items that will never be taken, because the channel was closed."""
+        return len(self) if self._closed else 0
+
+    @property
+    def num_got(self) -> int:
+        """The number of items taken, also by a get that Ctrl-C then cut off."""
+        return self._num_got
+
+    def __len__(self) -> int:
+        """Return the number of items that wait, those before their turn included."""
+        early = sum(type(item) is not Sentinel for item in tuple(self._early.values()))
+        if not self._sentinels:
+            return len(self._items) + early
+        with self._lock:
+            return len(self._items) - self._sentinels.count_waiting(self._num_got) + early
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many places of an ordered channel are settled, and with how many items."""
+        with self._lock:
+            return self._turn, self._num_put
+
+    def counters(self) -> QueueCounters:
+        """Return everything counted so far, open waits and open empty time included."""
+        with self._lock:
+            now = self._ended_ns or perf_counter_ns()
+            open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
+            waiting_sentinels = self._sentinels.count_waiting(self._num_got)
+            return QueueCounters(
+                elapsed_ns=now - self._created_ns,
+                num_put=self._num_put - self._sentinels.num_got - waiting_sentinels,
+                num_got=self._num_got - self._sentinels.num_got,
+                put_wait=self._put_wait.read(),
+                get_wait=self._get_wait.read(),
+                empty_ns=self._empty_ns + max(0, open_empty),
+                peak_items=self._peak,
+            )
+
+    # -- putting ---------------------------------------------------------------------------
+
+    def _put_blocking(self, seq: int | None, item: Any, *, advance: bool) -> int:
+        """Wait for room, then put. Returns the item's number, unless ``seq`` is given."""
+        started_ns = 0
+        # A lock of this put alone: to acquire it a second time is to wait until another thread,
+        # which found room for this put, releases it.
+        waiter = threading.Lock()
+        waiter.acquire()
+        try:
+            while True:
+                with self._lock:
+                    done, started_ns = self._try_put_waiting(seq, item, advance, waiter, started_ns)
+                    number = self._num_put - 1
+                if done:
+                    return number
+                waiter.acquire()  # without the channel's lock
+        except BaseException:
+            self._abandon_put(started_ns, (seq, advance, waiter))
+            raise
+
+    def _try_put_waiting(
+        self, seq: int | None, item: Any, advance: bool, waiter: Waiter, started_ns: int
+    ) -> tuple[bool, int]:
+        """Try to put; the put has waited since ``started_ns`` (0: not yet). The lock is held."""
+        if started_ns:
+            self._putter_woken = False  # this one is awake now, and wakes the next one itself
+        if self._try_put(seq, item, advance, waiter):
+            if started_ns:
+                self._put_wait.end(started_ns)
+            return True, started_ns
+        return False, started_ns or self._put_wait.begin()
+
+    def _try_put(
+        self, seq: int | None, item: Any, advance: bool, waiter: Waiter | None = None
+    ) -> bool:
+        """Put if there is room, else enlist ``waiter``. The lock is held."""
+        if self._has_room(seq, advance) or (
+            self._capacity.may_burst(self._num_got) and self._has_room(seq, advance)
+        ):
+            if self._closed or self._finished:
+                raise ChannelClosed
+            self._place(seq, item, advance)
+            if self._putters and not self._putter_woken:
+                self._wake_putter()
+            return True
+        if waiter is not None:
+            # The race with a close() by a finalizer on this thread, which the lock does not keep
+            # out: enlist first, look second. Then close() either finds the waiter or is seen here.
+            self._putters.append((seq, advance, waiter))
+        if self._closed or self._finished:
+            raise ChannelClosed
+        return False
+
+    def _has_room(self, seq: int | None, advance: bool) -> bool:
+        waiting = len(self._items)
+        if seq is None:
+            return waiting < self._capacity.now
+        # Room is kept for the numbers between the turn and `seq` that have not come yet. So the
+        # item whose turn it is never finds the channel full of later ones: a deadlock.
+        if seq != self._turn and not (advance and seq - self._turn + waiting < self._capacity.now):
+            return False
+        return waiting + len(self._early) < self._capacity.most
+
+    def _place(self, seq: int | None, item: Any, advance: bool) -> None:
+        if seq is None or seq == self._turn:
+            self._append(item)
+            if seq is not None and advance:
+                self._turn += 1
+                while (
+                    self._early and (item := self._early.pop(self._turn, _NOTHING)) is not _NOTHING
+                ):
+                    self._turn += 1
+                    self._append(item)
+        else:
+            self._early[seq] = item
+            self._peak = max(self._peak, len(self._items) + len(self._early))
+
+    def _append(self, item: Any) -> None:
+        if type(item) is Sentinel:
+            if item is SKIPPED:
+                return
+            self._sentinels.add(self._num_put)
+        items = self._items
+        if not items:
+            self._empty_ns += perf_counter_ns() - self._empty_since_ns
+            self._empty_since_ns = 0
+        items.append(item)
+        self._num_put += 1
+        if len(items) > self._peak:
+            self._peak = len(items)
+        if self._getters and not self._getter_woken:
+            self._wake_getter()
+
+    # -- getting ---------------------------------------------------------------------------
+
+    def _get_slowly(self, timeout: float | None) -> tuple[int, T]:
+        deadline = None if timeout is None else perf_counter() + timeout
+        started_ns = 0
+        waiter = threading.Lock()
+        waiter.acquire()
+        try:
+            while True:
+                with self._lock:
+                    taken, started_ns = self._try_get_waiting(waiter, started_ns)
+                if taken is not None:
+                    return taken
+                if deadline is None:
+                    wait_for(waiter)
+                else:
+                    left = min(deadline - perf_counter(), threading.TIMEOUT_MAX)
+                    if left <= 0 or not wait_for(waiter, left):
+                        raise TimeoutError(f"no item came within {timeout} seconds.")
+        except BaseException:
+            self._abandon_get(started_ns, waiter)
+            raise
+
+    def _try_get_waiting(self, waiter: Waiter, started_ns: int) -> tuple[tuple[int, T] | None, int]:
+        """Try to get; the get has waited since ``started_ns`` (0: not yet). The lock is held."""
+        if started_ns:
+            self._getter_woken = False  # this one is awake now, and wakes the next one itself
+        taken = self._try_get(waiter)
+        if taken is None:
+            return None, started_ns or self._get_wait.begin()
+        if started_ns:
+            self._get_wait.end(started_ns)
+        return taken, started_ns
+
+    def _try_get(self, waiter: Waiter | None = None) -> tuple[int, T] | None:
+        """Take an item if there is one, else enlist ``waiter``. The lock is held."""
+        if self._answers_no:
+            self._refuse()
+        if self._items:
+            return self.get_numbered()  # which does not wait now
+        if self._finished:
+            raise EndOfChannel
+        if waiter is not None:
+            self._getters.append(waiter)
+            if self._closed:  # perhaps just now: enlist first, look second, as in _try_put
+                raise ChannelClosed
+        return None
+
+    def _refuse(self) -> None:
+        if self._closed:
+            raise ChannelClosed
+        self._num_dismissed -= 1
+        self._choose_answer()
+        if not self._answers_no and self._items and self._getters and not self._getter_woken:
+            self._wake_getter()  # as long as a getter was to leave, none was woken for an item
+        raise Dismissed
+
+    def _choose_answer(self) -> None:
+        self._answers_no = self._num_dismissed > 0
+        if self._closed:  # perhaps just now, by a finalizer
+            self._answers_no = True
+
+    # -- waking ----------------------------------------------------------------------------
+
+    # The lock is held in all of these. A deque found empty is no error all the same: a close() by
+    # a finalizer on this very thread may have woken everyone just before.
+
+    def _wake_getter(self) -> None:
+        try:
+            waiter = self._getters.popleft()
+        except IndexError:
+            return
+        self._getter_woken = True
+        waiter.release()
+
+    def _wake_putter(self) -> None:
+        """Wake the first put that fits; ordered ones are each for a place of their own."""
+        for entry in tuple(self._putters):
+            if self._has_room(entry[0], entry[1]):
+                try:
+                    self._putters.remove(entry)
+                except ValueError:
+                    return
+                self._putter_woken = True
+                entry[2].release()
+                return
+
+    def _wake_everyone(self) -> None:
+        while self._getters:
+            self._wake_getter()
+        while self._putters:
+            try:
+                self._putters.popleft()[2].release()
+            except IndexError:
+                return
+
+    # A wait may end by Ctrl-C, a timeout, a cancellation or the channel's own end. If its waiter is
+    # still enlisted, it is struck off, so that no wake-up is lost on it. If it is not, it was woken
+    # just before, and passes that wake-up on.
+
+    def _abandon_put(self, started_ns: int, entry: tuple[int | None, bool, Waiter]) -> None:
+        with self._lock:
+            if started_ns:
+                self._put_wait.end(started_ns)
+            if entry in self._putters:
+                self._putters.remove(entry)
+            else:
+                self._putter_woken = False
+                self._wake_putter()
+
+    def _abandon_get(self, started_ns: int, waiter: Waiter) -> None:
+        with self._lock:
+            if started_ns:
+                self._get_wait.end(started_ns)
+            if waiter in self._getters:
+                self._getters.remove(waiter)
+            else:
+                self._getter_woken = False
+                if self._items and self._getters:
+                    self._wake_getter()
+
+    def _end(self) -> None:
+        """Stop the clock of the statistics, with the last item."""
+        self._ended_ns = self._ended_ns or perf_counter_ns()

@@ -1,0 +1,76 @@
+"""Sentinels, which pass through channels among the items: the end of an epoch, a missing item."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+__all__ = [
+    *("ABSENT", "END_OF_DATA", "EPOCH_END", "SKIPPED"),
+    *("Sentinel", "SentinelNumbers", "is_eof", "is_epoch_end"),
+]
+
+
+class Sentinel:
+    """Stands for no item: no op is called with it and no figure counts it, but it takes room."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"
+
+
+class SentinelNumbers:
+    """The numbers of the sentinels in a channel, so that statistics can leave them out.
+
+    Sentinels are numbered with the items. The channel's lock is held, but for ``bool``.
+    """
+
+    __slots__ = ("_numbers", "num_got")
+
+    def __init__(self) -> None:
+        self._numbers: deque[int] = (
+            deque()
+        )  # of those that wait, or were taken since the last count
+        self.num_got = 0
+        """The number of sentinels that were taken, as of the last count."""
+
+    def add(self, number: int) -> None:
+        """Note the number of a sentinel that was put."""
+        self._numbers.append(number)
+
+    def count_waiting(self, num_got: int) -> int:
+        """Count those that wait, after ``num_got`` items and sentinels were taken."""
+        while self._numbers and self._numbers[0] < num_got:
+            self._numbers.popleft()
+            self.num_got += 1
+        return len(self._numbers)
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+
+SKIPPED: Final = Sentinel("skipped")
+"""Takes the place, in the order, of an item that was dropped; never leaves a channel."""
+
+EPOCH_END: Final = Sentinel("end of the epoch")
+"""Stands in a channel between two epochs of a continuous source."""
+
+ABSENT: Final = Sentinel("absent")
+"""Takes the place of a part of a batch: no member took this path, or the path dropped them all."""
+
+END_OF_DATA: Final = Sentinel("end of the data")
+"""The item that a user's merge op gets where a queue has ended."""
+
+
+def is_eof(item: Any) -> bool:
+    """Whether a merge op got the end of a queue instead of an item."""
+    return item is END_OF_DATA
+
+
+def is_epoch_end(item: Any) -> bool:
+    """Whether a merge op got the end of an epoch instead of an item."""
+    return item is EPOCH_END

@@ -1,0 +1,1 @@
+"""The definition of a pipeline: data, validated before anything runs."""

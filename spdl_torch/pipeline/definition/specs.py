@@ -1,0 +1,245 @@
+"""The parts of a pipeline: frozen, validated, printable. Nothing here runs anything."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable
+from dataclasses import dataclass, field
+from numbers import Real
+from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from .ops import OpKind, locate
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+__all__ = [
+    "MergeSpec",
+    "OutputOrder",
+    "PipelineSpec",
+    "SinkSpec",
+    "SourceSpec",
+    "StageSpec",
+]
+
+T_co = TypeVar("T_co", covariant=True)
+
+OutputOrder = Literal["completion", "input"]
+MaxFailures = int | float | Real
+
+
+_KEEPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR, OpKind.PATH_VARIANTS)
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """Where items come from."""
+
+    iterable: Iterable[Any] | AsyncIterable[Any]
+    name: str = "src"
+    continuous: bool = False
+    """Whether it is iterated again and again: one run over all epochs."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.iterable, Iterable | AsyncIterable) and not hasattr(
+            self.iterable, "__getitem__"
+        ):
+            raise TypeError(
+                "add_source: expected an iterable or an async iterable, got "
+                f"{type(self.iterable).__name__}. Pass e.g. a list, a generator or a sampler."
+            )
+        if self.continuous and isinstance(self.iterable, GeneratorType | AsyncGeneratorType):
+            raise ValueError(
+                "add_source: continuous=True iterates the source once for each epoch, and a "
+                "generator can be iterated only once. Pass an object whose __iter__ begins anew."
+            )
+
+    def __str__(self) -> str:
+        continuous = ", continuous" if self.continuous else ""
+        return f"{self.name}({type(self.iterable).__name__}{continuous})"
+
+
+@dataclass(frozen=True)
+class MergeSpec(SourceSpec):
+    """A source whose items come from other pipelines; its ``iterable`` is empty."""
+
+    iterable: Iterable[Any] = ()
+    name: str = "merge"
+    pipelines: tuple[PipelineSpec[Any], ...] = ()
+    op: Callable[..., Any] | None = None
+    """Called once with ``(info, input_queues, output_queue)``; None = as the items come."""
+
+    def __str__(self) -> str:
+        return self.name if self.op is None else f"{self.name}(op={locate(self.op)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """One step of the pipeline: an op and how many calls of it run at once."""
+
+    name: str
+    op: Callable[[Any], Any]
+    kind: OpKind
+    concurrency: int = 1
+    executor: Executor | None = None
+    output_order: OutputOrder = "completion"
+    max_failures: MaxFailures | None = None
+    """None: the limit of the whole pipeline."""
+    buffer_size: int | None = None
+    """Items that may wait after this stage; None: ``default_buffer_size(concurrency)``."""
+    batch_size: int = 0
+    """The length of an aggregate stage's lists."""
+    drop_last: bool = False
+    paths: tuple[tuple[StageSpec, ...], ...] = ()
+    """For path variants: the chains of stages among which ``op`` chooses."""
+    batched: bool = False
+    """For path variants: whether an item is a list, whose members ``op`` deals out."""
+
+    def __post_init__(self) -> None:
+        _check_positive(f"stage {self.name!r}: concurrency", self.concurrency)
+        if self.buffer_size is not None:
+            _check_positive(f"stage {self.name!r}: buffer_size", self.buffer_size)
+        check_max_failures(self.max_failures, f"stage {self.name!r}")
+        if self.output_order not in ("completion", "input"):
+            raise ValueError(
+                f"stage {self.name!r}: output_order must be 'completion' or 'input', "
+                f"got {self.output_order!r}."
+            )
+        if self.concurrency > 1 and self.kind in _KEEPING:
+            raise ValueError(
+                f"stage {self.name!r}: concurrency must be 1 for an {self.kind.value}, got "
+                f"{self.concurrency}. It keeps items, or their order, from one call to the next."
+            )
+        if self.executor is not None and self.is_async:
+            raise ValueError(
+                f"stage {self.name!r}: executor must be None for an {self.kind.value}, got "
+                f"{type(self.executor).__name__}. Async ops run on the stage's own event loop."
+            )
+        if self.kind is OpKind.ASYNC_GENERATOR and self.output_order == "input":
+            raise ValueError(
+                f"stage {self.name!r}: output_order='input' does not go with an async generator. "
+                "Use an async function that returns a list, then disaggregate()."
+            )
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the op runs on an event loop."""
+        return self.kind in (OpKind.ASYNC_FUNCTION, OpKind.ASYNC_GENERATOR)
+
+    @property
+    def is_adjustable(self) -> bool:
+        """Whether its concurrency may change while it runs. That of coroutines, which share one
+        thread, and of an aggregate, which holds an unfinished list, may not.
+        """
+        return self.kind in (OpKind.FUNCTION, OpKind.GENERATOR)
+
+    def __str__(self) -> str:
+        if self.kind is OpKind.AGGREGATE:
+            return f"{self.name}(n={self.batch_size}, drop_last={self.drop_last})"
+        if self.kind is OpKind.AGGREGATOR:
+            return f"{self.name}(drop_last={self.drop_last})"
+        if self.kind is OpKind.PATH_VARIANTS:
+            return f"{self.name}(router={locate(self.op)}{', batched' if self.batched else ''})"
+        parts = [f"concurrency={self.concurrency}", f"op={locate(self.op)}"]
+        if self.output_order == "input":
+            parts.append("output_order='input'")
+        if self.executor is not None:
+            parts.append(f"executor={type(self.executor).__name__}")
+        return f"{self.name}({', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    """Where items wait for the consumer."""
+
+    buffer_size: int = 3
+
+    def __post_init__(self) -> None:
+        _check_positive("add_sink: buffer_size", self.buffer_size)
+
+    def __str__(self) -> str:
+        return f"sink(buffer_size={self.buffer_size})"
+
+
+@dataclass(frozen=True)
+class PipelineSpec(Generic[T_co]):
+    """A whole pipeline; prints one line a stage. Picklable if its ops are."""
+
+    source: SourceSpec
+    stages: tuple[StageSpec, ...] = field(default=())
+    sink: SinkSpec = field(default_factory=SinkSpec)
+
+    def __str__(self) -> str:
+        return "\n".join(["PipelineSpec:", *(f"  {part}" for part in self.parts())])
+
+    def parts(self) -> list[str]:
+        """Return a line for each stage, source and sink included; inner stages are indented."""
+        return [*_source_lines(self.source), *_stage_lines(self.stages), str(self.sink)]
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether its source is iterated again and again. Raises: ValueError: one of several is."""
+        if not isinstance(self.source, MergeSpec):
+            return self.source.continuous
+        if len({pipeline.is_continuous for pipeline in self.source.pipelines}) > 1:
+            raise ValueError(
+                "Mixed continuous mode: of sources that are merged, all must be continuous or "
+                "none, since an epoch ends when it has ended in all of them."
+            )
+        return self.source.pipelines[0].is_continuous
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is one source and a single line of stages: no merge, no path variants."""
+        return not isinstance(self.source, MergeSpec) and all(
+            stage.kind is not OpKind.PATH_VARIANTS for stage in self.stages
+        )
+
+
+def _source_lines(source: SourceSpec) -> list[str]:
+    inner = source.pipelines if isinstance(source, MergeSpec) else ()
+    # The sinks of pipelines that are merged are the merge's inlets.
+    lines = [line for pipeline in inner for line in pipeline.parts()[:-1]]
+    return [*(f"  {line}" for line in lines), str(source)]
+
+
+def _stage_lines(stages: Iterable[StageSpec]) -> list[str]:
+    lines = []
+    for stage in stages:
+        lines.append(str(stage))
+        for number, path in enumerate(stage.paths):
+            lines += [f"  path {number}: {line}" for line in _stage_lines(path)]
+    return lines
+
+
+BURST_BUFFER_SIZE = 256
+"""Capacity of a queue without ``buffer_size`` while more than 10,000 items a second pass."""
+
+
+def default_buffer_size(concurrency: int) -> int:
+    """Return twice the threads, at least 2: enough that each thread of this stage and of the next
+    finds an item or room while another is being woken. Measured by ``spdl-torch bench engine``.
+    """
+    return max(2, 2 * concurrency)
+
+
+def check_max_failures(limit: MaxFailures | None, where: str) -> None:
+    """Check a limit: an int counts items, another number is a share from 0 to 1; -1 = no limit."""
+    if limit is None or limit == -1:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, Real):
+        raise TypeError(f"{where}: max_failures must be a number or None, got {limit!r}.")
+    if isinstance(limit, int):
+        if limit < 0:
+            raise ValueError(
+                f"{where}: max_failures must be >= 0, or -1 for no limit, got {limit}."
+            )
+    elif not 0 <= float(limit) <= 1:
+        raise ValueError(f"{where}: a share in max_failures must be within 0 and 1, got {limit}.")
+
+
+def _check_positive(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, got {value!r}.")
+    if value < 1:
+        raise ValueError(f"{what} must be >= 1, got {value}.")

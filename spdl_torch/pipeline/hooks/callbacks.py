@@ -1,0 +1,41 @@
+"""The interval callbacks of users: how one is called, and how often it may be."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+__all__ = ["call_back", "check_interval"]
+
+
+_logger = logging.getLogger("spdl_torch.pipeline")
+
+
+def call_back(callback: Callable[[Any], Awaitable[None] | None], stats: Any, who: object) -> None:
+    """Run a user's callback, awaiting it if needed. Its error is logged, never fatal."""
+    try:
+        result = callback(stats)
+        if inspect.isawaitable(result):
+            asyncio.run(_await(result))
+    except Exception:
+        _logger.exception("%s: interval_stats_callback failed; the pipeline goes on.", who)
+
+
+async def _await(result: Awaitable[None]) -> None:
+    await result
+
+
+def check_interval(interval: float | None, where: object) -> float | None:
+    """Return the interval; SPDL's -1 means None, and stays -1 for subclasses that compare it.
+
+    Raises: ValueError: 0, or any other number below.
+    """
+    if interval is not None and interval <= 0 and interval != -1:
+        raise ValueError(f"{where} must be > 0 seconds or None, got {interval}.")
+    return interval

@@ -1,0 +1,76 @@
+"""The thread that calls a run's interval callbacks, woken by its clock or by the end."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..threads.thread_group import ThreadGroup
+
+__all__ = ["Reporter", "Reports"]
+
+_TAIL_SECONDS = 1.0  # how long the last lap waits for running ops; then it is reported without them
+
+
+class Reports(Protocol):
+    """A task hook or a queue."""
+
+    interval: float | None
+    """Seconds between two laps; None or below 0 = only the one at the end."""
+
+    def report_lap(self) -> None:
+        """Report the figures since the last call."""
+
+
+class Reporter:
+    """Report every lap, the last and partial one included, before the run is closed.
+
+    The thread exists from the first interval on, or, if nobody asked for intervals, only at the
+    end.
+    """
+
+    def __init__(self, subjects: Sequence[Reports], join: Callable[[float | None], bool]) -> None:
+        self._subjects = subjects
+        self._join_workers = join
+        # Held while the run goes on. A bare lock, not an Event: request_stop() may come from a
+        # finalizer on the very thread that is inside the wait, where an Event's lock is held.
+        self._going_on = threading.Lock()
+        self._going_on.acquire()
+
+    def start(self, threads: ThreadGroup) -> None:
+        """Begin the first interval."""
+        threads.spawn("stats", self._run)
+
+    def request_stop(self) -> None:
+        """Deliver the last laps and end. Never blocks."""
+        try:
+            self._going_on.release()
+        except RuntimeError:
+            pass  # asked before
+
+    def _run(self) -> None:
+        clock = monotonic()
+        # A hook made with SPDL's default has an interval of -1, which means none.
+        regular = [(s, s.interval) for s in self._subjects if s.interval and s.interval > 0]
+        due = {id(subject): clock + interval for subject, interval in regular}
+        while not self._going_on.acquire(timeout=self._until(due)):
+            for subject, interval in regular:
+                if monotonic() >= due[id(subject)]:
+                    due[id(subject)] += interval
+                    subject.report_lap()
+        # A stop does not wait for running ops, the last lap does: they belong to it.
+        if not self._join_workers(_TAIL_SECONDS):
+            self._report_all()
+            self._join_workers(None)
+        self._report_all()
+
+    def _until(self, due: dict[int, float]) -> float:
+        return max(0.0, min(due.values()) - monotonic()) if due else -1
+
+    def _report_all(self) -> None:
+        for subject in self._subjects:
+            subject.report_lap()

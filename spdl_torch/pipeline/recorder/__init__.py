@@ -1,0 +1,1 @@
+"""The flight recorder, which keeps what every thread did in the last seconds."""

@@ -1,0 +1,135 @@
+"""The timeline of a run: when each thread did what, as read from the flight recorder.
+
+All times are ``time.perf_counter_ns()``; :class:`Clock` ties them to the time of day.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from time import perf_counter_ns, time_ns
+from typing import Any, Literal, Self
+
+__all__ = ["Clock", "Instant", "Outcome", "Part", "QueueTrack", "Row", "Timeline", "Turn"]
+
+Role = Literal["source", "stage", "sink", "consumer"]
+
+
+class Outcome(enum.IntEnum):
+    """The outcome of a task."""
+
+    PASSED = 0  # something was passed on
+    DROPPED = 1  # the op returned None
+    FAILED = 2  # the op raised
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round of a thread: it waited for an item, worked on it, and waited for room.
+
+    A turn of the consumer: it waited for an item, and worked with it until it asked for the next.
+    """
+
+    since_ns: int
+    """The end of the turn before, when the wait for an item began."""
+    started_ns: int
+    """When the item was there."""
+    ended_ns: int
+    """When the op returned, or raised."""
+    done_ns: int
+    """When the result was passed on, after the wait for room."""
+    cpu_ns: int
+    """CPU time of the thread between start and end; -1 = not measured."""
+    number: int
+    """The item's number: 0 is the first that the stage took; -1 = a source, which takes none."""
+    output: int
+    """The result's number in the next queue; -1 = unknown."""
+    num_before: int
+    """Items that waited before the stage when the turn was done; -1 = unknown."""
+    num_behind: int
+    """Items that waited after it then, this result included; -1 = unknown."""
+    outcome: Outcome = Outcome.PASSED
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A named part of a turn's work: ``collate``, or one sample."""
+
+    name: str
+    started_ns: int
+    ended_ns: int
+    cpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thread (of an asynchronous stage: one coroutine), in order of time."""
+
+    stage: str
+    position: int
+    """The stage's position: 0 is the source; the consumer has the largest."""
+    replica: int
+    """The thread's number in its stage: ``decode[3]`` has 3."""
+    role: Role
+    thread_id: int
+    """The operating system's id of the thread; 0 = it never ran."""
+    turns: tuple[Turn, ...]
+    parts: tuple[Part, ...] = ()
+    num_lost: int = 0
+    """The number of turns and parts that later ones overwrote."""
+
+    @property
+    def name(self) -> str:
+        """``decode[3]``; the source, the sink and the consumer have one thread and no number."""
+        return f"{self.stage}[{self.replica}]" if self.role == "stage" else self.stage
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTrack:
+    """The queue after the stage at ``position``; its length is known from the turns."""
+
+    position: int
+    name: str
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """Something that happened at one moment: a failure, a garbage collection."""
+
+    time_ns: int
+    name: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """One moment, read on two clocks."""
+
+    perf_ns: int
+    system_ns: int
+    """Nanoseconds since 1970, ``time.time_ns()``."""
+
+    @classmethod
+    def now(cls) -> Self:
+        """Read both clocks now."""
+        before, system_ns, after = perf_counter_ns(), time_ns(), perf_counter_ns()
+        return cls((before + after) // 2, system_ns)
+
+    def system(self, perf_ns: int) -> int:
+        """Return the time of day of a moment."""
+        return self.system_ns + perf_ns - self.perf_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One run of a pipeline or one epoch of a loader."""
+
+    pipeline: str
+    """``DataLoader``, ``PipelineDataset`` or ``Pipeline``; several may have one name."""
+    pipeline_number: int
+    """A number for each pipeline of a process; the same for all epochs of a loader or dataset."""
+    clock: Clock
+    rows: tuple[Row, ...]
+    queues: tuple[QueueTrack, ...] = ()
+    instants: tuple[Instant, ...] = ()

@@ -1,0 +1,31 @@
+"""The verdict on a pipeline's figures, and its profile.
+
+Both are made by ``observe``, which stands above the engine and reads its figures. The engine
+imports it here alone, and only when a user asks for a report.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..observe.trace.profile import Profile as Profile
+    from ..observe.verdict.report import Report as Report
+    from .recorder.timeline import Timeline
+    from .stats.perf_stats import PipelineStats
+
+__all__ = ["profile_of", "report_of"]
+
+
+def report_of(stats: PipelineStats) -> Report:
+    """Judge a pipeline's figures."""
+    from ..observe.verdict.report import make_report
+
+    return make_report(stats)
+
+
+def profile_of(stats: PipelineStats, timeline: Timeline) -> Profile:
+    """Return the report on the figures together with what every thread did."""
+    from ..observe.trace.tracing import profile_of_run
+
+    return profile_of_run(report_of(stats), timeline, None)

@@ -1,0 +1,1 @@
+"""One run of a pipeline: creates its queues and stages, starts and stops their threads."""

@@ -1,0 +1,419 @@
+"""One run of a pipeline, which owns its threads and channels from start to close.
+
+Nothing here refers to the :class:`~spdl_torch.pipeline.Pipeline` that the user holds, so that
+dropping that object can end the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import ExitStack
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ...errors import PipelineFailure, PipelineStopped
+from ..channel.sentinels import EPOCH_END
+from ..channel.waits import ChannelClosed, EndOfChannel
+from ..definition.ops import OpKind
+from ..definition.specs import MaxFailures, PipelineSpec, default_buffer_size
+from ..graph.forward import forward
+from ..hooks.callbacks import check_interval
+from ..hooks.checks import enter_queue_hook
+from ..hooks.interval_reporter import Reporter, Reports
+from ..hooks.queue_class import queue_maker
+from ..hooks.task_hooks import TaskHook, TaskStatsHook
+from ..stage.source import as_exception
+from ..stats.perf_stats import PipelineStats
+from ..threads.stacks import describe_busy
+from ..threads.stall import told_when_long
+from ..threads.thread_group import ThreadGroup
+from .stage_stats import stage_stats
+from .states import MOVES, RunState
+from .task_limit import make_task_limit
+from .wiring import Wiring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..hooks.stage_info import StageInfo
+    from ..hooks.stats_queue import StatsQueue
+    from ..hooks.task_hooks import HookFactory
+    from ..recorder.flight_recorder import FlightRecorder
+    from .tunable import Tuner
+
+__all__ = ["Run"]
+
+_logger = logging.getLogger("spdl_torch.pipeline")
+
+_GROUPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR)
+
+_SOURCE_GRACE_SECONDS = 0.02  # how long stop() waits for a source that is inside the user's next()
+
+
+class Run:
+    """Threads and channels of one pass over the source, or of all, if that is continuous.
+
+    ``break``, an exception and Ctrl-C all call ``stop``: every wait ends at once, a running op
+    finishes first. A source blocked in the user's own ``next()`` cannot be interrupted: it is left
+    to its daemon thread, which ends when that call returns.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec[Any],
+        *,
+        num_threads: int | None,
+        max_failures: MaxFailures | None,
+        report_stats_interval: float | None,
+        queue_class: Callable[..., StatsQueue] | None,
+        task_hook_factory: HookFactory | None,
+        recorder: FlightRecorder,
+        tuner: Tuner | None = None,
+        stage_id: int = 0,
+    ) -> None:
+        self.state = RunState.NEW
+        self.recorder = recorder
+        self.spec = spec
+        self._is_adjustable = tuner is not None
+        if tuner is not None and not spec.is_chain:
+            raise ValueError(
+                "build: tuner must be None for a pipeline with path variants or a merge, whose "
+                "stages do not follow one another. Give them their concurrency."
+            )
+        # Guards the state, the first failure, the sources that are left and changes of
+        # concurrency; held for moments, never in a wait. Re-entrant: the garbage collector may run
+        # a finalizer, which calls request_stop(), on a thread that holds it.
+        self._lock = threading.RLock()
+        self._failed: tuple[str, list[Exception]] | None = None
+        self._pid = os.getpid()
+        self._threads = ThreadGroup(self.request_stop)
+        self._started_ns = 0
+        self._epoch_began = 0  # the number, at the sink, of the first item of this epoch
+
+        interval = check_interval(report_stats_interval, "build: report_stats_interval")
+        interval = None if interval == -1 else interval
+        self._task_limit = make_task_limit(spec, num_threads, adjustable=self._is_adjustable)
+        wiring = Wiring(
+            spec,
+            make_queue=queue_maker(queue_class, interval),
+            make_hooks=task_hook_factory or _default_hooks(interval, recorder.enabled),
+            max_failures=max_failures,
+            task_limit=self._task_limit,
+            owner=self,
+            recorder=recorder,
+            adjustable=self._is_adjustable,
+            first_id=stage_id,
+        )
+        self._sources, self._stages, self._nodes = wiring.sources, wiring.stages, wiring.nodes
+        self._num_sources = len(wiring.sources)
+        self._queues_at = wiring.queues
+        self._last_queue, self._sink_queue = wiring.last, wiring.sink_queue
+        self._sink_hooks = ExitStack()
+        sink = wiring.queues[-1].position
+        self._sink_ring = recorder.new_ring("sink", sink, role="sink")
+        self._consumer = recorder.new_consumer_ring(sink + 1, self._sink_queue)
+        subjects: list[Reports] = [*self._recorders(), *self._queues()]
+        if tuner is not None:
+            subjects.append(tuner.attach(self))
+        self._reporter = Reporter(subjects, self._join_workers)
+
+    # -- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start every thread. Raises: PipelineStopped: it was started or stopped before."""
+        self._check_process()
+        with self._lock:
+            if self.state is not RunState.NEW:
+                raise PipelineStopped(f"start: the pipeline is {self.state.value}; it runs once.")
+            self._advance(RunState.RUNNING)
+        self._started_ns = perf_counter_ns()
+        try:
+            for source in self._sources:
+                source.enter()
+            for node in self._nodes:
+                node.enter()
+            enter_queue_hook(self._sink_hooks, self._sink_queue)
+        except Exception as error:
+            self.fail("a stage hook raised", [error])
+        self._reporter.start(self._threads)
+        self._threads.spawn("sink", self._run_sink)
+        for node in reversed(self._nodes):  # downstream first: no thread waits for a missing taker
+            with self._lock:  # a tuner may set the concurrency meanwhile, on the reporter's thread
+                targets = node.thread_targets()
+            for name, target in targets:
+                self._threads.spawn(name, target)
+        for source in self._sources:
+            source.thread = self._threads.spawn(source.name, source.run)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Return the next finished item; start the run first if need be.
+
+        Raises: EOFError: the end of the data, or of an epoch, after which the next one follows;
+            TimeoutError: try again; PipelineFailure; PipelineStopped.
+        """
+        self._check_process()
+        if self.state is RunState.NEW:
+            self.start()
+        self._consumer.ask(self._sink_queue)
+        get = self._sink_queue.get_numbered
+        try:
+            number, item = (
+                told_when_long(get, self._tell_stall) if timeout is None else get(timeout)
+            )
+        except TimeoutError as error:
+            raise TimeoutError(f"get: {error} {describe_busy(self._threads.threads())}") from None
+        except EndOfChannel:
+            self._consumer.end()
+            self._close()
+        except ChannelClosed:
+            self._consumer.end()
+            raise PipelineStopped("get: the pipeline was stopped.") from None
+        else:
+            if item is EPOCH_END:
+                self._end_epoch(number)
+                raise EOFError("get: the epoch has ended; the next item is of the next one.")
+            self._consumer.got(number)
+            return item
+        if (failure := self.failure) is not None:
+            raise failure
+        raise EOFError("get: the pipeline has delivered every item.")
+
+    def _end_epoch(self, number: int) -> None:
+        """Begin the next epoch; ``number``: the sentinel's, at the sink."""
+        self._consumer.end()
+        began, self._epoch_began = self._epoch_began, number + 1
+        if (
+            began == number
+        ):  # an empty epoch; if every task so far has failed, all later ones would be empty too
+            for stage in self._stages:
+                stage.judge_epoch()
+
+    def _tell_stall(self, seconds: float) -> None:
+        busy = describe_busy(self._threads.threads())
+        _logger.warning("pipeline: the loop has waited %g s for an item. %s", seconds, busy)
+
+    @property
+    def failure(self) -> PipelineFailure | None:
+        """The error that ``get`` raises after the good items; None as long as nothing failed."""
+        # Created anew each time. A raised exception refers to the frames that it passed, and so to
+        # the Pipeline. Kept here, it would keep the Pipeline alive, whose end stops this run.
+        return None if self._failed is None else PipelineFailure(*self._failed)
+
+    def request_stop(self) -> None:
+        """End every wait. Never blocks; may be called from any thread, also by a finalizer."""
+        if os.getpid() != self._pid:
+            return  # a forked child has no threads, and perhaps locks that nobody will release
+        with self._lock:
+            if self.state is RunState.CLOSED:
+                return
+            self._advance(RunState.STOPPING)
+        # Without the lock: a finalizer that runs on a thread inside a channel holds that channel's
+        # lock while it waits here for the run's.
+        self._consumer.end()
+        for channel in self._queues():
+            channel.close()
+        if self._task_limit is not None:
+            self._task_limit.close()
+        for node in self._nodes:
+            node.request_stop()
+        self._reporter.request_stop()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Call ``request_stop``, then join the threads. Idempotent. Called on a thread of the run,
+        e.g. in an op, it does not wait.
+
+        Raises: TimeoutError: an op still runs after ``timeout`` seconds; call again to wait on.
+        """
+        if os.getpid() != self._pid:
+            return
+        self.request_stop()
+        if self._threads.is_member():
+            return  # an op or a callback cannot wait for its own end
+        if not self._join_workers(timeout):
+            names = ", ".join(self._threads.alive(without=self._source_threads()))
+            raise TimeoutError(
+                f"stop: still running after {timeout} seconds: {names}. An op cannot be "
+                "interrupted; stop() again waits on."
+            )
+        for thread in self._source_threads():
+            thread.join(_SOURCE_GRACE_SECONDS)
+            if thread.is_alive():
+                _logger.info("stop: the source is blocked in its own next(); its thread is left.")
+        self._close()
+
+    def fail(self, message: str, errors: list[Exception]) -> None:
+        """Take no new items; ``get`` raises after the last good one. Never blocks."""
+        with self._lock:
+            if self._failed is None:
+                self._failed = message, list(errors)
+        for source in self._sources:
+            source.outlet.finish()
+
+    def source_has_ended(self) -> None:
+        """Count a source that has ended; with the last one the data ends. Never blocks."""
+        with self._lock:
+            self._num_sources -= 1
+            if not self._num_sources and self.state is RunState.RUNNING:
+                self._advance(RunState.DRAINING)
+
+    def _close(self) -> None:
+        """Close a run whose data has ended or that was stopped: its threads end or have ended."""
+        with self._lock:
+            if self.state is RunState.CLOSED:
+                return
+            if self.state is RunState.RUNNING:
+                self._advance(RunState.DRAINING)
+        self._consumer.end()
+        self._reporter.request_stop()
+        # Every worker has put its last item, so this join is short. A source may be blocked in
+        # the user's code (after a failure): it is not waited for.
+        self._join_workers()
+        with self._lock:
+            self._advance(RunState.CLOSED)
+        self.recorder.finish()
+
+    def _join_workers(self, timeout: float | None = None) -> bool:
+        return self._threads.join(timeout, without=self._source_threads())
+
+    def _source_threads(self) -> list[threading.Thread]:
+        return [source.thread for source in self._sources if source.thread is not None]
+
+    def _advance(self, state: RunState) -> None:
+        """Change the state. The lock is held."""
+        if state is self.state:
+            return
+        assert state in MOVES[self.state], f"{self.state} -> {state}"
+        self.state = state
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise PipelineStopped(
+                "this process is a fork; the pipeline's threads stayed in process "
+                f"{self._pid}. Build a pipeline after the fork."
+            )
+
+    # -- for a tuner ---------------------------------------------------------------------------
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether it runs, and the source has more."""
+        return self.state is RunState.RUNNING
+
+    @property
+    def num_delivered(self) -> int:
+        """The number of items that the consumer took so far."""
+        return self._sink_queue.counters().num_got
+
+    def set_concurrency(self, stage: str, count: int) -> None:
+        """Run at most ``count`` calls of the op at once; calls that run already end first. Results
+        and their order stay the same. Without effect when the run has ended.
+
+        Raises: ValueError: the stage cannot be changed.
+        """
+        live = next((each for each in self._stages if each.spec.name == stage), None)
+        if not self._is_adjustable or live is None or not live.spec.is_adjustable or count < 1:
+            raise ValueError(
+                f"set_concurrency: stage must be one with threads of its own, of a pipeline built "
+                f"with a tuner, and count >= 1, got {stage!r} and {count}."
+            )
+        with (
+            self._lock
+        ):  # a stop comes before, and nothing starts, or after, and joins the new threads
+            if self.state not in (RunState.NEW, RunState.RUNNING, RunState.DRAINING):
+                return
+            for queue in (live.inlet, live.outlet):
+                self._grow(queue, default_buffer_size(count))
+            if not live.threads.has_begun:  # no thread yet that could leave
+                live.threads.headcount.count = count
+                return
+            for name, target in live.resize(count):
+                self._threads.spawn(name, target)
+
+    def set_room(self, room: Mapping[str, int]) -> None:
+        """Let that many items wait after each stage named, if that is more than now."""
+        for stage in self._stages:
+            if stage.spec.name in room:
+                self._grow(stage.outlet, room[stage.spec.name])
+
+    def _grow(self, queue: StatsQueue, capacity: int) -> None:
+        """Raise the capacity of a queue, unless the user gave it."""
+        at = next(at for at in self._queues_at if at.queue is queue)
+        if not at.is_given and capacity > queue.capacity:
+            queue.grow(capacity)
+            self.recorder.set_capacity(at.position, capacity)
+
+    # -- the sink's thread ---------------------------------------------------------------------
+
+    def _run_sink(self) -> None:
+        try:
+            forward(self._last_queue, self._sink_queue, self._sink_ring)
+        except (EndOfChannel, ChannelClosed):
+            pass
+        except BaseException as error:  # a user's queue class raised: no stage may wait for room
+            self.fail("the sink broke", [as_exception(error)])
+            self._last_queue.close()
+        finally:
+            self._end_sink()
+
+    def _end_sink(self) -> None:
+        try:
+            self._sink_hooks.close()
+        except Exception as error:
+            self.fail("a queue's stage_hook raised", [error])
+        finally:
+            self._sink_queue.finish()
+
+    # -- statistics ----------------------------------------------------------------------------
+
+    def _recorders(self) -> list[TaskStatsHook]:
+        return [h for stage in self._stages for h in stage.hooks if isinstance(h, TaskStatsHook)]
+
+    def _queues(self) -> list[StatsQueue]:
+        return [at.queue for at in self._queues_at]
+
+    def stats(self) -> PipelineStats:
+        """Return the figures since the start, open waits included."""
+        elapsed_ns = perf_counter_ns() - self._started_ns if self._started_ns else 0
+        wait_ns = self._sink_queue.counters().get_wait[0]
+        return PipelineStats(
+            elapsed=elapsed_ns / 1e9,
+            consumer_wait_ratio=min(1.0, wait_ns / max(1, elapsed_ns)),
+            stages=tuple(map(stage_stats, self._stages)),
+        )
+
+    @property
+    def num_lost(self) -> int:
+        """The number of items that ops have dropped or failed so far. The incomplete last list that
+        an aggregate drops does not count.
+        """
+        return sum(
+            stage.num_failures + (stage.spec.kind not in _GROUPING and stage.num_dropped)
+            for stage in self._stages
+        )
+
+    def check_balance(self) -> None:
+        """Assert, on a closed run, that every item is accounted for at every 1:1 stage."""
+        for stage in self._stages:
+            # A router of lists puts one part of each list on every path.
+            if stage.spec.kind.value.endswith("function") and not stage.spec.batched:
+                taken = stage.inlet.counters().num_got
+                # Items that wait for their turn in an ordered outlet are not counted as put yet.
+                delivered = stage.outlet.counters().num_got + len(stage.outlet)
+                dropped, failed = stage.num_dropped, stage.num_failures
+                lost = taken - delivered - dropped - failed
+                cut_short = stage.cut_short or stage.outlet.closed
+                discarding = stage.threads.num_slots if cut_short else 0
+                assert 0 <= lost <= discarding, f"{taken=} {delivered=} {dropped=} {failed=}"
+
+    def describe(self) -> str:
+        """Return the state and every stage, a line each."""
+        return "\n".join([f"Pipeline [{self.state.value}]", *(f"  {p}" for p in self.spec.parts())])
+
+
+def _default_hooks(interval: float | None, enabled: bool) -> HookFactory:
+    def make(info: StageInfo) -> list[TaskHook]:
+        return [TaskStatsHook(info, interval)] if enabled else []
+
+    return make

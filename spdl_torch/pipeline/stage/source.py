@@ -1,0 +1,113 @@
+"""A running source: a thread that iterates over the user's iterable, once or epoch after epoch."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..channel.sentinels import EPOCH_END
+from ..channel.waits import ChannelClosed
+from ..failures import attach_note
+from ..hooks.checks import enter_queue_hook
+from .source_items import iterate
+
+if TYPE_CHECKING:
+    import threading
+
+    from ..definition.specs import SourceSpec
+    from ..hooks.stats_queue import StatsQueue
+    from ..recorder.rings import Ring
+
+__all__ = ["Source", "SourceOwner", "as_exception"]
+
+
+class SourceOwner(Protocol):
+    """The run that owns a source, as the source needs it."""
+
+    def fail(self, message: str, errors: list[Exception]) -> None:
+        """Take no new items; raise once the good ones are delivered. Never blocks."""
+
+    def source_has_ended(self) -> None:
+        """Count a source that gives no more items. Never blocks."""
+
+
+class Source:
+    """A running :class:`SourceSpec`.
+
+    Stop: a put that waits for room ends at once; the user's own ``next()`` cannot be interrupted,
+    and nobody waits for it: its thread ends when that call returns.
+    """
+
+    def __init__(
+        self, spec: SourceSpec, outlet: StatsQueue, ring: Ring, owner: SourceOwner
+    ) -> None:
+        self.name = spec.name
+        self.outlet = outlet
+        self.thread: threading.Thread | None = None
+        """Set by the run, which does not wait for it when it stops."""
+        self._spec = spec
+        self._ring = ring
+        self._owner = owner
+        self._hooks = ExitStack()
+
+    def enter(self) -> None:
+        """Enter the hook of the queue, before the thread starts."""
+        enter_queue_hook(self._hooks, self.outlet)
+
+    def run(self) -> None:
+        """Iterate to the end. The target of the source's thread."""
+        queue = self.outlet
+        try:
+            self._pass_on(queue)
+        except ChannelClosed:
+            pass
+        except BaseException as error:
+            num_items = queue.counters().num_put
+            attach_note(error, f"in the source {self._spec}, after {num_items} items")
+            self._owner.fail("the source raised", [as_exception(error)])
+        finally:
+            self._leave()
+            queue.finish()
+            self._owner.source_has_ended()
+
+    def _pass_on(self, queue: StatsQueue) -> None:
+        ring, spec = self._ring, self._spec
+        since_ns, epoch = ring.begin(), _epoch_of(spec.iterable)
+        while True:
+            for item in iterate(spec):
+                ended_ns = perf_counter_ns()
+                output = queue.put(item)
+                done_ns = perf_counter_ns()
+                if done_ns - since_ns >= ring.shortest_ns:
+                    ring.add(since_ns, since_ns, ended_ns, done_ns, -1, -1, output, None, queue)
+                since_ns = done_ns
+            if not spec.continuous:
+                return
+            queue.put(EPOCH_END)
+            epoch += 1
+            # Only this thread knows when its epoch ends: the consumer still takes items of earlier
+            # ones.
+            if hasattr(spec.iterable, "set_epoch"):
+                spec.iterable.set_epoch(epoch)
+
+    def _leave(self) -> None:
+        try:
+            self._hooks.close()
+        except Exception as error:
+            self._owner.fail("a queue's stage_hook raised", [error])
+
+
+def _epoch_of(iterable: Any) -> int:
+    """Return the epoch of a sampler, which torch's and ours keep in ``epoch``."""
+    epoch = getattr(iterable, "epoch", 0)
+    return epoch if isinstance(epoch, int) else 0
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return ``error``, or an Exception around what cannot be a member of an ExceptionGroup."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError(f"{type(error).__name__} in a thread of the pipeline")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,1 @@
+"""Counters of stages and queues, and the figures computed from them."""

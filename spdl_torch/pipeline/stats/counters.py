@@ -1,0 +1,88 @@
+"""Readings of a stage's tasks and of a queue.
+
+Counters only grow: a *lap* (one reporting interval) is the difference of two readings, so nothing
+is reset and no reading can lose what another one saw. Times are integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .histogram import NO_COUNTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["QueueCounters", "TaskCounters"]
+
+
+def _difference(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a - b for a, b in zip(now, before, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounters:
+    """A reading of a stage's tasks since it started."""
+
+    elapsed_ns: int = 0
+    num_tasks: int = 0
+    num_failures: int = 0
+    busy_ns: int = 0
+    """Wall time inside the op, failures included."""
+    failed_ns: int = 0
+    """Wall time inside the op of the calls that failed."""
+    cpu_ns: int = 0
+    """CPU time of the tasks for which it was read."""
+    clocked_ns: int = 0
+    """Wall time of those tasks."""
+    histogram: tuple[int, ...] = NO_COUNTS
+    """Durations of the tasks that succeeded."""
+
+    def since(self, before: TaskCounters) -> TaskCounters:
+        """Return the lap between ``before`` and this reading."""
+        return TaskCounters(
+            self.elapsed_ns - before.elapsed_ns,
+            self.num_tasks - before.num_tasks,
+            self.num_failures - before.num_failures,
+            self.busy_ns - before.busy_ns,
+            self.failed_ns - before.failed_ns,
+            self.cpu_ns - before.cpu_ns,
+            self.clocked_ns - before.clocked_ns,
+            _difference(self.histogram, before.histogram),
+        )
+
+
+_NO_WAIT = (0, 0, NO_COUNTS)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounters:
+    """A reading of a queue since it was created."""
+
+    elapsed_ns: int = 0
+    num_put: int = 0
+    num_got: int = 0
+    put_wait: tuple[int, int, tuple[int, ...]] = _NO_WAIT
+    """Total ns (open waits included), waits open now, histogram of the closed waits."""
+    get_wait: tuple[int, int, tuple[int, ...]] = _NO_WAIT
+    empty_ns: int = 0
+    peak_items: int = 0
+
+    def since(self, before: QueueCounters) -> QueueCounters:
+        """Return the lap between ``before`` and this reading."""
+        return QueueCounters(
+            self.elapsed_ns - before.elapsed_ns,
+            self.num_put - before.num_put,
+            self.num_got - before.num_got,
+            _wait_since(self.put_wait, before.put_wait),
+            _wait_since(self.get_wait, before.get_wait),
+            self.empty_ns - before.empty_ns,
+            self.peak_items,
+        )
+
+
+def _wait_since(
+    now: tuple[int, int, tuple[int, ...]], before: tuple[int, int, tuple[int, ...]]
+) -> tuple[int, int, tuple[int, ...]]:
+    return now[0] - before[0], now[1], _difference(now[2], before[2])

@@ -1,0 +1,130 @@
+"""Threads that never keep the interpreter from exiting, and never outlive it.
+
+A daemon thread that is inside a C++ library when the interpreter finalises aborts the process
+(``terminate called without an active exception``); a non-daemon one that is blocked keeps the
+process alive for ever. So threads are daemons, and at exit every live group is asked to stop and
+joined for a bounded time before finalisation begins.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from .starting import start
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["ThreadGroup", "takes_over"]
+
+_logger = logging.getLogger("spdl_torch.pipeline")
+
+_EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op is then left
+
+_live: weakref.WeakSet[ThreadGroup] = weakref.WeakSet()
+_hook_lock = threading.Lock()
+_hook_installed = False
+
+TakeOver = Callable[[], Callable[[], None] | None]
+_taken_over: list[TakeOver] = []
+
+
+def takes_over(read: TakeOver) -> TakeOver:
+    """Decorate a function that reads a setting which new threads inherit.
+
+    It is called on the thread that starts another one; what it returns is called first on the new
+    thread. None = nothing to set.
+    """
+    _taken_over.append(read)
+    return read
+
+
+class ThreadGroup:
+    """The threads of one run. ``request_stop`` must wake them all and must not block.
+
+    stops_last: stop at exit after the other groups, because it still receives their last items.
+    """
+
+    def __init__(self, request_stop: Callable[[], None], *, stops_last: bool = False) -> None:
+        self._request_stop = request_stop
+        self._stops_last = stops_last
+        self._threads: list[threading.Thread] = []
+
+    def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        """Start a thread named ``spdl-<name>``."""
+        if not self._threads:
+            # Not in __init__: if the construction of the owner failed after it, request_stop would
+            # be called at exit on an owner that is half made.
+            _install_exit_hook()
+            _live.add(self)
+        steps = [step for read in _taken_over if (step := read()) is not None]
+
+        def run() -> None:
+            for step in steps:
+                step()
+            target()
+
+        thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
+        self._threads.append(thread)
+        start(thread)
+        return thread
+
+    def join(
+        self, timeout: float | None = None, *, without: Collection[threading.Thread] = ()
+    ) -> bool:
+        """Join every thread but ``without`` and the caller's own; False if time ran out."""
+        deadline = None if timeout is None else monotonic() + timeout
+        for thread in self._threads:
+            if thread in without or thread is threading.current_thread():
+                continue
+            if thread.ident is None:  # stopped during start(): it will find its channels closed
+                continue
+            thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
+        return not self.alive(without=without)
+
+    def threads(self) -> list[threading.Thread]:
+        """Return all threads that were started, in that order, ended ones included."""
+        return list(self._threads)
+
+    def is_member(self) -> bool:
+        """Whether the caller runs on one of these threads."""
+        return threading.current_thread() in self._threads
+
+    def alive(self, *, without: Collection[threading.Thread] = ()) -> list[str]:
+        """Return the names of the threads that still run."""
+        me = threading.current_thread()
+        return [t.name for t in self._threads if t.is_alive() and t not in without and t is not me]
+
+
+def _install_exit_hook() -> None:
+    global _hook_installed
+    with _hook_lock:
+        if _hook_installed:
+            return
+        # Unlike atexit's functions these run before the interpreter joins other threads (3.9+,
+        # private; concurrent.futures uses it for the same reason).
+        register = getattr(threading, "_register_atexit", atexit.register)
+        register(_stop_all)
+        _hook_installed = True
+
+
+def _stop_all() -> None:
+    deadline = monotonic() + _EXIT_JOIN_SECONDS
+    for stops_last in (False, True):
+        groups = [group for group in _live if group._stops_last is stops_last]
+        for group in groups:
+            # A group that fails to stop must not keep the others from stopping: the writer of
+            # statistics, which stops last, would lose its rows.
+            try:
+                group._request_stop()
+            except Exception:
+                names = ", ".join(group.alive()) or "none alive"
+                _logger.exception("exit: threads (%s) could not be asked to stop", names)
+        for group in groups:
+            group.join(max(0.0, deadline - monotonic()))

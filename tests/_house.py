@@ -1,0 +1,133 @@
+"""The package as the tests of the house read it: its files, and who imports whom.
+
+``python tests/_house.py`` prints the longest files and functions and the fullest folders. They are
+no rule, because a file may have what its idea needs; look there first for what wants dividing.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "spdl_torch"
+NUM_SHOWN = 15
+
+
+@dataclass(frozen=True)
+class Import:
+    """One module that a file imports, and the line."""
+
+    importer: str
+    imported: str
+    where: str
+    at_once: bool
+    """Whether as soon as the file is imported, and not in a function or for types alone."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.importer} imports {self.imported}"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A file of the package."""
+
+    path: Path
+    name: str
+    """``spdl_torch.io`` of ``spdl_torch/io/__init__.py``."""
+    tree: ast.Module
+    imports: tuple[Import, ...]
+
+    def at(self, line: int) -> str:
+        """``spdl_torch/errors.py:12``."""
+        return f"{self.path.relative_to(ROOT).as_posix()}:{line}"
+
+
+@functools.cache
+def modules() -> dict[str, Module]:
+    """Every module of the package, by its dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bare = Module(path, name, tree, ())
+        found[name] = Module(path, name, tree, tuple(_imports_of(bare)))
+    return found
+
+
+def _imports_of(module: Module) -> list[Import]:
+    is_package = module.path.name == "__init__.py"
+    package = module.name if is_package else module.name.rpartition(".")[0]
+    found = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            # `from . import x` may name a module or something in the package.
+            children = {f"{source}.{alias.name}" for alias in node.names}
+            names = {child if _is_ours(child) else source for child in children}
+        else:
+            continue
+        where, at_once = module.at(node.lineno), node in module.tree.body
+        found += [Import(module.name, name, where, at_once) for name in sorted(names)]
+    return found
+
+
+def _is_ours(dotted: str) -> bool:
+    path = ROOT.joinpath(*dotted.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def cycles() -> list[frozenset[str]]:
+    """The groups of modules that import each other, straight or through one another, imports in
+    functions and for types counted.
+    """
+    below = {
+        name: {i.imported for i in module.imports if i.imported in modules()} - {name}
+        for name, module in modules().items()
+    }
+    for middle in below:  # Warshall: what can be reached by way of ``middle``
+        for reached in below.values():
+            if middle in reached:
+                reached |= below[middle]
+    groups = {
+        frozenset(other for other in reached if name in below[other])
+        for name, reached in below.items()
+        if name in reached
+    }
+    return sorted(groups, key=sorted)
+
+
+def _report() -> None:
+    lengths = [
+        (len(module.path.read_text(encoding="utf-8").splitlines()), module.at(1))
+        for module in modules().values()
+    ]
+    _print_longest(f"Lines of files, {sum(n for n, _ in lengths):,} in all", lengths)
+    functions = [
+        (node.end_lineno - node.lineno + 1, f"{module.at(node.lineno)} {node.name}")
+        for module in modules().values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    _print_longest(f"Lines of functions, {len(functions):,} in all", functions)
+    folders = Counter(
+        module.path.parent.relative_to(ROOT).as_posix() for module in modules().values()
+    )
+    _print_longest("Files in a folder", [(count, folder) for folder, count in folders.items()])
+
+
+def _print_longest(title: str, rows: list[tuple[int, str]]) -> None:
+    print(title)
+    for count, where in sorted(rows, reverse=True)[:NUM_SHOWN]:
+        print(f"{count:6} {where}")
+
+
+if __name__ == "__main__":
+    _report()
