@@ -9,13 +9,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .errors import DecodeError, PipelineFailure, PipelineStopped, UnsupportedOptionError
+from .errors import (
+    DecodeError,
+    PipelineFailure,
+    PipelineStopped,
+    UnsupportedOptionError,
+)
 
 if TYPE_CHECKING:
-    from .data.dataloader import DataLoader
     from .data.dataset import PipelineDataset
     from .data.folder import ImageFolder
-    from .data.sampling import DistributedSampler
+    from .data.loader.dataloader import DataLoader
+    from .data.sampling.distributed_sampler import DistributedSampler
 
 __version__ = "0.1.0.dev0"
 
@@ -32,8 +37,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DataLoader": ".data.dataloader",
-    "DistributedSampler": ".data.sampling",
+    "DataLoader": ".data.loader.dataloader",
+    "DistributedSampler": ".data.sampling.distributed_sampler",
     "ImageFolder": ".data.folder",
     "PipelineDataset": ".data.dataset",
 }

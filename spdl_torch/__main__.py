@@ -56,7 +56,12 @@ def _reader_left() -> bool:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from .demo.command import DemoOptions, UsageError, default_workers, run_demo
+    from .demo.command import (
+        DemoOptions,
+        UsageError,
+        default_workers,
+        run_demo,
+    )
 
     options = DemoOptions(
         data=arguments.data,

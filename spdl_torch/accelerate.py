@@ -16,9 +16,9 @@ except ModuleNotFoundError as error:
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from .data.dataloader import DataLoader
 from .data.dataset import PipelineDataset
-from .data.sharding import is_shared_out
+from .data.loader.dataloader import DataLoader
+from .data.sampling.sharding import is_shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.utils.data as torch_data
 
 import spdl_torch
-from spdl_torch.data.sampling import DistributedSampler
+from spdl_torch.data.sampling.distributed_sampler import DistributedSampler
 from spdl_torch.pipeline import PipelineBuilder
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 22, 3, 2

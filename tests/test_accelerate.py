@@ -12,7 +12,7 @@ import torch
 from torch.utils import data as torch_data
 
 from spdl_torch import DataLoader
-from spdl_torch.data.prepared import AcceleratePrepared
+from spdl_torch.data.loader.accelerate import AcceleratePrepared
 
 accelerate = pytest.importorskip("accelerate")
 

@@ -29,7 +29,7 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import PerfParams
 from spdl_torch.autotune import tuning as tuning_module
 from spdl_torch.autotune.window import Bounds
-from spdl_torch.data.auto_workers import LoaderTuner
+from spdl_torch.data.loader.auto_workers import LoaderTuner
 from spdl_torch.observe import SQLiteStatsWriter, query_event_stats
 from spdl_torch.pipeline import PipelineBuilder
 

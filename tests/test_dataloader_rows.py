@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from spdl_torch.data.figures import with_remarks_of
-from spdl_torch.data.rows import row_reader
-from spdl_torch.data.ways import is_read_at_once
+from spdl_torch.data.fetching.rows import row_reader
+from spdl_torch.data.fetching.sample_calls import is_read_at_once
+from spdl_torch.data.workers.stats import with_remarks_of
 from spdl_torch.observe.verdict.report import make_report
 from spdl_torch.pipeline.stats.perf_stats import (
     PipelineStats,

@@ -15,7 +15,7 @@ import torch.utils.data as torch_data
 from _ranks import BATCH_SIZE, GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, TAILS
 
 from spdl_torch import DataLoader
-from spdl_torch.data.sampling import DistributedSampler
+from spdl_torch.data.sampling.distributed_sampler import DistributedSampler
 
 PROGRAM = Path(__file__).with_name("_ranks.py")
 PATIENCE_SECONDS = 100  # how long a hang takes to fail; the machine may be busy
@@ -190,7 +190,7 @@ def test_lightning_shares_out_once(lightning_ranks, loader):
 
 def test_lightning_keeps_our_loader(lightning_ranks):
     """The copy that it makes to put its sampler in loads on threads too."""
-    assert lightning_ranks[0]["classes"] == ["spdl_torch.data.dataloader"]
+    assert lightning_ranks[0]["classes"] == ["spdl_torch.data.loader.dataloader"]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_accelerate_shares_out_once(accelerate_ranks, loader):
     for epoch in range(NUM_EPOCHS):
         assert together(accelerate_ranks, f"{loader} {epoch}") == [*range(NUM_SAMPLES + 2)]
     for seen in accelerate_ranks:
-        assert seen[f"{loader} class"] == "spdl_torch.data.dataloader"
+        assert seen[f"{loader} class"] == "spdl_torch.data.loader.dataloader"
         if loader in ("plain", "torch's sampler", "our sampler"):
             assert seen[f"{loader} 0"] != seen[f"{loader} 1"], "no other order in epoch 1"
     assert accelerate_ranks[0][f"{loader} stages"] > 0, "no figures"
@@ -280,7 +280,7 @@ def test_ray_shares_out_once(ray_ranks, loader):
         assert together(ray_ranks, f"{loader} {epoch}") == [*range(NUM_SAMPLES)]
     if loader != "pipeline":
         assert ray_ranks[0][f"{loader} 0"] != ray_ranks[0][f"{loader} 1"]
-        assert ray_ranks[0]["prepared class"] == "spdl_torch.data.dataloader"
+        assert ray_ranks[0]["prepared class"] == "spdl_torch.data.loader.dataloader"
 
 
 def test_ray_shares_out_what_it_prepares_itself(ray_ranks):

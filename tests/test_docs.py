@@ -23,8 +23,8 @@ import pytest
 import spdl_torch
 import spdl_torch.accelerate
 import spdl_torch.autotune
-import spdl_torch.data.child_pipelines
 import spdl_torch.data.sources
+import spdl_torch.data.subprocesses.pipelines
 import spdl_torch.dataloader
 import spdl_torch.io
 import spdl_torch.io.utils
@@ -276,7 +276,7 @@ WHAT_IS_PUBLIC = {
     "PipelineBuilder.path_variants": parameters(BUILDER.path_variants),
     "spdl_torch.pipeline.defs": spdl_torch.pipeline.defs.__all__,
     "run_pipeline_in_subprocess": parameters(spdl_torch.pipeline.run_pipeline_in_subprocess),
-    "SubprocessIterable": public_members(spdl_torch.data.child_pipelines.SubprocessIterable),
+    "SubprocessIterable": public_members(spdl_torch.data.subprocesses.pipelines.SubprocessIterable),
     "profile_pipeline": parameters(spdl_torch.pipeline.profile_pipeline),
     "ProfileHook": public_members(spdl_torch.pipeline.ProfileHook),
     "cache_iterator": parameters(spdl_torch.pipeline.cache_iterator),

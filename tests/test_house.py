@@ -37,6 +37,10 @@ ROOMS = {
         *("defs", "report", "pipeline", "builder", "caching", "profiling", "__init__"),
     ],
     "observe": ["verdict", "store", "trace", "plot", "__init__"],
+    "data": [
+        *("rng", "sampling", "checkpoint", "fetching", "workers", "child_process"),
+        *("sources", "folder", "dataset", "loader", "subprocesses", "lightning_states", "__init__"),
+    ],
 }
 
 # Who imports a layer above its own, in functions and for types alone, and why.
@@ -48,13 +52,17 @@ UPWARD = {
 # Files that import each other all the same.
 CYCLES = [
     {
-        "spdl_torch.data.auto_workers",
-        "spdl_torch.data.dataloader",
-        "spdl_torch.data.epoch_iterator",
-        "spdl_torch.data.iterator",
-        "spdl_torch.data.loader_state",
+        "spdl_torch.data.loader.auto_workers",
+        "spdl_torch.data.loader.dataloader",
+        "spdl_torch.data.loader.epoch_iterator",
+        "spdl_torch.data.loader.iterators",
+        "spdl_torch.data.loader.loader_state",
     },
-    {"spdl_torch.data.crowd", "spdl_torch.data.desks", "spdl_torch.data.jobs"},
+    {
+        "spdl_torch.data.workers.contention",
+        "spdl_torch.data.workers.activity",
+        "spdl_torch.data.workers.jobs",
+    },
 ]
 
 TOP_LEVEL = {

@@ -24,7 +24,7 @@ from _isolation_data import Crashing, Images, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
 
-from spdl_torch.data.isolation import process as child_process
+from spdl_torch.data.child_process import process as child_process
 
 __all__ = ["nothing_left"]
 

@@ -12,7 +12,7 @@ from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, torch_loader
 from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
 
-from spdl_torch.data.isolation.slabs import Mappings
+from spdl_torch.data.child_process.shared_memory import Mappings
 
 __all__ = ["nothing_left"]
 

@@ -32,7 +32,7 @@ PROGRAM = """
     from _isolation_data import Images, image_of
     from multiprocessing import forkserver
     from spdl_torch import DataLoader
-    from spdl_torch.data.isolation import line
+    from spdl_torch.data.child_process import connection as line
 
     SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT]
     handled = []
@@ -134,7 +134,7 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
 
 
 AT_THE_START = """
-        from spdl_torch.data.isolation import line
+        from spdl_torch.data.child_process import connection as line
         start_child = line.start_child
         def start_and_die(*arguments):
             start_child(*arguments)

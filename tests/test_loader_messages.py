@@ -10,7 +10,7 @@ from _isolation_data import Ragged, RaggedStream
 from torch.utils.data import RandomSampler
 
 from spdl_torch import DataLoader
-from spdl_torch.data import arguments
+from spdl_torch.data.loader import arguments
 from spdl_torch.errors import UnsupportedOptionError
 
 SAMPLES = range(12)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import spdl_torch
-from spdl_torch.data.sampling import DistributedSampler
+from spdl_torch.data.sampling.distributed_sampler import DistributedSampler
 
 lengths = st.integers(0, 60)
 worlds = st.integers(1, 7)

@@ -75,7 +75,7 @@ def test_timeout_names_the_stage_the_item_and_the_stack(kind, options, item, on_
     assert f"stage 'fetch', {item}\n" in text
     assert "spdl-loader-0, batch" in text
     assert "in __getitem__\n    assert self.gate.wait(" in text
-    assert "fetch.py" not in text
+    assert "batch_maker.py" not in text
 
 
 def test_timeout_names_collate_fn():

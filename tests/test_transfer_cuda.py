@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, DecodeError
-from spdl_torch.data.isolation import pool
+from spdl_torch.data.child_process import process_pool as pool
 from spdl_torch.io import (
     Transfer,
     cuda_config,

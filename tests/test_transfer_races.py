@@ -16,10 +16,10 @@ import pytest
 import torch
 from _lazy_device import LazyDevice, install
 
-from spdl_torch.data.isolation import packing
-from spdl_torch.data.isolation.packing import pack, unpack
-from spdl_torch.data.isolation.slabs import Mappings, SlabPool
-from spdl_torch.data.jobs import Loaded
+from spdl_torch.data.child_process import batch_packing as packing
+from spdl_torch.data.child_process.batch_packing import pack, unpack
+from spdl_torch.data.child_process.shared_memory import Mappings, SlabPool
+from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import cuda, region, slabs, transfer
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
 
 from spdl_torch import PipelineDataset
-from spdl_torch.data.isolation import pool
+from spdl_torch.data.child_process import process_pool as pool
 from spdl_torch.io import Transfer, transfer_tensor
 from spdl_torch.io._transfer.region import Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES, copy_alone

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..demo.children import ChildFailure, run_child
 from ..demo.machine import OtherPrograms
-from ..demo.meter import Meter, counted, duration, time_left
+from ..demo.meter import (
+    Meter,
+    counted,
+    duration,
+    time_left,
+)
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
 from .tables import TABLES, load_table

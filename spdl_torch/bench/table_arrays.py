@@ -11,7 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from .loaders import Work, bare_threads, ours, spdl_batches, spdl_items, torch_loader
+from .loaders import (
+    Work,
+    bare_threads,
+    ours,
+    spdl_batches,
+    spdl_items,
+    torch_loader,
+)
 from .loading import measure_loader, samples_of
 from .peers import imported, spdl_decoder
 from .report import Goal

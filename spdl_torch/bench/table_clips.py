@@ -7,7 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import videos
-from .loaders import Work, bare_threads, nodes, ours, spdl_batches, spdl_items, torch_loader
+from .loaders import (
+    Work,
+    bare_threads,
+    nodes,
+    ours,
+    spdl_batches,
+    spdl_items,
+    torch_loader,
+)
 from .loading import measure_loader, samples_of
 from .peers import spdl_decoder
 from .report import Goal

@@ -10,7 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from . import images
-from .image_peers import dali, spdl_decoding, webdataset, write_shards
+from .image_peers import (
+    dali,
+    spdl_decoding,
+    webdataset,
+    write_shards,
+)
 from .loaders import (
     Work,
     bare_threads,

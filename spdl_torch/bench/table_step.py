@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import images, table_photographs, table_tiny
 from .image_peers import spdl_decoding
-from .loaders import Work, ours, spdl_batches, spdl_subprocess, torch_loader
+from .loaders import (
+    Work,
+    ours,
+    spdl_batches,
+    spdl_subprocess,
+    torch_loader,
+)
 from .report import Goal, Metric
 from .tables import Contender, Table
 from .trainers import make_trainer

@@ -25,9 +25,8 @@ from ..pipeline.definition.ops import OpKind
 from ..pipeline.definition.specs import MergeSpec, StageSpec
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.recorder.flight_recorder import FlightRecorder, new_pipeline_number
-from ._device import AHEAD, check_device
-from .passes import PassProgress, PassState, unordered_stage
-from .sharding import (
+from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
+from .sampling.sharding import (
     check_tail,
     is_shared_out,
     length_of_shard,
@@ -36,6 +35,7 @@ from .sharding import (
     take_shard,
     worker_shard,
 )
+from .workers.transfer_stage import AHEAD, check_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ..pipeline.hooks.task_hooks import HookFactory
     from ..pipeline.run.tunable import Tuner
     from ..pipeline.stats.perf_stats import PipelineStats
-    from .sharding import Tail
+    from .sampling.sharding import Tail
 
 __all__ = ["PipelineDataset"]
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .dataloader import DataLoader
 from .dataset import PipelineDataset
+from .loader.dataloader import DataLoader
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -15,7 +15,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from .jobs import POOL, Environment, Measure, Prepare, Smoke, decode_job, encode, spread
+from .jobs import (
+    POOL,
+    Environment,
+    Measure,
+    Prepare,
+    Smoke,
+    decode_job,
+    encode,
+    spread,
+)
 from .lifeline import end_with_the_parent
 
 if TYPE_CHECKING:

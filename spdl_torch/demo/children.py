@@ -14,7 +14,12 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING, Any
 
-from .jobs import Environment, Measurement, decode_answer, encode
+from .jobs import (
+    Environment,
+    Measurement,
+    decode_answer,
+    encode,
+)
 from .memory import tree_bytes
 
 if TYPE_CHECKING:

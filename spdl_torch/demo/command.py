@@ -24,7 +24,12 @@ from .jobs import (
     make_plan,
 )
 from .machine import usable_cores
-from .meter import Meter, counted, duration, time_left
+from .meter import (
+    Meter,
+    counted,
+    duration,
+    time_left,
+)
 from .table import comparison_table, stage_table
 from .verdict import bottleneck, compare, quiet_rounds
 

@@ -21,7 +21,14 @@ from torchvision.transforms import (
     ToTensor,
 )
 
-from .jobs import POOL, VARIANTS, Measure, Measurement, StageRow, spread
+from .jobs import (
+    POOL,
+    VARIANTS,
+    Measure,
+    Measurement,
+    StageRow,
+    spread,
+)
 from .machine import OtherPrograms, cpu_seconds
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ _OURS = {
     threading.__file__,
     *(str(path) for path in (_PACKAGE / "pipeline").rglob("*.py")),
     *(
-        str(_PACKAGE / "data" / f"{name}.py")
-        for name in ("fetch", "ways", "timing", "worker", "workers", "_device")
+        str(path)
+        for room in ("fetching", "rng", "workers")
+        for path in (_PACKAGE / "data" / room).glob("*.py")
     ),
-    *(str(path) for path in (_PACKAGE / "data" / "rng").glob("*.py")),
 }
 # Files in which a thread waits for others of its run, or only watches.
 _WAITING = {

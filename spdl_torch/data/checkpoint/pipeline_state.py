@@ -1,0 +1,295 @@
+"""Where a pass of a PipelineDataset stands, as a state, and how to get there again.
+
+Where every stage passes one item on for one, or aggregates, and nothing was dropped, what the
+trainer was handed tells which items of the source that was: the next pass begins behind those. As
+soon as an op has dropped or failed an item, it does not; then the pass runs from its beginning and
+what was handed out is thrown away.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ...pipeline.definition.ops import OpKind
+from .state_fields import (
+    Field,
+    check_fields,
+    check_version,
+    is_flag,
+    is_whole_number,
+)
+from .user_state import (
+    OwnState,
+    WorkerState,
+    give_state,
+    keeps_state,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ...pipeline.definition.specs import StageSpec
+    from ...pipeline.pipeline import Pipeline
+
+__all__ = ["PassProgress", "PassState", "unordered_stage"]
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_VERSION = 1
+
+_ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassState:
+    """What a state says, checked."""
+
+    epoch: int
+    finished: bool
+    """The loop saw the end: the next pass begins at its beginning."""
+    begun: bool = True
+    """False: nothing was iterated over yet."""
+    num_items: int = 0
+    """Handed out on this rank."""
+    num_source: int | None = None
+    """Items of this rank's part of the source that are in those; None = that cannot be told."""
+    world: int = 1
+    source: Any = None
+    """Of a source that keeps a state of its own, if it was asked;"""
+    num_behind: int = 0
+    """items of it that came since then."""
+    version: int = _VERSION
+
+    @classmethod
+    def checked(cls, state: Mapping[str, Any]) -> PassState:
+        """Raises: ValueError: not such a state, or of a newer release."""
+        check_version(state, _VERSION, "PipelineDataset")
+        check_fields(state, _FIELDS, ("epoch", "finished"), "PipelineDataset")
+        resume = cls(**copy.deepcopy({**state}))
+        if resume.num_behind > (resume.num_source or 0):
+            raise ValueError("load_state_dict: num_behind must be at most num_source.")
+        return resume
+
+    def as_dict(self) -> dict[str, Any]:
+        """Numbers alone, but for what the source puts in."""
+        return asdict(self)  # which copies what is inside
+
+    def start_for(self, world: int, *, fixed: bool) -> int:
+        """How many items of a rank's part to pass over. ``fixed``: the parts are made by the
+        source, so their number must stay. Raises: ValueError: it does not fit.
+        """
+        assert self.num_source is not None, "guaranteed by the caller: it replays otherwise"
+        if world == self.world:
+            return self.num_source
+        total, rest = divmod(self.num_source * self.world, world)
+        if fixed or rest:
+            raise ValueError(
+                f"load_state_dict: the state is of {self.world} rank(s), here are {world}. "
+                + (
+                    "The source makes the ranks' parts itself, which are others now."
+                    if fixed
+                    else f"{self.num_source * self.world} items cannot be shared out among them."
+                )
+            )
+        return total
+
+
+_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
+_FLAG = Field("true or false", is_flag)
+_FIELDS = {
+    "version": _NUMBER,
+    "epoch": _NUMBER,
+    "finished": _FLAG,
+    "begun": _FLAG,
+    "num_items": _NUMBER,
+    "num_source": Field(
+        "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
+    ),
+    "world": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),
+    "source": Field("anything", lambda _: True),
+    "num_behind": _NUMBER,
+}
+
+
+def items_per_output(stages: Sequence[StageSpec]) -> int | None:
+    """Source items in one item of the last stage; None = that varies."""
+    if any(stage.kind not in (*_ONE_FOR_ONE, OpKind.AGGREGATE) for stage in stages):
+        return None
+    return prod(stage.batch_size for stage in stages if stage.kind is OpKind.AGGREGATE)
+
+
+def unordered_stage(stages: Sequence[StageSpec]) -> str | None:
+    """The first stage behind which items may come in another order than the source's."""
+    for stage in stages:
+        is_open = stage.kind is OpKind.PATH_VARIANTS and not stage.batched
+        if is_open or (stage.concurrency > 1 and stage.output_order == "completion"):
+            return stage.name
+    return None
+
+
+def source_behind(source: Any, start: int) -> Any:
+    """The source without its first ``start`` items; at once where it can begin anywhere."""
+    if not start:
+        return source
+    return (
+        _AsyncBehind(source, start) if isinstance(source, AsyncIterable) else _Behind(source, start)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    source: Any
+    start: int
+    may_jump: bool = True
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.may_jump and hasattr(self.source, "iterate"):
+            return iter(self.source.iterate(self.start))
+        return islice(iter(self.source), self.start, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _AsyncBehind:
+    source: AsyncIterable[Any]
+    start: int
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        left = self.start
+        async for item in self.source:
+            if left:
+                left -= 1
+            else:
+                yield item
+
+
+class PassProgress:
+    """Of one pass. The thread that iterates writes, and asks for the state."""
+
+    def __init__(
+        self, epoch: int, world: int, stages: Sequence[StageSpec], *, is_wanted: bool
+    ) -> None:
+        self.is_wanted = is_wanted
+        """Somebody asks for states: a source that keeps one is asked for it after every item."""
+        self.num_items = 0
+        """Handed out, those before a resume included."""
+        self.pipeline: Pipeline[Any] | None = None
+        self.resumed_at = 0
+        self._epoch = epoch
+        self._world = world
+        self._per_output = items_per_output(stages)
+        self._num_to_throw_away = 0
+        self._start = 0
+        self._watched: Watched | None = None
+        self._finished = False
+
+    def begin(self, part: Any, resume: PassState | None, *, is_fixed: bool) -> Any:
+        """The part of the source that is still to come."""
+        start = 0
+        if resume is not None:
+            if resume.num_source is None:
+                self._num_to_throw_away = resume.num_items
+            else:
+                start = resume.start_for(self._world, fixed=is_fixed)
+                self.num_items = start // (self._per_output or 1)
+            self.resumed_at = resume.num_items
+        if isinstance(part, AsyncIterable) or not keeps_state(part):
+            # With other ranks the parts are others, and every rank counts.
+            if resume is not None and resume.source is not None and resume.world == self._world:
+                raise ValueError(
+                    f"load_state_dict: source holds the state of a source that keeps one, but "
+                    f"{type(part).__name__} here does not."
+                )
+            return source_behind(part, start)
+        self._watched = Watched(part, self, start, resume)
+        return self._watched
+
+    @property
+    def num_source_before_last(self) -> int:
+        """Items of the source in those that were handed out, without the last one."""
+        return max(0, self.num_items - 1) * (self._per_output or 0)
+
+    def throw_away(self, items: Iterator[Any]) -> None:
+        """What was handed out before."""
+        if self._num_to_throw_away:
+            _logger.info("PipelineDataset: making %d items again", self._num_to_throw_away)
+        for _ in islice(items, self._num_to_throw_away):
+            self.num_items += 1
+
+    def finish(self) -> None:
+        """The loop has seen the end."""
+        self._finished = True
+
+    def state(self, *, behind: bool) -> PassState:
+        """``behind``: of before the last item was handed out."""
+        if self._finished and not behind:
+            return PassState(epoch=self._epoch, finished=True, world=self._world)
+        num_items, num_source = self.num_items - behind, None
+        assert self.pipeline is not None, "guaranteed by the dataset: a pass has begun"
+        if self._per_output is not None and not self.pipeline.num_lost:
+            num_source = num_items * self._per_output
+        own = WorkerState()
+        if self._watched is not None and num_source is not None:
+            own = self._watched.state_behind(num_source)
+        if own.failure is not None:
+            raise own.failure.taken("PipelineDataset.state_dict: the source's state cannot be had")
+        return PassState(
+            epoch=self._epoch,
+            finished=False,
+            num_items=num_items,
+            num_source=num_source,
+            world=self._world,
+            source=own.state,
+            num_behind=own.num_behind,
+        )
+
+
+class Watched:
+    """A source that keeps its own state: remembers it behind each item that is on its way, as long
+    as somebody wants states.
+    """
+
+    def __init__(
+        self, keeper: Any, progress: PassProgress, start: int, resume: PassState | None
+    ) -> None:
+        self._items: Iterable[Any]
+        begun_from = WorkerState(num_items=start)
+        if resume is not None and start and resume.source is not None:
+            give_state(keeper, resume.source, "source")
+            num_behind = min(resume.num_behind, start)
+            begun_from = replace(begun_from, state=resume.source, num_behind=num_behind)
+            self._items = _Behind(keeper, num_behind, may_jump=False)
+        else:
+            self._items = source_behind(keeper, start)
+        self._progress = progress
+        self._start = start
+        self._own = OwnState(None, keeper, begun_from)
+        # The source's thread writes, and forgets what was handed out before the last item.
+        self._reached: deque[WorkerState] = deque([self._own.reached(start, ended=False)])
+
+    def __iter__(self) -> Iterator[Any]:
+        reached = self._reached
+        for number, item in enumerate(self._items, self._start + 1):
+            if self._progress.is_wanted:
+                self._own.ask(number, ended=False)
+                reached.append(self._own.reached(number, ended=False))
+                least = self._progress.num_source_before_last
+                while len(reached) > 1 and reached[1].num_items <= least:
+                    reached.popleft()
+            yield item
+
+    def state_behind(self, num_items: int) -> WorkerState:
+        """The source's when it had given so many."""
+        found, *later = self._reached.copy()
+        for each in later:
+            if each.num_items <= num_items:
+                found = each
+        if found.state is None:
+            return found
+        return replace(found, num_behind=found.num_behind + num_items - found.num_items)

@@ -1,0 +1,242 @@
+"""How far the loop has got in an epoch: from this comes the state of a loader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .resume_state import (
+    ResumeState,
+    encoded,
+    packed_index,
+    stateful_sampler,
+)
+from .user_state import WorkerState, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from .user_state import OwnState
+
+__all__ = ["Progress"]
+
+
+class _Place(NamedTuple):
+    """What changes with every batch that is handed out."""
+
+    num_in_order: int
+    """Batches of this iterator up to the first that was not handed out."""
+    local_samples: int
+    """On this rank, in those."""
+    handed: tuple[int, ...]
+    """Those among them that were handed out before their turn, perhaps with some of before."""
+    workers: tuple[WorkerState, ...]
+    next_worker: int
+
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """Batches that were handed out before their turn, counted from the first that was not."""
+        numbers = (number - self.num_in_order for number in self.handed)
+        return tuple(sorted(number for number in numbers if number > 0))
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Of one epoch. The iterator writes, on the trainer's thread; the loader reads. It does not
+    refer to the iterator, so that dropping that one ends its threads.
+    """
+
+    epoch: int
+    epoch_seed: int
+    samplers: list[Any]
+    """From the outside in."""
+    start: int
+    """Samples on all ranks before this iterator's first."""
+    world: int
+    generators: list[torch.Tensor]
+    workers: list[WorkerState]
+    """Of an iterable dataset; [] = map-style."""
+    sampler_epoch: int | None = None
+    next_worker: int = 0
+    base_seed: int
+    num_epochs: int
+    """Of this iterator, before this one."""
+    drew_base_seed: bool
+    persistent: bool
+    keeps_datasets: bool
+    """Later epochs go on with the same dataset objects."""
+    is_wanted: bool
+    """Somebody asks for states: those of iterables are taken after every batch. What has none yet
+    counts its items, which are made again by who resumes."""
+    own: OwnState | None = None
+    """Of an iterable that is loaded on the trainer's thread, which no batch is ahead of: it is
+    asked when the loader is."""
+    local_samples: int = 0
+    """Handed out on this rank, up to the first batch that was not."""
+    first: list[Any] = field(default_factory=list)
+    """An index that was drawn before it was asked for."""
+    nothing_left: bool = False
+    """It began after its last batch, from a state of a loop that had not seen the end."""
+    finished: bool = False
+    _num_in_order: int = 0
+    _drawn: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """By the number of the batch, in ascending order: the samples of this rank up to its end, and
+    its index if the sampler keeps a state of its own. Of those that were not handed out in order,
+    and of the last ones."""
+    _ahead: set[int] = field(default_factory=set)
+    _before: tuple[Any, ...] | None = None
+    """The fields of the place before the last batch was handed out."""
+
+    def __post_init__(self) -> None:
+        self._sampler = stateful_sampler(self.samplers)
+
+    def asked(self, number: int, local_samples: int, index: Any) -> None:
+        """Batch ``number`` was drawn from the sampler; up to its end that has given so many."""
+        if self.workers:
+            return  # iterables have no sampler; their workers tell how far they are
+        if self.first:
+            self.first.clear()
+        self._drawn[number] = local_samples, None if self._sampler is None else index
+
+    def handed(self, number: int) -> None:
+        """The trainer was given a batch of a map-style dataset, or the error in its place."""
+        self._advance()
+        drawn = self._drawn
+        while (oldest := next(iter(drawn))) < self._num_in_order:
+            del drawn[oldest]
+        self._before = self._num_in_order, self.local_samples, tuple(self._ahead), (), 0
+        self._ahead.add(number)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Past the batches that were handed out in order. Ctrl-C may come between any two of its
+        lines, and in ``handed``: it is done again before a state is made.
+        """
+        while (number := self._num_in_order) in self._ahead:
+            self.local_samples, self._num_in_order = self._drawn[number][0], number + 1
+            self._ahead.discard(number)
+
+    def handed_by(self, worker: int, state: WorkerState) -> None:
+        """The trainer was given what came from this worker's iterable."""
+        self._before = self._place()
+        self.workers[worker] = state
+        self.next_worker = (worker + 1) % len(self.workers)
+
+    def ended(self, worker: int, state: WorkerState) -> None:
+        """This worker's iterable gave no more."""
+        self.workers[worker] = state
+
+    def unknown_ends(self) -> list[int]:
+        """Of an epoch that is over: the workers whose dataset outlives it with a state that nobody
+        has asked for."""
+        if not (self.finished and self.keeps_datasets):
+            return []
+        return [
+            number
+            for number, worker in enumerate(self.workers)
+            if worker.keeper == "dataset" and worker.state is None and worker.failure is None
+        ]
+
+    @property
+    def is_vague(self) -> bool:
+        """A later epoch has just begun, on datasets that live on, whose state nobody knows."""
+        has_begun_alike = self.own is not None or self.num_epochs == 0 or self.finished
+        return not has_begun_alike and any(
+            each.keeper == "dataset" and each.state is None and not each.num_items
+            for each in self.workers
+        )
+
+    @property
+    def num_counted(self) -> int:
+        """Items that who resumes makes again, though their iterable keeps a state."""
+        if self.own is not None or self.finished:
+            return 0
+        return sum(w.num_items for w in self.workers if w.keeper and w.state is None)
+
+    def state(self, generators: list[torch.Tensor], *, behind: bool = False) -> ResumeState:
+        """``generators``: as they are now, for an epoch that is over. ``behind``: the state before
+        the last batch was handed out, for who holds it back from its own consumer.
+
+        Raises: what an object of the user's raises when it is asked for its state.
+        """
+        if self.finished and not (behind and self._before):
+            return ResumeState(
+                epoch=self.epoch,
+                epoch_seed=self.epoch_seed,
+                finished=True,
+                drew_base_seed=not self.persistent,
+                base_seed=self.base_seed,
+                num_epochs=self.num_epochs + 1,
+                sampler_epoch=self.sampler_epoch,
+                sampler=self._sampler_state(),
+                generators=tuple(map(encoded, generators)),
+                workers=self._at_end(),
+            )
+        place = self._place()
+        if behind and self._before:
+            place = _Place(*self._before)
+        elif self.own is not None:
+            place = place._replace(workers=self._asked_now())
+        _raise_failures(place.workers)
+        pending = [index for n, (_, index) in self._drawn.items() if n >= place.num_in_order]
+        pending += self.first
+        sampler = self._sampler_state()
+        return ResumeState(
+            epoch=self.epoch,
+            epoch_seed=self.epoch_seed,
+            finished=False,
+            num_samples=self.start + place.local_samples * self.world,
+            ahead=place.ahead,
+            sampler_epoch=self.sampler_epoch,
+            sampler=sampler,
+            pending=() if sampler is None else tuple(map(packed_index, pending)),
+            generators=tuple(map(encoded, self.generators)),
+            drew_base_seed=self.drew_base_seed,
+            base_seed=self.base_seed,
+            num_epochs=self.num_epochs,
+            workers=place.workers,
+            next_worker=place.next_worker,
+        )
+
+    def left_to_next(self) -> list[WorkerState]:
+        """What the workers' datasets keep for the next epoch, as far as anybody knows."""
+        is_known = self.finished and self.keeps_datasets
+        return [
+            replace(each, num_items=0, num_behind=0, ended=False)
+            if is_known
+            else WorkerState(keeper=each.keeper)
+            for each in self.workers
+        ]
+
+    def _at_end(self) -> tuple[WorkerState, ...]:
+        """What the datasets keep for the next epoch; not those whose copies end with the epoch."""
+        if not self.keeps_datasets:
+            return ()
+        if self.own is not None:
+            self.workers = list(self._asked_now())
+        _raise_failures(self.workers)
+        has_any = any(worker.of_dataset for worker in self.workers)
+        return tuple(self.left_to_next()) if has_any else ()
+
+    def _asked_now(self) -> tuple[WorkerState, ...]:
+        assert self.own is not None, "guaranteed by the callers"
+        (worker,) = self.workers
+        self.own.ask(worker.num_items, ended=worker.ended, now=True)
+        return (self.own.reached(worker.num_items, ended=worker.ended),)
+
+    def _sampler_state(self) -> Any:
+        """As it is now: the batches that were asked for and not handed out are told beside it."""
+        return None if self._sampler is None else state_of(self._sampler)
+
+    def _place(self) -> _Place:
+        self._advance()
+        handed, workers = tuple(self._ahead), tuple(self.workers)
+        return _Place(self._num_in_order, self.local_samples, handed, workers, self.next_worker)
+
+
+def _raise_failures(workers: Sequence[WorkerState]) -> None:
+    for worker in workers:
+        if worker.failure is not None:
+            raise worker.failure.taken("DataLoader.state_dict: the dataset's state cannot be had")

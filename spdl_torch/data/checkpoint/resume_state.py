@@ -1,0 +1,389 @@
+"""Where an epoch stands, as a state for a checkpoint, and how a loader gets there again.
+
+A state says what the trainer was handed, whatever was prefetched behind that. It holds numbers and
+text alone, so it goes through JSON and through ``torch.load(weights_only=True)``.
+
+Map-style datasets: the order is drawn again, from the generators as they were when the epoch began,
+and the samples that were handed out are passed over without being loaded. That does not depend on
+the number of threads, nor on the batch size, nor, with a sampler that deals samples out to ranks in
+turn, on the number of ranks. Iterable datasets: every worker goes on where it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of
+from .state_fields import (
+    Field,
+    check_fields,
+    check_version,
+    is_flag,
+    is_whole_number,
+)
+from .user_state import (
+    WorkerState,
+    give_state,
+    keeps_state,
+    state_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = [
+    "ResumeState",
+    "WorkerState",
+    "before_first_epoch",
+    "draw_again_from",
+    "drawn_base_seed",
+    "encoded",
+    "generators_of",
+    "is_packed_batch",
+    "left_for_another",
+    "order_drawn_again",
+    "packed_index",
+    "skipped",
+    "stateful_sampler",
+    "tell_epoch",
+]
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumeState:
+    """What a state says, checked."""
+
+    epoch: int
+    """How many epochs were begun before this one."""
+    epoch_seed: int
+    """Of the random streams."""
+    finished: bool
+    """The loop saw the end: the next epoch begins at its beginning."""
+    num_samples: int = 0
+    """Handed out, on all ranks together."""
+    ahead: tuple[int, ...] = ()
+    """Batches behind those samples that were handed out before their turn (``in_order=False``)."""
+    sampler_epoch: int | None = None
+    sampler: Any = None
+    """Of a sampler that keeps a state of its own, after the batches that were asked for;"""
+    pending: tuple[Any, ...] = ()
+    """those of them that were not handed out, as their indices."""
+    generators: tuple[str, ...] = ()
+    """As they were when the epoch began, or at its end; the first is torch's global one."""
+    drew_base_seed: bool = True
+    """Whether the epoch to begin draws a base seed before its order: not the second one and later
+    ones of a loader with ``persistent_workers``, for which follow"""
+    base_seed: int = 0
+    num_epochs: int = 0
+    """that it drew, and the epochs begun since."""
+    workers: tuple[WorkerState, ...] = ()
+    next_worker: int = 0
+    dataset: Any = None
+    """Of a map-style dataset that has ``state_dict()``, with ``num_workers=0``."""
+    version: int = _VERSION
+
+    @classmethod
+    def checked(cls, state: Mapping[str, Any]) -> ResumeState:
+        """Raises: ValueError: not such a state, or of a newer release."""
+        check_version(state, _VERSION, "DataLoader")
+        values = copy.deepcopy({**state})
+        values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
+        check_fields(values, _FIELDS, _REQUIRED, "DataLoader")
+        workers = values.get("workers", ())
+        for number, worker in enumerate(workers):
+            check_fields(worker, _WORKER_FIELDS, (), "DataLoader", f"workers[{number}].")
+            if worker.get("num_behind", 0) > worker.get("num_items", 0):
+                raise ValueError(
+                    f"load_state_dict: workers[{number}].num_behind must be at most num_items."
+                )
+        if values.get("next_worker", 0) >= max(1, len(workers)):
+            raise ValueError(
+                f"load_state_dict: next_worker must be below the number of workers, "
+                f"{len(workers)}, got {values['next_worker']}."
+            )
+        for name in ("ahead", "generators", "pending"):
+            values[name] = tuple(values.get(name, ()))
+        return cls(**{**values, "workers": tuple(WorkerState(**worker) for worker in workers)})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Numbers, text, lists and dicts alone, but for what samplers and datasets put in."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("ahead", "generators", "pending"):
+            values[name] = list(values[name])
+        values["workers"] = [
+            {name: getattr(worker, name) for name in _WORKER_FIELDS} for worker in self.workers
+        ]
+        return copy.deepcopy(values)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
+_FLAG = Field("true or false", is_flag)
+_ANYTHING = Field("anything", lambda _: True)
+
+_FIELDS = {
+    "version": _NUMBER,
+    "epoch": Field("a whole number >= -1", lambda value: is_whole_number(value, -1)),
+    "epoch_seed": _NUMBER,
+    "finished": _FLAG,
+    "num_samples": _NUMBER,
+    "ahead": Field(
+        "a list of whole numbers >= 1",
+        lambda value: _is_sequence(value) and all(is_whole_number(each, 1) for each in value),
+    ),
+    "sampler_epoch": Field(
+        "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
+    ),
+    "sampler": _ANYTHING,
+    "pending": Field("a list of indices", _is_sequence),
+    "generators": Field(
+        "a list of text",
+        lambda value: _is_sequence(value) and all(isinstance(each, str) for each in value),
+    ),
+    "drew_base_seed": _FLAG,
+    "base_seed": _NUMBER,
+    "num_epochs": _NUMBER,
+    "workers": Field(
+        "a list of dicts",
+        lambda value: _is_sequence(value) and all(isinstance(each, dict) for each in value),
+    ),
+    "next_worker": _NUMBER,
+    "dataset": _ANYTHING,
+}
+_REQUIRED = ("epoch", "epoch_seed", "finished")
+_WORKER_FIELDS = {
+    "num_items": _NUMBER,
+    "ended": _FLAG,
+    "state": _ANYTHING,
+    "of_dataset": _FLAG,
+    "num_behind": _NUMBER,
+}
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Those from which the order of an epoch may be drawn; torch's global one is the first."""
+    found = [torch.default_generator]
+    samplers = nested_samplers(loader._index_sampler)
+    for holder in (loader, *samplers):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
+            found.append(generator)
+    return found
+
+
+def stateful_sampler(samplers: list[Any]) -> Any:
+    """The outermost one that keeps its own state, if any does. One that can begin anywhere is not
+    asked for its state: it is told where to begin.
+    """
+    for sampler in samplers:
+        if callable(getattr(sampler, "start_at", None)):
+            return None
+        if keeps_state(sampler):
+            return sampler
+    return None
+
+
+@contextmanager
+def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[list[torch.Tensor]]:
+    """While an epoch begins: its order is drawn as it was, if there is a state to resume from.
+    Yields the generators' states from which it is drawn.
+
+    torch's global generator is left as it was before: what else draws from it is the trainer's. A
+    generator that the user gave goes on from here as it did then.
+    """
+    generators = generators_of(loader)
+    if resume is None or resume.finished:
+        if resume is not None:
+            _set_states(generators[1:], resume.generators[1:])
+            _tell_samplers(loader, resume)
+        yield [generator.get_state() for generator in generators]
+        return
+    before = generators[0].get_state()
+    try:
+        _set_states(generators, resume.generators)
+        _tell_samplers(loader, resume)
+        yield [generator.get_state() for generator in generators]
+    finally:
+        generators[0].set_state(before)
+
+
+def draw_again_from(loader: Any, states: list[torch.Tensor]) -> None:
+    """Undo a draw from the generators."""
+    for generator, state in zip(generators_of(loader), states, strict=True):
+        generator.set_state(state)
+
+
+def drawn_base_seed(generator: torch.Generator | None) -> int:
+    """As torch draws it when an iterator is made; None = from the global generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
+    """What a state in an epoch's middle becomes when the user has named another epoch since: that
+    one begins as it would have after a ``break``.
+    """
+    generators = list(resume.generators)
+    if resume.drew_base_seed and loader.generator is not None and len(generators) > 1:
+        # Such samplers draw from the epoch's number; what the epoch drew was its base seed.
+        own = torch.Generator()
+        _set_states([own], (generators[1],))
+        drawn_base_seed(own)
+        generators[1] = encoded(own.get_state())
+    return replace(
+        resume,
+        finished=True,
+        generators=tuple(generators),
+        drew_base_seed=not loader.persistent_workers,
+        num_epochs=resume.num_epochs + 1,
+        sampler=None,
+        pending=(),
+        workers=(),
+    )
+
+
+def _tell_samplers(loader: Any, resume: ResumeState) -> None:
+    samplers = list(nested_samplers(loader._index_sampler))
+    if resume.sampler is not None:
+        sampler = stateful_sampler(samplers)
+        if sampler is None:
+            raise ValueError(
+                "load_state_dict: sampler holds the state of a sampler that keeps one, but this "
+                "loader's sampler does not. Make the loader as it was then."
+            )
+        give_state(sampler, resume.sampler, "sampler")
+    for each in samplers:
+        if callable(getattr(each, "start_at", None)) and not resume.finished:
+            try:
+                each.start_at(resume.num_samples)
+            except ValueError as error:
+                raise ValueError(f"load_state_dict: num_samples does not fit: {error}") from error
+
+
+def skipped(
+    sampler_iter: Iterator[Any], resume: ResumeState, samplers: list[Any], count: Any
+) -> tuple[Iterator[Any], int, int]:
+    """Pass over what was handed out. Returns the rest of the sampler's iterator, the samples of all
+    ranks before it, and the local ones that were passed over. ``count``: samples of an index.
+
+    Raises: ValueError: the state's position is not between two batches here.
+    """
+    if resume.sampler is not None:
+        return chain(map(_unpacked, resume.pending), sampler_iter), resume.num_samples, 0
+    if any(hasattr(s, "start_at") for s in samplers):
+        return sampler_iter, resume.num_samples, 0
+    world, _ = shard_of(samplers[0])
+    target, rest = divmod(resume.num_samples, world)
+    passed = 0
+    while passed < target and not rest:
+        try:
+            passed += count(next(sampler_iter))
+        except StopIteration:
+            break
+    if passed != target or rest:
+        raise ValueError(
+            f"load_state_dict: num_samples: the state stands behind {resume.num_samples} samples, "
+            f"which is not between two batches of this loader with {world} rank(s). Keep the "
+            "global batch, batch_size times ranks, as it was, and the dataset."
+        )
+    return sampler_iter, 0, target
+
+
+def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeState:
+    """The state of a loader that was not iterated over yet."""
+    samplers = list(nested_samplers(loader._index_sampler))
+    sampler = stateful_sampler(samplers)
+    return ResumeState(
+        epoch=-1,
+        epoch_seed=0,
+        finished=True,
+        sampler_epoch=epoch_of(samplers[0]),
+        sampler=None if sampler is None else state_of(sampler),
+        generators=tuple(map(encoded, generators)),
+    )
+
+
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Set the epoch of the sampler that can be told one."""
+    for sampler in nested_samplers(loader._index_sampler):
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
+            return
+
+
+def encoded(state: torch.Tensor) -> str:
+    """A generator's state as text."""
+    return base64.b85encode(state.numpy().tobytes()).decode()
+
+
+def _set_states(generators: list[torch.Generator], states: tuple[str, ...]) -> None:
+    if len(generators) != len(states):
+        raise ValueError(
+            f"load_state_dict: generators: the state has {len(states)} generator(s), this loader "
+            f"and its samplers have {len(generators)}. Give generator= where it was given then."
+        )
+    for number, (generator, text) in enumerate(zip(generators, states, strict=True)):
+        try:
+            content = bytearray(base64.b85decode(text))
+            generator.set_state(torch.frombuffer(content, dtype=torch.uint8).clone())
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"load_state_dict: generators[{number}] is no state of a generator here: {error}."
+            ) from error
+
+
+# Indices as JSON can hold them: a tuple would come back as a list, and mean another sample.
+
+
+def packed_index(index: Any) -> Any:
+    """For a state; what is no number, text, list, tuple, dict or slice of such stays as it is."""
+    if isinstance(index, list):
+        return [packed_index(each) for each in index]
+    if isinstance(index, tuple):
+        return {"tuple": [packed_index(each) for each in index]}
+    if isinstance(index, slice):
+        return {"slice": [index.start, index.stop, index.step]}
+    if isinstance(index, dict):
+        return {"dict": [[packed_index(k), packed_index(v)] for k, v in index.items()]}
+    return index
+
+
+def is_packed_batch(packed: Any) -> bool:
+    """Whether it can be what a batch sampler gave."""
+    return not (packed is None or isinstance(packed, str | bytes | int | float))
+
+
+def _unpacked_tuple(content: Any) -> tuple[Any, ...]:
+    return tuple(map(_unpacked, content))
+
+
+def _unpacked_slice(content: Any) -> slice:
+    return slice(*content)
+
+
+def _unpacked(packed: Any) -> Any:
+    if isinstance(packed, list | tuple):
+        return [_unpacked(each) for each in packed]
+    if not isinstance(packed, dict):
+        return packed
+    try:
+        ((kind, content),) = packed.items()
+        if kind == "dict":
+            return {_unpacked(key): _unpacked(value) for key, value in content}
+        make: Any = {"tuple": _unpacked_tuple, "slice": _unpacked_slice}[kind]
+        return make(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"load_state_dict: pending holds {packed!r:.100}, which is no index of a state."
+        ) from error

@@ -1,0 +1,265 @@
+"""A batch as a small pickle and large blocks, which are copied once: from the worker into a slab.
+
+Tensors and arrays of 64 KiB or more lie in the slab, and what the trainer gets views them. Smaller
+ones are in the pickle and get memory of their own: labels that are kept keep no images alive.
+Everything else that pickle knows travels in the pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from ...io._transfer.transfer import is_moved_whole
+from ...pipeline.failures import attach_note
+from .messages import Span
+
+if TYPE_CHECKING:
+    from ..workers.jobs import Loaded
+    from .shared_memory import (
+        Lease,
+        Mappings,
+        SlabPool,
+        Ticket,
+    )
+
+__all__ = ["LARGE_BYTES", "Packed", "PackedBatch", "TensorReducer", "pack", "unpack"]
+
+LARGE_BYTES = 64 * 1024
+
+_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+
+_ALIGNMENT = 128  # bytes; at least what torch gives to tensors in host memory
+_INLINE_BYTES = 32 * 1024  # a longer pickle lies in the slab too, so that the pipe stays quick
+
+
+class Packed(NamedTuple):
+    """A batch on its way."""
+
+    ticket: Ticket | None
+    """None = it needs no slab."""
+    body: bytes | Span
+    """The pickle."""
+    blocks: tuple[Span, ...]
+    """Of the large tensors and arrays, in the order in which the pickle has them."""
+
+
+class PackedBatch(NamedTuple):
+    """The same before it is sent."""
+
+    lease: Lease | None
+    body: bytes | Span
+    blocks: tuple[Span, ...]
+
+    def as_message(self) -> Packed:
+        ticket = None if self.lease is None else self.lease.ticket()
+        return Packed(ticket, self.body, self.blocks)
+
+
+def pack(batch: Any, slabs: SlabPool) -> PackedBatch:
+    """Copy the batch, without the GIL where it is large. Called by the worker that made it.
+
+    Raises: what pickle raises on something in it that cannot be pickled.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < LARGE_BYTES:
+            return True
+        buffers.append(buffer)
+        return False
+
+    file = io.BytesIO()
+    try:
+        _BatchPickler(file, 5, buffer_callback=is_small).dump(batch)
+    except Exception as error:
+        attach_note(
+            error,
+            f"a batch of type {type(batch).__name__} has to be pickled on its way from the loading "
+            'process. Return what pickle knows from collate_fn, or leave isolation="process" out.',
+        )
+        raise
+    contents = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    body = file.getbuffer()
+    if len(body) > _INLINE_BYTES:
+        contents.append(np.frombuffer(body, np.uint8))
+    spans, end = [], 0
+    for content in contents:
+        spans.append(Span(end, content.nbytes))
+        end += -(-content.nbytes // _ALIGNMENT) * _ALIGNMENT
+    if not contents:
+        return PackedBatch(None, bytes(body), ())
+    lease = slabs.take(end)
+    for content, (offset, size) in zip(contents, spans, strict=True):
+        lease.slab.array[offset : offset + size] = content
+    if len(body) > _INLINE_BYTES:
+        return PackedBatch(lease, spans[-1], tuple(spans[:-1]))
+    return PackedBatch(lease, bytes(body), tuple(spans))
+
+
+def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
+    """What the trainer is given. Raises: what a class in the batch raises when it is rebuilt."""
+    packed: Packed = loaded.batch
+    content: Any = packed.body
+    if packed.ticket is None:
+        return replace(loaded, batch=pickle.loads(content))
+    last = content if isinstance(content, Span) else packed.blocks[-1]
+    owner = mappings.lend(packed.ticket.slab, last.offset + last.size)
+    if isinstance(content, Span):
+        content = _part(owner, content)
+    parts = [_part(owner, span) for span in packed.blocks]
+    batch = pickle.loads(content, buffers=parts)
+    if mappings.are_locked and not is_moved_whole(batch):
+        # Out of locked pages a copy that the loop begins would run on behind its back, and the
+        # slab could be written before it is done. Out of ordinary memory none does.
+        batch = pickle.loads(content, buffers=[part.copy() for part in parts])
+    return replace(loaded, batch=batch)
+
+
+def _part(owner: Any, span: Span) -> Any:
+    """An array of bytes, which is a buffer though numpy does not declare it."""
+    return owner[span.offset : span.offset + span.size]
+
+
+class TensorReducer(pickle.Pickler):
+    """Pickles tensors in host memory by their bytes, without torch's file format around them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As pickle asks for; what is not ours goes its usual way."""
+        if isinstance(obj, torch.Tensor):
+            if _is_plain(obj):
+                return _reduced_tensor(obj)
+            return _reduced_sparse(obj) if _is_plain_sparse(obj) else NotImplemented
+        if isinstance(obj, torch.storage.TypedStorage) and _is_on_host(obj._untyped_storage):
+            return _load_typed, (obj._untyped_storage, obj.dtype)
+        if isinstance(obj, torch.UntypedStorage) and _is_on_host(obj):
+            whole = torch.empty(0, dtype=torch.uint8).set_(obj)
+            return _load_storage, (_buffer_of(whole),)
+        return NotImplemented
+
+
+class _BatchPickler(TensorReducer):
+    pass
+
+
+def _is_on_host(storage: torch.UntypedStorage) -> bool:
+    return storage.device.type == "cpu"
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether shape, strides, type and bytes are all there is to it."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized)
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
+        and not tensor.__dict__
+    )
+
+
+def _reduced_tensor(tensor: torch.Tensor) -> Any:
+    shape = tuple(tensor.shape)
+    if not tensor.numel():
+        return _load_empty, (tensor.dtype, shape, tensor.stride())
+    if 0 in tensor.stride():  # expanded: one of the equal entries is enough
+        steps = zip(shape, tensor.stride(), strict=True)
+        small = [1 if stride == 0 else size for size, stride in steps]
+        tensor = tensor.as_strided(small, tensor.stride())
+    if not tensor.is_contiguous() and tensor.stride() != _dense_strides(tensor):
+        tensor = tensor.clone()
+    flat = torch.empty(0, dtype=torch.uint8).set_(
+        tensor.untyped_storage(), tensor.storage_offset() * tensor.itemsize, (tensor.nbytes,), (1,)
+    )
+    inner = tuple(tensor.shape)
+    return _load_tensor, (_buffer_of(flat), tensor.dtype, inner, tensor.stride(), shape)
+
+
+def _is_plain_sparse(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout in (torch.sparse_coo, *_BY_ROWS, *_BY_COLUMNS)
+        and not (tensor.requires_grad or tensor.__dict__)
+    )
+
+
+def _reduced_sparse(tensor: torch.Tensor) -> Any:
+    # torch's own way, made for files, keeps every such tensor until the next torch.load.
+    layout, shape = tensor.layout, tuple(tensor.shape)
+    if layout is torch.sparse_coo:
+        parts = tensor._indices(), tensor._values()
+        return _load_coo, (*parts, shape, tensor.is_coalesced())
+    if layout in _BY_ROWS:
+        return _load_sparse, (
+            *(tensor.crow_indices(), tensor.col_indices(), tensor.values(), shape, layout),
+        )
+    return _load_sparse, (
+        *(tensor.ccol_indices(), tensor.row_indices(), tensor.values(), shape, layout),
+    )
+
+
+def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def _buffer_of(flat: torch.Tensor) -> Any:
+    return pickle.PickleBuffer(cast("Any", flat.numpy())) if flat.numel() else b""
+
+
+def _storage_of(buffer: Any) -> torch.UntypedStorage:
+    if not len(buffer):
+        return torch.empty(0, dtype=torch.uint8).untyped_storage()
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _load_tensor(
+    buffer: Any,
+    dtype: torch.dtype,
+    inner: tuple[int, ...],
+    strides: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype).set_(_storage_of(buffer), 0, inner, strides)
+    return tensor if inner == shape else tensor.expand(shape)
+
+
+def _load_coo(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool
+) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
+    )
+
+
+def _load_sparse(
+    compressed: torch.Tensor,
+    plain: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    layout: torch.layout,
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, shape, layout=layout, check_invariants=False
+    )
+
+
+def _load_empty(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def _load_storage(buffer: Any) -> torch.UntypedStorage:
+    return _storage_of(buffer)
+
+
+def _load_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    make: Any = torch.storage.TypedStorage
+    return make(wrap_storage=storage, dtype=dtype, _internal=True)

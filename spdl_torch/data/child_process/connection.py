@@ -1,0 +1,411 @@
+"""The trainer's end of the pipe, and the process at the other one.
+
+One thread, the receiver, starts the process, reads what it says and reaps it, so that neither a
+zombie nor a running child is left. It is the only one that holds what a child needs, and no Ctrl-C
+is ever raised on it: one that comes while ``iter()`` waits for the start leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import pickle
+import signal
+import socket
+import threading
+import weakref
+from multiprocessing import connection, reduction
+from typing import TYPE_CHECKING, Any
+
+from ...pipeline.channel.channel import Channel, ChannelClosed
+from .child import main
+from .error_pickle import restored
+from .messages import (
+    Answer,
+    Ask,
+    Fatal,
+    LogLine,
+    Reply,
+    Up,
+)
+from .process import ChildProcess, start_child
+from .signals import TRAINERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import BaseContext
+
+    from ...pipeline.threads.thread_group import ThreadGroup
+    from .child import Beginning
+    from .error_pickle import Portable
+    from .shared_memory import Mappings
+
+__all__ = ["Line"]
+
+_END_SECONDS = 10.0  # of a child that was told to end; twice what it gives to its last samples
+
+_MOST_LIVES = 3  # of children that a signal meets too early
+
+_NO_GUARD = (
+    ' A script whose loop does not stand under `if __name__ == "__main__":` is run again by the '
+    "child, and ends so."
+)
+
+
+class Line:
+    """One child, from its start to its end.
+
+    hear: called with every Answer, on the receiver's thread.
+    ended: called when the child has ended, on that thread too.
+    """
+
+    def __init__(
+        self,
+        context: BaseContext,
+        beginning: Beginning,
+        mappings: Mappings,
+        hear: Callable[[Answer], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self.mappings = mappings
+        self.is_over = False
+        self.pid = 0
+        self._context = context
+        self._beginning: Beginning | None = beginning
+        self._hear, self._ended = hear, ended
+        # Released when it was tried to start a process. An Event that Ctrl-C meets in its wait may
+        # keep its lock, and who sets it would wait for ever.
+        self._tried = threading.Lock()
+        self._tried.acquire()
+        self._was_tried = False
+        self._is_up = False
+        self._is_hung_up = False
+        self._fatal: tuple[str, Portable] | None = None
+        self._broken: BaseException | None = None
+        self._exit_code: int | None = None
+        self._was_terminated = False
+        self._connection: Connection | None = None
+        self._hook: socket.socket | None = None
+        self._child: ChildProcess | None = None
+        self._threads: ThreadGroup | None = None
+        self._backlog: list[bytes] = []  # for a child that has not spoken yet
+        # Re-entrant, as a signal handler may ask while its thread sends or asks; it is told that
+        # there is no answer then.
+        self._send_lock = threading.RLock()
+        self._ask_lock = threading.RLock()
+        self._is_sending = self._is_asking = False
+        self._replies = Channel[Reply](1_000)
+        _live.add(self)
+
+    # -- the trainer's threads -----------------------------------------------------------------
+
+    def start(self, threads: ThreadGroup, begin: Callable[[], None] | None = None) -> None:
+        """Start the child; returns when there is a process. The receiver calls ``begin`` first.
+
+        Raises: as ``start_child``.
+        """
+
+        def run() -> None:
+            if begin is not None:
+                begin()
+            self._run_receiver()
+
+        self._threads = threads  # held because the interpreter's exit waits for them
+        threads.spawn("receiver", run)
+        self._tried.acquire()
+        if self._child is None and self._broken is not None:
+            try:
+                raise self._broken
+            finally:
+                self._broken = None  # it has this frame, which has this object
+
+    def send(self, message: Any) -> bool:
+        """Say it. If the child is gone, the receiver notices. False: the caller is a signal handler
+        that has interrupted this very method.
+
+        Raises: what pickle raises.
+        """
+        content = pickle.dumps(message, 5)
+        try:
+            with self._send_lock:
+                if self._is_sending:
+                    return False
+                self._is_sending = True
+                try:
+                    self._say(content)
+                finally:
+                    self._is_sending = False
+        except OSError:
+            pass
+        except BaseException:  # Ctrl-C in the middle of a message: the child would not follow
+            self.hang_up()
+            raise
+        return True
+
+    def _say(self, content: bytes) -> None:
+        if self._is_up and self._connection is not None:
+            self._connection.send_bytes(content)
+        elif not self.is_over:
+            self._backlog.append(content)
+
+    def ask(self, question: str, argument: Any = None, *, timeout: float) -> Any:
+        """The child's answer; None = it is gone, did not answer in that many seconds, or cannot be
+        asked because the caller is a signal handler that came in between."""
+        with self._ask_lock:
+            if self._is_asking:
+                return None
+            self._is_asking = True
+            try:
+                while len(self._replies):
+                    self._replies.get()  # to somebody who waited no longer
+                if not self.send(Ask(question, argument)):
+                    return None
+                reply = self._replies.get(timeout)
+                while reply.question != question:
+                    reply = self._replies.get(timeout)
+            except (ChannelClosed, TimeoutError):
+                return None
+            finally:
+                self._is_asking = False
+        return reply.value
+
+    def hang_up(self) -> None:
+        """Tell the child to end. Never blocks; safe in a finalizer."""
+        self._is_hung_up = True  # before looking for a hook: see _connect
+        self._replies.close()
+        hook, child = self._hook, self._child
+        try:
+            if hook is not None:
+                hook.shutdown(socket.SHUT_RDWR)
+            elif child is not None and os.name != "posix":
+                # Elsewhere no hook means that the line is closed, which has told the child: it has
+                # its seconds for the samples that it is fetching.
+                child.kill()
+        except (OSError, ValueError):
+            pass  # it has ended
+
+    def forget(self) -> None:
+        """In a forked process: the parent's line stays the parent's, and seen from the child it
+        must end with the parent."""
+        for each in (self._connection, self._hook):
+            if each is not None:
+                each.close()
+        if self._child is not None:
+            self._child.forget()
+
+    def death(self) -> BaseException:
+        """Why the child ended without being told to; a new exception at each call."""
+        if self._fatal is not None:
+            what, error = self._fatal
+            cause = restored(error)
+            raised = RuntimeError(f"DataLoader: {what}: {type(cause).__name__}: {cause}")
+            for note in getattr(cause, "__notes__", ()):
+                raised.add_note(note)
+            return raised
+        where = f"the loading process (pid {self.pid})"
+        if self._broken is not None:
+            raised = RuntimeError(
+                f"DataLoader: this process could not receive what {where} sent: "
+                f"{type(self._broken).__name__}: {self._broken}"
+            )
+            raised.__cause__ = self._broken
+            return raised
+        if self._was_terminated:
+            return RuntimeError(
+                f"DataLoader: {where} was ended by Process.terminate(), which something in this "
+                "program has called. Leave those of multiprocessing.active_children() alone whose "
+                'name is "spdl-loader".'
+            )
+        end = _describe_end(self._exit_code)
+        return RuntimeError(f"DataLoader: {where} {end}{'' if self._is_up else _NO_GUARD}")
+
+    # -- the receiver --------------------------------------------------------------------------
+
+    def _run_receiver(self) -> None:
+        try:
+            for _ in range(_MOST_LIVES):
+                self._live()
+                if self._is_up or self._is_hung_up or not self._met_a_signal():
+                    break
+        except BaseException as error:
+            self._broken = error
+        finally:
+            self.is_over = True
+            self._has_tried()
+            self._beginning = None
+            self._backlog.clear()
+            self.mappings.close()
+            self._replies.close()
+            self._ended()
+
+    def _live(self) -> None:
+        theirs = self._connect()
+        child = None
+        try:
+            try:
+                if self._is_hung_up:  # iter() was interrupted
+                    return
+                child = start_child(self._context, main, (theirs, self._beginning))
+            except BrokenPipeError as error:
+                raise RuntimeError(
+                    "DataLoader: the loading process ended while it was sent the dataset; its last "
+                    f"words are on stderr.{_NO_GUARD}"
+                ) from error
+            finally:
+                theirs.close()
+            self._child, self.pid = child, child.pid
+            self._has_tried()
+            self._listen(child)
+        finally:
+            self._disconnect()
+            if child is not None:
+                self._reap(child)
+
+    def _has_tried(self) -> None:
+        if not self._was_tried:
+            self._was_tried = True
+            self._tried.release()
+
+    def _connect(self) -> Any:
+        self._connection, theirs = self._context.Pipe(duplex=True)
+        if os.name == "posix":
+            # A socket of its own to hang up with: its descriptor is never another's.
+            self._hook = socket.socket(fileno=os.dup(self._connection.fileno()))
+        # Who hangs up sets the mark and looks for a hook; here it is the other way round, so that
+        # one of the two sees the other.
+        if self._is_hung_up:
+            self.hang_up()
+        return theirs
+
+    def _listen(self, child: ChildProcess) -> None:
+        """Until one side hangs up, or the child is gone."""
+        line = self._connection
+        assert line is not None, "guaranteed by _connect"
+        while True:
+            # A process that the dataset has forked may hold the child's end of the line.
+            ready = connection.wait([line, *child.ends])
+            if line not in ready and not line.poll(0):
+                return
+            try:
+                content = line.recv_bytes()
+            except (EOFError, OSError):
+                return
+            if not self._take(pickle.loads(content), line):
+                return
+
+    def _take(self, message: Any, line: Connection) -> bool:
+        """False where nothing may follow."""
+        if isinstance(message, Answer):
+            packed = getattr(message.result, "batch", None)
+            if packed is not None and packed.ticket is not None and packed.ticket.is_new:
+                try:
+                    descriptor = _descriptor_from(line) if packed.ticket.tag is None else None
+                except EOFError:
+                    return False
+                self.mappings.open(packed.ticket, descriptor)
+            self._hear(message)
+        elif isinstance(message, Up):
+            self._up(line)
+        elif isinstance(message, Reply):
+            try:
+                self._replies.put(message)
+            except ChannelClosed:
+                pass
+        elif isinstance(message, LogLine):
+            logging.getLogger(message.logger).log(message.level, "%s", message.text)
+        elif isinstance(message, Fatal):
+            self._fatal = message.what, message.error
+            return False
+        return True
+
+    def _up(self, line: Connection) -> None:
+        with self._send_lock:
+            self._is_up, self._beginning = True, None
+            try:
+                for content in self._backlog:
+                    line.send_bytes(content)
+            except OSError:
+                pass  # it has just ended
+            self._backlog.clear()
+
+    def _disconnect(self) -> None:
+        """Which tells the child, if it lives, to end."""
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            try:
+                hook.shutdown(socket.SHUT_RDWR)  # ends a send() that waits for room, too
+            except OSError:
+                pass  # the other side was quicker
+            hook.close()
+        with self._send_lock:
+            line, self._connection = self._connection, None
+            if line is not None:
+                line.close()
+
+    def _reap(self, child: ChildProcess) -> None:
+        if not child.join(_END_SECONDS):
+            child.kill()
+            child.join(_END_SECONDS)
+        self._exit_code, self._was_terminated = child.exit_code(), child.was_terminated
+        child.close()
+
+    def _met_a_signal(self) -> bool:
+        """Whether it may have ended because a signal came before it left those to the trainer.
+        Where it is a fork server's child this can only be seen afterwards; nothing is lost then,
+        it has not spoken. Nobody can tell how it ended where the signal met the server, too.
+        """
+        return self._exit_code is None or -self._exit_code in TRAINERS
+
+
+_live: weakref.WeakSet[Line] = weakref.WeakSet()
+
+
+def _forget_parents_lines() -> None:
+    """A forked process keeps no child of its parent's alive."""
+    for line in tuple(_live):
+        line.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents_lines)
+
+
+def _descriptor_from(line: Connection) -> int:
+    """Raises: EOFError: the child is gone; OSError: it cannot be received here."""
+    try:
+        return reduction.recv_handle(line)
+    except RuntimeError as error:  # it has come without: there was no room for it
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
+
+
+def _describe_end(code: int | None) -> str:
+    if code is None:
+        return (
+            "has ended with exit code 255, or in a way that only multiprocessing's fork server "
+            "could tell, which has ended too."
+        )
+    if code >= 0:
+        return (
+            f"ended by itself with exit code {code}: something in it called exit, or it could not "
+            "be started; its last words are on stderr."
+        )
+    name = _signal_name(-code)
+    if name == "SIGKILL":
+        often = (
+            "The system does that to the process that takes the most memory when none is left; "
+            "look at its log, and use fewer workers or smaller batches."
+        )
+    elif -code in TRAINERS:
+        often = "Something has sent it that while it was being started."
+    else:
+        often = "The dataset or a library that it uses has crashed there."
+    return f"was killed by {name}. {often}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # those between SIGRTMIN and SIGRTMAX have no names
+        return f"signal {number}"

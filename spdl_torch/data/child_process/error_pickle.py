@@ -1,0 +1,112 @@
+"""Exceptions across the border: the user's own type, with its notes, its cause and its traceback.
+
+A traceback cannot be pickled; it becomes a note. What cannot be pickled, or not rebuilt from its
+pickle, becomes a RuntimeError that names its type and text.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...pipeline.failures import text_of
+from ..workers.jobs import Failed
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..workers.jobs import Result
+
+__all__ = ["Portable", "portable", "portable_result", "restored", "restored_result"]
+
+_OURS = str(Path(__file__).parents[1])  # frames there tell users nothing
+
+_MOST_CAUSES = 8
+
+
+class Portable(NamedTuple):
+    """An exception on its way."""
+
+    content: bytes | None
+    """The pickle; None = it has none."""
+    text: str
+    """Type, text and why there is no pickle, for the RuntimeError in its place."""
+    notes: tuple[str, ...]
+    cause: Portable | None
+
+
+def portable(error: BaseException, depth: int = 0) -> Portable:
+    """Called where it was raised. Its traceback becomes a note."""
+    notes = (*getattr(error, "__notes__", ()), *_trace_of(error))
+    cause = error.__cause__
+    packed_cause = portable(cause, depth + 1) if cause and depth < _MOST_CAUSES else None
+    text = text_of(error)
+    try:
+        return Portable(_pickled(error), text, notes, packed_cause)
+    except Exception as reason:
+        text += f" (of type {type(error).__module__}.{type(error).__qualname__}, which cannot be "
+        text += f"pickled: {type(reason).__name__}: {reason})"
+        return Portable(None, text, notes, packed_cause)
+
+
+def restored(packed: Portable) -> BaseException:
+    """Called where it is to be raised."""
+    error: BaseException = RuntimeError(packed.text)
+    if packed.content is not None:
+        try:
+            error = pickle.loads(packed.content)
+        except Exception as reason:
+            error = RuntimeError(f"{packed.text} ({type(reason).__name__}: {reason})")
+    if packed.notes:
+        error.__notes__ = list(packed.notes)
+    if packed.cause is not None:
+        error.__cause__ = restored(packed.cause)
+    return error
+
+
+def portable_result(result: Result) -> Result:
+    """With errors that can be sent."""
+    return _with_errors(result, portable)
+
+
+def restored_result(result: Result) -> Result:
+    """With errors that can be raised."""
+    return _with_errors(result, restored)
+
+
+def _with_errors(result: Result, convert: Any) -> Result:
+    if isinstance(result, Failed):
+        result = replace(result, error=convert(result.error))
+    progress = result.progress
+    if progress is not None and progress.failure is not None:
+        failure = progress.failure.converted(convert)
+        result = replace(result, progress=replace(progress, failure=failure))
+    if result.tries is None or not result.tries.bad:
+        return result
+    bad = tuple(replace(each, error=convert(each.error)) for each in result.tries.bad)
+    return replace(result, tries=replace(result.tries, bad=bad))
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Raises: what pickle raises, and TypeError: it comes back as something else."""
+    if isinstance(error, BaseExceptionGroup):
+        error = error.derive([restored(portable(member)) for member in error.exceptions])
+    content = pickle.dumps(error)
+    back = pickle.loads(content)
+    if type(back) is not type(error):
+        raise TypeError(f"its pickle gives {type(back).__name__}")
+    return content
+
+
+def _trace_of(error: BaseException) -> list[str]:
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[0].filename.startswith(_OURS):
+        del frames[0]
+    if not frames:
+        return []
+    lines = "".join(traceback.format_list(frames)).rstrip()
+    return [f"raised in the loading process (pid {os.getpid()})\n{lines}"]

@@ -1,0 +1,321 @@
+"""What the trainer's iterator talks to in place of a WorkerPool: the same surface, and a child.
+
+Nothing here refers to the iterator that the trainer holds, so that dropping it ends the child.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+from ...errors import PipelineStopped
+from ...observe.verdict.probes import probe_counters
+from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.hooks.stage_info import StageInfo
+from ...pipeline.hooks.task_hooks import TaskStatsHook
+from ...pipeline.stats.counters import TaskCounters
+from ...pipeline.threads.thread_group import ThreadGroup
+from ..workers.activity import describe_desks
+from ..workers.contention import Crowd
+from ..workers.jobs import (
+    Epoch,
+    Failed,
+    Loaded,
+    Result,
+)
+from ..workers.transfer_stage import AHEAD
+from ..workers.worker_info import use_one_intra_op_thread
+from .batch_packing import unpack
+from .child import Beginning
+from .connection import Line
+from .dataset_pickle import Parcel
+from .error_pickle import restored_result
+from .messages import Answer, Restart, Submit
+from .shared_memory import Mappings
+from .start_methods import context_of
+from .stats import ProcessFigures, ProcessRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..checkpoint.resume_state import WorkerState
+    from ..rng.keys import StreamKey
+    from ..workers.load_spec import LoadSpec
+    from ..workers.transfer_stage import DeviceStage
+
+__all__ = ["ProcessPool"]
+
+_MOST_KEPT = 8
+"""Batches that the loop may keep, besides those that wait for it, before more are copied: enough
+for accumulating gradients or a prefetcher of the user's own."""
+
+_JOIN_SECONDS = 1.0
+_ASK_SECONDS = 2.0
+_MOST_EPOCHS_WAITING = 1_000
+
+
+class ProcessPool:
+    """The child of one iterator and the epoch that it works on.
+
+    ``break``, an exception and Ctrl-C reach it as ``request_stop``: the child is told to end. It
+    has 5 s for the sample that it is fetching; then it is killed. Nobody waits for that but the
+    interpreter's exit.
+    """
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        device_stage: DeviceStage | None = None,
+        *,
+        context: Any = None,
+    ) -> None:
+        self._finalize = spec.finalize
+        self._spec = replace(spec, finalize=None, device_index=None)
+        self._context = context_of(context)
+        self._device_stage = device_stage
+        self._pid = os.getpid()
+        self._threads = ThreadGroup(_weakly(self.request_stop))
+        stages = [TaskStatsHook(StageInfo(0, n, s, spec.num_workers)) for n, s in _STAGES]
+        hook = None if device_stage is None else device_stage.hook
+        self.figures = ProcessFigures(stages[0], stages[1], hook)
+        self._num_epochs = 0
+        self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
+        self._epoch: Epoch | None = None
+        self._line: Any = None  # a Line once it is started
+
+    # -- the trainer's thread ------------------------------------------------------------------
+
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+        """As ``WorkerPool.start``: start the child, and the first epoch in it."""
+        self._line = self._new_line(key, workers)
+        try:
+            self._start_line()
+            self._begin_epoch(key, workers)
+            if self._device_stage is not None:
+                self._start_transfer(self._device_stage)
+        except BaseException:  # Ctrl-C too
+            self.request_stop()
+            raise
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
+        """As ``WorkerPool.submit``. Raises: what pickle raises on an index."""
+        self._running()
+        freed = self._line.mappings.freed()
+        self._line.send(Submit(number, index, worker, first, wants_state, freed))
+
+    @property
+    def num_taken(self) -> int:
+        """As ``WorkerPool.num_taken``."""
+        return 0 if self._epoch is None else self._epoch.outlet.num_got
+
+    def get(self, timeout: float | None) -> Result:
+        """The next result. Raises: TimeoutError; RuntimeError: the child has ended."""
+        epoch, line = self._running(), self._line
+        if line.mappings.has_freed and not len(epoch.outlet):
+            line.send(line.mappings.freed())  # the workers may need them for what is awaited
+        epoch.consumer.ask(epoch.outlet)
+        try:
+            result = epoch.outlet.get(timeout)
+        except ChannelClosed:
+            if line.is_over:
+                death = line.death()
+                raise death from death.__cause__
+            raise
+        epoch.consumer.got(result.number)
+        return result if self._device_stage is None else self._device_stage.hand_over(result)
+
+    def at_work(self, awaited: int | None) -> str:
+        """What the child's threads do, in words."""
+        told = self._line.ask("at_work", awaited, timeout=_ASK_SECONDS)
+        if told is None:
+            told = (
+                f"The loading process (pid {self._line.pid}) is being started, or did not answer "
+                f"within {_ASK_SECONDS:g} s because native code there keeps the GIL."
+            )
+        own = [thread for thread in self._threads.threads() if thread.name == "spdl-transfer"]
+        return f"{told}\n{describe_desks([], own, None)}" if own else told
+
+    def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+        """Begin another epoch in the same child, or in a new one if that has died."""
+        self._running().close()
+        self._num_epochs += 1
+        if self._line.is_over:
+            self._num_epochs = 0
+            self._line = self._new_line(key, workers)
+            self._start_line()
+        self._begin_epoch(key, workers)
+        if self._num_epochs:
+            self._line.send(Restart(self._num_epochs, key, tuple(workers)))
+
+    def request_stop(self) -> None:
+        """End every wait, and tell the child to end. Never blocks; safe in a finalizer."""
+        if not self.in_this_process:
+            return
+        epoch, line = self._epoch, self._line
+        try:
+            self.figures.end()
+        finally:  # whatever becomes of the figures
+            if epoch is not None:
+                epoch.close()
+            self._epoch = None
+            self._epochs.close()
+            if line is not None:
+                line.hang_up()
+
+    def __del__(self) -> None:
+        # A finalizer that the iterator has for this may be met by Ctrl-C before it begins.
+        if hasattr(self, "_line"):
+            self.request_stop()
+
+    def stop(self) -> None:
+        """``request_stop`` and wait for the child, which has nothing left to do."""
+        self.request_stop()
+        self._threads.join(_JOIN_SECONDS)
+
+    @property
+    def in_this_process(self) -> bool:
+        """False in a forked process: the child and the threads are the parent's."""
+        return os.getpid() == self._pid
+
+    def _running(self) -> Epoch:
+        if self._epoch is None or not self.in_this_process:
+            raise PipelineStopped(
+                "DataLoader: the loading process of this iterator has ended"
+                + ("." if self.in_this_process else " for this process, which was forked.")
+                + " Call iter(loader) for a new one."
+            )
+        return self._epoch
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def _new_line(self, key: StreamKey, workers: Sequence[WorkerState]) -> Line:
+        """To a child that is not there yet."""
+        most_held = self._spec.max_outstanding + _MOST_KEPT
+        # Without a device stage nobody would know until when the GPU copies: pin_memory() shall
+        # find memory that it has to copy into its own, which torch does not give out too early.
+        lock = None if self._device_stage is None else self._device_stage.region
+        mappings = self.figures.mappings = Mappings(most_held, lock=lock)
+        beginning = Beginning(
+            Parcel(self._spec), key, tuple(workers), torch.get_default_dtype(), _environment()
+        )
+        return Line(
+            *(self._context, beginning, mappings),
+            hear=partial(_weakly(self._hear), mappings),
+            ended=_weakly(self._child_has_ended),
+        )
+
+    def _start_line(self) -> None:
+        if self._finalize is None:
+            self._line.start(self._threads)
+            return
+        # Pinning copies, on the receiver's thread. As for the workers of a WorkerPool: see there.
+        intra_op = torch.get_num_threads()
+        try:
+            self._line.start(self._threads, begin=use_one_intra_op_thread)
+        finally:
+            torch.set_num_threads(intra_op)
+
+    def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        spec, stage = self._spec, self._device_stage
+        results = Channel[Result](spec.max_outstanding)
+        outlet = results if stage is None else Channel[Result](AHEAD)
+        recorder = ProcessRecorder(
+            self._line, "DataLoader", spec.pipeline_number, enabled=spec.stats
+        )
+        recorder.belongs_to(self.figures)
+        epoch = Epoch(
+            (),  # the jobs wait in the child
+            results,
+            outlet,
+            False,  # the child has put the results in order
+            key,
+            tuple(workers),
+            TaskCounters(),
+            TaskCounters(),
+            TaskCounters() if stage is None else stage.hook.counters(),
+            probe_counters(),
+            Crowd((), shares_jobs=False, adapts=False),  # and so do the workers
+            recorder,
+            recorder.new_consumer_ring(2 if stage is None else 3, outlet),
+        )
+        self.figures.begin(epoch)
+        recorder.add_queue(1, "batches", results.capacity)
+        if stage is not None:
+            recorder.add_queue(2, "device batches", outlet.capacity)
+            self._epochs.put(epoch)
+        self._epoch = epoch
+        if self._line.is_over:  # it found no epoch to close
+            epoch.close()
+
+    def _start_transfer(self, stage: DeviceStage) -> None:
+        def run(epochs: Channel[Epoch] = self._epochs, group: ThreadGroup = self._threads) -> None:
+            stage.run(epochs)  # the group is held because the interpreter's exit waits for it
+
+        self._threads.spawn("transfer", run)
+
+    # -- the receiver's thread -----------------------------------------------------------------
+
+    def _hear(self, mappings: Mappings, answer: Answer) -> None:
+        mappings.forget(answer.retired)
+        epoch, result = self._epoch, restored_result(answer.result)
+        if epoch is None or answer.epoch != self._num_epochs:
+            if isinstance(result, Loaded) and result.batch.ticket is not None:
+                mappings.give_back(result.batch.ticket.slab)
+            return
+        if answer.readings is not None:
+            self.figures.latest = answer.readings
+        if isinstance(result, Loaded):
+            result = self._unpacked(result, mappings)
+        try:
+            epoch.results.put(result)
+        except ChannelClosed:
+            pass  # the epoch has just ended
+
+    def _unpacked(self, loaded: Loaded, mappings: Mappings) -> Result:
+        try:
+            loaded = unpack(loaded, mappings)
+            if self._finalize is not None:
+                loaded = replace(loaded, batch=self._finalize(loaded.batch))
+        except BaseException as error:
+            return Failed(loaded.number, error, loaded.progress, loaded.tries)
+        return loaded
+
+    def _child_has_ended(self) -> None:
+        epoch = self._epoch
+        if epoch is not None:
+            epoch.close()  # who waits for a batch is told why there will be none
+
+
+def _environment() -> dict[str, str]:
+    """With this process's rank, which datasets that share themselves out ask for: there is no
+    process group in the child."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return dict(os.environ)
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world)}
+
+
+_STAGES = ((1, "fetch"), (2, "collate"))
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """The same for threads, which must not keep the pool: nobody but them may be left to it if
+    Ctrl-C meets the trainer between the pool's beginning and its first use.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        method = reference()
+        if method is not None:
+            method(*args)
+
+    return call

@@ -1,0 +1,1 @@
+"""From an index to a batch: the calls of the dataset and of ``collate_fn``."""

@@ -1,0 +1,107 @@
+"""What is said on the user's own exceptions: where they happened."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ...pipeline.failures import attach_note, describe, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "Reason",
+    "add_thread_note",
+    "cause_of",
+    "describe_batch",
+    "describe_indices",
+    "noted_call",
+    "noted_sample",
+]
+
+
+def add_thread_note(error: BaseException, where: str, what: str = "") -> None:
+    """Say on the user's own exception where it happened, once, and on which worker thread."""
+    thread = threading.current_thread().name
+    note = f"{where} ({thread})" if thread.startswith("spdl-") else where
+    note = f"{note}, {what}" if what else note
+    notes = getattr(error, "__notes__", ())
+    if not (isinstance(notes, list) and note in notes):
+        attach_note(error, note)
+
+
+def noted_sample(error: BaseException, index: Any) -> BaseException:
+    """An error of a map-style dataset's sample."""
+    error = not_stop_iteration(error, f"dataset[{describe(index)}]")
+    add_thread_note(error, "in the dataset", f"sample index {describe(index)}")
+    return error
+
+
+# These return the error instead of raising it: a frame that an error has passed, and that has it in
+# a variable, makes a cycle of both, which keeps the dataset alive until a garbage collection.
+
+
+def noted_call(error: BaseException, function: str, where: str, what: str) -> BaseException:
+    """An error of a function of the user's that takes a whole batch."""
+    error = not_stop_iteration(error, function)
+    add_thread_note(error, where, what)
+    return error
+
+
+def not_stop_iteration(error: BaseException, where: str) -> BaseException:
+    """StopIteration would end the trainer's loop early and in silence; torch lets it."""
+    if isinstance(error, StopIteration):
+        return RuntimeError(
+            f"{where} raised StopIteration, which would end the epoch early. A map-style dataset "
+            "ends by its length; raise IndexError or another error for a bad index."
+        )
+    return error
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """``raise ... from`` this keeps what the user's own ``raise ... from`` said."""
+    return error if isinstance(error, StopIteration) else error.__cause__
+
+
+def describe_indices(index: Any) -> str:
+    """Those of a batch in one short line. Never raises: an index may be anything."""
+    try:
+        text = ", ".join(map(describe, list(index)[:8]))
+        return f"indices [{text}{', ...' if len(index) > 8 else ''}]"
+    except Exception:  # a slice, say, or a number
+        return f"index {index!r}" if isinstance(index, slice) else f"index {describe(index)}"
+
+
+def describe_batch(number: int, index: Any) -> str:
+    """A batch by its place in the epoch and what the sampler asked for, in one short line."""
+    if isinstance(index, list | tuple):
+        return f"batch {number}, {describe_indices(index)}"
+    return f"batch {number}, sample index {describe(index)}"
+
+
+class Reason:
+    """Why something cannot be had: raised once as the user's own error, then as what it was.
+
+    Once, because an error that was raised refers to the frames of the training loop, perhaps to
+    its iterator: a worker thread that kept it would keep itself alive.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error: BaseException | None = error
+        self._text = text_of(error)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def converted(self, convert: Callable[[Any], Any]) -> Reason:
+        """The same with another error, to be sent to another process or as it was before that."""
+        reason = Reason.__new__(Reason)
+        reason._error = None if self._error is None else convert(self._error)
+        reason._text = self._text
+        return reason
+
+    def taken(self, what: str) -> BaseException:
+        """The error to raise; ``what``: what came of it, for the errors after the first."""
+        error, self._error = self._error, None
+        return error or RuntimeError(f"{what}, {self._text}")

@@ -1,0 +1,1 @@
+"""``DataLoader`` and its iterators."""

@@ -1,0 +1,125 @@
+"""``num_workers="auto"``: a loader's threads grow and shrink, on the trainer's thread."""
+
+from __future__ import annotations
+
+import weakref
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ...autotune.code import manual_call
+from ...autotune.meter import PARTS
+from ...autotune.sizes import nbytes_of
+from ...autotune.window import StageLoad, window_of
+from ...autotune.workers import AutoWorkers
+
+if TYPE_CHECKING:
+    from ...autotune.meter import Lap
+    from ...autotune.tuning import TuningState
+    from ...autotune.window import Window
+    from ...pipeline.stats.perf_stats import StageStats
+    from ..workers.worker_pool import WorkerPool
+    from .dataloader import DataLoader
+
+__all__ = ["WORKERS", "LoaderTuner"]
+
+WORKERS = "num_workers"
+"""Name of the loader's one stage in decisions."""
+
+
+class LoaderTuner:
+    """Of one iterator; what it finds is kept in ``state`` and in ``loader.num_workers``."""
+
+    def __init__(self, loader: DataLoader[Any], state: TuningState, pool: WorkerPool) -> None:
+        self._loader = weakref.ref(loader)
+        self._state = state
+        self._pool = pool
+        self._num_workers = int(loader.num_workers)
+        self._prefetch = loader.prefetch_factor or 1
+        self._batch_bytes: int | None = None
+        self._is_sized = False
+        self.begin()
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self._num_batches = 0
+        if self._state.meter.is_within_run:  # the loop was left before the end of its epoch
+            self._state.meter.restart(skip=1)
+        self._part_seconds = self._state.tuning.window_seconds / PARTS
+        self._due = perf_counter()
+
+    @property
+    def max_outstanding(self) -> int:
+        """Batches to be under way: the prefetch of all workers, if the memory has room for it, and
+        one for each in any case.
+        """
+        workers, bounds = self._num_workers, self._state.bounds
+        wanted = self._prefetch * workers
+        if not self._batch_bytes or bounds is None or bounds.memory_bytes is None:
+            return wanted
+        room = bounds.memory_bytes // self._batch_bytes - workers - 1
+        return max(workers, min(wanted, room))
+
+    def after(self, batch: Any) -> None:
+        """A batch was received; what this costs when nothing is due is 0.1 µs."""
+        self._num_batches += 1
+        if not self._is_sized and batch is not None:
+            self._batch_bytes, self._is_sized = nbytes_of(batch), True
+        now = perf_counter()
+        if now < self._due:
+            return
+        self._due = now + self._part_seconds
+        stats = self._pool.figures.stats()
+        lap = self._state.meter.look(stats, self._num_batches)
+        if lap is not None:
+            has_changed = self._step(self._window(lap))
+            self._state.meter.restart(skip=int(has_changed))
+
+    def end(self) -> None:
+        """The epoch is over."""
+        self._state.meter.end_run(self._pool.figures.stats(), self._num_batches)
+        if self._state.found:
+            self._state.tell_settings(self._settings())
+
+    def _window(self, lap: Lap) -> Window:
+        stages = {stage.name: stage for stage in lap.stats.stages}
+        load = _load_of(self._num_workers, stages["fetch"], stages["collate"])
+        in_flight = None
+        if self._batch_bytes:
+            in_flight = self._batch_bytes * (self.max_outstanding + self._num_workers + 1)
+        return window_of(lap.parts, (load,), probes=lap.probes, memory_bytes=in_flight)
+
+    def _step(self, window: Window) -> bool:
+        state = self._state
+        step = state.tuner().step(window)
+        for count in step.counts.values():
+            self._resize(count)
+        for decision in step.decisions:
+            state.tell(decision, self._pool.figures.recorder)
+        if step.decisions and state.tuner().is_settled:
+            state.tell_settings(self._settings())
+        return bool(step.counts)
+
+    def _resize(self, count: int) -> None:
+        self._num_workers = count
+        self._num_workers = self._pool.resize(count, self.max_outstanding)
+        self._state.found[WORKERS] = self._num_workers
+        loader = self._loader()
+        if loader is not None:
+            loader.num_workers = AutoWorkers(self._num_workers, self._state.tuning)
+
+    def _settings(self) -> str:
+        return manual_call({}, {}, num_workers=self._num_workers)
+
+
+def _load_of(num_workers: int, fetch: StageStats, collate: StageStats) -> StageLoad:
+    """Both are done by the same threads."""
+    busy = fetch.tasks.busy_time + collate.tasks.busy_time
+    return StageLoad(
+        name=WORKERS,
+        concurrency=num_workers,
+        busy_seconds=busy,
+        busy_ratio=min(1.0, busy / max(1e-9, fetch.thread_time)),
+        cpu_seconds=sum(t.ave_cpu_time * t.num_tasks for t in (fetch.tasks, collate.tasks)),
+        num_tasks=fetch.tasks.num_tasks,
+        wait_in_ratio=fetch.wait_in_ratio,
+    )

@@ -1,0 +1,426 @@
+"""The drop-in: torch's DataLoader with threads of this process in place of worker processes."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
+
+from ...autotune.tuning import Tuning, TuningState
+from ...autotune.workers import AutoWorkers
+from ...errors import UnsupportedOptionError
+from ...observe.trace.tracing import profile_of_run
+from ...observe.verdict.cached_steps import cached_batches
+from ...pipeline.recorder.flight_recorder import new_pipeline_number
+from ..child_process.start_methods import check_context
+from ..dataset import PipelineDataset
+from ..fetching.sample_calls import is_read_at_once
+from ..sampling.sharding import is_shared_out
+from ..workers.stats import with_remarks_of
+from ..workers.transfer_stage import check_device
+from .accelerate import AcceleratePrepared
+from .arguments import check_arguments, refuse_foreign_state, warn_once
+from .iterators import InlineIterator, ThreadIterator
+from .loader_state import LoaderState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from ...autotune.window import Decision
+    from ...observe.trace.profile import Profile
+    from ...observe.verdict.report import Report
+    from ...pipeline.stats.perf_stats import PipelineStats
+    from ..fetching.bad_samples import SkippedSample
+    from ..workers.stats import Figures
+
+__all__ = ["DataLoader"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DataLoader(TorchDataLoader[T_co]):
+    """``torch.utils.data.DataLoader`` whose workers are threads of this process.
+
+    Change the import and nothing else: the arguments, the order of the batches, the batches and
+    the errors are torch's. ``num_workers=N`` starts N threads; 0 loads in the calling thread;
+    ``"auto"`` finds the number while training runs (see ``is_tuned``), ``num_workers`` tells it.
+
+    What differs, each for a reason told in the documentation: an exception of the dataset
+    arrives as the very same object with a note instead of a copy rebuilt from text; a map-style
+    dataset that raises StopIteration raises RuntimeError instead of ending the epoch early;
+    ``multiprocessing_context`` has no effect on threads, and a warning says so.
+
+    Ends: ``break``, an error in the loop, dropping the iterator and Ctrl-C stop the threads; a
+    sample that is being fetched is finished first. The interpreter's exit waits for it at most
+    5 s.
+
+    Extra arguments, keyword-only:
+        device: a CUDA device on which batches arrive, ready for the stream that is current where
+            they are taken; ``"cuda"`` is the device that is current at ``iter()``. None or the
+            CPU: they stay in host memory.
+        isolation: ``"thread"``: the workers are threads of this process. ``"process"``: they are
+            threads of one child process, and batches come back through shared memory; the
+            dataset, ``collate_fn`` and ``worker_init_fn`` have to be picklable.
+        seed: base seed of the random streams. With None it is drawn from ``generator`` or torch's
+            global generator at ``iter()``, as torch draws it. With a number the streams of an
+            epoch depend on it and on the epoch alone: the one given to the sampler by
+            ``set_epoch``, else the count of ``iter(loader)``. The order is not seeded by it.
+        rng: ``"sample"``: a sample draws from a stream of its own, by its position in the epoch,
+            through the functions of torch, ``random`` and ``numpy.random``: the same bits for
+            any ``num_workers``, 0 included, and for any number of ranks. ``"worker"``: torch's
+            rule, a stream for each worker, which makes whole batches; the process's generators
+            with ``num_workers=0``.
+        on_error: ``"raise"``: a sample that fails is its batch's error. ``"skip"``: it is told in
+            the log and the report, and its batch is made of the others. Errors of ``collate_fn``
+            are never skipped.
+        error_budget: with ``"skip"``, how many samples of an epoch may fail: a count, or from 100
+            samples on a share (``0.01``); None is 5 %. The batch in which it is overdrawn raises
+            PipelineFailure, a group of the samples' own errors.
+        replace: with ``"skip"``, the next good sample (index + 1, ...) takes the place of one that
+            fails, so that batches stay whole and ranks have as many as each other. Without it a
+            batch without any good sample is left out or, with several ranks, PipelineFailure.
+        stats: collect the figures that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted at its
+            default alone: ``state_dict()`` is exact after every batch.
+    Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
+        everything else as torch does.
+    """
+
+    _is_accelerate_prepared = AcceleratePrepared()
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        device: torch.device | str | int | None = None,
+        isolation: Literal["thread", "process"] = "thread",
+        seed: int | None = None,
+        rng: Literal["sample", "worker"] = "sample",
+        on_error: Literal["raise", "skip"] = "raise",
+        error_budget: float | Fraction | None = None,
+        replace: bool = False,
+        stats: bool = True,
+        snapshot_every_n_steps: int = 1,
+    ) -> None:
+        if num_workers == "auto":
+            tuning = Tuning()
+            num_workers = AutoWorkers.to_begin_with(tuning, tuning.limits())
+        if isinstance(num_workers, AutoWorkers) and not stats:
+            raise UnsupportedOptionError(
+                'DataLoader: num_workers="auto" needs figures to go by, got stats=False. Leave it '
+                "out, or pass a number of threads."
+            )
+        check_arguments(
+            dataset,
+            num_workers=num_workers,
+            timeout=timeout,
+            prefetch_factor=prefetch_factor,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
+        _check_options(dataset, num_workers, device, isolation, seed, rng)
+        _check_error_options(dataset, on_error, error_budget, replace)
+        # Lightning builds a copy of a loader from its attributes, so each parameter is kept under
+        # its own public name as it was given.
+        self.device = device
+        self.isolation = isolation
+        self.seed = seed
+        self.rng = rng
+        self.on_error = on_error
+        self.error_budget = error_budget
+        self.replace = replace
+        self.stats = stats
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._figures: Figures | None = None
+        self._cached_step: float | None = None
+        self._pipeline_number = new_pipeline_number()
+        self._state = LoaderState()
+        self._tuning_state: TuningState | None = None
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        # Accelerate would share out a second time what its ranks share already.
+        if is_shared_out(self) or isinstance(dataset, PipelineDataset):
+            self._is_accelerate_prepared = True
+        if isolation == "process":
+            check_context(multiprocessing_context)
+        elif multiprocessing_context is not None:
+            warn_once(
+                f"DataLoader: multiprocessing_context={multiprocessing_context!r} has no effect: "
+                "workers are threads of this process. Remove it."
+            )
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        iterator = super().__iter__()
+        self._state.to_resume = None
+        return iterator
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        if self.num_workers == 0:
+            kind: type[InlineIterator | ThreadIterator] = InlineIterator
+        else:
+            kind = ThreadIterator
+        iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
+        self._figures = iterator.figures()
+        return iterator
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the number of workers changes while they run: ``num_workers="auto"``, where it
+        shows in nothing but the speed. An iterable dataset divides itself among its workers, and
+        with ``rng="worker"`` each has a stream of its own, so there the first number stays; so it
+        does with ``isolation="process"``, where this process has no workers to add to.
+        """
+        is_fixed = (
+            isinstance(self.dataset, IterableDataset)
+            or self.rng == "worker"
+            or self.isolation == "process"
+        )
+        return isinstance(self.num_workers, AutoWorkers) and not is_fixed and self.stats
+
+    def tuning_state(self) -> TuningState:
+        """What tuning has found so far, over all epochs. Only where ``is_tuned``."""
+        if self._tuning_state is None:
+            assert isinstance(self.num_workers, AutoWorkers), "guaranteed by is_tuned"
+            self._tuning_state = TuningState(self.num_workers.tuning, "DataLoader")
+        return self._tuning_state
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """With ``num_workers="auto"``, what was changed so far, and why; at most the last 1000."""
+        return [] if self._tuning_state is None else list(self._tuning_state.decisions)
+
+    def snapshot(self) -> PipelineStats:
+        """Figures of the epoch that is running or, between epochs, of the last one: the stages
+        ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time in
+        which the trainer waited.
+
+        Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
+        """
+        return self._measured().stats()
+
+    def report(self) -> Report:
+        """What holds training back in the epoch that is running or, between epochs, did in the
+        last one: ``print(loader.report())`` shows a verdict, its evidence and what to do.
+
+        Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
+        """
+        return self.profile().report() if self._cached_step else self._report()
+
+    def profile(self) -> Profile:
+        """The report, and what every thread did in the last seconds of the epoch that is running
+        or, between epochs, of the last one: ``loader.profile().write_trace("trace.json.gz")``.
+
+        Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
+        """
+        return profile_of_run(self._report(), self._measured().timeline(), self._cached_step)
+
+    def headspace(self, num_batches: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
+        """Loop over this instead of the loader to see how fast training is without loading: it
+        keeps ``num_batches`` batches and yields them over and over, for ``num_steps`` steps.
+        From then on ``report()`` tells how much longer the loader's steps take than these.
+
+        It holds ``num_batches`` in memory, and draws the order of an epoch.
+        Raises: ValueError: a number < 1.
+        """
+
+        def tell(seconds: float) -> None:
+            self._cached_step = seconds
+            self._figures = measured or self._figures
+
+        measured = self._figures  # that of a real epoch is not to be replaced
+        return cached_batches(self, num_batches, num_steps, tell)
+
+    @property
+    def skipped(self) -> list[SkippedSample]:
+        """With ``on_error="skip"``, the samples that failed in the epoch that is running or,
+        between epochs, in the last one, in the order of their batches, up to where the loop is: at
+        most the last 1000. ``key`` is what the dataset was asked for (of an iterable dataset the
+        number of the item in its worker's iterator), ``error`` the type and text.
+        """
+        skipped = None if self._figures is None else self._figures.skipped
+        return [] if skipped is None else list(skipped.samples)
+
+    def _report(self) -> Report:
+        has_samples = self.batch_sampler is not None and not isinstance(
+            self.dataset, IterableDataset
+        )
+        one_by_one = has_samples and not is_read_at_once(self.dataset, self.collate_fn)
+        return with_remarks_of(self.dataset, self._measured().report(), one_by_one=one_by_one)
+
+    def _measured(self) -> Figures:
+        if not self.stats or self._figures is None:
+            state = "stats=False was given" if not self.stats else "nothing was loaded yet"
+            raise RuntimeError(f"DataLoader: there are no figures: {state}.")
+        return self._figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands: what the loop was handed, not what was prefetched. Numbers and
+        text alone, but for what a dataset's or sampler's own ``state_dict()`` puts in, so it can
+        be saved as JSON and by ``torch.save``. Do not call it from another thread than the loop's.
+
+        From the first call on, workers ask an iterable dataset that keeps a state for it after
+        every batch. The first one, in the middle of an epoch with workers, counts its items, which
+        are then made again by who resumes; call this once before training to avoid it.
+
+        Raises: TypeError: a ``state_dict()`` of the dataset's or sampler's that takes arguments;
+            what it raises.
+        """
+        return self._state.state(self, behind=False)
+
+    def _state_before_last(self) -> dict[str, Any]:
+        """The state of before the last batch was handed out."""
+        return self._state.state(self, behind=True)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next ``iter(loader)`` go on where a state stands, or, if that is of an epoch
+        whose end the loop had seen, begin the next one. Later epochs follow as they would have.
+
+        The loader is made as it was then; ``num_workers`` may be another (of a map-style
+        dataset), ``batch_size`` and the number of ranks too, as long as the state stands between
+        two batches. A sampler that has ``set_epoch`` is told the state's epoch.
+
+        Raises: ValueError, which names the field of the state: not such a state, or it does not
+            fit. Some of it is seen at ``iter()``; that a worker's iterable does not take its state
+            at the first batch.
+        """
+        refuse_foreign_state(state_dict)
+        self._state.load(self, state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy or a pickle has loaded nothing yet."""
+        unused = dict.fromkeys(("_figures", "_cached_step", "_tuning_state"))
+        return {**self.__dict__, **unused, "_state": LoaderState()}
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn of more workers than usable cores; torch's constructor calls it."""
+        if isinstance(self.num_workers, AutoWorkers):
+            return  # nobody asked for so many
+        cores = torch._utils.cpu_count()
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by torchrun
+        num_ranks = max(1, int(ranks)) if ranks.isdecimal() else 1
+        if cores is None or self.num_workers * num_ranks > cores:
+            of_ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+            warn_once(
+                f"This DataLoader will create {self.num_workers} worker threads in total"
+                f"{of_ranks}, on {cores} usable cores. More threads than cores help only where "
+                "they wait for storage or a network; otherwise they slow the training step."
+            )
+
+
+def _check_options(
+    dataset: object,
+    num_workers: object,
+    device: torch.device | str | int | None,
+    isolation: object,
+    seed: object,
+    rng: object,
+) -> None:
+    """Refuse what this release cannot honour, and say what to do instead."""
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        raise UnsupportedOptionError(
+            f"DataLoader: dataset must not be a DataPipe, got {type(dataset).__name__}. torch has "
+            "deprecated DataPipes; pass a Dataset or an IterableDataset."
+        )
+    check_device(device)
+    if isolation not in ("thread", "process"):
+        raise UnsupportedOptionError(
+            f'DataLoader: isolation must be "thread" or "process", got {isolation!r}.'
+        )
+    if isolation == "process" and num_workers == 0:
+        raise UnsupportedOptionError(
+            'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
+            "calling thread. Pass num_workers=1 or more, the threads of the child process, or "
+            "leave isolation out."
+        )
+    _check_random_options(num_workers, seed, rng)
+
+
+def _check_error_options(
+    dataset: object, on_error: object, error_budget: Any, replace: bool
+) -> None:
+    if on_error not in ("raise", "skip"):
+        raise UnsupportedOptionError(
+            f'DataLoader: on_error must be "raise" or "skip", got {on_error!r}.'
+        )
+    if on_error == "raise" and (error_budget is not None or replace):
+        given = f"error_budget={error_budget!r}" if error_budget is not None else "replace=True"
+        raise UnsupportedOptionError(
+            f'DataLoader: {given} has no effect with on_error="raise". Pass on_error="skip", or '
+            "leave it out."
+        )
+    is_count = isinstance(error_budget, int) and not isinstance(error_budget, bool)
+    is_share = isinstance(error_budget, float | Fraction) and 0 < error_budget <= 1
+    if error_budget is not None and not is_share and not (is_count and error_budget >= 0):
+        raise UnsupportedOptionError(
+            "DataLoader: error_budget must be a count >= 0 or a share above 0 and up to 1.0, got "
+            f"{error_budget!r}."
+        )
+    if replace and not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
+        raise UnsupportedOptionError(
+            "DataLoader: replace=True needs a dataset with a length, to know which sample is the "
+            f"next; {type(dataset).__name__} has none. Give it __len__, or leave replace out."
+        )
+
+
+def _check_random_options(num_workers: object, seed: object, rng: object) -> None:
+    if rng not in ("sample", "worker"):
+        raise UnsupportedOptionError(
+            f'DataLoader: rng must be "sample" or "worker", got {rng!r}. The default, "sample", '
+            "gives every sample a random stream of its own."
+        )
+    if seed is None:
+        return
+    if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
+        raise UnsupportedOptionError(
+            f"DataLoader: seed must be an integer or None, got {seed!r}. With None the random "
+            "streams are seeded from generator=, as in torch."
+        )
+    if rng == "worker" and num_workers == 0:
+        raise UnsupportedOptionError(
+            f'DataLoader: seed={seed!r} has no effect with rng="worker" and num_workers=0: there '
+            "torch draws from the global generators. Leave rng out, or seed with "
+            "torch.manual_seed()."
+        )

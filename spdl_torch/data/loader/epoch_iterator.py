@@ -1,0 +1,250 @@
+"""What both iterators of a loader know of the epoch."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import autograd
+from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ...errors import PipelineFailure
+from ..checkpoint.progress import Progress
+from ..checkpoint.resume_state import (
+    WorkerState,
+    draw_again_from,
+    drawn_base_seed,
+    is_packed_batch,
+    order_drawn_again,
+    skipped,
+)
+from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
+from ..rng.keys import StreamKey, epoch_seed
+from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
+
+    import torch
+
+    from ..checkpoint.resume_state import ResumeState
+    from .dataloader import DataLoader
+
+__all__ = ["EpochIterator"]
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_autograd: Any = autograd
+_is_profiled = _autograd._profiler_enabled
+
+
+class EpochIterator(_BaseDataLoaderIter):
+    """What both iterators know of the epoch: where it stands and from which seed it draws."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        resume = loader._state.begin(loader)
+        with order_drawn_again(loader, resume) as generators:
+            super().__init__(loader)
+            self._num_epochs = 0
+            self._drew_base_seed = True
+            if resume is not None and not resume.drew_base_seed:
+                draw_again_from(loader, generators)
+            self._begin_epoch(loader, resume, generators)
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Another epoch of a persistent loader."""
+        resume = loader._state.begin(loader)
+        with order_drawn_again(loader, resume) as generators:
+            super()._reset(loader, first_iter)
+            self._drew_base_seed = False
+            if resume is not None and resume.drew_base_seed:
+                self._base_seed = drawn_base_seed(loader.generator)
+                self._num_epochs, self._drew_base_seed = 0, True
+            self._begin_epoch(loader, resume, generators)
+
+    def _begin_epoch(
+        self, loader: DataLoader[Any], resume: ResumeState | None, generators: list[torch.Tensor]
+    ) -> None:
+        """Another epoch, at its first sample or where a state stands."""
+        known = loader._state
+        if resume is not None:
+            known.num_epochs_begun = resume.epoch + resume.finished
+            if not resume.drew_base_seed:
+                self._base_seed, self._num_epochs = resume.base_seed, resume.num_epochs
+                self._drew_base_seed = False
+        self._skipped = SkippedSamples(loader.error_budget) if loader.on_error == "skip" else None
+        epoch = epoch_of(self._index_sampler)
+        if epoch is None:
+            epoch = known.num_epochs_begun
+        known.num_epochs_begun += 1
+        self._epoch, self._is_seeded = epoch, loader.seed is not None
+        if loader.seed is not None:
+            self._epoch_seed = epoch_seed(loader.seed, epoch)
+        elif self._num_epochs == 0:
+            self._epoch_seed = int(self._base_seed)
+        else:  # torch draws a base seed only once for a persistent loader; its epochs must differ
+            self._epoch_seed = epoch_seed(int(self._base_seed), self._num_epochs)
+        self._num_epochs += 1
+        self._start_position = 0  # of the epoch's samples on all ranks
+        self._num_samples_submitted = self._num_taken = 0
+        self._resume = None if resume is None or resume.finished else resume
+        if self._resume is not None:
+            self._epoch_seed = self._resume.epoch_seed
+            self._go_to(self._resume)
+        first = [] if self._resume is None else self._draw_first_index()
+        self._begun_from = self._worker_states(resume)
+        self._progress = known.progress = Progress(
+            epoch=known.num_epochs_begun - 1,
+            epoch_seed=self._epoch_seed,
+            samplers=list(nested_samplers(self._index_sampler)),
+            start=self._start_position,
+            world=shard_of(self._index_sampler)[0],
+            generators=generators,
+            workers=self._known_of_workers(resume, known.progress),
+            sampler_epoch=epoch_of(self._index_sampler),
+            next_worker=0 if self._resume is None else self._resume.next_worker,
+            local_samples=self._num_samples_submitted,
+            base_seed=int(self._base_seed),
+            num_epochs=self._num_epochs - 1,
+            drew_base_seed=self._drew_base_seed,
+            persistent=bool(loader.persistent_workers),
+            keeps_datasets=self._num_workers == 0 or bool(loader.persistent_workers),
+            is_wanted=known.is_collected(inline=self._num_workers == 0),
+            first=first,
+            nothing_left=self._resume is not None and not first,
+        )
+
+    def _go_to(self, resume: ResumeState) -> None:
+        """Pass over what the trainer was handed already."""
+        if isinstance(self._dataset, IterableDataset):
+            return  # the workers do
+        if self._auto_collation and not all(map(is_packed_batch, resume.pending)):
+            raise ValueError(
+                "load_state_dict: pending must be a list of batches, a list of indices each."
+            )
+        self._sampler_iter, self._start_position, self._num_samples_submitted = skipped(
+            self._sampler_iter, resume, list(nested_samplers(self._index_sampler)), self._count
+        )
+
+    def _draw_first_index(self) -> list[Any]:
+        """What it takes to begin an order comes from the generators as they are now, before the
+        global one is put back. Returns the first index, or [] if there is none.
+        """
+        first = list(itertools.islice(self._sampler_iter, 1))
+        self._sampler_iter = itertools.chain(tuple(first), self._sampler_iter)
+        return first
+
+    def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
+        """How far each worker's iterable is to go before its first batch; [] = map-style."""
+        if not isinstance(self._dataset, IterableDataset):
+            return []
+        num_workers = max(1, self._num_workers)
+        if resume is None or (resume.finished and not resume.workers):
+            return [WorkerState()] * num_workers
+        if len(resume.workers) != num_workers:
+            raise ValueError(
+                f"load_state_dict: workers (finished={resume.finished}): the state has "
+                f"{len(resume.workers)} worker(s), this loader {num_workers}. An iterable dataset "
+                "divides itself among them, so their number must stay."
+            )
+        return list(resume.workers)
+
+    def _known_of_workers(
+        self, resume: ResumeState | None, before: Progress | None
+    ) -> list[WorkerState]:
+        """What is known of the workers' iterables before the first batch: of persistent ones that
+        nobody resumes, how the epoch before has left their datasets."""
+        known = self._begun_from
+        if resume is None and self._num_epochs > 1 and before is not None and known:
+            known = before.left_to_next() or known
+        return list(known)
+
+    def __next__(self) -> Any:
+        # torch labels every batch for a profiler, which takes 4 µs also when there is none; and it
+        # counts the items of an iterable whose length was asked for.
+        if _is_profiled() or self._IterableDataset_len_called is not None:
+            return super().__next__()
+        batch: Any = self._next_data()
+        self._num_yielded += 1
+        return batch
+
+    def _stream_key(self) -> StreamKey:
+        """From which the samples of this epoch draw."""
+        return StreamKey(
+            self._epoch_seed,
+            self._start_position,
+            *shard_of(self._index_sampler),
+            epoch=self._epoch,
+            is_seeded=self._is_seeded,
+        )
+
+    def _take_index(self) -> tuple[Any, int]:
+        """The next index of the sampler, and the position of its first sample in the epoch.
+
+        Raises: StopIteration.
+        """
+        if not self._num_taken and inspect.isgenerator(self._sampler_iter):
+            # It begins now, without workers maybe long after iter(): in the epoch told last.
+            self._progress.sampler_epoch = epoch_of(self._index_sampler)
+        while True:
+            index, first = next(self._sampler_iter), self._num_samples_submitted
+            if self._auto_collation and hasattr(index, "__next__"):
+                index = list(index)
+            self._num_samples_submitted += self._count(index)
+            number, self._num_taken = self._num_taken, self._num_taken + 1
+            self._progress.asked(number, self._num_samples_submitted, index)
+            if self._resume is None or number not in self._resume.ahead:
+                return index, first
+            self._progress.handed(number)  # before its turn, and before the state was taken
+
+    def _tolerance(self, loader: DataLoader[Any]) -> Tolerance | None:
+        """What workers are to do about samples that fail; None = they are the batch's error."""
+        if loader.on_error != "skip":
+            return None
+        replaces = loader.replace and not isinstance(self._dataset, IterableDataset)
+        return Tolerance(len(cast("Sized", self._dataset)) if replaces else 0)
+
+    def _failure_of(self, tries: Tries | None, number: int, *, empty: bool) -> Any:
+        """What the trainer is given in place of batch ``number``; None = the batch, if any."""
+        if self._skipped is None:
+            return None
+        failure = self._skipped.hand_out(tries)
+        if failure is not None or not empty or tries is None:
+            return failure
+        if _num_ranks(self._index_sampler) > 1:
+            return PipelineFailure(
+                f"DataLoader: batch {number} has no good sample, and the other ranks would wait "
+                "for this one to load as many batches as they. Pass replace=True",
+                [each.error for each in tries.bad],
+            )
+        _logger.warning(
+            "DataLoader: batch %d has no good sample and is left out: the epoch has one batch "
+            "less than len(loader). With replace=True it would be whole.",
+            number,
+        )
+        return None
+
+    def _failure_at_end(self) -> Any:
+        """What is raised instead of StopIteration."""
+        return None if self._skipped is None else self._skipped.end()
+
+    def _count(self, index: Any) -> int:
+        """The samples of an index."""
+        if not self._auto_collation:
+            return 1
+        try:
+            return len(index)
+        except TypeError:  # a slice, for __getitems__
+            return 1
+
+
+def _num_ranks(sampler: Any) -> int:
+    """Processes that load in step with this one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    return shard_of(sampler)[0]

@@ -1,0 +1,398 @@
+"""The two iterators behind :class:`~spdl_torch.DataLoader`: inline and on threads.
+
+Both derive from torch's ``_BaseDataLoaderIter``, whose constructor draws from the generators in
+torch's order, and by which Lightning recognises an iterator that must not be pickled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils import pin_memory as _torch_pin_memory
+
+from ...pipeline.hooks.stage_info import StageInfo
+from ...pipeline.hooks.task_hooks import TaskStatsHook
+from ...pipeline.recorder.flight_recorder import FlightRecorder
+from ...pipeline.threads.stall import told_when_long
+from ..fetching.bad_samples import NoGoodSample, Tries
+from ..fetching.batch_maker import BatchMaker, EndOfIterable
+from ..fetching.timing import record_parts
+from ..rng.owned import OwnedGenerators
+from ..rng.streams import SampleStreams, borrowers_in, lent
+from ..workers.jobs import Exhausted, Failed, NoBatch
+from ..workers.load_spec import LoadSpec
+from ..workers.stats import InlineFigures
+from ..workers.transfer_stage import open_device_stage
+from ..workers.worker_pool import WorkerPool
+from .auto_workers import LoaderTuner
+from .epoch_iterator import EpochIterator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..child_process.process_pool import ProcessPool
+    from ..workers.stats import Figures
+    from .dataloader import DataLoader
+
+    Device = torch.device | str | int | None
+
+__all__ = ["InlineIterator", "ThreadIterator"]
+
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_NO_BATCH = object()
+_NO_STREAMS: AbstractContextManager[Any] = nullcontext()
+
+
+class InlineIterator(EpochIterator):
+    """``num_workers=0``: batches are made on the trainer's thread when they are asked for."""
+
+    def __init__(
+        self, loader: DataLoader[Any], device: Device, *, stats: bool, pipeline_number: int
+    ) -> None:
+        super().__init__(loader)
+        if self._timeout > 0:
+            raise AssertionError(
+                f"DataLoader: timeout must be 0 for num_workers=0, got {self._timeout}: there is "
+                "no other thread to wait for."
+            )
+        self._stages = [
+            TaskStatsHook(StageInfo(0, n, s)) for n, s in ((1, "fetch"), (2, "collate"))
+        ]
+        self._device_stage = open_device_stage(device, stats=stats)
+        recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
+        self._recorder = recorder
+        self._figures = InlineFigures(self._stages, recorder)
+        self._figures.skipped = self._skipped
+        weakref.finalize(self, self._figures.end).atexit = False
+        self._ring = recorder.new_consumer_ring(0)
+        cells = [stage.new_cell() if stats else None for stage in self._stages]
+        record_parts(self._ring, fetch=cells[0], collate=cells[1])
+        # Without streams, what user code draws comes from the process's generators.
+        self._streams = SampleStreams(self._epoch_seed) if loader.rng == "sample" else None
+        self._borrowers = borrowers_in(self._dataset)
+        self._owned: OwnedGenerators | None = None
+        if self._streams is not None:
+            owned = OwnedGenerators(self._dataset, self._collate_fn)
+            self._owned = owned or None
+            self._streams.seed_owned(owned)
+        with self._own_streams():
+            self._maker = BatchMaker(
+                self._dataset,
+                self._collate_fn,
+                iterable=isinstance(self._dataset, IterableDataset),
+                auto_collation=self._auto_collation,
+                drop_last=self._drop_last,
+                streams=self._streams,
+                key=self._stream_key(),
+                resume=next(iter(self._begun_from), None),
+                tolerance=self._tolerance(loader),
+                fetch_cell=cells[0],
+                collate_cell=cells[1],
+            )
+        # Not the maker, nor an iterator that keeps no state: dropping this one ends that.
+        progress = self._maker.progress(wanted=False)
+        if progress is not None and progress.keeper is not None:
+            self._progress.own = self._maker.own_state
+        if self._device_stage is not None:
+            self._stages.append(self._device_stage.hook)
+
+    def _next_data(self) -> Any:
+        self._ring.ask(())
+        while True:
+            batch, tries = self._make_next()
+            is_empty = batch is _NO_BATCH
+            failure = self._failure_of(tries, self._num_taken - 1, empty=is_empty)
+            if failure is not None:
+                try:
+                    raise failure
+                finally:
+                    del failure  # or this frame, which the error has come through, would keep it
+            if not is_empty:
+                break
+        if self._pin_memory:
+            batch = _pinned(batch, self._pin_memory_device)
+        if self._device_stage is not None:
+            batch = self._device_stage.move(batch, self._num_yielded)
+        self._ring.got(self._num_yielded)
+        return batch
+
+    def _make_next(self) -> tuple[Any, Tries | None]:
+        try:
+            index, first = self._take_index()
+            with self._own_streams():
+                batch, tries = self._maker.make(first, index, self._num_taken - 1)
+        except (EndOfIterable, StopIteration):
+            self._end()
+            tries = self._maker.tries()
+            raise self._failure_instead_of_end(tries) or StopIteration from None
+        except NoGoodSample as nothing:
+            batch, tries = _NO_BATCH, nothing.args[0]
+        except Exception:  # not Ctrl-C: who resumes behind that makes the batch again
+            self._failure_of(self._maker.tries(), self._num_taken, empty=False)  # which is told
+            self._note()  # an error in place of a batch counts as handed out
+            raise
+        self._note()
+        for each in () if tries is None else tries.bad:
+            self._recorder.failed("fetch", self._num_taken - 1, each.error)
+        return batch, tries
+
+    def _end(self) -> None:
+        state = self._maker.progress(wanted=self._progress.is_wanted)
+        if state is not None:
+            self._progress.ended(0, state)
+            if state.keeper != "dataset":
+                self._progress.own = None  # nothing of the iterator outlives the epoch
+        self._progress.finished = True
+        self._ring.end()
+        self._figures.end()
+
+    def _failure_instead_of_end(self, tries: Tries | None) -> Any:
+        failure = self._failure_of(tries, self._num_taken, empty=False)
+        return failure or self._failure_at_end()
+
+    def _note(self) -> None:
+        state = self._maker.progress(wanted=self._progress.is_wanted)
+        if state is not None:
+            self._progress.handed_by(0, state)
+        else:
+            self._progress.handed(self._num_taken - 1)
+
+    def _own_streams(self) -> AbstractContextManager[Any]:
+        """While user code runs; what runs between batches is the trainer's."""
+        if self._streams is None:
+            return _NO_STREAMS
+        if self._borrowers or self._owned:
+            return lent(self._streams, self._borrowers, self._owned)
+        return self._streams
+
+    def figures(self) -> Figures:
+        """Reads the figures, also after the end, without keeping this iterator alive."""
+        return self._figures
+
+
+class ThreadIterator(EpochIterator):
+    """Batches made by threads ahead of the trainer, received in torch's order.
+
+    The sampler is pulled here, on the trainer's thread, where torch pulls it: for
+    ``prefetch_factor * num_workers`` batches at ``iter()``, then for one at each ``next()``.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], device: Device, *, stats: bool, pipeline_number: int
+    ) -> None:
+        super().__init__(loader)
+        assert loader.prefetch_factor is not None, "set by torch for num_workers > 0"
+        self._max_outstanding = loader.prefetch_factor * loader.num_workers
+        if self._max_outstanding < 1:
+            raise AssertionError(
+                f"DataLoader: prefetch_factor must be >= 1, got {loader.prefetch_factor}."
+            )
+        self._in_order = loader.in_order
+        self._iterable = isinstance(self._dataset, IterableDataset)
+        self._has_turns = self._iterable or loader.rng == "worker"
+        open_pool: Any = WorkerPool
+        if loader.isolation == "process":
+            from ..child_process.process_pool import (
+                ProcessPool,  # torch.multiprocessing, and a child, only then
+            )
+
+            open_pool = partial(ProcessPool, context=loader.multiprocessing_context)
+        self._pool: WorkerPool | ProcessPool = open_pool(
+            self._load_spec(loader, stats, pipeline_number),
+            open_device_stage(device, stats=stats),
+        )
+        self._pool.figures.skipped = self._skipped
+        # The pool knows nothing of this object: dropping it (Lightning's way to end a loader)
+        # stops the threads. Arranged before the first one starts, because Ctrl-C may come while
+        # they start.
+        self._finalizer = weakref.finalize(self, self._pool.request_stop)
+        self._finalizer.atexit = False  # at exit the pool's thread group stops and joins them
+        self._tuner = None
+        try:
+            self._pool.start(self._stream_key(), self._begun_from)
+            if loader.is_tuned:
+                self._tuner = LoaderTuner(loader, loader.tuning_state(), self._pool)
+            self._prime()
+        except BaseException:
+            self._finalizer()  # whoever keeps the error keeps its frames, and this object
+            raise
+
+    def _load_spec(self, loader: DataLoader[Any], stats: bool, pipeline_number: int) -> LoadSpec:
+        pin = partial(_pinned, device=self._pin_memory_device) if self._pin_memory else None
+        return LoadSpec(
+            dataset=self._dataset,
+            iterable=self._iterable,
+            auto_collation=self._auto_collation,
+            collate_fn=self._collate_fn,
+            drop_last=self._drop_last,
+            num_workers=self._num_workers,
+            max_outstanding=self._max_outstanding,
+            in_order=loader.in_order,
+            stats=stats,
+            base_seed=self._epoch_seed,
+            stream_per_sample=loader.rng == "sample",
+            is_seeded=loader.seed is not None,
+            worker_init_fn=loader.worker_init_fn,
+            finalize=pin,
+            pipeline_number=pipeline_number,
+            tolerance=self._tolerance(loader),
+            device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
+            most_workers=loader.tuning_state().tuner().bounds.threads if loader.is_tuned else None,
+        )
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Another epoch of a persistent loader; what is still outstanding is dropped."""
+        super()._reset(loader, first_iter)
+        self._pool.restart(self._stream_key(), self._begun_from)
+        self._pool.figures.skipped = self._skipped
+        if self._tuner is not None:
+            self._tuner.begin()
+        self._prime()
+
+    def _prime(self) -> None:
+        self._num_submitted = 0
+        self._is_over = False
+        # Where workers take turns: which one has job n, and how many each has. Of iterables, who
+        # has not ended yet; as in torch, a job of a worker that had ended is passed over.
+        self._worker_of: dict[int, int] = {}
+        self._jobs_of = [0] * self._num_workers
+        self._taken_of: dict[int, int] = {}  # map-style: the number of job n in the sampler's order
+        numbers = range(self._num_workers)
+        workers, first = self._begun_from, self._progress.next_worker
+        self._active = {n for n in numbers if not workers or not workers[n].ended}
+        self._turns = itertools.cycle([*numbers[first:], *numbers[:first]])
+        self._submit_more()
+
+    def _submit_more(self) -> None:
+        """As many as there is room for: one for each that was received, as long as that stays."""
+        if self._tuner is not None:
+            self._max_outstanding = self._tuner.max_outstanding
+        while self._num_submitted - self._pool.num_taken < self._max_outstanding:
+            num_submitted = self._num_submitted
+            self._submit_next()
+            if self._num_submitted == num_submitted:
+                return
+
+    def _submit_next(self) -> None:
+        worker = self._next_worker()
+        if worker is None:
+            return
+        try:
+            index, first = self._take_index()
+        except StopIteration:
+            return
+        if not self._iterable:
+            self._taken_of[self._num_submitted] = self._num_taken - 1
+        self._submit(index, worker, first, wants_state=self._progress.is_wanted)
+
+    def _submit(self, index: Any, worker: int, first: int, *, wants_state: bool) -> None:
+        self._worker_of[self._num_submitted] = worker
+        self._jobs_of[worker] += 1
+        self._pool.submit(self._num_submitted, index, worker, first, wants_state=wants_state)
+        self._num_submitted += 1
+
+    def _next_worker(self) -> Any:
+        """Whose turn it is; None = nobody's. Where order does not matter, of those that have no
+        more than their share to do, or all places would in the end belong to one that is stuck.
+        """
+        share = self._max_outstanding // max(1, len(self._active))
+        for worker in itertools.islice(self._turns, self._num_workers):
+            if worker not in self._active:
+                continue
+            if self._in_order or not self._has_turns or self._jobs_of[worker] < max(1, share):
+                return worker
+        return None
+
+    def _next_data(self) -> Any:
+        while not self._is_over and self._pool.num_taken < self._num_submitted:
+            result = self._receive()
+            self._note(result)
+            if self._tuner is not None:
+                self._tuner.after(getattr(result, "batch", None))
+            self._submit_more()
+            is_empty = isinstance(result, NoBatch)
+            failure = self._failure_of(result.tries, result.number, empty=is_empty)
+            if failure is not None and not isinstance(result, Failed):
+                return Failed(result.number, failure)
+            if not is_empty and not isinstance(result, Exhausted):
+                return result
+        self._progress.finished = self._is_over = True
+        if self._tuner is not None:
+            self._tuner.end()
+        if self._persistent_workers:
+            self._pool.figures.end()
+        else:
+            self._pool.stop()
+        raise self._failure_at_end() or StopIteration
+
+    def __next__(self) -> Any:
+        result = super().__next__()
+        if isinstance(result, Failed):
+            self._num_yielded -= 1
+            error = result.error
+            # The error keeps this frame. It must not keep the iterator and with it the threads;
+            # nor, being kept by it, itself.
+            del self, result
+            try:
+                raise error
+            finally:
+                del error
+        return result.batch
+
+    def _note(self, result: Any) -> None:
+        """What the trainer is given now is what a state of this moment says."""
+        worker = self._worker_of.pop(result.number)
+        self._jobs_of[worker] -= 1
+        if not self._iterable:
+            self._progress.handed(self._taken_of.pop(result.number))
+            return
+        is_end = isinstance(result, Exhausted)
+        if is_end:
+            self._active.discard(worker)
+        if result.progress is not None:
+            note = self._progress.ended if is_end else self._progress.handed_by
+            note(worker, result.progress)
+
+    def ask_ended(self, workers: Sequence[int]) -> None:
+        """Of an epoch that is over, in which nobody had asked: the states of these workers'
+        datasets, which have nothing to do."""
+        for worker in workers:
+            self._submit([None], worker, 0, wants_state=True)  # an item that it does not have
+        for _ in workers:
+            self._note(self._receive())
+
+    def _receive(self) -> Any:
+        if not self._timeout:
+            return told_when_long(self._pool.get, self._tell_stall)
+        try:
+            return self._pool.get(self._timeout)
+        except TimeoutError:
+            at_work = self._at_work()
+        raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds. {at_work}")
+
+    def _tell_stall(self, seconds: float) -> None:
+        _logger.warning(
+            "DataLoader: the loop has waited %g s for a batch. %s", seconds, self._at_work()
+        )
+
+    def _at_work(self) -> str:
+        awaited = self._pool.num_taken if self._in_order else None
+        which = "Any batch" if awaited is None else f"Batch {awaited}"
+        return f"{which} is awaited. {self._pool.at_work(awaited)}"
+
+    def figures(self) -> Figures:
+        """Reads this epoch's figures, also after its end, without keeping this iterator alive."""
+        return self._pool.figures
+
+
+def _pinned(batch: Any, device: str | None) -> Any:
+    return cast("Any", _torch_pin_memory).pin_memory(batch, device)

@@ -1,0 +1,112 @@
+"""What a loader knows of its states: how far it is, from where to go on, and who wants to know."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
+
+from ..checkpoint.resume_state import (
+    ResumeState,
+    before_first_epoch,
+    generators_of,
+    left_for_another,
+    tell_epoch,
+)
+from ..checkpoint.user_state import give_state, keeps_state, state_of
+from ..sampling.sampler_chain import epoch_of
+
+if TYPE_CHECKING:
+    from ..checkpoint.progress import Progress
+    from .dataloader import DataLoader
+
+__all__ = ["LoaderState"]
+
+_logger = logging.getLogger("spdl_torch.data")
+
+
+class LoaderState:
+    """Of one loader; a copy of the loader has another."""
+
+    def __init__(self) -> None:
+        self.num_epochs_begun = 0
+        self.progress: Progress | None = None
+        """Of the epoch that runs or, between epochs, of the last one."""
+        self.to_resume: ResumeState | None = None
+        """From which the next epoch goes on. It stays until that has begun: who is interrupted
+        there, or gets an error, has it still."""
+        self._is_wanted = self._is_wanted_before = False
+
+    def want(self, *, before: bool = False) -> None:
+        """From now on somebody asks for states. ``before``: also for those before the last batch,
+        which can no longer be asked for when the loop has that batch.
+        """
+        self._is_wanted = True
+        self._is_wanted_before = self._is_wanted_before or before
+        if self.progress is not None:
+            self.progress.is_wanted = self.is_collected(inline=self.progress.own is not None)
+
+    def is_collected(self, *, inline: bool) -> bool:
+        """Whether an iterable is asked for its state after every batch. Without workers it can be
+        asked at any time, but for the one before the last batch."""
+        return self._is_wanted_before if inline else self._is_wanted
+
+    def state(self, loader: DataLoader[Any], *, behind: bool) -> dict[str, Any]:
+        """``behind``: of before the last batch was handed out."""
+        was_wanted = self._is_wanted
+        self.want(before=behind)
+        if self.to_resume is not None:
+            return self.to_resume.as_dict()
+        generators = [generator.get_state() for generator in generators_of(loader)]
+        progress = self.progress
+        if progress is None:
+            state = before_first_epoch(loader, generators)
+        else:
+            unknown = progress.unknown_ends()
+            if unknown and loader._iterator is not None:
+                loader._iterator.ask_ended(unknown)  # type: ignore[attr-defined] # is ours
+            state = progress.state(generators, behind=behind)
+            if progress.is_vague or (progress.num_counted and not was_wanted):
+                _tell_counted(loader.dataset, progress)
+        values = state.as_dict()
+        # With workers each has a copy, which go on in different ways.
+        is_alone = loader.num_workers == 0 and not isinstance(loader.dataset, IterableDataset)
+        if is_alone and keeps_state(loader.dataset):
+            values["dataset"] = state_of(loader.dataset)
+        return values
+
+    def load(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
+        """Raises: ValueError: it is none."""
+        resume = ResumeState.checked(state)
+        if resume.sampler_epoch is not None:
+            tell_epoch(loader, resume.sampler_epoch)
+        self.to_resume = resume
+        self.want()
+
+    def begin(self, loader: DataLoader[Any]) -> ResumeState | None:
+        """What the iterator that begins is to go on from."""
+        resume = self.to_resume
+        if resume is None:
+            return None
+        if not resume.finished and epoch_of(loader._index_sampler) != resume.sampler_epoch:
+            resume = left_for_another(loader, resume)
+        if resume.dataset is not None:
+            if isinstance(loader.dataset, IterableDataset):
+                raise ValueError(
+                    "load_state_dict: dataset is of a map-style dataset; an iterable one has its "
+                    "state in workers. Load it into a loader that is made as it was then."
+                )
+            give_state(loader.dataset, resume.dataset, "dataset")
+        return resume
+
+
+def _tell_counted(dataset: object, progress: Progress) -> None:
+    _logger.warning(
+        "DataLoader.state_dict: nobody had asked for a state before, so this one counts the items "
+        "of %s instead of holding its state: resuming makes %d items again%s. Call state_dict() "
+        "once before training.",
+        type(dataset).__name__,
+        progress.num_counted,
+        ", and is exact only if all its epochs are alike" if progress.num_epochs else "",
+    )

@@ -1,0 +1,1 @@
+"""Which samples each rank has, and in what order."""

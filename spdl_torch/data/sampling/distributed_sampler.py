@@ -1,0 +1,302 @@
+"""Which indices of a map-style dataset belong to this rank, in which order, and from where on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DistributedSampler as TorchDistributedSampler
+from torch.utils.data import Sampler
+
+from ..checkpoint.state_fields import (
+    Field,
+    check_fields,
+    is_flag,
+    is_whole_number,
+)
+from .sharding import Shard, check_tail, rank_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+
+    from .sharding import Tail
+
+__all__ = ["DistributedSampler"]
+
+_VERSION = 1  # of the state
+_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
+_STATE_FIELDS = {
+    "version": _NUMBER,
+    "epoch": _NUMBER,
+    "seed": Field("a whole number", lambda value: type(value) is int),
+    "shuffle": Field("true or false", is_flag),
+    "length": _NUMBER,
+    "num_consumed": _NUMBER,
+}
+_CHUNK = 4096  # indices that become Python ints at once
+
+
+class DistributedSampler(TorchDistributedSampler[int]):
+    """This rank's share of the indices of a map-style dataset, for torch's DataLoader and ours.
+
+    All ranks together walk through one order, which depends on ``(seed, epoch)`` alone: rank ``r``
+    of ``n`` takes its positions ``r, r + n, ...``. So the batches of one step, taken from all
+    ranks, are one stretch of that order, and any number of ranks with the same global batch trains
+    on the same global batches. The order and the shares are those of torch's DistributedSampler.
+
+    The rank is asked for whenever it is needed, not when this object is made: of the process
+    group, else of torchrun's variables ``RANK`` and ``WORLD_SIZE``, else there is one rank.
+
+    Where the ranks do not divide the samples, ``tail`` says what the last round is::
+
+        10 samples, 4 ranks       rank 0      rank 1      rank 2   rank 3
+        tail="drop"               0 4         1 5         2 6      3 7      8, 9 left out
+        tail="pad"                0 4 8       1 5 9       2 6 0    3 7 1    0, 1 twice
+        tail="uneven"             0 4 8       1 5 9       2 6      3 7      each once
+
+    Args:
+        dataset: map-style, or how many samples there are.
+        num_replicas, rank: in place of torch.distributed's world size and rank.
+        shuffle: another order for every epoch. False = 0, 1, 2, ...
+        seed: of the order; the same on every rank.
+        tail: ``"drop"``: equal shares, up to ``n - 1`` samples of the epoch left out (when
+            shuffled, others each epoch). ``"pad"``: equal shares, the last sample of some ranks is
+            one that another rank has too; ``num_valid`` tells. ``"uneven"``: each sample once, some
+            ranks have one more; training hangs where that makes one batch more.
+    Raises: TypeError: ``dataset`` is a sampler; ValueError: see the message; RuntimeError, when
+        asked for indices or length: one of several ranks that cannot know which one.
+
+    Memory: 4 bytes a sample of the dataset while an epoch begins, then 4 bytes a sample of this
+    rank (8 for 2**31 samples and more); nothing when not shuffled.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        *,
+        tail: Tail = "drop",
+    ) -> None:
+        # Not torch's __init__: it asks for the process group, which Lightning sets up later.
+        _check_arguments(dataset, num_replicas, rank)
+        check_tail(tail, "DistributedSampler")
+        self.dataset: Any = range(dataset) if isinstance(dataset, int) else dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.tail = tail
+        self.epoch = 0
+        self._given = num_replicas, rank
+        self._start = 0
+        self._pass: _Pass | None = None
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """Ranks that share the samples."""
+        return self._shard().count
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Whose share this is."""
+        return self._shard().index
+
+    @property
+    def drop_last(self) -> bool:  # type: ignore[override]
+        """As of torch's sampler: whether samples are left out to make shares equal."""
+        return self.tail == "drop"
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """As of torch's sampler: ``len()``."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """As of torch's sampler: samples of an epoch on all ranks together."""
+        return _end(0, len(self.dataset), self._shard().count, self.tail)
+
+    @property
+    def num_padded(self) -> int:
+        """How many samples of this rank's epoch repeat another: 1, its last one, or 0."""
+        numbers = self._numbers(0, self._shard())
+        return int(len(numbers) > 0 and numbers[-1] >= len(self.dataset))
+
+    def num_valid(self, batch: int, batch_size: int) -> int:
+        """How many samples of this rank's batch number ``batch``, from 0 at the beginning of the
+        epoch, are no padding. They are its first ones; ``batch_size`` where it is a whole one.
+        """
+        first = batch * batch_size
+        return max(0, min(batch_size, len(self) - self.num_padded - first))
+
+    def __len__(self) -> int:
+        """Samples of a whole epoch on this rank, also where a pass starts in its middle."""
+        return len(self._numbers(0, self._shard()))
+
+    def __iter__(self) -> Iterator[int]:
+        shard = self._shard()
+        numbers = self._numbers(self._start, shard)
+        current = _Pass(self.epoch, self._start, len(numbers), shard.count)
+        return self._walk(current, _Indices(numbers, len(self.dataset), self._permutation))
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the passes that begin from now on; one that runs keeps its own.
+
+        A start in the middle (``start_at``, ``load_state_dict``) belongs to its epoch: naming that
+        one again keeps it, naming another begins at the beginning.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"DistributedSampler: epoch must be an int >= 0, got {epoch!r}.")
+        if epoch != self.epoch:
+            self.epoch, self._start, self._pass = epoch, 0, None
+
+    def start_at(self, num_consumed: int) -> None:
+        """Let the next pass begin where all ranks together have had ``num_consumed`` samples of
+        this epoch, without walking there. Passes after it begin at the beginning.
+
+        Raises: ValueError: there are not so many. (Where ranks pad or differ, a count of one rank's
+        samples times the ranks may be above all by a part of a round; that is the end.)
+        """
+        length = len(self.dataset)
+        if num_consumed < 0 or (num_consumed > length and self.tail == "drop"):
+            raise ValueError(
+                f"DistributedSampler: num_consumed must be within 0 and {length}, the length of "
+                f"the dataset, got {num_consumed}."
+            )
+        num_consumed = min(num_consumed, length)
+        self._start, self._pass = num_consumed, None
+
+    def state_dict(self, num_samples: int | None = None) -> dict[str, Any]:
+        """Where the pass that runs has got to: of numbers alone, the same for every rank.
+
+        num_samples: how many samples of the pass were used on this rank. None = as many as were
+            taken out of this sampler, which is more where a loader works ahead.
+        """
+        current = self._pass
+        if current is None:
+            epoch, num_consumed = self.epoch, self._start
+        else:
+            taken = current.num_taken if num_samples is None else num_samples
+            epoch, num_consumed = current.epoch, current.start + taken * current.world
+            # Nobody gets what is left over in the end, so it counts as had.
+            if taken >= current.length or num_consumed > len(self.dataset):
+                num_consumed = len(self.dataset)
+        return {
+            "version": _VERSION,
+            "epoch": epoch,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "length": len(self.dataset),
+            "num_consumed": num_consumed,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next pass go on behind a state, with any number of ranks.
+
+        The seed is taken over with it. Raises: ValueError: the state is of another version, of a
+        dataset of another length, or of another ``shuffle``.
+        """
+        if not isinstance(state_dict, dict):
+            raise ValueError(
+                "DistributedSampler: expected what state_dict() returned, got "
+                f"{type(state_dict).__name__}."
+            )
+        here = {"version": _VERSION, "length": len(self.dataset), "shuffle": self.shuffle}
+        for name, value in here.items():
+            if state_dict.get(name) != value:
+                raise ValueError(
+                    f"DistributedSampler: the state must have {name} {value!r}, as here, got "
+                    f"{state_dict.get(name)!r}. Its position means nothing in another order; begin "
+                    "the epoch anew."
+                )
+        check_fields(state_dict, _STATE_FIELDS, _STATE_FIELDS, "DistributedSampler")
+        self.seed = state_dict["seed"]
+        self.epoch = state_dict["epoch"]
+        self.start_at(state_dict["num_consumed"])
+
+    def _shard(self) -> Shard:
+        return rank_shard(*self._given, owner="DistributedSampler")
+
+    def _numbers(self, start: int, shard: Shard) -> range:
+        """The places in the epoch's order that are a rank's. Padding is behind the order's end."""
+        end = _end(start, len(self.dataset), shard.count, self.tail)
+        return range(start + shard.index, end, shard.count)
+
+    def _permutation(self) -> torch.Tensor | None:
+        """The order of this epoch; None = as it is."""
+        if not self.shuffle:
+            return None
+        length = len(self.dataset)
+        generator = torch.Generator(device="cpu").manual_seed(self.seed + self.epoch)
+        # The numbers are the same for both types.
+        dtype = torch.int32 if length < 1 << 31 else torch.int64
+        return torch.randperm(length, generator=generator, dtype=dtype, device="cpu")
+
+    def _walk(self, current: _Pass, indices: _Indices) -> Iterator[int]:
+        # From the first index on: Lightning and loaders call iter() also just to look.
+        self._start, self._pass = 0, current
+        for index in indices:
+            current.num_taken += 1
+            yield index
+
+
+@dataclass(slots=True)
+class _Pass:
+    """How far one iteration over a sampler has got."""
+
+    epoch: int
+    start: int
+    """Where in the epoch's order all ranks began."""
+    length: int
+    """Samples of this rank from there on."""
+    world: int
+    num_taken: int = 0
+
+
+class _Indices:
+    """The samples at some places of an order, a chunk of Python ints at a time."""
+
+    def __init__(self, numbers: range, length: int, permutation: Any) -> None:
+        inside = range(numbers.start, min(numbers.stop, length), numbers.step)
+        order = permutation() if numbers else None
+        # A part must not keep the whole permutation.
+        self._own = inside if order is None else order[inside.start :: inside.step].clone()
+        self._own = self._own[: len(inside)]
+        # Behind the order's end it begins again; that is one sample at most.
+        beyond = [number % length for number in numbers[len(inside) :]]
+        self._beyond = beyond if order is None else [int(order[number]) for number in beyond]
+
+    def __iter__(self) -> Iterator[int]:
+        for first in range(0, len(self._own), _CHUNK):
+            chunk = self._own[first : first + _CHUNK]
+            yield from chunk if isinstance(chunk, range) else chunk.tolist()
+        yield from self._beyond
+
+
+def _end(start: int, length: int, world: int, tail: Tail) -> int:
+    """Where an order ends that ``world`` ranks share from ``start`` on."""
+    left_over = (length - start) % world
+    if tail == "uneven" or left_over == 0:
+        return length
+    return length - left_over + (world if tail == "pad" else 0)
+
+
+def _check_arguments(dataset: object, num_replicas: int | None, rank: int | None) -> None:
+    if isinstance(dataset, Sampler):
+        raise TypeError(
+            f"DistributedSampler: dataset must be a dataset or its length, got the sampler "
+            f"{type(dataset).__name__}. A sampler cannot be shared out again; for another choice "
+            "of samples, wrap the dataset in torch.utils.data.Subset."
+        )
+    if isinstance(dataset, int) and (isinstance(dataset, bool) or dataset < 0):
+        raise ValueError(f"DistributedSampler: a length must be >= 0, got {dataset}.")
+    if (num_replicas is None) != (rank is None):
+        raise ValueError(
+            f"DistributedSampler: num_replicas and rank go together, got {num_replicas} and {rank}."
+        )
+    if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
+        raise ValueError(
+            f"DistributedSampler: rank must be within 0 and {num_replicas - 1}, got {rank}."
+        )

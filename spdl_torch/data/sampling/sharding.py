@@ -1,0 +1,244 @@
+"""Which part of a source belongs to this rank and worker, and how long that part is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from typing import Any, Literal, get_args
+
+import torch.distributed
+from torch.utils.data import DistributedSampler, get_worker_info
+
+from ...errors import UnsupportedOptionError
+
+__all__ = [
+    "Shard",
+    "Tail",
+    "check_tail",
+    "is_shared_out",
+    "length_of_shard",
+    "padding_of_shard",
+    "rank_shard",
+    "take_shard",
+    "worker_shard",
+]
+
+_MOST_WRAPPERS = 8
+
+Tail = Literal["drop", "pad", "uneven"]
+"""What becomes of a last round that is too short for every rank to get one of it."""
+
+
+def check_tail(tail: object, owner: str) -> None:
+    """Refuse what is none of the three."""
+    if tail not in get_args(Tail):
+        raise ValueError(f'{owner}: tail must be "drop", "pad" or "uneven", got {tail!r}.')
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part ``index`` of ``count`` parts that have no item in common and together are the whole."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(
+                f"a shard's index must be within 0 and {self.count - 1}, got {self.index}."
+            )
+
+
+def rank_shard(
+    num_replicas: int | None, rank: int | None, *, owner: str = "PipelineDataset"
+) -> Shard:
+    """What was given, else what the process group says, else torchrun's variables, else all.
+
+    Asked at the first iteration and not before: Lightning sets the process group up after the
+    datasets were made, and of the variables only ``LOCAL_RANK``.
+
+    Raises: RuntimeError: one of several ranks that cannot know which one.
+    """
+    if num_replicas is not None and rank is not None:
+        return Shard(rank, num_replicas)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return Shard(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return Shard(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        raise RuntimeError(
+            f"{owner}: this process is LOCAL_RANK={os.environ['LOCAL_RANK']}, but there is "
+            "neither a process group nor RANK and WORLD_SIZE to tell which part of the data is "
+            "its own. Iterate after init_process_group() or pass num_replicas and rank."
+        )
+    return Shard()
+
+
+def worker_shard() -> Shard:
+    """Of the DataLoader's worker that this is; all of it outside of workers."""
+    info = get_worker_info()
+    return Shard() if info is None else Shard(info.id, info.num_workers)
+
+
+def take_shard(source: Any, ranks: Shard, workers: Shard, tail: Tail = "uneven") -> Any:
+    """The items of ``source`` that belong to a worker of a rank.
+
+    A source with ``shard(index, count)`` knows best; torch's DistributedSampler has chosen the
+    rank's part already; of any other iterable every ``count``-th item is taken. ``tail`` is for
+    the ranks; workers share theirs unevenly.
+
+    Raises: UnsupportedOptionError: parts that the source makes are to be of one length, but the
+        source does not tell theirs.
+    """
+    ranks = _without_ranks_of(source, ranks)
+    if ranks.count > 1:
+        source = _part(source, ranks, tail)
+    return _part(source, workers, "uneven") if workers.count > 1 else source
+
+
+def length_of_shard(source: Any, ranks: Shard, tail: Tail = "uneven") -> int:
+    """How many items of ``source`` belong to a rank. Raises: TypeError: ``source`` has no len."""
+    ranks = _without_ranks_of(source, ranks)
+    return _fitting_length(_lengths_of_parts(source, ranks), ranks, tail)
+
+
+def padding_of_shard(source: Any, ranks: Shard, tail: Tail) -> int:
+    """How many of a rank's items, its last ones, are other ranks' as well. Errors as above."""
+    if tail != "pad":
+        return 0
+    return length_of_shard(source, ranks, tail) - length_of_shard(source, ranks, "uneven")
+
+
+def is_shared_out(source: Any) -> bool:
+    """Whether each rank has its own part already: a DistributedSampler, one of
+    ``spdl_torch.source``, or what is around one, such as a batch sampler or a loader.
+    """
+    for _ in range(_MOST_WRAPPERS):  # one that answers to every name would go on for ever
+        if source is None or _is_one_ranks(source):
+            break
+        inner = (getattr(source, name, None) for name in ("batch_sampler", "sampler", "_items"))
+        source = next((part for part in inner if part is not None), None)
+    return _is_one_ranks(source)
+
+
+def _is_one_ranks(source: Any) -> bool:
+    if isinstance(source, DistributedSampler):
+        return True
+    return getattr(source, "is_shared_out", False) is True
+
+
+def _without_ranks_of(source: Any, ranks: Shard) -> Shard:
+    return Shard() if is_shared_out(source) else ranks
+
+
+def _lengths_of_parts(source: Any, ranks: Shard) -> list[int]:
+    if ranks.count > 1 and hasattr(source, "shard"):
+        return [len(source.shard(index, ranks.count)) for index in range(ranks.count)]
+    length = len(source)
+    return [len(range(index, length, ranks.count)) for index in range(ranks.count)]
+
+
+def _fitting_length(lengths: list[int], ranks: Shard, tail: Tail) -> int:
+    """How long this rank's part is, made to fit the others'."""
+    return {"drop": min(lengths), "pad": max(lengths), "uneven": lengths[ranks.index]}[tail]
+
+
+def _part(source: Any, shard: Shard, tail: Tail) -> Any:
+    if not hasattr(source, "shard"):
+        return (_AsyncStride if isinstance(source, AsyncIterable) else _Stride)(source, shard, tail)
+    part = source.shard(shard.index, shard.count)
+    if tail == "uneven":
+        return part
+    try:
+        if isinstance(source, AsyncIterable):
+            raise TypeError(f"{type(source).__name__} is asynchronous")
+        lengths = _lengths_of_parts(source, shard)
+    except TypeError as error:
+        raise UnsupportedOptionError(
+            f"PipelineDataset: tail={tail!r} needs to know how long each rank's part is, but: "
+            f"{error}. A rank that has fewer items would end early and the others wait for it for "
+            'ever. Pass tail="uneven" and end every epoch after a number of steps that all ranks '
+            "can make, or use a source whose parts have len()."
+        ) from None
+    length = _fitting_length(lengths, shard, tail)
+    return part if length == lengths[shard.index] else _Fitted(part, source, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stride:
+    """Every ``count``-th item of an iterable, beginning with ``index``."""
+
+    source: Any
+    part: Shard
+    tail: Tail
+
+    def __iter__(self) -> Iterator[Any]:
+        items, count = iter(self.source), self.part.count
+        if self.tail == "uneven":
+            return islice(items, self.part.index, None, count)
+        return self._of_rounds(items, count)
+
+    def _of_rounds(self, items: Iterator[Any], count: int) -> Iterator[Any]:
+        """One item of each round, once the round is known to be whole."""
+        first = dealt = list(islice(items, count))
+        while len(dealt) == count:
+            yield dealt[self.part.index]
+            dealt = list(islice(items, count))
+        yield from _of_last_round(dealt, first, self.part, self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class _AsyncStride:
+    """The same of an async iterable."""
+
+    source: AsyncIterable[Any]
+    part: Shard
+    tail: Tail
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        first: list[Any] = []
+        dealt: list[Any] = []
+        async for item in self.source:
+            dealt.append(item)
+            if self.tail == "uneven" and len(dealt) == self.part.index + 1:
+                yield item
+            if len(dealt) == self.part.count:
+                if self.tail != "uneven":
+                    yield dealt[self.part.index]
+                first, dealt = first or dealt, []
+        for item in _of_last_round(dealt, first or dealt, self.part, self.tail):
+            yield item
+
+
+def _of_last_round(dealt: list[Any], first: list[Any], part: Shard, tail: Tail) -> list[Any]:
+    """This part's share of a round that is not whole, filled up from the first one or not."""
+    if tail != "pad" or not dealt:
+        return []
+    return [*islice(chain(dealt, cycle(first)), part.index, part.index + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A part that a source made, shortened, or filled up from the source's beginning."""
+
+    part: Any
+    source: Any
+    length: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterate()
+
+    def iterate(self, start: int = 0) -> Iterator[Any]:
+        """From the ``start``-th item on; at once where the part can do that."""
+        if not hasattr(self.part, "iterate"):
+            items = chain(self.part, cycle(self.source))
+            return islice(items, start, max(start, self.length))
+        num_own = len(self.part)
+        own = self.part.iterate(min(start, num_own))
+        padding = islice(cycle(self.source), max(0, start - num_own), None)
+        return islice(chain(own, padding), max(0, self.length - start))
+
+    def __len__(self) -> int:
+        return self.length

@@ -1,0 +1,1 @@
+"""Pipelines and iterables that run whole in a child process."""

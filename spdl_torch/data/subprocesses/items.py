@@ -1,0 +1,179 @@
+"""The child's end of ``child_pipelines``: an iterable as the dataset of a loader's one worker."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+from torch.utils.data import IterableDataset
+
+from ...pipeline.builder import build_pipeline
+from ...pipeline.stats.perf_stats import PipelineStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ...pipeline.definition.specs import PipelineSpec
+    from ...pipeline.pipeline import Pipeline
+
+    Initializer = Callable[[], object]
+
+__all__ = ["NOTHING", "Passes", "Sent", "SubprocessItems", "random_states"]
+
+T = TypeVar("T")
+
+_FIGURES_SECONDS = 0.1  # between two readings that are sent; the end of a pass always has one
+
+
+class Sent(NamedTuple):
+    """An item as the child sends it, with the figures of that moment if they are due."""
+
+    item: Any
+    figures: PipelineStats | None
+
+
+class _Nothing:
+    """At the end of a pass, when there are figures and no item. It stays the same by pickling."""
+
+    def __reduce__(self) -> str:
+        return "NOTHING"
+
+
+NOTHING = _Nothing()
+
+
+class SubprocessItems(IterableDataset[Sent]):
+    """Makes the iterable, in the child, and sends its items and figures."""
+
+    def __init__(
+        self,
+        make: Callable[[], Iterable[Any]],
+        initializers: list[Initializer],
+        states: _RandomStates,
+    ) -> None:
+        self._make = make
+        self._initializers = initializers
+        self._states: _RandomStates | None = states
+        self._iterable: Iterable[Any] | None = None
+
+    def __copy__(self) -> SubprocessItems:
+        return self  # there is one worker
+
+    def __iter__(self) -> Iterator[Sent]:
+        if self._states is not None:
+            _on_a_plain_thread(partial(self._set_up, self._states))
+            self._states = None
+        if self._iterable is None:
+            self._iterable = _on_a_plain_thread(self._make)
+        iterable, iterator = self._iterable, iter(self._iterable)
+        if iterator is iterable:  # used up after this pass
+            self._iterable = None
+        due = monotonic()
+        for item in iterator:
+            figures, now = None, monotonic()
+            if now >= due:
+                figures, due = _figures_of(iterable), now + _FIGURES_SECONDS
+            yield Sent(item, figures)
+            del item  # or it would stay alive while the next one is awaited
+        if (figures := _figures_of(iterable)) is not None:
+            yield Sent(NOTHING, figures)
+
+    def _set_up(self, states: _RandomStates) -> None:
+        # Threads that are started later, those of a pipeline, begin with this setting: as in
+        # torch's workers, none of them starts a team.
+        torch.set_num_threads(1)
+        states.restore()
+        for initializer in self._initializers:
+            initializer()
+
+
+def _figures_of(iterable: Any) -> PipelineStats | None:
+    """Read a pipeline's or a dataset's figures; None = it is neither, or nothing has run yet."""
+    try:
+        figures = iterable.stats()
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return figures if isinstance(figures, PipelineStats) else None
+
+
+class Passes:
+    """The child's pipelines: one for each pass, or one for all epochs."""
+
+    def __init__(self, config: PipelineSpec[Any], options: dict[str, Any]) -> None:
+        self._config = config
+        self._options = options
+        self._pipeline: Pipeline[Any] | None = None
+        if config.is_continuous:
+            self._build()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._config.is_continuous:
+            yield from self._epoch()
+            return
+        with self._build().auto_stop() as pipeline:
+            yield from pipeline
+
+    def _epoch(self) -> Iterator[Any]:
+        pipeline = self._pipeline or self._build()
+        try:
+            yield from pipeline
+        except Exception:
+            self._pipeline = None  # it has ended; the next epoch is that of another one
+            raise
+
+    def _build(self) -> Pipeline[Any]:
+        self._pipeline = build_pipeline(self._config, **self._options)
+        self._pipeline.start()
+        return self._pipeline
+
+    def stats(self) -> PipelineStats | None:
+        """Figures of the pipeline that runs, or ran last; None = there was none."""
+        return None if self._pipeline is None else self._pipeline.stats()
+
+
+class _RandomStates(NamedTuple):
+    """States of the global generators, as the trainer's are when the child is started."""
+
+    python: Any
+    numpy: Any
+    torch: torch.Tensor
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        if self.numpy is not None:
+            import numpy as np
+
+            np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+
+
+def random_states() -> _RandomStates:
+    """Return the states of the global generators, numpy's if it was imported."""
+    numpy = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    return _RandomStates(random.getstate(), of_numpy, torch.get_rng_state())
+
+
+def _on_a_plain_thread(function: Callable[[], T]) -> T:
+    """A loader's worker has random streams and an intra-op setting of its own, which are neither
+    the process's nor those of threads that start here."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="spdl-set-up")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -1,0 +1,312 @@
+"""A pipeline, or any iterable, in a child process: SPDL's way to keep loading out of the trainer's.
+
+    trainer                                          child, started once
+      SubprocessIterable ── iter(), room for items ──▶ the one worker of a loader
+        items that view shared memory ◀───── slabs ────  SubprocessItems ─▶ pipeline, any iterable
+
+The process and the way between are those of ``DataLoader(isolation="process")``: how it starts and
+ends, what becomes of errors, log lines, forks and Ctrl-C is written there. Here is a dataset whose
+"samples" are the iterable's items.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+import torch
+
+from ...errors import UnsupportedOptionError
+from ...observe.verdict.report import make_report
+from ...pipeline.builder import PipelineBuilder
+from ..child_process.dataset_pickle import find_unpicklable, shown
+from ..loader.dataloader import DataLoader
+from .items import (
+    NOTHING,
+    Passes,
+    Sent,
+    SubprocessItems,
+    random_states,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ...observe.verdict.report import Report
+    from ...pipeline.definition.specs import MaxFailures, PipelineSpec
+    from ...pipeline.hooks.stats_queue import StatsQueue
+    from ...pipeline.hooks.task_hooks import HookFactory
+    from ...pipeline.stats.perf_stats import PipelineStats
+
+    Initializer = Callable[[], object]
+
+__all__ = ["SubprocessIterable", "iterate_in_subprocess", "run_pipeline_in_subprocess"]
+
+T = TypeVar("T")
+
+_PREFIX = "DataLoader"
+
+
+def run_pipeline_in_subprocess(
+    config_or_builder: PipelineSpec[T] | PipelineBuilder[Any, T],
+    /,
+    *,
+    num_threads: int | None = None,
+    max_failures: MaxFailures | None = None,
+    report_stats_interval: float | None = None,
+    queue_class: Callable[..., StatsQueue] | None = None,
+    task_hook_factory: HookFactory | None = None,
+    use_thread_output_queue: bool = False,
+    buffer_size: int = 3,
+    initializer: Initializer | Sequence[Initializer] | None = None,
+    mp_context: Any = None,
+    timeout: float | None = None,
+    daemon: bool = False,
+) -> SubprocessIterable[T]:
+    """Run a pipeline in a child process; each ``iter()`` of what is returned is one pass, or, if
+    the source is continuous, one epoch.
+
+    The child is started now and serves every pass. A continuous source has one pipeline in it,
+    which goes on between epochs; otherwise each pass builds a new one. The definition, its ops and
+    its source have to be picklable, and stages without an executor. In the child ``random``,
+    numpy's and torch's global generators begin as they are here now.
+
+    num_threads, max_failures, report_stats_interval, queue_class, task_hook_factory,
+        use_thread_output_queue: as for ``PipelineBuilder.build``; hooks and queues work there.
+    buffer_size, initializer, mp_context, timeout, daemon: as for ``iterate_in_subprocess``.
+    Raises: UnsupportedOptionError: ``mp_context="fork"``; pickle.PicklingError: see above. From the
+        loop: ``PipelineFailure`` and all that a pipeline raises; RuntimeError: the child has died.
+    """
+    config: PipelineSpec[T]
+    if isinstance(config_or_builder, PipelineBuilder):
+        config = config_or_builder.get_config()
+    else:
+        config = config_or_builder
+    options = {
+        "num_threads": num_threads,
+        "max_failures": max_failures,
+        "report_stats_interval": report_stats_interval,
+        "queue_class": queue_class,
+        "task_hook_factory": task_hook_factory,
+    }
+    return SubprocessIterable(
+        "run_pipeline_in_subprocess",
+        partial(Passes, config, options),
+        parts={"config": config, **options, "initializer": initializer},
+        is_continuous=config.is_continuous,
+        buffer_size=buffer_size,
+        initializer=initializer,
+        mp_context=mp_context,
+        timeout=timeout,
+    )
+
+
+def iterate_in_subprocess(
+    fn: Callable[[], Iterable[T]],
+    *,
+    buffer_size: int = 3,
+    initializer: Initializer | Sequence[Initializer] | None = None,
+    mp_context: Any = None,
+    timeout: float | None = None,
+    daemon: bool = False,
+) -> SubprocessIterable[T]:
+    """Iterate, in a child process, over what ``fn()`` returns there.
+
+    The child is started now and serves every ``iter()``. ``fn`` is called once; again for each
+    pass if it returns an iterator, such as a generator, which can be used only once.
+
+    buffer_size: items that may wait for the loop, besides those that wait in the child.
+    initializer: called in the child first; one function or several.
+    mp_context: ``"forkserver"``, ``"spawn"`` or such a context; None = the first where there is
+        one. A script's own code has to stand under ``if __name__ == "__main__":``.
+    timeout: seconds that the loop waits for an item before RuntimeError; the child is then ended,
+        and the next pass has another. None = no limit.
+    daemon: makes no difference: the child never outlives this process, and is none of those that
+        may have children of their own.
+    Raises: as ``run_pipeline_in_subprocess``; from the loop what the iterable raises.
+    """
+    return SubprocessIterable(
+        "iterate_in_subprocess",
+        fn,
+        parts={"fn": fn, "initializer": initializer},
+        is_continuous=False,
+        buffer_size=buffer_size,
+        initializer=initializer,
+        mp_context=mp_context,
+        timeout=timeout,
+    )
+
+
+class SubprocessIterable(Generic[T]):
+    """Iterates in a child process. One loop at a time; a new ``iter()`` ends the one before,
+    or, of a continuous pipeline, goes on where that stands in the epoch.
+
+    Ends: dropping this object and the interpreter's exit end the child, which has 5 s for what its
+    ops are doing. ``break``, an exception in the loop and Ctrl-C do not, for it serves the next
+    ``iter()``; until then it waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Iterable[T]],
+        *,
+        parts: dict[str, Any],
+        is_continuous: bool,
+        buffer_size: int,
+        initializer: Initializer | Sequence[Initializer] | None,
+        mp_context: Any,
+        timeout: float | None,
+    ) -> None:
+        if isinstance(buffer_size, bool) or not isinstance(buffer_size, int) or buffer_size < 1:
+            raise ValueError(f"{name}: buffer_size must be an int >= 1, got {buffer_size!r}.")
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"{name}: timeout must be > 0 seconds or None, got {timeout}.")
+        _check_context(name, mp_context)
+        self._name = name
+        self._parts = parts  # of what is sent, by the names of the arguments
+        self._is_continuous = is_continuous
+        self._loader: DataLoader[Any] = DataLoader(
+            SubprocessItems(make, _as_list(initializer), random_states()),
+            batch_size=None,
+            num_workers=1,
+            collate_fn=_as_it_is,
+            timeout=timeout or 0,
+            multiprocessing_context=mp_context,
+            generator=torch.Generator(),  # the global one is the user's: nothing is drawn from it
+            prefetch_factor=buffer_size,
+            persistent_workers=True,
+            isolation="process",
+            rng="worker",
+        )
+        # One thread at a time may ask the loader. It waits inside: who begins another pass while
+        # somebody waits for an item of the last one, as the source's thread of a pipeline that
+        # was stopped, has to wait for that item.
+        self._lock = threading.Lock()
+        self._num_passes = 0
+        self._figures: PipelineStats | None = None
+        self._items: Iterator[Sent] | None = self._begin()
+        self._is_fresh = True
+
+    def __iter__(self) -> Iterator[T]:
+        with self._lock:
+            self._num_passes += 1
+            number = self._num_passes
+            if not self._is_fresh and not self._is_continuous:
+                self._items = None
+            self._is_fresh = False
+            if self._items is None:
+                self._items = self._begin()
+        while True:
+            with self._lock:
+                if self._num_passes != number and not self._is_continuous:
+                    raise RuntimeError(
+                        f"{self._name}: another loop has begun since, and there is one at a time."
+                    )
+                sent = self._next()
+            if sent is None:
+                return
+            yield sent.item
+
+    def stats(self) -> PipelineStats:
+        """Figures of the child's pipeline since it began; of the moment when the last item came,
+        or up to 0.1 s older.
+
+        Raises: RuntimeError: no item has come yet, or it is no pipeline that runs there.
+        """
+        if self._figures is None:
+            raise RuntimeError(
+                f"{self._name}: there are no figures: no item has come yet, or what iterates in "
+                "the child has no stats()."
+            )
+        return self._figures
+
+    def report(self) -> Report:
+        """Judge what holds the loop back: the child's stages, and how long the loop waits.
+
+        Raises: as ``stats``.
+        """
+        waits = self._loader.snapshot().consumer_wait_ratio
+        return make_report(replace(self.stats(), consumer_wait_ratio=waits))
+
+    def _begin(self) -> Iterator[Sent]:
+        try:
+            return iter(self._loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            named = _unpicklable(self._name, self._parts)
+            if named is None:
+                raise
+            raise named from error
+        except RuntimeError as error:
+            self._raise_renamed(error)
+
+    def _next(self) -> Sent | None:
+        """Return what was sent next; None = the end of the pass."""
+        while self._items is not None:
+            try:
+                sent = next(self._items)
+            except StopIteration:
+                self._items = None
+            except RuntimeError as error:
+                self._items = None
+                self._raise_renamed(error)
+            except Exception:
+                self._items = None  # the next loop begins another pass
+                raise
+            else:
+                self._figures = sent.figures or self._figures
+                if sent.item is not NOTHING:
+                    return sent
+        return None
+
+    def _raise_renamed(self, error: RuntimeError) -> NoReturn:
+        """Raise a loader's error in the name of this function: nobody here knows of a loader."""
+        text = str(error)
+        if type(error) is RuntimeError and text.startswith(_PREFIX):
+            error.args = (self._name + text[len(_PREFIX) :],)
+            if "timed out" in text:
+                self._end_child()
+        raise error
+
+    def _end_child(self) -> None:
+        """Not by dropping its iterator alone, which the error's traceback keeps."""
+        iterator: Any = self._loader._iterator
+        self._loader._iterator = None
+        iterator._pool.request_stop()
+
+
+def _as_it_is(item: Any) -> Any:
+    """torch's own conversion would make tensors of arrays."""
+    return item
+
+
+def _unpicklable(name: str, parts: dict[str, Any]) -> pickle.PicklingError | None:
+    for part, value in parts.items():
+        found = find_unpicklable(value, part)
+        if found is not None:
+            return pickle.PicklingError(
+                f"{name}: what runs in the child process is sent there, but {found[0]} cannot be "
+                f"pickled: {shown(found[1])}. Define functions and classes at the top level of a "
+                "module, open files and connections on first use, and leave executor= out: "
+                "concurrency=N gives a stage N threads."
+            )
+    return None
+
+
+def _as_list(initializer: Initializer | Sequence[Initializer] | None) -> list[Initializer]:
+    if initializer is None:
+        return []
+    return [initializer] if callable(initializer) else list(initializer)
+
+
+def _check_context(name: str, context: Any) -> None:
+    method = context if isinstance(context, str) else getattr(context, "get_start_method", str)()
+    if method == "fork":
+        raise UnsupportedOptionError(
+            f'{name}: mp_context must not be "fork": a lock that a thread of this process holds at '
+            "that moment would stay held in the child for ever. Pass "
+            '"forkserver" or "spawn", or leave it out.'
+        )

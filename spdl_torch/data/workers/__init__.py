@@ -1,0 +1,1 @@
+"""The threads that make a loader's batches."""

@@ -1,0 +1,61 @@
+"""What each worker of a loader works on, for the message of a loop that waited too long."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from ...pipeline.threads.stacks import stack_of
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from ..fetching.batch_maker import BatchMaker
+    from .jobs import Job
+
+__all__ = ["Desk", "describe_desks"]
+
+_MOST_STACKS = 8
+
+
+class Desk:
+    """One worker's. It writes, once for a batch; anyone may read."""
+
+    __slots__ = ("job", "maker", "since_ns", "thread")
+
+    def __init__(self) -> None:
+        self.maker: BatchMaker | None = None
+        self.job: Job | None = None
+        self.since_ns = 0
+        self.thread: threading.Thread | None = None
+
+    def describe(self) -> tuple[int, str]:
+        """The batch that is made, and what is done for it; -1 = none is."""
+        job, maker = self.job, self.maker
+        if job is None or maker is None:
+            return -1, "between batches"
+        seconds = (perf_counter_ns() - self.since_ns) / 1e9
+        return job.number, f"batch {job.number} for {seconds:.1f} s: {maker.at_work(job.index)}"
+
+
+def describe_desks(
+    desks: Sequence[Desk], threads: Sequence[threading.Thread], awaited: int | None
+) -> str:
+    """The threads that do something, with their stacks; first those that make the batch that is
+    awaited (None = any would do). ``threads``: those of the desks, and perhaps others.
+    """
+    found = []
+    desk_of = {desk.thread: desk for desk in desks}
+    for thread in threads:
+        stack = stack_of(thread)
+        if thread in desk_of:
+            batch, doing = desk_of[thread].describe()
+        else:
+            batch, doing = -1, "stage 'transfer'"
+        if stack:
+            found.append((batch != awaited, f"{thread.name}, {doing}\n{stack}"))
+    if not found:
+        return "None of its threads is at work."
+    found.sort(key=lambda each: each[0])
+    return "\n".join(["At work:", *(text for _, text in found[:_MOST_STACKS])])

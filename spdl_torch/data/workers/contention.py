@@ -1,0 +1,223 @@
+"""How many workers work at once, and how many of them on one batch.
+
+Small samples whose Python code holds the GIL are made faster by one thread than by several, which
+take it from each other at every call that lets go of it. It shows in how often they give up the
+processor while together they use no more than one (measured with 2, 4 and 8 threads on 2 cores:
+20 to 70 times a millisecond with three calls of torch for a row, or to read a small file; 1 to 5
+times in numpy's or Pillow's longer calls). Then one worker is tried alone, and stays alone while
+it makes more samples a second than all did together. What is loaded does not depend on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...pipeline.channel.channel import Channel, ChannelClosed
+
+try:
+    from resource import RUSAGE_THREAD, getrusage
+except ImportError:  # only Linux counts for each thread
+    CAN_TELL = False
+else:
+    CAN_TELL = True
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .activity import Desk
+
+__all__ = ["CAN_TELL", "Crowd", "Spell"]
+
+# Below this time for a whole batch, waking other threads costs more than they gain (a wake-up
+# takes 10 to 50 µs, measured), so one thread makes the batch alone.
+_SHARE_ABOVE_NS = 1_000_000
+
+_SWITCHES_PER_MS = 8
+"""In a millisecond on the processor; from here on threads may give it up for the GIL."""
+_LEAST_AT_ONCE = 1.3
+"""Workers, on average; fewer are not in each other's way."""
+_LEAST_CORES, _MOST_CORES = 0.7, 1.35
+"""That all use together (measured: 1.0 to 1.25). Who waits for storage uses less, and who works
+side by side more."""
+_LONGEST_BATCH_NS = 30_000_000
+"""Of the processor's time; with longer ones the trial itself would cost too much."""
+_WINDOW_NS, _WINDOW_JOBS = 50_000_000, 8
+_GAIN, _LOSS = 1.1, 1.5
+"""Times as much as together that one alone has to make, and times as long that ends its trial."""
+_FIRST_HOLD_NS, _LONGEST_HOLD_NS = 1_000_000_000, 60_000_000_000
+"""Until the other way is tried again; twice as long each time."""
+_LOOK_SECONDS = 1.0
+_ENOUGH = 1_000_000  # calls to come back, more than are ever left over
+
+
+class Spell(NamedTuple):
+    """A worker's readings when it began with a job."""
+
+    wall_ns: int
+    cpu_s: float = 0.0
+    switches: int = -1
+    """Of the thread, since it began; -1 = not counted."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """What was done in some time."""
+
+    busy_ns: int = 0  # in which at least one worker worked
+    wall_ns: int = 0  # of all workers together
+    cpu_ns: float = 0.0
+    switches: int = 0
+    jobs: int = 0
+    samples: int = 0
+    size: int = 0  # of a batch
+
+    @property
+    def is_full(self) -> bool:
+        return self.busy_ns >= _WINDOW_NS and self.jobs >= _WINDOW_JOBS and self.samples > 0
+
+    @property
+    def sample_ns(self) -> float:
+        return self.busy_ns / self.samples
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether it looks as if workers took the GIL from each other."""
+        return (
+            self.wall_ns >= _LEAST_AT_ONCE * self.busy_ns
+            and self.switches >= _SWITCHES_PER_MS * self.cpu_ns / 1e6
+            and _LEAST_CORES <= self.cpu_ns / self.busy_ns <= _MOST_CORES
+            and self.cpu_ns / self.samples * self.size <= _LONGEST_BATCH_NS
+        )
+
+
+class Crowd:
+    """The workers of one epoch."""
+
+    def __init__(self, desks: Sequence[Desk], *, shares_jobs: bool, adapts: bool) -> None:
+        self.parked: Channel[None] = Channel(_ENOUGH)
+        """Where workers wait while one works alone."""
+        self.alone: int | None = None
+        """Who that is."""
+        self._desks = desks
+        self._shares_jobs = shares_jobs
+        self._adapts = adapts and CAN_TELL  # else all always work together
+        self._sample_ns = 0.0  # of the last job
+        self._lock = threading.Lock()  # of all that follows
+        self._inside = 0
+        self._marked_ns = 0  # up to here the busy time is counted
+        self._window = _Window()
+        self._together_ns = 0.0  # for a sample, before one was left alone
+        self._is_settled = True  # nobody but that one is still at work
+        self._is_proven = False
+        self._until_ns = 0  # the present way is kept
+        self._hold_ns = _FIRST_HOLD_NS
+
+    def hands(self, index: Any, num_workers: int) -> int:
+        """How many workers shall work on a batch: all, or one if it is too small to share."""
+        if not self._shares_jobs or not isinstance(index, list | tuple) or self.alone is not None:
+            return 1
+        if 0 < self._sample_ns * len(index) < _SHARE_ABOVE_NS:
+            return 1
+        return max(1, min(num_workers, len(index)))
+
+    def wait(self, worker: int) -> None:
+        """Before a job is taken: blocks while another worker works alone.
+
+        Raises: ChannelClosed.
+        """
+        while self.alone not in (None, worker):
+            try:
+                self.parked.get(_LOOK_SECONDS)
+            except TimeoutError:
+                self._look_after()
+
+    def enter(self) -> Spell:
+        """A job begins."""
+        if not self._adapts:
+            return Spell(perf_counter_ns())
+        usage, now = getrusage(RUSAGE_THREAD), perf_counter_ns()
+        with self._lock:
+            self._count_time(now)
+            self._inside += 1
+        return Spell(now, usage.ru_utime + usage.ru_stime, usage.ru_nvcsw)
+
+    def leave(self, worker: int, spell: Spell, num_samples: int, size: int) -> None:
+        """It has ended; ``num_samples`` of the batch's ``size`` were made by this worker."""
+        now = perf_counter_ns()
+        if num_samples:
+            self._sample_ns = (now - spell.wall_ns) / num_samples
+        if spell.switches < 0:
+            return
+        usage = getrusage(RUSAGE_THREAD)
+        with self._lock:
+            self._count_time(now)
+            self._inside -= 1
+            window = self._window
+            window.jobs += 1
+            window.samples += num_samples
+            window.size = max(window.size, size)
+            window.wall_ns += now - spell.wall_ns
+            window.cpu_ns += (usage.ru_utime + usage.ru_stime - spell.cpu_s) * 1e9
+            window.switches += usage.ru_nvcsw - spell.switches
+            self._judge(worker, now)
+
+    def gone(self, worker: int | None) -> None:
+        """If this is who works alone: it leaves, and all work together."""
+        with self._lock:
+            if worker is not None and self.alone == worker:
+                self._open(perf_counter_ns())
+
+    def _count_time(self, now: int) -> None:
+        if self._inside:
+            self._window.busy_ns += now - self._marked_ns
+        self._marked_ns = now
+
+    def _judge(self, worker: int, now: int) -> None:
+        window = self._window
+        if self.alone is not None and not self._is_settled:
+            if self._inside:
+                return
+            self._is_settled = True
+        elif not (window.is_full or self._is_hopeless(window)):
+            return
+        elif self.alone is None:
+            if self._adapts and now >= self._until_ns and window.is_crowded:
+                self._together_ns = window.sample_ns
+                self._is_settled = self._is_proven = False
+                self.alone = worker
+        elif not self._is_proven:
+            self._is_proven = window.sample_ns * _GAIN < self._together_ns
+            self._until_ns = now + self._hold_ns
+            self._hold_ns = min(2 * self._hold_ns, _LONGEST_HOLD_NS)
+            if not self._is_proven:
+                self._open(self._until_ns)
+        elif now >= self._until_ns:
+            self._open(now)
+        self._window = _Window()
+
+    def _is_hopeless(self, window: _Window) -> bool:
+        """Whether one alone is so slow that the trial can end."""
+        is_tried = self.alone is not None and not self._is_proven and window.samples > 0
+        return is_tried and window.sample_ns > _LOSS * self._together_ns
+
+    def _open(self, until_ns: int) -> None:
+        """All work together, at least until then."""
+        self.alone, self._until_ns = None, until_ns
+        try:
+            for _ in self._desks:
+                self.parked.put(None)
+        except ChannelClosed:
+            pass  # it was, and with it every wait ended
+
+    def _look_after(self) -> None:
+        """Nobody waits long for one that is stuck: it may wait for the others."""
+        with self._lock:
+            alone = self.alone
+            if alone is None or self._desks[alone].job is None:
+                return
+            if perf_counter_ns() - self._desks[alone].since_ns > _LOOK_SECONDS * 1e9:
+                self._adapts = False
+                self._open(0)

@@ -1,0 +1,137 @@
+"""A worker's own copy of the dataset: what a forked process would have, without the memory."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import types
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from ..rng.owned import OwnedGenerators
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+__all__ = ["own_copy", "own_function"]
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvision's convention
+
+
+def own_copy(dataset: Any, turn: threading.Lock) -> Any:
+    """A copy of the dataset object, and of every dataset inside it, for one worker.
+
+    The copies are shallow: attributes that user code sets in a worker (a lazily opened file, a
+    shard chosen in ``worker_init_fn``) stay in that worker, while lists of samples are shared.
+    Transforms are copied deeply, because many keep state, and so is every attribute in which there
+    is a random generator; one that cannot be copied is shared.
+
+    The workers copy in ``turn``, one after another. Copying looks at ``__dict__``, and Python 3.11
+    makes that dictionary at the first look; if the allocation starts the garbage collector, which
+    may switch threads, a second one is made, both own the object's values, and the interpreter
+    later crashes in a collection. Not one lock for all loaders: a copy may use a loader itself.
+    """
+    with turn:
+        return _copy_dataset(dataset, {})
+
+
+def own_function(
+    function: Callable[..., Any], dataset: Any, own: Any, turn: threading.Lock
+) -> Callable[..., Any]:
+    """A worker's own ``collate_fn``: a method of the dataset becomes that of the worker's copy, and
+    one that keeps a random generator is copied deeply.
+    """
+    if isinstance(function, types.MethodType) and function.__self__ is dataset:
+        return types.MethodType(function.__func__, own)
+    with turn:
+        if OwnedGenerators(function):
+            function = _deep_copy_or_share(function, {id(dataset): own})
+    return function
+
+
+def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
+    if id(dataset) in memo:
+        return memo[id(dataset)]
+    if not isinstance(dataset, Dataset) and (
+        not hasattr(dataset, "__dict__") or isinstance(dataset, list | dict | tuple | np.ndarray)
+    ):
+        return dataset  # a plain container: nothing that a worker would set, much to copy
+    try:
+        own = copy.copy(dataset)
+        attributes = {} if own is dataset else _own_attributes(own)
+    except Exception as error:
+        _tell_shared(dataset, error)
+        return dataset
+    memo[id(dataset)] = own
+    for name, value in tuple(attributes.items()):
+        if name in _TRANSFORM_NAMES:
+            attributes[name] = _deep_copy_or_share(value, memo)
+        elif isinstance(value, Dataset):
+            attributes[name] = _copy_dataset(value, memo)
+        elif isinstance(value, list | tuple | dict) and _holds_datasets(value):
+            attributes[name] = _copy_datasets_in(value, memo)
+        elif OwnedGenerators(value):
+            attributes[name] = _deep_copy_or_share(value, memo)
+    return own
+
+
+def _own_attributes(own: Any) -> dict[str, Any]:
+    """The attributes of a copy, made its own: where ``__getstate__`` returns ``self.__dict__`` and
+    ``__setstate__`` assigns it, copy and original have one dictionary between them.
+    """
+    if not hasattr(own, "__dict__"):
+        return {}
+    attributes = cast("dict[str, Any]", vars(own))
+    if type(attributes) is dict:
+        attributes = dict(attributes)
+        object.__setattr__(own, "__dict__", attributes)  # whatever the class makes of assignments
+    return attributes
+
+
+def _holds_datasets(value: Any) -> bool:
+    try:
+        return isinstance(next(iter(value.values() if isinstance(value, dict) else value)), Dataset)
+    except Exception:  # it is empty, or a container of the user's that cannot be looked into
+        return False
+
+
+def _copy_datasets_in(value: Any, memo: dict[int, Any]) -> Any:
+    """A container of the same kind with the worker's own datasets in it."""
+    members = value.values() if isinstance(value, dict) else value
+    own = [_copy_dataset(member, memo) for member in members]
+    try:
+        if isinstance(value, tuple):
+            return value._make(own) if hasattr(value, "_make") else type(value)(own)
+        copied = copy.copy(value)
+        if isinstance(value, dict):
+            copied.update(zip(value, own, strict=True))
+        else:
+            copied[:] = own
+    except Exception as error:
+        _tell_shared(value, error)
+        return value
+    return copied
+
+
+def _deep_copy_or_share(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:
+        _tell_shared(value, error)
+        return value
+
+
+def _tell_shared(value: Any, error: Exception) -> None:
+    """Processes would each have had one of their own."""
+    _logger.warning(
+        "DataLoader: %s cannot be copied (%s: %s), so all worker threads share it. If it keeps "
+        "state, give it a __copy__ or __deepcopy__.",
+        type(value).__name__,
+        type(error).__name__,
+        error,
+    )

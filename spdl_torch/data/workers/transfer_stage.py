@@ -1,0 +1,154 @@
+"""``device=`` of the loader: one thread that owns the way to the GPU, and the hand-over.
+
+The owner takes finished batches in the order of delivery and begins to copy them; the trainer's
+thread receives them on its own stream. The owner is at most two batches ahead of the trainer:
+one waits, one is staged and waits for its place.
+
+``break``, an exception and Ctrl-C close the channels between which the owner stands. A copy that it
+waits for is not interrupted: it ends in milliseconds, and then the thread. Nobody waits for that
+but the interpreter's exit, at most 5 s. Batches that nobody took are freed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import UnsupportedOptionError
+from ...io._transfer.transfer import Transfer
+from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.hooks.stage_info import StageInfo
+from ...pipeline.hooks.task_hooks import TaskStatsHook
+from ..fetching.error_notes import add_thread_note
+from ..fetching.timing import timed
+from .jobs import Failed, Loaded
+
+if TYPE_CHECKING:
+    import mmap
+
+    from ...io._transfer.region import Region
+    from ...pipeline.hooks.task_hooks import TaskCell
+    from ...pipeline.recorder.rings import Ring
+    from .jobs import Epoch, Result
+
+__all__ = ["DeviceStage", "check_device", "open_device_stage"]
+
+AHEAD = 1
+"""Staged batches that wait for the trainer, besides the one in the owner's hand: enough to copy
+one while the trainer works on another. More would only hold memory of the device."""
+
+
+def check_device(
+    device: torch.device | str | int | None, where: str = "DataLoader"
+) -> torch.device | None:
+    """None for host memory, else a CUDA device. Does not touch CUDA: the loader may be built
+    before the process that uses it is forked, or before its device is chosen.
+
+    Raises: UnsupportedOptionError: neither CUDA nor the CPU.
+    """
+    if device is None:
+        return None
+    try:
+        place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedOptionError(
+            f'{where}: device must be None, the CPU or a CUDA device ("cuda", "cuda:1", a number, '
+            f"a torch.device), got {device!r}."
+        ) from error
+    if place.type not in ("cpu", "cuda"):
+        raise UnsupportedOptionError(
+            f"{where}: device={str(place)!r} is not in this release; only None, the CPU and "
+            "CUDA devices are. Move each batch with batch.to(device)."
+        )
+    return place if place.type == "cuda" else None
+
+
+def open_device_stage(
+    device: torch.device | str | int | None, *, stats: bool
+) -> DeviceStage | None:
+    """What ``iter()`` begins with; None for host memory.
+
+    Raises: RuntimeError: torch finds no CUDA, or no such device.
+    """
+    place = check_device(device)
+    return None if place is None else DeviceStage(Transfer(place), stats=stats)
+
+
+class DeviceStage:
+    """Stages batches and counts the time; one for each iterator."""
+
+    def __init__(self, transfer: Transfer, *, stats: bool) -> None:
+        self._transfer = transfer
+        self.hook = TaskStatsHook(StageInfo(0, 3, "transfer"))
+        self._cell: TaskCell | None = self.hook.new_cell() if stats else None
+
+    def region(self, memory: mmap.mmap) -> Region:
+        """Memory that workers elsewhere write: batches in it are copied from where they are."""
+        return self._transfer.region(memory)
+
+    def run(self, epochs: Channel[Epoch]) -> None:
+        """The owner's thread: epoch after epoch, until ``epochs`` is closed."""
+        while True:
+            try:
+                epoch = epochs.get()
+                self._run_epoch(epoch, epoch.recorder.new_ring("transfer", 2))
+            except ChannelClosed:
+                if epochs.closed:
+                    return
+
+    def _run_epoch(self, epoch: Epoch, ring: Ring) -> None:
+        inlet, outlet = epoch.results, epoch.outlet
+        since_ns = ring.begin()
+        while True:
+            result = inlet.get()
+            started_ns, number = perf_counter_ns(), result.number
+            if isinstance(result, Loaded):
+                result = self._staged(result)
+            ended_ns = perf_counter_ns()
+            outlet.put(result)
+            # Or the last error would stay alive while this thread waits, and with it the frames
+            # of the loop, the iterator among them.
+            del result
+            done_ns = perf_counter_ns()
+            if done_ns - since_ns >= ring.shortest_ns:
+                ring.add(
+                    *(since_ns, started_ns, ended_ns, done_ns, -1, number, number, inlet, outlet)
+                )
+            since_ns = done_ns
+
+    def _staged(self, result: Loaded) -> Result:
+        try:
+            return replace(result, batch=self._stage(result.batch, result.number))
+        except BaseException as error:  # the trainer waits for an answer
+            return Failed(result.number, error, result.progress)
+
+    def hand_over(self, result: Result) -> Result:
+        """Called on the trainer's thread: from now on its current stream may use the batch."""
+        if not isinstance(result, Loaded):
+            return result
+        try:
+            return replace(result, batch=result.batch.receive())
+        except BaseException as error:
+            self._tell(error, result.number)
+            return Failed(result.number, error, result.progress)
+
+    def move(self, batch: Any, number: int) -> Any:
+        """Without a thread of its own: the batch, for the calling thread's current stream."""
+        try:
+            return self._stage(batch, number).receive()
+        except BaseException as error:
+            self._tell(error, number)
+            raise
+
+    def _stage(self, batch: Any, number: int) -> Any:
+        try:
+            return timed(self._cell, self._transfer.stage, batch)
+        except BaseException as error:
+            self._tell(error, number)
+            raise
+
+    def _tell(self, error: BaseException, number: int) -> None:
+        add_thread_note(error, f"in the transfer to {self._transfer.device}", f"batch {number}")

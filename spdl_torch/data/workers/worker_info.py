@@ -1,0 +1,66 @@
+"""What makes a thread look like one of torch's worker processes to the user's code."""
+
+from __future__ import annotations
+
+import random
+import types
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from numpy.random import default_rng  # numpy loads it lazily: 13 ms, not in the first batch
+from torch.utils.data._utils import worker as torch_worker
+
+from ..rng.patches import install, of_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["acting_as_worker", "rebound", "use_one_intra_op_thread"]
+
+
+@contextmanager
+def acting_as_worker(number: int, num_workers: int, base_seed: int, dataset: Any) -> Iterator[None]:
+    """On this thread, and on no other, ``get_worker_info()`` describes worker ``number``."""
+    install()
+    of_thread.worker_info = _make_info(number, num_workers, base_seed, dataset)
+    try:
+        yield
+    finally:
+        of_thread.worker_info = None
+
+
+def rebound(function: Callable[..., Any], dataset: Any, own: Any) -> Callable[..., Any]:
+    """A bound method of the dataset becomes the same method of the worker's copy."""
+    if isinstance(function, types.MethodType) and function.__self__ is dataset:
+        return types.MethodType(function.__func__, own)
+    return function
+
+
+def use_one_intra_op_thread() -> None:
+    """On this thread: workers do not each start a team of them."""
+    torch.set_num_threads(1)
+    # torch applies its process-wide setting to a thread at the thread's first look at it: let
+    # that happen now, before the trainer's setting is put back.
+    torch.get_num_threads()
+
+
+def _make_info(number: int, num_workers: int, base_seed: int, dataset: Any) -> Any:
+    seed = base_seed + number
+    details: dict[str, Any] = {
+        "id": number,
+        "num_workers": num_workers,
+        "seed": seed,
+        "dataset": dataset,
+    }
+    known = {field.name for field in fields(torch_worker.WorkerInfo)}
+    if "worker_method" in known:  # torch 2.15 and later
+        details["worker_method"] = "thread"
+    if "rng" in known:
+        details["rng"] = torch_worker._RNG(
+            random.Random(seed),
+            torch.Generator().manual_seed(seed),
+            default_rng([number, seed]),
+        )
+    return torch_worker.WorkerInfo(**details)

@@ -1,0 +1,273 @@
+"""One worker thread of a loader: its own view of the dataset, and what it makes of its jobs.
+
+Of a shared job it takes samples as long as there are any; who finishes the last one collates.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from time import perf_counter_ns, thread_time_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...pipeline.channel.channel import Channel, ChannelClosed, Dismissed
+from ...pipeline.recorder.timeline import Outcome
+from ..fetching.bad_samples import NoGoodSample
+from ..fetching.batch_maker import BatchMaker, EndOfIterable
+from ..fetching.broken import Broken
+from ..fetching.error_notes import add_thread_note
+from ..fetching.timing import record_parts
+from ..rng.owned import OwnedGenerators
+from ..rng.streams import SampleStreams, borrowers_in
+from .dataset_copies import own_copy, own_function
+from .jobs import (
+    Epoch,
+    Exhausted,
+    Failed,
+    Job,
+    Loaded,
+    NoBatch,
+    Result,
+)
+from .worker_info import acting_as_worker, rebound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...pipeline.hooks.task_hooks import TaskCell
+    from ...pipeline.recorder.rings import Ring
+    from .activity import Desk
+    from .load_spec import LoadSpec
+
+__all__ = ["Worker"]
+
+_NOTHING_LEFT = Exhausted(-1)  # the others took all samples of a shared job
+
+
+class Worker:
+    """Belongs to the thread that calls :meth:`serve`."""
+
+    def __init__(
+        self,
+        number: int,
+        spec: LoadSpec,
+        epochs: Channel[Epoch],
+        desk: Desk,
+        *,
+        copying: threading.Lock,
+        cells: Sequence[TaskCell | None],
+        could_not_start: Callable[[int, BaseException], None],
+    ) -> None:
+        """``copying``: held by the worker that copies the dataset. ``cells``: where fetching and
+        collating are counted. ``could_not_start``: told why, before the trainer goes on.
+        """
+        self._number = number
+        self._spec = spec
+        self._epochs = epochs
+        self._desk = desk
+        self._copying = copying
+        self._cells = cells
+        self._could_not_start = could_not_start
+        self._streams = SampleStreams(spec.base_seed, number)
+
+    def serve(self, say_ready: Callable[[], None], is_spare: Callable[[], bool]) -> None:
+        """Epoch after epoch, until the channel that they come through is closed.
+
+        is_spare: asked, if this worker could not start, whether others can do without it.
+        """
+        spec, number = self._spec, self._number
+        dataset, broken = self._copied_dataset()
+        collate_fn = own_function(spec.collate_fn, spec.dataset, dataset, self._copying)
+        if spec.stream_per_sample:
+            self._streams.seed_owned(OwnedGenerators(dataset, collate_fn))
+        fetch_cell, collate_cell = self._cells
+        make_batches = partial(
+            BatchMaker,
+            dataset,
+            collate_fn,
+            iterable=spec.iterable,
+            auto_collation=spec.auto_collation,
+            drop_last=spec.drop_last,
+            streams=self._streams,
+            worker=number,
+            tolerance=spec.tolerance,
+            fetch_cell=fetch_cell,
+            collate_cell=collate_cell,
+        )
+        self._desk.thread = threading.current_thread()
+        info = acting_as_worker(number, spec.told_workers, spec.base_seed, dataset)
+        with info, self._streams:
+            broken = broken or self._initialized(dataset)
+            leave = broken is not None and is_spare()
+            say_ready()
+            begun, epoch = False, None
+            while not leave:
+                try:
+                    epoch = self._epochs.get()
+                    if begun and spec.is_seeded:
+                        self._streams.begin_worker(epoch.key.epoch_seed)
+                    begun = True
+                    ring = epoch.recorder.new_ring("worker", 1, number)
+                    record_parts(ring, fetch=fetch_cell, collate=collate_cell)
+                    made = partial(
+                        make_batches,
+                        key=epoch.key_of(number) if spec.stream_per_sample else None,
+                        resume=epoch.workers[number] if spec.iterable else None,
+                    )
+                    self._work(epoch, ring, made, broken)
+                except ChannelClosed:
+                    leave = self._epochs.closed
+                except Dismissed:
+                    leave = True
+                    assert epoch is not None, "guaranteed: only who takes jobs is dismissed"
+                    epoch.crowd.gone(number)
+                finally:
+                    epoch = None  # for the same reason as in _work
+
+    def _copied_dataset(self) -> tuple[Any, Broken | None]:
+        """The worker's own, or why there is none."""
+        try:
+            dataset = own_copy(self._spec.dataset, self._copying)
+            for each in borrowers_in(dataset) if self._spec.stream_per_sample else ():
+                each.sample_context = self._streams.sample_context
+        except BaseException as error:
+            return self._spec.dataset, self._failed_to_start(error, "in copying the dataset")
+        return dataset, None
+
+    def _initialized(self, dataset: Any) -> Broken | None:
+        spec, number = self._spec, self._number
+        try:
+            if spec.device_index is not None:
+                torch.accelerator.set_device_index(spec.device_index)
+            if spec.worker_init_fn is not None:
+                rebound(spec.worker_init_fn, spec.dataset, dataset)(number)
+        except BaseException as error:
+            return self._failed_to_start(error, f"in worker_init_fn({number})")
+        return None
+
+    def _failed_to_start(self, error: BaseException, where: str) -> Broken:
+        add_thread_note(error, where)
+        self._could_not_start(self._number, error)
+        return Broken(error, raised=True)
+
+    def _work(
+        self,
+        epoch: Epoch,
+        ring: Ring,
+        make_batches: Callable[[], BatchMaker],
+        broken: Broken | None,
+    ) -> None:
+        """One epoch; ends by ChannelClosed."""
+        self._desk.maker = None
+        maker = broken or self._opened(make_batches)
+        self._desk.maker = maker if isinstance(maker, BatchMaker) else None
+        jobs, since_ns = epoch.jobs_of(self._number), ring.begin()
+        try:
+            while True:
+                epoch.crowd.wait(self._number)
+                since_ns = self._do(jobs.get(), maker, epoch, ring, since_ns)
+        finally:
+            # An error that nobody has taken keeps its frames and, by them, their callers' ones.
+            # This one must not lead to where the error lies, or both would stay.
+            del epoch, jobs, maker
+
+    def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Broken:
+        """An error in setting up comes in place of batches."""
+        try:
+            return make_batches()
+        except BaseException as error:
+            add_thread_note(error, f"in iter({type(self._spec.dataset).__name__})")
+            return Broken(error)
+
+    def _do(
+        self, job: Job, maker: BatchMaker | Broken, epoch: Epoch, ring: Ring, since_ns: int
+    ) -> int:
+        """A job and its delivery. ``since_ns``: when this worker had done the one before; returns
+        when it has done this one.
+        """
+        result: Result | None = None
+        try:
+            started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
+            self._desk.since_ns, self._desk.job = started_ns, job
+            spell = epoch.crowd.enter()
+            if job.shared:
+                result, taken = self._help(maker, job)
+            else:
+                result = self._make(maker, job)
+                taken = job.size if isinstance(result, Loaded) else 0  # failures take other times
+            epoch.crowd.leave(self._number, spell, taken, job.size)
+            self._desk.job = None
+            if result is _NOTHING_LEFT:
+                return since_ns
+            ended_ns, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
+            output, outcome = (-1 if result is None else number), Outcome.PASSED
+            if result is not None:
+                epoch.deliver(result)
+                epoch.record_bad(result)
+            if isinstance(result, Failed):
+                outcome = Outcome.FAILED
+                epoch.recorder.failed("worker", number, result.error)
+            done_ns = perf_counter_ns()
+            if done_ns - since_ns >= ring.shortest_ns:
+                ring.add(
+                    *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
+                    *(epoch.jobs_of(self._number), epoch.results, outcome),
+                )
+            return done_ns
+        finally:
+            del job, maker, epoch, result  # as in _work
+
+    def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:
+        wanted = job.wants_state
+        try:
+            batch, tries = maker.make(job.first, job.index, job.number)
+            batch = self._finalize(batch)
+            return Loaded(job.number, batch, maker.progress(wanted=wanted), tries)
+        except NoGoodSample as nothing:
+            return NoBatch(job.number, nothing.args[0], maker.progress(wanted=wanted))
+        except EndOfIterable:
+            return Exhausted(job.number, maker.progress(wanted=wanted), maker.tries())
+        except BaseException as error:  # SystemExit too: the trainer waits for an answer
+            return Failed(job.number, error, maker.progress(wanted=wanted), maker.tries())
+
+    def _help(self, maker: BatchMaker | Broken, job: Job) -> tuple[Result | None, int]:
+        """Take samples of a shared job until none is left: their number, and if one of them was
+        the last of all, the result.
+        """
+        last, taken = False, 0
+        maker.begin(job.first, job.bad)
+        while (position := job.take()) is not None:
+            if position < job.first_error:  # torch fetches nothing behind a batch's first error
+                try:
+                    job.samples[position] = maker.sample_at(position, job.index[position])
+                except BaseException as error:
+                    job.errors[position] = error
+                    job.first_error = min(job.first_error, position)
+            taken += 1
+            last = job.finish_one()
+        maker.forget_bad()
+        if not taken:
+            return _NOTHING_LEFT, 0
+        return (self._collate(maker, job) if last else None), taken
+
+    def _collate(self, maker: BatchMaker | Broken, job: Job) -> Result:
+        """The result of a shared job whose samples are all there."""
+        if job.errors:
+            error = job.errors[min(job.errors)]
+            job.errors.clear()  # their frames know the job: a cycle
+            return Failed(job.number, error)
+        samples, tries = job.samples, None
+        try:
+            if self._spec.tolerance is not None:
+                samples, tries = maker.good_of(samples, job.bad)
+            batch = maker.collate(samples, job.index, job.number)
+            return Loaded(job.number, self._finalize(batch), None, tries)
+        except NoGoodSample as nothing:
+            return NoBatch(job.number, nothing.args[0])
+        except BaseException as error:
+            return Failed(job.number, error)
+
+    def _finalize(self, batch: Any) -> Any:
+        return batch if self._spec.finalize is None else self._spec.finalize(batch)
