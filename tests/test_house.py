@@ -38,7 +38,8 @@ ROOMS = {
     ],
     "observe": ["verdict", "store", "trace", "plot", "__init__"],
     "data": [
-        *("rng", "sampling", "checkpoint", "fetching", "workers", "child_process"),
+        *("state_fields", "error_notes", "rng", "sampling", "checkpoint", "fetching"),
+        *("workers", "child_process"),
         *("sources", "folder", "dataset", "loader", "subprocesses", "lightning_states", "__init__"),
     ],
 }

@@ -59,7 +59,7 @@ __all__ = [
 
 # These need torch, which nothing else here does, so they are defined in a layer above.
 _HOMES = dict.fromkeys(
-    ("iterate_in_subprocess", "run_pipeline_in_subprocess"), "..data.child_pipelines"
+    ("iterate_in_subprocess", "run_pipeline_in_subprocess"), "..data.subprocesses.pipelines"
 )
 
 

@@ -18,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.definition.ops import OpKind
-from .state_fields import (
+from ..state_fields import (
     Field,
     check_fields,
     check_version,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of
-from .state_fields import (
+from ..state_fields import (
     Field,
     check_fields,
     check_version,

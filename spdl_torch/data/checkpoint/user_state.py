@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import Any, Literal
 
 from ...pipeline.failures import text_of
-from ..fetching.error_notes import Reason, add_thread_note
+from ..error_notes import Reason, add_thread_note
 
 __all__ = ["OwnState", "WorkerState", "check_protocol", "give_state", "keeps_state", "state_of"]
 

@@ -23,7 +23,7 @@ import torch
 
 from ...errors import PipelineStopped
 from ...pipeline.channel.channel import Channel, ChannelClosed
-from ..fetching.error_notes import Reason
+from ..error_notes import Reason
 from ..workers.jobs import Failed, Loaded
 from ..workers.worker_pool import WorkerPool
 from .batch_packing import PackedBatch, pack

@@ -13,6 +13,14 @@ from torch.utils.data import default_collate
 
 from ...pipeline.failures import attach_note, describe
 from ..checkpoint.user_state import OwnState, WorkerState, give_state
+from ..error_notes import (
+    add_thread_note,
+    cause_of,
+    describe_batch,
+    describe_indices,
+    noted_call,
+    noted_sample,
+)
 from .bad_samples import (
     MISSING,
     BadSample,
@@ -20,14 +28,6 @@ from .bad_samples import (
     Tries,
     nothing_good,
     too_many_in_a_row,
-)
-from .error_notes import (
-    add_thread_note,
-    cause_of,
-    describe_batch,
-    describe_indices,
-    noted_call,
-    noted_sample,
 )
 from .rows import row_reader
 from .sample_calls import (

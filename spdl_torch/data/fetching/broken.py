@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .error_notes import Reason
+from ..error_notes import Reason
 
 __all__ = ["Broken"]
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import Sampler
 
-from ..checkpoint.state_fields import (
+from ..state_fields import (
     Field,
     check_fields,
     is_flag,

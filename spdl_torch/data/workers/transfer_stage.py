@@ -22,7 +22,7 @@ from ...io._transfer.transfer import Transfer
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
-from ..fetching.error_notes import add_thread_note
+from ..error_notes import add_thread_note
 from ..fetching.timing import timed
 from .jobs import Failed, Loaded
 

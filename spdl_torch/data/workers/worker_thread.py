@@ -14,10 +14,10 @@ import torch
 
 from ...pipeline.channel.channel import Channel, ChannelClosed, Dismissed
 from ...pipeline.recorder.timeline import Outcome
+from ..error_notes import add_thread_note
 from ..fetching.bad_samples import NoGoodSample
 from ..fetching.batch_maker import BatchMaker, EndOfIterable
 from ..fetching.broken import Broken
-from ..fetching.error_notes import add_thread_note
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in

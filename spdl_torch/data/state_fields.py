@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...pipeline.failures import describe
+from ..pipeline.failures import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

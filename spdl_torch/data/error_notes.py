@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.failures import attach_note, describe, text_of
+from ..pipeline.failures import attach_note, describe, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
