@@ -50,22 +50,6 @@ UPWARD = {
     "spdl_torch.pipeline.report": "Pipeline.report() and profile() are made by observe",
 }
 
-# Files that import each other all the same.
-CYCLES = [
-    {
-        "spdl_torch.data.loader.auto_workers",
-        "spdl_torch.data.loader.dataloader",
-        "spdl_torch.data.loader.epoch_iterator",
-        "spdl_torch.data.loader.iterators",
-        "spdl_torch.data.loader.loader_state",
-    },
-    {
-        "spdl_torch.data.workers.contention",
-        "spdl_torch.data.workers.activity",
-        "spdl_torch.data.workers.jobs",
-    },
-]
-
 TOP_LEVEL = {
     ".ci",
     ".gitignore",
@@ -154,10 +138,9 @@ def test_import_goes_down_the_rooms_of_a_layer(layer):
 def test_no_files_import_each_other():
     """Neither in functions nor for types: each file can be read after those that it imports."""
     imports = {name: module.imports for name, module in modules().items()}
-    found = [group for group in cycles() if group not in CYCLES]
+    found = cycles()
     inside = [(group, i) for group in found for name in sorted(group) for i in imports[name]]
     assert_none(i for group, i in inside if i.imported in group)
-    assert not [group for group in CYCLES if group not in cycles()], "opened: strike them"
 
 
 def test_lightning_is_imported_by_its_own_file_alone():

@@ -23,8 +23,8 @@ from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup
 from ..workers.activity import describe_desks
 from ..workers.contention import Crowd
+from ..workers.epoch import Epoch
 from ..workers.jobs import (
-    Epoch,
     Failed,
     Loaded,
     Result,
@@ -232,19 +232,19 @@ class ProcessPool:
         )
         recorder.belongs_to(self.figures)
         epoch = Epoch(
-            (),  # the jobs wait in the child
-            results,
-            outlet,
-            False,  # the child has put the results in order
-            key,
-            tuple(workers),
-            TaskCounters(),
-            TaskCounters(),
-            TaskCounters() if stage is None else stage.hook.counters(),
-            probe_counters(),
-            Crowd((), shares_jobs=False, adapts=False),  # and so do the workers
-            recorder,
-            recorder.new_consumer_ring(2 if stage is None else 3, outlet),
+            jobs=(),  # they wait in the child
+            results=results,
+            outlet=outlet,
+            in_order=False,  # the child has put the results in order
+            key=key,
+            workers=tuple(workers),
+            fetch_before=TaskCounters(),
+            collate_before=TaskCounters(),
+            transfer_before=TaskCounters() if stage is None else stage.hook.counters(),
+            probes_before=probe_counters(),
+            crowd=Crowd((), shares_jobs=False, adapts=False),  # the workers are in the child
+            recorder=recorder,
+            consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
         self.figures.begin(epoch)
         recorder.add_queue(1, "batches", results.capacity)

@@ -14,7 +14,7 @@ from ..workers.stats import PoolFigures, Readings
 if TYPE_CHECKING:
     from ...observe.verdict.report import Report
     from ...pipeline.recorder.timeline import Timeline
-    from ..workers.jobs import Epoch
+    from ..workers.epoch import Epoch
     from .connection import Line
     from .shared_memory import Mappings
 

@@ -13,12 +13,13 @@ from ...autotune.window import StageLoad, window_of
 from ...autotune.workers import AutoWorkers
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader as TorchDataLoader
+
     from ...autotune.meter import Lap
     from ...autotune.tuning import TuningState
     from ...autotune.window import Window
     from ...pipeline.stats.perf_stats import StageStats
     from ..workers.worker_pool import WorkerPool
-    from .dataloader import DataLoader
 
 __all__ = ["WORKERS", "LoaderTuner"]
 
@@ -29,7 +30,7 @@ WORKERS = "num_workers"
 class LoaderTuner:
     """Of one iterator; what it finds is kept in ``state`` and in ``loader.num_workers``."""
 
-    def __init__(self, loader: DataLoader[Any], state: TuningState, pool: WorkerPool) -> None:
+    def __init__(self, loader: TorchDataLoader[Any], state: TuningState, pool: WorkerPool) -> None:
         self._loader = weakref.ref(loader)
         self._state = state
         self._pool = pool

@@ -8,10 +8,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
-from ...autotune.tuning import Tuning, TuningState
+from ...autotune.tuning import Tuning
 from ...autotune.workers import AutoWorkers
 from ...errors import UnsupportedOptionError
 from ...observe.trace.tracing import profile_of_run
@@ -25,6 +24,7 @@ from ..workers.stats import with_remarks_of
 from ..workers.transfer_stage import check_device
 from .accelerate import AcceleratePrepared
 from .arguments import check_arguments, refuse_foreign_state, warn_once
+from .base_loader import BaseLoader
 from .iterators import InlineIterator, ThreadIterator
 from .loader_state import LoaderState
 
@@ -45,7 +45,7 @@ __all__ = ["DataLoader"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(TorchDataLoader[T_co]):
+class DataLoader(BaseLoader[T_co]):
     """``torch.utils.data.DataLoader`` whose workers are threads of this process.
 
     Change the import and nothing else: the arguments, the order of the batches, the batches and
@@ -161,7 +161,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._cached_step: float | None = None
         self._pipeline_number = new_pipeline_number()
         self._state = LoaderState()
-        self._tuning_state: TuningState | None = None
+        self._tuning_state = None
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -205,27 +205,6 @@ class DataLoader(TorchDataLoader[T_co]):
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
         self._figures = iterator.figures()
         return iterator
-
-    @property
-    def is_tuned(self) -> bool:
-        """Whether the number of workers changes while they run: ``num_workers="auto"``, where it
-        shows in nothing but the speed. An iterable dataset divides itself among its workers, and
-        with ``rng="worker"`` each has a stream of its own, so there the first number stays; so it
-        does with ``isolation="process"``, where this process has no workers to add to.
-        """
-        is_fixed = (
-            isinstance(self.dataset, IterableDataset)
-            or self.rng == "worker"
-            or self.isolation == "process"
-        )
-        return isinstance(self.num_workers, AutoWorkers) and not is_fixed and self.stats
-
-    def tuning_state(self) -> TuningState:
-        """What tuning has found so far, over all epochs. Only where ``is_tuned``."""
-        if self._tuning_state is None:
-            assert isinstance(self.num_workers, AutoWorkers), "guaranteed by is_tuned"
-            self._tuning_state = TuningState(self.num_workers.tuning, "DataLoader")
-        return self._tuning_state
 
     @property
     def decisions(self) -> list[Decision]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..checkpoint.resume_state import ResumeState
-    from .dataloader import DataLoader
+    from .base_loader import BaseLoader
 
 __all__ = ["EpochIterator"]
 
@@ -45,7 +45,7 @@ _is_profiled = _autograd._profiler_enabled
 class EpochIterator(_BaseDataLoaderIter):
     """What both iterators know of the epoch: where it stands and from which seed it draws."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: BaseLoader[Any]) -> None:
         resume = loader._state.begin(loader)
         with order_drawn_again(loader, resume) as generators:
             super().__init__(loader)
@@ -55,7 +55,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 draw_again_from(loader, generators)
             self._begin_epoch(loader, resume, generators)
 
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
         """Another epoch of a persistent loader."""
         resume = loader._state.begin(loader)
         with order_drawn_again(loader, resume) as generators:
@@ -67,7 +67,7 @@ class EpochIterator(_BaseDataLoaderIter):
             self._begin_epoch(loader, resume, generators)
 
     def _begin_epoch(
-        self, loader: DataLoader[Any], resume: ResumeState | None, generators: list[torch.Tensor]
+        self, loader: BaseLoader[Any], resume: ResumeState | None, generators: list[torch.Tensor]
     ) -> None:
         """Another epoch, at its first sample or where a state stands."""
         known = loader._state
@@ -201,7 +201,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 return index, first
             self._progress.handed(number)  # before its turn, and before the state was taken
 
-    def _tolerance(self, loader: DataLoader[Any]) -> Tolerance | None:
+    def _tolerance(self, loader: BaseLoader[Any]) -> Tolerance | None:
         """What workers are to do about samples that fail; None = they are the batch's error."""
         if loader.on_error != "skip":
             return None

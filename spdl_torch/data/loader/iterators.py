@@ -37,9 +37,10 @@ from .epoch_iterator import EpochIterator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..child_process.process_pool import ProcessPool
+    from ..workers.pool import Pool
     from ..workers.stats import Figures
-    from .dataloader import DataLoader
+    from ..workers.transfer_stage import DeviceStage
+    from .base_loader import BaseLoader
 
     Device = torch.device | str | int | None
 
@@ -56,7 +57,7 @@ class InlineIterator(EpochIterator):
     """``num_workers=0``: batches are made on the trainer's thread when they are asked for."""
 
     def __init__(
-        self, loader: DataLoader[Any], device: Device, *, stats: bool, pipeline_number: int
+        self, loader: BaseLoader[Any], device: Device, *, stats: bool, pipeline_number: int
     ) -> None:
         super().__init__(loader)
         if self._timeout > 0:
@@ -187,7 +188,7 @@ class ThreadIterator(EpochIterator):
     """
 
     def __init__(
-        self, loader: DataLoader[Any], device: Device, *, stats: bool, pipeline_number: int
+        self, loader: BaseLoader[Any], device: Device, *, stats: bool, pipeline_number: int
     ) -> None:
         super().__init__(loader)
         assert loader.prefetch_factor is not None, "set by torch for num_workers > 0"
@@ -199,17 +200,8 @@ class ThreadIterator(EpochIterator):
         self._in_order = loader.in_order
         self._iterable = isinstance(self._dataset, IterableDataset)
         self._has_turns = self._iterable or loader.rng == "worker"
-        open_pool: Any = WorkerPool
-        if loader.isolation == "process":
-            from ..child_process.process_pool import (
-                ProcessPool,  # torch.multiprocessing, and a child, only then
-            )
-
-            open_pool = partial(ProcessPool, context=loader.multiprocessing_context)
-        self._pool: WorkerPool | ProcessPool = open_pool(
-            self._load_spec(loader, stats, pipeline_number),
-            open_device_stage(device, stats=stats),
-        )
+        spec = self._load_spec(loader, stats, pipeline_number)
+        self._pool = _open_pool(loader, spec, open_device_stage(device, stats=stats))
         self._pool.figures.skipped = self._skipped
         # The pool knows nothing of this object: dropping it (Lightning's way to end a loader)
         # stops the threads. Arranged before the first one starts, because Ctrl-C may come while
@@ -220,13 +212,14 @@ class ThreadIterator(EpochIterator):
         try:
             self._pool.start(self._stream_key(), self._begun_from)
             if loader.is_tuned:
+                assert isinstance(self._pool, WorkerPool), "guaranteed by is_tuned"
                 self._tuner = LoaderTuner(loader, loader.tuning_state(), self._pool)
             self._prime()
         except BaseException:
             self._finalizer()  # whoever keeps the error keeps its frames, and this object
             raise
 
-    def _load_spec(self, loader: DataLoader[Any], stats: bool, pipeline_number: int) -> LoadSpec:
+    def _load_spec(self, loader: BaseLoader[Any], stats: bool, pipeline_number: int) -> LoadSpec:
         pin = partial(_pinned, device=self._pin_memory_device) if self._pin_memory else None
         return LoadSpec(
             dataset=self._dataset,
@@ -249,7 +242,7 @@ class ThreadIterator(EpochIterator):
             most_workers=loader.tuning_state().tuner().bounds.threads if loader.is_tuned else None,
         )
 
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
         """Another epoch of a persistent loader; what is still outstanding is dropped."""
         super()._reset(loader, first_iter)
         self._pool.restart(self._stream_key(), self._begun_from)
@@ -396,3 +389,12 @@ class ThreadIterator(EpochIterator):
 
 def _pinned(batch: Any, device: str | None) -> Any:
     return cast("Any", _torch_pin_memory).pin_memory(batch, device)
+
+
+def _open_pool(loader: BaseLoader[Any], spec: LoadSpec, stage: DeviceStage | None) -> Pool:
+    if loader.isolation == "thread":
+        return WorkerPool(spec, stage)
+    # torch.multiprocessing is imported, and a process started, only where it was asked for.
+    from ..child_process.process_pool import ProcessPool
+
+    return ProcessPool(spec, stage, context=loader.multiprocessing_context)

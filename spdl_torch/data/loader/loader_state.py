@@ -18,8 +18,9 @@ from ..checkpoint.user_state import give_state, keeps_state, state_of
 from ..sampling.sampler_chain import epoch_of
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader as TorchDataLoader
+
     from ..checkpoint.progress import Progress
-    from .dataloader import DataLoader
 
 __all__ = ["LoaderState"]
 
@@ -52,7 +53,7 @@ class LoaderState:
         asked at any time, but for the one before the last batch."""
         return self._is_wanted_before if inline else self._is_wanted
 
-    def state(self, loader: DataLoader[Any], *, behind: bool) -> dict[str, Any]:
+    def state(self, loader: TorchDataLoader[Any], *, behind: bool) -> dict[str, Any]:
         """``behind``: of before the last batch was handed out."""
         was_wanted = self._is_wanted
         self.want(before=behind)
@@ -76,7 +77,7 @@ class LoaderState:
             values["dataset"] = state_of(loader.dataset)
         return values
 
-    def load(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
+    def load(self, loader: TorchDataLoader[Any], state: dict[str, Any]) -> None:
         """Raises: ValueError: it is none."""
         resume = ResumeState.checked(state)
         if resume.sampler_epoch is not None:
@@ -84,7 +85,7 @@ class LoaderState:
         self.to_resume = resume
         self.want()
 
-    def begin(self, loader: DataLoader[Any]) -> ResumeState | None:
+    def begin(self, loader: TorchDataLoader[Any]) -> ResumeState | None:
         """What the iterator that begins is to go on from."""
         resume = self.to_resume
         if resume is None:

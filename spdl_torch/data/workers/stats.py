@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.recorder.timeline import Timeline
     from ..fetching.bad_samples import SkippedSamples
-    from .jobs import Epoch
+    from .epoch import Epoch
 
 __all__ = ["Figures", "InlineFigures", "PoolFigures", "Readings", "with_remarks_of"]
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ...io._transfer.region import Region
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
-    from .jobs import Epoch, Result
+    from .epoch import Epoch
+    from .jobs import Result
 
 __all__ = ["DeviceStage", "check_device", "open_device_stage"]
 

@@ -39,8 +39,8 @@ from ...pipeline.threads.thread_group import ThreadGroup
 from ..rng.patches import process_generators_kept
 from .activity import Desk, describe_desks
 from .contention import Crowd
+from .epoch import Epoch
 from .jobs import (
-    Epoch,
     Failed,
     Job,
     Result,
@@ -264,22 +264,22 @@ class WorkerPool:
         outlet = results if stage is None else Channel[Result](AHEAD)
         epoch = Epoch(
             # A job stands in its queue once for every worker that is to help with it.
-            tuple(
+            jobs=tuple(
                 Channel[Job](spec.max_outstanding * spec.num_workers)
                 for _ in range(spec.num_workers if spec.has_turns else 1)
             ),
-            results,
-            outlet,
-            spec.in_order,
-            key,
-            tuple(workers),
-            self._fetch_stats.counters(),
-            self._collate_stats.counters(),
-            TaskCounters() if stage is None else stage.hook.counters(),
-            probe_counters(),
-            Crowd(self._desks, shares_jobs=self._shares_jobs, adapts=not spec.has_turns),
-            recorder,
-            recorder.new_consumer_ring(2 if stage is None else 3, outlet),
+            results=results,
+            outlet=outlet,
+            in_order=spec.in_order,
+            key=key,
+            workers=tuple(workers),
+            fetch_before=self._fetch_stats.counters(),
+            collate_before=self._collate_stats.counters(),
+            transfer_before=TaskCounters() if stage is None else stage.hook.counters(),
+            probes_before=probe_counters(),
+            crowd=Crowd(self._desks, shares_jobs=self._shares_jobs, adapts=not spec.has_turns),
+            recorder=recorder,
+            consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
         self.figures.begin(epoch)
         recorder.add_queue(0, "jobs", epoch.jobs[0].capacity)

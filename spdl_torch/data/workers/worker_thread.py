@@ -23,7 +23,6 @@ from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in
 from .dataset_copies import own_copy, own_function
 from .jobs import (
-    Epoch,
     Exhausted,
     Failed,
     Job,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
     from .activity import Desk
+    from .epoch import Epoch
     from .load_spec import LoadSpec
 
 __all__ = ["Worker"]

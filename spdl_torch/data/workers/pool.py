@@ -1,0 +1,59 @@
+"""A pool of workers, as the loader's iterator sees it: in this process or in a child."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..checkpoint.user_state import WorkerState
+    from ..rng.keys import StreamKey
+    from .jobs import Result
+    from .stats import PoolFigures
+
+__all__ = ["Pool"]
+
+
+class Pool(Protocol):
+    """Makes batches ahead of the trainer, in epochs. The trainer's thread calls its methods."""
+
+    @property
+    def figures(self) -> PoolFigures:
+        """The figures of the epoch that runs or, between epochs, of the last one."""
+        ...
+
+    @property
+    def num_taken(self) -> int:
+        """The number of results of this epoch that ``get`` has returned."""
+        ...
+
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+        """Start the workers, and the first epoch on them."""
+        ...
+
+    def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+        """Drop what is outstanding, and begin another epoch."""
+        ...
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
+        """Give out the job of one batch; never blocks."""
+        ...
+
+    def get(self, timeout: float | None) -> Result:
+        """Wait for the next result. Raises: TimeoutError; RuntimeError: the workers have ended."""
+        ...
+
+    def at_work(self, awaited: int | None) -> str:
+        """Describe what each worker does now, for the message of a loop that waited too long."""
+        ...
+
+    def request_stop(self) -> None:
+        """End every wait. Never blocks; safe in a finalizer."""
+        ...
+
+    def stop(self) -> None:
+        """Stop the workers, and wait a moment for their end."""
+        ...
