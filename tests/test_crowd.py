@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
+from spdl_torch.data.workers import contention as crowd_module
 from spdl_torch.data.workers.activity import Desk
 from spdl_torch.data.workers.contention import Crowd, Spell
-from spdl_torch.data.workers.worker_pool import contention as crowd_module
 
 MS = 1_000_000
 pytestmark = [

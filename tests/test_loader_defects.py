@@ -30,8 +30,8 @@ from torch.utils.data import (
 )
 
 from spdl_torch.data.rng.keys import Purpose, StreamKey
+from spdl_torch.data.workers import worker_thread as worker_module
 from spdl_torch.data.workers.dataset_copies import own_copy
-from spdl_torch.data.workers.worker_pool import worker_thread as worker_module
 from spdl_torch.testing import assert_reproducible
 
 __all__ = ["no_thread_left"]
