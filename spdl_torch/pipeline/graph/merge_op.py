@@ -49,7 +49,7 @@ class OpMerge(Merge):
             try:
                 asyncio.run(self._await(made))
             except asyncio.CancelledError:
-                raise ChannelClosed from None  # by request_stop
+                raise ChannelClosed from None  # request_stop() cancelled it
         self.close_inlets(number)
 
     def request_stop(self) -> None:
@@ -63,7 +63,9 @@ class OpMerge(Merge):
     async def _await(self, made: Any) -> None:
         self._task = asyncio.ensure_future(made)
         self._loop = asyncio.get_running_loop()
-        if self.outlet.closed:  # stopped before request_stop() could see the loop
+        # The race with a stop, as in AsyncStage: the run closes the outlet before it calls
+        # request_stop(). Either that sees task and loop, or the outlet is seen closed here.
+        if self.outlet.closed:
             self._task.cancel()
         await self._task
 

@@ -100,6 +100,7 @@ class Stage:
         self.cut_short = False
         self._stage_hooks = ExitStack()
         self._executor_refuses = False
+        # Workers add and discard; request_stop(), on any thread, cancels those in a copy of it.
         self._submitted: set[Future[Measured]] = set()
         self._keeps_places = keeps_places  # a dropped item leaves ABSENT in its place
         self.has_sentinels = has_sentinels
@@ -127,10 +128,12 @@ class Stage:
         Surplus threads leave before they take another item. Never blocks.
         """
         more = count - self.threads.headcount.count
+        # Called with the run's lock held, so one resize at a time; a worker may end meanwhile.
         self.threads.headcount.change(count)
         if more < 0:
             self.inlet.dismiss(-more)
             return []
+        # Threads that were dismissed, but have not left yet, stay; only the rest is new.
         return self._targets_of(self.threads.add(more - self.inlet.recall(more)))
 
     def _targets_of(self, slots: list[Slot]) -> list[tuple[str, Callable[[], None]]]:
