@@ -25,7 +25,7 @@ _LOGGED_ERRORS = 10
 
 
 class FailureBudget:
-    """Count one stage's failing items, and decide when there are too many."""
+    """The failures of one stage, and the limit on them."""
 
     def __init__(self, stage: str, limit: MaxFailures | None) -> None:
         self._stage = stage
@@ -54,12 +54,12 @@ class FailureBudget:
         return self._exceeded(num_tasks) or self.nothing_succeeded(num_tasks)
 
     def nothing_succeeded(self, num_tasks: int) -> bool:
-        """Whether every task failed, and the limit is a share of fewer."""
+        """Return whether every task failed, and the limit is a share of fewer."""
         is_share = not isinstance(self._limit, int) and self._limit < 1
         return is_share and 0 < num_tasks <= self.num_failures
 
     def message(self, num_tasks: int) -> str:
-        """The text of the :class:`PipelineFailure`."""
+        """Return the text of the :class:`PipelineFailure`."""
         limit = self._limit if isinstance(self._limit, int) else f"{float(self._limit):.4g} of all"
         return (
             f"stage {self._stage!r}: {self.num_failures} of {num_tasks} tasks failed, "

@@ -85,7 +85,7 @@ class Recording:
 
     @property
     def where(self) -> str:
-        """Return the file and the run, for messages."""
+        """The file and the run, for messages."""
         return _where(self.db_path, self.run.run_id)
 
 

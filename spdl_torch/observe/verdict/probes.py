@@ -209,7 +209,7 @@ def stop_probing() -> None:
 
 
 def is_probing() -> bool:
-    """Whether the probe runs, so that the counters count."""
+    """Return whether the probe runs, so that the counters count."""
     return _probe.is_used
 
 

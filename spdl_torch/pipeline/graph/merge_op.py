@@ -71,7 +71,7 @@ class OpMerge(Merge):
 
 
 def is_async_op(op: Callable[..., Any]) -> bool:
-    """Whether the function awaits the methods of its queues."""
+    """Return whether the function awaits the methods of its queues."""
     call = op if inspect.isroutine(op) else getattr(op, "func", type(op).__call__)
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(op)
 
@@ -87,7 +87,7 @@ class _View:
         return len(self._queue)
 
     def empty(self) -> bool:
-        """Whether no item waits."""
+        """Return whether no item waits."""
         return not len(self._queue)
 
 
@@ -127,7 +127,7 @@ class _Output(_View):
         self._is_continuous = is_continuous
 
     def full(self) -> bool:
-        """Whether a put would wait."""
+        """Return whether a put would wait."""
         return len(self._queue) >= self._queue.capacity
 
     def put(self, item: Any) -> None:

@@ -400,8 +400,8 @@ class Stage:
             self._submitted.discard(future)
 
     def ends_worker(self, error: Exception) -> bool:
-        """Whether the item is not to blame for ``error``: the run stops, or a hook or a dead
-        executor would fail every item."""
+        """Return whether the item is not to blame for ``error``: the run stops, or a hook or a
+        dead executor would fail every item."""
         if isinstance(error, BadHookError):
             return True
         if isinstance(error, ChannelClosed | CancelledError):
