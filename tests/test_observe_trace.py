@@ -784,7 +784,7 @@ def first_with(events, key):
         (lambda e: first_with(e, "flow_in").pop("flow_out"), "begins or ends in the middle"),
         (lambda e: first_with(e, "flow_out").pop("flow_out"), "lacks an end"),
         (lambda e: [x.pop("flow_in", 0) for x in e], "lacks an end"),
-        (lambda e: e[-1].update(ts=e[0]["ts"], dur=0.0), "stands behind"),
+        (lambda e: e[-1].update(ts=e[0]["ts"], dur=0.0), "comes after"),
     ],
 )
 def test_check_names_what_viewers_would_drop(change, complaint):

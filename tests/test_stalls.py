@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from _loader_helpers import (
@@ -18,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from spdl_torch.observe import flight_recorder
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.pipeline.threads import stall
+from spdl_torch.pipeline.threads import stacks, stall
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -199,3 +200,8 @@ def _open_when_logged(gate, caplog):
     while "a loop waits for data" not in caplog.text and time.monotonic() < deadline:
         gate.wait(0.01)
     gate.set()
+
+
+def test_files_named_in_stacks_exist():
+    """Renaming one would bring the package's own frames back into the stacks that users read."""
+    assert sorted(path for path in stacks._OURS | stacks._WAITING if not Path(path).is_file()) == []

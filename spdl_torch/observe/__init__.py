@@ -1,4 +1,9 @@
-"""What a run measured: kept in a SQLite file, read, summed up, and judged."""
+"""The figures of a run: judged, stored, traced and drawn.
+
+``verdict`` names what holds training back; ``store`` is the statistics file, ``trace`` the traces
+of what every thread did, ``plot`` the pictures. Each uses only those before it, but ``plot`` uses
+no traces.
+"""
 
 from spdl_torch.observe.plot.plot import plot_queue_stats, plot_stats, plot_task_stats
 from spdl_torch.observe.store.entries import (

@@ -25,13 +25,15 @@ _LOGGED_ERRORS = 10
 
 
 class FailureBudget:
-    """Count one stage's failing items, and decide when there are too many."""
+    """The failures of one stage, and the limit on them."""
 
     def __init__(self, stage: str, limit: MaxFailures | None) -> None:
         self._stage = stage
         self._limit: Any = DEFAULT_MAX_FAILURES if limit is None else limit
         if self._limit == -1:
             self._limit = math.inf  # SPDL's word for no limit
+        # Several threads of the stage may fail at once: the lock gives each failure a number of its
+        # own. It is not held while one is logged, for a handler may be slow.
         self._lock = threading.Lock()
         self.num_failures = 0
         self.errors: list[Exception] = []
@@ -43,33 +45,33 @@ class FailureBudget:
             count = self.num_failures
             if count <= _KEPT_ERRORS:
                 self.errors.append(error)
-        self._tell(error, count, num_tasks)
+        self._log(error, count, num_tasks)
         return self._exceeded(num_tasks)
 
     def overdrawn_at_end(self, num_tasks: int) -> bool:
         """Judge the stage after its last task."""
-        self._tell_all(num_tasks)
+        self._log_total(num_tasks)
         return self._exceeded(num_tasks) or self.nothing_succeeded(num_tasks)
 
     def nothing_succeeded(self, num_tasks: int) -> bool:
-        """Whether every task failed, and the limit is a share of fewer."""
+        """Return whether every task failed, and the limit is a share of fewer."""
         is_share = not isinstance(self._limit, int) and self._limit < 1
         return is_share and 0 < num_tasks <= self.num_failures
 
     def message(self, num_tasks: int) -> str:
-        """The text of the :class:`PipelineFailure`."""
+        """Return the text of the :class:`PipelineFailure`."""
         limit = self._limit if isinstance(self._limit, int) else f"{float(self._limit):.4g} of all"
         return (
             f"stage {self._stage!r}: {self.num_failures} of {num_tasks} tasks failed, "
-            f"max_failures is {limit}. Mend the items below or raise max_failures"
+            f"max_failures is {limit}. Fix the items below or raise max_failures"
         )
 
-    def _tell(self, error: Exception, count: int, num_tasks: int) -> None:
+    def _log(self, error: Exception, count: int, num_tasks: int) -> None:
         """Log one failure, the ``count``-th."""
         if count <= _LOGGED_ERRORS:
             _logger.error("%s: %s; the item is dropped.", _last_note(error), _one_line(error))
 
-    def _tell_all(self, num_tasks: int) -> None:
+    def _log_total(self, num_tasks: int) -> None:
         """Log the number of failures, after the last task."""
         if self.num_failures > _LOGGED_ERRORS:
             _logger.error(
@@ -94,7 +96,7 @@ def attach_note(error: BaseException, note: str) -> None:
     try:
         error.add_note(note)
     except Exception:
-        _logger.warning("%s takes no note: %s", type(error).__name__, note)
+        _logger.warning("%s refuses a note: %s", type(error).__name__, note)
 
 
 def describe(item: Any) -> str:
@@ -115,7 +117,7 @@ def text_of(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
-        return f"{type(error).__name__}, whose text cannot be made"
+        return f"{type(error).__name__}, whose __str__ fails"
 
 
 def _described(item: Any) -> str:

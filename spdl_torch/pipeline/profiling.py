@@ -68,11 +68,11 @@ class ProfileHook(ABC):
 
     @abstractmethod
     def stage_profile_hook(self, stage: str, concurrency: int) -> AbstractContextManager[Any]:
-        """Entered around every run of a stage."""
+        """Return a context that is entered around every run of a stage."""
 
     @abstractmethod
     def pipeline_profile_hook(self) -> AbstractContextManager[Any]:
-        """Entered around everything."""
+        """Return a context that is entered around the whole profile."""
 
 
 class _NoHook(ProfileHook):

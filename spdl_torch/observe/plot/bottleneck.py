@@ -1,4 +1,4 @@
-"""The verdict on what is drawn, as a sentence above the pictures."""
+"""The verdict on the drawn intervals, as a sentence above the pictures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding:
 
 
 def find_bottlenecks(recording: Recording) -> dict[int, Finding]:
-    """What is found for each pipeline of a run; none for queues whose order is not known."""
+    """Return a finding for each pipeline of a run; none for queues whose order is unknown."""
     pipelines: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for series in recording.everything:
         if series.rows[0]["position"] is not None:

@@ -1,4 +1,4 @@
-"""What the plots show, read from the statistics file: one run, some stages, a span of time."""
+"""The data of the plots, read from the statistics file: one run, some stages, a time span."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Collection", "Recording", "Run", "Series", "load", "merge_spans", "p
 
 Row: TypeAlias = "Mapping[str, Any]"
 Key: TypeAlias = tuple[int, int, str]
-"""Pipeline, position and label: what a stage and the queue behind it have in common."""
+"""Pipeline, position and label, which a stage and the queue after it share."""
 
 _NO_POSITION = 1 << 30  # names of another form come last, in alphabetical order
 _OLDEST_GENERATION = 2
@@ -37,16 +37,16 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Who wrote the figures, and when that began."""
+    """The run that wrote the figures."""
 
     run_id: int
     num_runs: int
-    """In the file."""
+    """The number of runs in the file."""
     host: str
     rank: int
     world_size: int
     origin: float
-    """Where elapsed time counts from: seconds since 1970."""
+    """The moment from which elapsed time counts: seconds since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +55,9 @@ class Series:
 
     key: Key
     name: str
-    """As logged last: a change of its concurrency changes the name of a stage."""
+    """The name as logged last: a change of concurrency changes a stage's name."""
     index: int
-    """Of the stage in its run, in the order of the pipeline; whatever is left out of the plot."""
+    """The index of the stage in its run, in the order of the pipeline, left out stages included."""
     rows: Sequence[Row]
 
 
@@ -72,21 +72,21 @@ class Collection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """The part of a run that is to be drawn."""
+    """The part of a run to draw."""
 
     db_path: Path
     run: Run
     tasks: Sequence[Series]
     queues: Sequence[Series]
     everything: Sequence[Series]
-    """Of that time, also of stages that are left out: the bottleneck is found with them."""
+    """The series of that time, also of stages left out: the bottleneck is found with them."""
     events: Sequence[EventLogEntry]
-    """Of that time, oldest first."""
+    """The events of that time, oldest first."""
     collections: Sequence[Collection]
     start: float
-    """Of the first interval that is drawn, seconds since 1970."""
+    """The start of the first drawn interval, seconds since 1970."""
     stop: float
-    """Of the last one."""
+    """The end of the last one."""
 
     @property
     def where(self) -> str:
@@ -102,9 +102,9 @@ def load(
     end_time: float | str | None,
     run_id: int | None,
 ) -> Recording:
-    """Read what is asked for; arguments as of :func:`spdl_torch.observe.plot_stats`.
+    """Read the part to draw; arguments as for :func:`spdl_torch.observe.plot_stats`.
 
-    Raises: FileNotFoundError; ValueError: not a statistics file, or nothing in it is asked for.
+    Raises: FileNotFoundError; ValueError: not a statistics file, or nothing in it matches.
     """
     run_id = choose_run(db_path, run_id)
     where = _where(db_path, run_id)
@@ -161,7 +161,7 @@ def _begin(row: Row) -> float:
 
 
 def pair_collections(events: Iterable[EventLogEntry]) -> list[Collection]:
-    """Collections from ``gc_start`` to the ``gc_stop`` of the same generation, oldest first.
+    """Pair each ``gc_start`` with the ``gc_stop`` of the same generation, oldest first.
 
     One whose start or stop is not in the file is left out. Without a generation, as other programs
     log them, collections count as full.
@@ -205,14 +205,14 @@ def _read_run(db_path: str | os.PathLike[str], run_id: int, first: float) -> Run
         host=row["host"],
         rank=row["rank"],
         world_size=row["world_size"],
-        # Figures may be older than the run that logs them: copied from elsewhere, or the clock
-        # was set back. Elapsed time is never negative.
+        # Figures may be older than the run that logs them, if they were copied from elsewhere or
+        # the clock was set back. Elapsed time is never negative.
         origin=min(row["started"], first),
     )
 
 
 def _by_stage(rows: Iterable[Row]) -> dict[Key, list[Row]]:
-    """The rows of each stage, oldest first; they come newest first."""
+    """Return the rows of each stage, oldest first; ``rows`` are newest first."""
     groups: dict[Key, list[Row]] = defaultdict(list)
     for row in reversed(list(rows)):
         groups[_key(row)].append(row)
@@ -228,7 +228,7 @@ def _key(row: Row) -> Key:
 def _choose_stages(
     stages: Sequence[str], everything: Sequence[Sequence[Row]], where: str
 ) -> set[Key]:
-    """The stages meant, by their names as logged, those of their queues, or their labels."""
+    """Return the stages meant, by their names as logged, those of their queues, or their labels."""
     by_name: dict[str, set[Key]] = defaultdict(set)
     for rows in everything:
         for row in rows:
@@ -242,7 +242,7 @@ def _choose_stages(
 
 
 def _seconds_since_1970(value: float | str | None, name: str, origin: float) -> float:
-    """A bound of the time span, which has none where it is None."""
+    """Return a bound of the time span in seconds since 1970; None = no bound."""
     if value is None:
         return float("-inf") if name == "start_time" else float("inf")
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Draws panels over time with matplotlib, without a display and without any global state.
+"""Draw panels over time with matplotlib, without a display and without any global state.
 
 matplotlib is an extra: this module is imported without it, its functions need it.
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-# Okabe and Ito's colours, which people of every kind of sight tell apart; without yellow, which
-# is hard to see on white.
+# Okabe and Ito's colours, which colour-blind people can distinguish too; without yellow, which is
+# hard to see on white.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 # Their number and that of the colours have no common divisor, so 56 stages differ.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -39,11 +39,11 @@ _CURVE_STYLES: dict[str, dict[str, Any]] = {
 }
 
 _WIDTH, _PANEL_HEIGHT, _HEAD_HEIGHT = 12.0, 2.1, 1.1  # inches
-_COLUMNS = 1000  # pixels across a panel, about; events closer than that cannot be told apart
+_COLUMNS = 1000  # about the pixels across a panel; closer events look like one
 _LETTERS_OF_LEGEND, _LETTERS_OF_TITLE = 30, 100
-_MOST_MARKERS = 40  # of a line; with more intervals some have none
+_MOST_MARKERS = 40  # on a line; with more intervals, some have none
 _LONGEST_LATENCY_RANGE = 100.0  # largest over smallest that a linear scale can show
-_SHORTEST_LATENCY = 1e-3  # ms; what is less is shown between it and 0
+_SHORTEST_LATENCY = 1e-3  # ms; smaller values are shown between this and 0
 _UNITS = (("s", 1.0, 300.0), ("min", 60.0, 5 * 3600.0), ("h", 3600.0, math.inf))
 
 _FULL, _YOUNG = "#b2182b", "#8073ac"
@@ -52,7 +52,7 @@ _GREY = "#404040"
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """Turns timestamps into what the x axis shows."""
+    """Convert timestamps to values of the x axis."""
 
     origin: float
     unit: str
@@ -76,7 +76,7 @@ def draw(
     heading: str,
     findings: dict[int, Finding],
 ) -> Figure:
-    """A figure with the panels one below the other, sharing the time axis."""
+    """Return a figure with the panels one below the other, sharing the time axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -111,7 +111,7 @@ def _draw_panel(axes: Axes, panel: Panel, series: Sequence[Series], clock: _Cloc
             style = {**_style_of(one), **_CURVE_STYLES[curve.kind]}
             style["markevery"] = _marked(values, every=curve.kind == "mean")
             axes.plot(times, values, label=f"{one.name} {curve.kind}", **style)
-            if len(values) == 1:  # no neighbour to draw a line to: as long as the interval was
+            if len(values) == 1:  # no neighbour to draw a line to: a line as long as the interval
                 begin = clock(one.rows[0]["timestamp"] - one.rows[0]["elapsed"])
                 axes.lines[-1].set_data([begin, *times], values * 2)
                 axes.lines[-1].set_markevery([1])
@@ -130,7 +130,7 @@ def _style_of(series: Series) -> dict[str, Any]:
 
 
 def _marked(values: Sequence[float], *, every: bool) -> list[int]:
-    """Which points have a marker: those that no line reaches, and of ``every`` curve some more."""
+    """Return the points with a marker: those that no line reaches, and more if ``every``."""
     there = [math.isfinite(value) for value in (math.nan, *values, math.nan)]
     alone = {i for i in range(len(values)) if there[i + 1] and not (there[i] or there[i + 2])}
     step = math.ceil(len(values) / _MOST_MARKERS)
@@ -154,7 +154,7 @@ def _set_scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
 
 
 def _set_logarithmic(axes: Axes, smallest: float, *, has_less: bool) -> None:
-    """A logarithmic scale with room for 0, which waits often are."""
+    """Set a logarithmic scale with room for 0, the value of many waits."""
     from matplotlib.ticker import NullFormatter
 
     formatter = axes.yaxis.get_major_formatter()
@@ -180,7 +180,7 @@ def _set_time_axis(axes: Axes, recording: Recording, clock: _Clock) -> None:
 
 
 def _draw_collections(axes: Axes, recording: Recording, clock: _Clock) -> None:
-    """Full collections over the whole height; young ones, of which there are many, at the foot."""
+    """Draw full collections over the whole height; young ones, which are many, at the foot."""
     full, young = _collections_within(recording)
     _draw_spans(axes, full, recording, clock, top=1.0, colour=_FULL, hatch="////", gid="gc-full")
     _draw_spans(axes, young, recording, clock, top=0.04, colour=_YOUNG, hatch="", gid="gc-young")
@@ -220,7 +220,7 @@ def _draw_spans(
         corners,
         transform=axes.get_xaxis_transform(),
         facecolor=(colour, 0.15),
-        edgecolor=(colour, 0.6),  # what keeps a span that is narrower than a pixel visible
+        edgecolor=(colour, 0.6),  # keeps a span that is narrower than a pixel visible
         linewidth=0.6,
         hatch=hatch,
         zorder=0.5,
@@ -259,7 +259,7 @@ def _draw_legend(
     *,
     has_percentiles: bool,
 ) -> None:
-    """What colours and shapes mean, to the right of the panels."""
+    """Draw the meaning of colours and shapes, to the right of the panels."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -294,11 +294,11 @@ def _legend_label(series: Series, finding: Finding | None) -> str:
     if finding is not None and finding.label == series.key[2]:
         lines.append("(bottleneck)")
     label = "\n".join(lines)
-    # matplotlib leaves labels that begin with an underscore out.
+    # matplotlib leaves out labels that begin with an underscore.
     return f" {label}" if label.startswith("_") else label
 
 
 def _take_literally(legend: Legend) -> None:
-    """Names of stages may hold a dollar sign, which would begin a formula."""
+    """Escape dollar signs, which may occur in names of stages and would begin a formula."""
     for text in legend.get_texts():
         text.set_parse_math(False)

@@ -1,4 +1,4 @@
-"""Which panels there are, and what each shows of an interval."""
+"""The panels, and the values that each shows of an interval."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Curve:
     """One line for each stage."""
 
     kind: str
-    """``mean``, ``p90`` or ``p99``; how it is drawn."""
+    """``mean``, ``p90`` or ``p99``, which decides the style of the line."""
     value: Callable[[Row], float]
-    """In the panel's unit; NaN where the interval has none."""
+    """The value in the panel's unit; NaN where the interval has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,15 +30,15 @@ class Panel:
     unit: str
     curves: tuple[Curve, ...]
     is_count: bool = False
-    """Whole numbers."""
+    """Whether the values are whole numbers."""
     is_percentage: bool = False
-    """From 0 to 100, always."""
+    """Whether the axis always runs from 0 to 100."""
     is_latency: bool = False
-    """On a logarithmic scale when it spans more than two decades."""
+    """Whether the scale becomes logarithmic when the values span more than two decades."""
 
     @property
     def label(self) -> str:
-        """Of the y axis."""
+        """The label of the y axis."""
         return f"{self.quantity}\n({self.unit})"
 
 
@@ -47,7 +47,7 @@ def _of(column: str) -> tuple[Curve, ...]:
 
 
 def _times(column: str, count: Callable[[Row], int]) -> tuple[Curve, ...]:
-    """Mean, p90 and p99 in ms; there are none in an interval in which nothing happened."""
+    """Return mean, p90 and p99 in ms; none for an interval in which nothing happened."""
 
     def curve(kind: str, prefix: str) -> Curve:
         name = f"{prefix}_{column}"

@@ -1,4 +1,4 @@
-"""Pictures of a statistics file: what every stage and queue did over time, and what held them back.
+"""Pictures of a statistics file: every stage and queue over time, and what held them back.
 
 Needs matplotlib, the extra ``plot``; a display is not needed.
 """
@@ -36,15 +36,15 @@ def plot_stats(
     run_id: int | None = None,
     file_format: FileFormat = "png",
 ) -> list[Path]:
-    """Paths of the pictures written: ``task_stats_combined`` and ``queue_stats_combined``.
+    """Draw two pictures, ``task_stats_combined`` and ``queue_stats_combined``; return their paths.
 
-    A picture of which the chosen stages have no figures (a source has only a queue) is left out.
+    A picture for which the chosen stages have no figures (a source has only a queue) is left out.
 
     Args:
-        db_path: of the statistics file; the run may still go on.
-        output_dir: made if it does not exist; pictures of the same name are overwritten.
+        db_path: the statistics file; the run may still go on.
+        output_dir: created if it does not exist; pictures of the same name are overwritten.
         stages: as logged (``0:1:decode[10]``) or without the numbers (``decode``); None = all.
-        start_time, end_time: of the intervals that are drawn, both inclusive: seconds since 1970;
+        start_time, end_time: bounds of the drawn intervals, both inclusive: seconds since 1970;
             text in ISO 8601 (``2026-01-31 12:00``, local time unless it says otherwise); or time
             after the run's start, as the pictures show it (``+90``, ``+1.5min``, ``+2h``).
         run_id: None = the last run in the file that has figures.
@@ -80,9 +80,9 @@ def plot_task_stats(
     end_time: float | str | None = None,
     run_id: int | None = None,
 ) -> Figure:
-    """A figure with tasks, successes, failures and task times (mean, p90, p99) of each stage.
+    """Return a figure with tasks, successes, failures and task times (mean, p90, p99) of stages.
 
-    Arguments and errors as of :func:`plot_stats`. Save it with ``savefig``.
+    Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
     """
     _check_matplotlib()
     recording = load(
@@ -101,10 +101,10 @@ def plot_queue_stats(
     end_time: float | str | None = None,
     run_id: int | None = None,
 ) -> Figure:
-    """A figure with throughput, occupancy, waits of puts and gets (mean, p90, p99) and items of
-    each queue.
+    """Return a figure with throughput, occupancy, waits of puts and gets (mean, p90, p99) and items
+    of each queue.
 
-    Arguments and errors as of :func:`plot_stats`. Save it with ``savefig``.
+    Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
     """
     _check_matplotlib()
     recording = load(

@@ -1,1 +1,1 @@
-"""The statistics file: what is logged, how it is written, read, and summed up."""
+"""The statistics file: its entries, and how they are written, read and summed up."""

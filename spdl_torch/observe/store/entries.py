@@ -1,4 +1,4 @@
-"""What is logged about a run: figures of a stage's tasks, of a queue, and events."""
+"""Log entries of a run: figures of a stage's tasks, figures of a queue, and events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 PROBES_EVENT = "probes"
-"""Name of the event that keeps what the probes read, for one pipeline."""
+"""Name of the event with the probes' readings, for one pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class TaskStatsLogEntry:
     timestamp: float
     """End of the interval; seconds since 1970."""
     name: str
-    """Of the stage, as ``str(StageInfo)`` prints it: ``0:1:decode[10]``."""
+    """The stage, as ``str(StageInfo)`` prints it: ``0:1:decode[10]``."""
     stats: TaskPerfStats
     num_dropped: int | None = None
-    """Of these tasks, those whose op returned None; None = nobody counted."""
+    """The number of these tasks whose op returned None; None = not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,19 @@ class QueueStatsLogEntry:
     timestamp: float
     """End of the interval; seconds since 1970."""
     name: str
-    """Of the queue, as ``StatsQueue.name``: ``0:1:decode[10]_queue``."""
+    """The queue's ``StatsQueue.name``: ``0:1:decode[10]_queue``."""
     stats: QueuePerfStats
 
 
 @dataclass(frozen=True, slots=True)
 class EventLogEntry:
-    """Something that happened at one moment: ``gc_start``, ``gc_stop``, or the user's own."""
+    """An event at one moment: ``gc_start``, ``gc_stop``, or the user's own."""
 
     timestamp: float
     """Seconds since 1970."""
     event_name: str
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever JSON can hold."""
+    """Details, of types that JSON can hold."""
 
 
 LogEntry: TypeAlias = TaskStatsLogEntry | QueueStatsLogEntry | EventLogEntry
@@ -77,14 +77,13 @@ def entries_of(
     name: str = "",
     timestamp: float | None = None,
 ) -> list[LogEntry]:
-    """What a report holds as log entries, for loaders, which have no hooks: a window for every
-    stage and queue, and an event with the probes' readings. A file with them gives the same
-    verdict.
+    """Return a report as log entries, for loaders, which have no hooks: a window for every stage
+    and queue, and an event with the probes' readings. A file with them leads to the same verdict.
 
     Args:
-        before: an earlier report of the same pass: what came since is logged; None = all.
-        pipeline_id: tells loaders of one run apart; stages are called ``0:1:fetch[2]``.
-        name: of the loader, for people.
+        before: an earlier report of the same pass; only later figures are logged. None = all.
+        pipeline_id: a number for each loader of a run; stages are called ``0:1:fetch[2]``.
+        name: the loader's name, for people.
         timestamp: end of the windows, seconds since 1970; None = now.
     """
     stats = lap_between(before.stats if before is not None else None, report.stats)
@@ -128,9 +127,9 @@ def probes_entry(
     name: str = "",
     timestamp: float,
 ) -> EventLogEntry:
-    """The event ``probes``: readings over the ``elapsed`` seconds of the pass so far.
+    """Return the event ``probes``: readings over the ``elapsed`` seconds of the pass so far.
 
-    begins: it is the first one of its pass.
+    begins: whether it is the first one of its pass.
     """
     details = {"pipeline": pipeline_id, "name": name, "elapsed": elapsed, "begins": begins}
     details |= {"pooled": list(pooled), **asdict(probes)}
@@ -138,13 +137,13 @@ def probes_entry(
 
 
 def _queues_of(stats: PipelineStats, pooled: Sequence[str]) -> list[QueuePerfStats]:
-    """Of the source, behind every stage, and of the sink; their waits are what the ratios say."""
+    """Return the queues of the source, of every stage and of the sink, with waits by the ratios."""
     first, *following = stats.stages
     source = _queue(None, first.tasks.elapsed, first.tasks.num_tasks, 0.0, _wait_in(first))
     found, num_items, like = [source], 0, None
     for stage, taker in zip(stats.stages, [*following, None], strict=True):
         get = stage.queue.get_wait_time if taker is None else _wait_in(taker)
-        # What a loader's thread fetches it collates itself: there is no queue in between.
+        # A loader's thread collates its own samples: there is no queue between the two stages.
         hands_over = taker is not None and {stage.name, taker.name} <= set(pooled)
         like = None if hands_over or stage.queue.elapsed == 0 else stage.queue
         num_good = stage.tasks.num_tasks - stage.tasks.num_failures - stage.num_dropped
@@ -162,7 +161,7 @@ def _wait_in(stage: StageStats) -> float:
 def _queue(
     like: QueuePerfStats | None, elapsed: float, num_items: int, put_wait: float, get_wait: float
 ) -> QueuePerfStats:
-    """Percentiles and occupancy of ``like``, if any, with waits of the given seconds in all."""
+    """Return the figures of ``like``, if any, with waits of the given seconds in all."""
     return replace(
         like or QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0),
         elapsed=elapsed,

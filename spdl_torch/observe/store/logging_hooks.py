@@ -1,4 +1,4 @@
-"""The hooks and queues that send a pipeline's figures to a log, and the garbage collector's."""
+"""Hooks and queues that log a pipeline's figures, and a callback for garbage collections."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class TaskStatsRecorder(TaskStatsHook):
 
 
 class QueueStatsRecorder(StatsQueue):
-    """A ``StatsQueue`` that logs an entry every ``interval`` seconds, and one at the end; that of
-    the sink also what the probes read, while a ``PipelineDataset`` or a loader probes.
+    """A ``StatsQueue`` that logs an entry every ``interval`` seconds, and one at the end; the
+    sink's also logs the probes' readings, while a ``PipelineDataset`` or a loader probes.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class QueueStatsRecorder(StatsQueue):
 
 
 def recorders(log: Log, interval: float | None = None, *, pipeline_id: int = 0) -> dict[str, Any]:
-    """The options of ``PipelineBuilder.build`` that send every figure to ``log``:
+    """Return the options of ``PipelineBuilder.build`` that send every figure to ``log``:
     ``builder.build(**recorders(writer.log, interval=60))``.
 
     interval: seconds between two entries of a stage; None = one, at the end.
@@ -99,7 +99,7 @@ def recorders(log: Log, interval: float | None = None, *, pipeline_id: int = 0) 
 def recording_gc(log: Log, *, generation: int = 0) -> Iterator[None]:
     """Log ``gc_start`` and ``gc_stop`` of garbage collections while the block runs.
 
-    generation: of this and older ones; 2 = only full collections, the ones that take long.
+    generation: the youngest generation to log; 2 = full collections only, which take long.
 
     ``log`` is called inside the collection, on whichever thread it happens: it must not take a
     lock that this thread may hold. ``SQLiteStatsWriter.log`` is safe, ``queue.Queue.put`` is not.

@@ -1,4 +1,4 @@
-"""Reads a statistics file: rows of a time span, by name."""
+"""Query a statistics file: rows of a time span, by name."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class QueueStatsRow(TypedDict):
 
 
 TaskStatsQueryResult: TypeAlias = TaskStatsRow
-"""A row by the name that SPDL's example has for it, with its columns and more."""
+"""The row by its name in SPDL's example, whose columns it has, and more."""
 
 QueueStatsQueryResult: TypeAlias = QueueStatsRow
-"""Likewise."""
+"""The row by its name in SPDL's example, whose columns it has, and more."""
 
 
 def query_task_stats(
@@ -90,12 +90,12 @@ def query_task_stats(
     run_id: int | None = None,
     pipeline: int | None = None,
 ) -> list[TaskStatsRow]:
-    """Rows of the view ``task_stats``, newest first.
+    """Return rows of the view ``task_stats``, newest first.
 
-    name: of a stage as logged (``0:1:decode[10]``) or without its numbers (``decode``).
+    name: a stage as logged (``0:1:decode[10]``) or without its numbers (``decode``).
     start_time, end_time: bounds of ``timestamp``, both inclusive; seconds since 1970.
-    run_id: of one run; None = all runs in the file.
-    pipeline: the first number in a stage's name, which tells loaders of one run apart; None = all.
+    run_id: the number of a run; None = all runs in the file.
+    pipeline: the first number in stages' names, one for each loader of a run; None = all.
     Raises: FileNotFoundError; ValueError: not a statistics file, or of a newer release.
     """
     rows = _select(db_path, "task_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
@@ -111,9 +111,10 @@ def query_queue_stats(
     run_id: int | None = None,
     pipeline: int | None = None,
 ) -> list[QueueStatsRow]:
-    """Rows of the view ``queue_stats``, newest first; arguments as of :func:`query_task_stats`.
+    """Return rows of the view ``queue_stats``, newest first; arguments as for
+    :func:`query_task_stats`.
 
-    name: of a queue (``0:1:decode[10]_queue``), or of the stage that fills it.
+    name: a queue (``0:1:decode[10]_queue``), or the stage that fills it.
     """
     rows = _select(db_path, "queue_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
     return cast("list[QueueStatsRow]", rows)
@@ -127,7 +128,7 @@ def query_event_stats(
     *,
     run_id: int | None = None,
 ) -> list[EventLogEntry]:
-    """Events, oldest first; arguments as of :func:`query_task_stats`, less ``pipeline``."""
+    """Return events, oldest first; arguments as for :func:`query_task_stats`, less ``pipeline``."""
     rows = _select(db_path, "event_stats", (event_name, start_time, end_time, run_id, None), "ASC")
     return [
         EventLogEntry(row["timestamp"], row["event_name"], json.loads(row["details"]))
@@ -136,7 +137,7 @@ def query_event_stats(
 
 
 def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
-    """The given run of a file, or the last one that has figures. Raises: ValueError: none has."""
+    """Return the given run, or the last one that has figures. Raises: ValueError: none has."""
     query = (
         "SELECT DISTINCT run_id FROM stage WHERE stage_id IN (SELECT stage_id FROM task_window) "
         "OR stage_id IN (SELECT stage_id FROM queue_window) ORDER BY run_id"
@@ -156,7 +157,7 @@ def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
 
 
 def num_dropped_of_run(db_path: str | os.PathLike[str], run_id: int) -> int:
-    """The number of entries that were not written, as known at the run's end; 0 before."""
+    """Return the number of entries not written, as known at the run's end; 0 before."""
     with closing(open_for_reading(db_path)) as connection:
         query = "SELECT num_dropped FROM run WHERE run_id = ?"
         (row,) = connection.execute(query, (run_id,))

@@ -1,6 +1,6 @@
 """The layout of the statistics file, and how it is opened.
 
-Tables hold what was measured, each row once; the views ``task_stats``, ``queue_stats`` and
+Tables hold the measurements, each row once; the views ``task_stats``, ``queue_stats`` and
 ``event_stats`` begin with the columns that SPDL's example logger gives its tables, so that queries
 written for those run here.
 """
@@ -20,7 +20,7 @@ __all__ = ["SCHEMA_VERSION", "open_for_reading", "open_for_writing"]
 SCHEMA_VERSION = 1
 """``PRAGMA user_version`` of the files that this release writes."""
 
-_APPLICATION_ID = 0x5350444C  # "SPDL", so that `file` and we can tell our files from others
+_APPLICATION_ID = 0x5350444C  # "SPDL": marks our files for `file` and for us
 
 _BUSY_SECONDS = 5.0  # how long one writer waits for another, or a reader without WAL
 
@@ -111,8 +111,8 @@ CREATE VIEW event_stats AS
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open or make the file; write-ahead logging where the file system allows it, so that readers
-    and the writer do not wait for each other.
+    """Open or create the file; use write-ahead logging where the file system allows it, so that
+    readers and the writer do not wait for each other.
 
     Raises: ValueError: the file is something else, or of a newer release; sqlite3.Error.
     """
@@ -121,12 +121,13 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
-        _check_is_ours(connection, path)  # before anything is changed in it
+        _check_is_ours(connection, path)  # before any change to it
         connection.execute("PRAGMA foreign_keys = ON")
         if not _is_on_a_network(path):
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        # Another process may be making the same file: look and make in one transaction.
+        # The race with another process that creates the same file: look and create in one
+        # transaction.
         connection.execute("BEGIN IMMEDIATE")
         if _check_is_ours(connection, path) == 0:
             for statement in _statements(_SCHEMA):
@@ -163,7 +164,7 @@ def open_for_reading(path: str | os.PathLike[str]) -> sqlite3.Connection:
 
 
 def _check_is_ours(connection: sqlite3.Connection, path: Path) -> int:
-    """The file's schema version; 0 = a new file."""
+    """Return the file's schema version; 0 = a new file."""
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -181,7 +182,7 @@ def _check_is_ours(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _statements(script: str) -> list[str]:
-    """One by one, because ``executescript`` would commit the transaction that they belong to."""
+    """Return them one by one: ``executescript`` would commit the transaction that they are in."""
     return [statement for statement in script.split(";\n") if statement.strip()]
 
 

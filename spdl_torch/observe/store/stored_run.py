@@ -1,4 +1,4 @@
-"""A whole run of a statistics file as one reading, from which the verdict can be given again."""
+"""A whole run of a statistics file as one reading, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ __all__ = [
 def report_of_file(
     db_path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
 ) -> Report:
-    """The verdict over one run of a statistics file; None = the last one that has figures.
+    """Return the report on one run of a statistics file; None = the last one that has figures.
 
-    pipeline: of several in that run, see :func:`pipelines_of_file`; None = the one with the lowest
-        number.
+    pipeline: one of several in that run, see :func:`pipelines_of_file`; None = the one with the
+        lowest number.
 
-    Without the event ``probes`` of that pipeline the cause is told from CPU time alone.
+    Without the event ``probes`` of that pipeline the cause is inferred from CPU time alone.
     Raises: FileNotFoundError; ValueError: not a statistics file, or no such run or pipeline in it.
     """
     run_id = choose_run(db_path, run_id)
@@ -67,8 +67,8 @@ def report_of_file(
 def pipelines_of_file(
     db_path: str | os.PathLike[str], *, run_id: int | None = None
 ) -> dict[int, str]:
-    """Numbers of the pipelines and loaders of a run, in order, and what each is called (``train``;
-    "" = it has no name). Arguments and errors as of :func:`report_of_file`.
+    """Return the numbers of a run's pipelines and loaders, in order, with their names (``train``;
+    "" = none). Arguments and errors as for :func:`report_of_file`.
     """
     run_id = choose_run(db_path, run_id)
     rows = query_queue_stats(db_path, run_id=run_id)
@@ -81,7 +81,7 @@ def pipelines_of_file(
 def stats_of_file(
     db_path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
 ) -> PipelineStats:
-    """A run's windows added up. Arguments and errors as of :func:`report_of_file`."""
+    """Return the sum of a run's windows. Arguments and errors as for :func:`report_of_file`."""
     run_id = choose_run(db_path, run_id)
     pipeline = _choose_pipeline(db_path, run_id, pipeline)
     return stats_of_rows(
@@ -93,10 +93,10 @@ def stats_of_file(
 def probes_of_events(
     events: Iterable[EventLogEntry], pipeline: int
 ) -> tuple[Probes | None, tuple[str, ...]]:
-    """What the probes read over all passes of a pipeline, None if nothing was logged, and which of
-    its stages share threads.
+    """Return the probes' readings over all passes of a pipeline, None if none was logged, and the
+    stages that share threads.
 
-    events: oldest first. Each tells of its pass so far, so that the last one of a pass counts.
+    events: oldest first. Each covers its pass so far, so the last one of a pass counts.
     """
     passes: list[EventLogEntry] = []
     for event in events:
@@ -129,7 +129,7 @@ def probes_of_events(
 def _choose_pipeline(
     db_path: str | os.PathLike[str], run_id: int, pipeline: int | None
 ) -> int | None:
-    """The given one or the first; None where no name in the run has a number."""
+    """Return the given pipeline or the first; None where no name in the run has a number."""
     numbers = list(pipelines_of_file(db_path, run_id=run_id))
     if pipeline is None:
         return numbers[0] if numbers else None
@@ -142,7 +142,9 @@ def _choose_pipeline(
 def stats_of_rows(
     task_rows: Iterable[Mapping[str, Any]], queue_rows: Iterable[Mapping[str, Any]]
 ) -> PipelineStats:
-    """One pipeline's windows added up: rows of the views, newest first; one of a queue at least."""
+    """Return the sum of a pipeline's windows: rows of the views, newest first; one of a queue at
+    least.
+    """
     tasks = _by_position(task_rows)
     (_, inlet), *others = queues = sorted(_by_position(queue_rows).items())
     stages = []
@@ -161,7 +163,7 @@ def stats_of_rows(
 def _by_position(
     rows: Iterable[Mapping[str, Any]],
 ) -> dict[tuple[int, str], list[Mapping[str, Any]]]:
-    """Rows of each stage; its name as logged changes with its concurrency."""
+    """Return the rows of each stage, whose name as logged changes with its concurrency."""
     groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         place = -1 if row["position"] is None else row["position"]

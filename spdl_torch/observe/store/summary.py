@@ -30,13 +30,13 @@ class TaskSummary:
     num_tasks: int
     num_failures: int
     ave_time: float
-    """Of the tasks that succeeded, seconds."""
+    """Mean time of the tasks that succeeded, seconds."""
     success_rate: float
-    """0 to 1."""
+    """Share of the tasks that succeeded, 0 to 1."""
     num_entries: int
 
     def lines(self) -> list[str]:
-        """For people, and for programs that read what SPDL's example prints."""
+        """Return the lines that SPDL's example prints, which programs may read too."""
         return [
             f"  Stage: {self.name}",
             f"    Total tasks processed: {self.num_tasks}",
@@ -56,15 +56,15 @@ class QueueSummary:
     qps: float
     """Items a second."""
     ave_put_time: float
-    """How long a put waited for room, seconds."""
+    """Mean time that a put waited for room, seconds."""
     ave_get_time: float
-    """How long a get waited for an item, seconds."""
+    """Mean time that a get waited for an item, seconds."""
     occupancy_rate: float
     """Share of the time in which an item waited, 0 to 1."""
     num_entries: int
 
     def lines(self) -> list[str]:
-        """As of a stage."""
+        """Return the lines that SPDL's example prints."""
         return [
             f"  Queue: {self.name}",
             f"    Total items processed: {self.num_items}",
@@ -79,10 +79,10 @@ class QueueSummary:
 def summarize(
     db_path: str | os.PathLike[str], *, run_id: int | None = None
 ) -> tuple[list[TaskSummary], list[QueueSummary]]:
-    """Every stage and every queue of a statistics file, in the order of the pipeline.
+    """Return every stage and every queue of a statistics file, in the order of the pipeline.
 
-    Times are averaged over what they are times of: of tasks over those that succeeded, of puts and
-    gets over the items; occupancy and QPS over the time.
+    Task times are averaged over the tasks that succeeded, waits of puts and gets over the items,
+    occupancy and QPS over the time.
     Raises: FileNotFoundError; ValueError: not a statistics file.
     """
     tasks = rows_by_name(query_task_stats(db_path, run_id=run_id))
@@ -116,7 +116,7 @@ def _of_queue(name: str, rows: Sequence[Mapping[str, Any]]) -> QueueSummary:
 
 
 def rows_by_name(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Rows of each name, pipeline by pipeline, in the order of its stages."""
+    """Return the rows of each name, pipeline by pipeline, in the order of its stages."""
     groups: dict[tuple[int, int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         pipeline, position = row["pipeline"], row["position"]
@@ -126,14 +126,14 @@ def rows_by_name(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapp
 
 
 def total_of(rows: Iterable[Mapping[str, Any]], column: str) -> int:
-    """The sum of a column."""
+    """Return the sum of a column."""
     return sum(int(row[column]) for row in rows)
 
 
 def mean_of(
     rows: Iterable[Mapping[str, Any]], column: str, weight: Callable[[Mapping[str, Any]], float]
 ) -> float:
-    """The mean of a column, each row as heavy as ``weight`` says; 0.0 if nothing has weight."""
+    """Return the mean of a column, weighted by ``weight``; 0.0 if the weights are all 0."""
     weighted = [(float(row[column]), weight(row)) for row in rows]
     total = sum(w for _, w in weighted)
     return sum(value * w for value, w in weighted) / total if total else 0.0

@@ -1,4 +1,4 @@
-"""The summary of a statistics file as a text: what SPDL's example prints, and what it means."""
+"""The summary of a statistics file as a text: SPDL's figures, and their meaning."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log_stats_summary(
     lines += _section("📈 Queue Statistics:", queues)
     if queues:
         lines += _meaning(db_path, choose_run(db_path, run_id))
-    # In front stands an empty line: what a logger puts before the text has a line of its own.
+    # An empty line first, so that a logger's prefix has a line of its own.
     (write or _logger.info)("\n".join(lines))
 
 

@@ -1,4 +1,4 @@
-"""Writes a run's statistics to a SQLite file, from one thread, without ever holding the run up."""
+"""Write a run's statistics to a SQLite file, on one thread, without ever delaying the run."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _queue_figures = attrgetter(
     *("p90_get_time", "p99_get_time", "occupancy_rate", "put_wait_time", "get_wait_time"),
 )
 
-# What is wrong with one entry, whatever the state of the file; anything else that SQLite raises is
-# the file's, which may be written later.
+# Errors of a single entry, whatever the state of the file. Anything else that SQLite raises
+# concerns the file, which may be writable later.
 _ENTRY_ERRORS = (
     sqlite3.DataError,
     sqlite3.IntegrityError,
@@ -61,26 +61,26 @@ _STAGE_NAME = re.compile(rf"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:{_QUEUE})?")
 
 
 class Buffer(Protocol):
-    """What ``queue.Queue`` and ``queue.SimpleQueue`` have in common."""
+    """The common part of ``queue.Queue`` and ``queue.SimpleQueue``."""
 
     def get_nowait(self) -> Any: ...
 
 
 class SQLiteStatsWriter:
-    """Moves log entries from memory into a SQLite file, a transaction every ``flush_interval``.
+    """Move log entries from memory into a SQLite file, a transaction every ``flush_interval``.
 
-    Give it entries with :meth:`log`, or put them on the ``buffer`` that it was made with. Use it
+    Pass entries to :meth:`log`, or put them on the ``buffer`` given. Use it
     as a context manager, or call :meth:`start` and :meth:`shutdown`.
 
     Ends: ``shutdown()`` wakes the thread, which writes what is left, and waits for it; Ctrl-C, an
     exception and the interpreter's exit do the same. A process that is killed leaves a file that
     opens and lacks at most the last ``flush_interval``. If the file cannot be written (disk full),
     entries wait in memory, up to 100,000. An entry that cannot be written at all (details that JSON
-    cannot hold) is left out; the first one is logged. What had to be dropped is counted, logged and
-    kept in the table ``run``, and :func:`report_of_file` mentions it.
+    cannot hold) is left out; the first one is logged. Dropped entries are counted; the count is
+    logged, kept in the table ``run``, and mentioned by :func:`report_of_file`.
 
     Args:
-        db_path: of the file, made if it does not exist; several runs may share it.
+        db_path: the file, created if it does not exist; several runs may share it.
         buffer: ``queue.Queue`` or ``queue.SimpleQueue`` of entries to take from; None = ``log``
             alone.
         flush_interval: seconds.
@@ -106,12 +106,15 @@ class SQLiteStatsWriter:
         self.db_path = Path(db_path)
         self.flush_interval = flush_interval
         self.num_dropped = 0
-        """Entries that found no room in memory or cannot be written."""
+        """The number of entries that found no room in memory or cannot be written."""
         self._buffer = buffer
         # Not queue.Queue: a garbage collection inside its put() may log an event, whose put() on
-        # the same thread would wait for a lock that this thread holds. SimpleQueue is re-entrant.
+        # the same thread would wait for the lock that this thread holds: a deadlock. SimpleQueue
+        # is re-entrant.
         self._own: queue.SimpleQueue[LogEntry] = queue.SimpleQueue()
-        self._pending: list[LogEntry] = []  # taken, not written yet; of the writer thread alone
+        self._pending: list[
+            LogEntry
+        ] = []  # taken, not written yet; only the writer thread touches it
         self._has_complained = False  # of the file
         self._has_refused = False  # an entry
         self._stop = threading.Event()
@@ -124,25 +127,23 @@ class SQLiteStatsWriter:
         """Start the writer thread. Raises: RuntimeError: it was started before."""
         if self._threads is not None:
             raise RuntimeError("SQLiteStatsWriter.start: it was started before.")
-        # At exit it is stopped after the pipelines, whose last figures it has to write.
+        # At exit it stops after the pipelines, whose last figures it writes.
         self._threads = ThreadGroup(self._stop.set, stops_last=True)
         self._threads.spawn("stats-writer", self._run)
 
     def log(self, entry: LogEntry) -> None:
-        """Hand an entry over; never blocks, and may be called from any thread and from a garbage
-        collection.
-        """
+        """Log an entry. Never blocks; any thread may call it, also within a garbage collection."""
         if self._own.qsize() < _MOST_PENDING:
             self._own.put(entry)
         else:
             self.num_dropped += 1
 
     def shutdown(self) -> None:
-        """Write what is left and close the file; idempotent. Blocks until that is done."""
+        """Write the remaining entries and close the file; idempotent. Blocks until that is done."""
         self._stop.set()
         if self._threads is None:
             self._threads = ThreadGroup(self._stop.set)
-            self._run()  # never started: what was logged is written all the same
+            self._run()  # never started: the logged entries are written all the same
         self._threads.join()
 
     def __enter__(self) -> Self:
@@ -164,7 +165,7 @@ class SQLiteStatsWriter:
             self._connection.close()
 
     def _flush(self) -> None:
-        """Write everything that has come, in one transaction; keep it if that fails."""
+        """Write all entries so far, in one transaction; keep them if that fails."""
         self._take(self._own)
         if self._buffer is not None:
             self._take(self._buffer)
@@ -175,7 +176,7 @@ class SQLiteStatsWriter:
             refused = self._insert(self._pending)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            self._after_failure(error)  # entries that were refused are tried again with the others
+            self._after_failure(error)  # refused entries are tried again with the others
         else:
             self._pending.clear()
             self._has_complained = False
@@ -191,7 +192,7 @@ class SQLiteStatsWriter:
     def _after_failure(self, error: sqlite3.Error) -> None:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
-        self._stage_ids.clear()  # some may have been of the transaction that is gone
+        self._stage_ids.clear()  # some may have been part of the lost transaction
         excess = len(self._pending) - _MOST_PENDING
         if excess > 0:
             del self._pending[:excess]
@@ -204,7 +205,7 @@ class SQLiteStatsWriter:
             )
 
     def _leave_out(self, refused: Sequence[tuple[LogEntry, Exception]]) -> None:
-        """Count entries that no file would take; log the first one of the run."""
+        """Count entries that no file could store; log the first one of the run."""
         self.num_dropped += len(refused)
         if refused and not self._has_refused:
             self._has_refused = True
@@ -268,7 +269,7 @@ class SQLiteStatsWriter:
         return refused
 
     def _row(self, entry: LogEntry) -> tuple[str, tuple[Any, ...]]:
-        """The table of an entry, and its values without the first column."""
+        """Return the table of an entry, and its values without the first column."""
         match entry:
             case TaskStatsLogEntry(timestamp, name, stats, num_dropped):
                 figures = (timestamp, *_task_figures(stats), num_dropped)
@@ -299,10 +300,10 @@ class SQLiteStatsWriter:
 
 
 def _shown(entry: object) -> str:
-    """An entry for the log, on a line."""
+    """Return an entry for the log, in one line."""
     try:
         return f"{entry!r:.200}"
-    except Exception:  # it is the text that fails
+    except Exception:  # its repr raises
         return f"{type(entry).__name__} without a text"
 
 

@@ -1,1 +1,1 @@
-"""Traces: what every thread did when, in files that trace viewers show."""
+"""Traces, in which viewers show what every thread did when."""

@@ -1,4 +1,4 @@
-"""Whether a trace can be shown: what the viewers would drop without a word is an error here."""
+"""Check that a trace can be shown: whatever viewers would drop silently is an error here."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceSummary:
-    """What a trace holds. Of one that we wrote, only our rows are counted."""
+    """The contents of a trace. In one that we wrote, only our rows are counted."""
 
     ranks: tuple[int, ...]
-    """In order; () = not a trace of ours."""
+    """The ranks, in order; () = not a trace of ours."""
     num_rows: int
-    """Threads with slices."""
+    """The number of threads with slices."""
     num_slices: int
     num_flows: int
-    """Arrows: items that can be followed."""
+    """The number of arrows: items that can be followed."""
     num_counters: int
-    """Curves."""
+    """The number of curves."""
     num_instants: int
     num_others: int
-    """Events of other programs: torch's, after a merge."""
+    """The number of other programs' events: torch's, after a merge."""
     seconds: float
-    """From the first event to the end of the last."""
+    """The time from the first event to the end of the last."""
     num_lost: int
-    """Turns and parts that were overwritten before they could be written."""
+    """The number of turns and parts overwritten in memory before the trace was written."""
     num_left_out: int
-    """Slices and instants beyond ``max_events`` or before ``last_seconds``."""
+    """The number of slices and instants beyond ``max_events`` or before ``last_seconds``."""
     reports: tuple[Report, ...]
-    """The verdict of each file that was merged."""
+    """The verdict of each merged file."""
 
     def __str__(self) -> str:
-        """All of it as text."""
+        """Return the summary as a text."""
         ranks = ", ".join(map(str, self.ranks))
         lines = [
             f"ranks     {ranks or 'not a trace of spdl_torch'}",
@@ -72,12 +72,12 @@ class TraceSummary:
 
 
 def check_trace(trace: str | os.PathLike[str] | Mapping[str, Any]) -> TraceSummary:
-    """Check that a trace can be shown in full, and say what it holds.
+    """Check that a trace can be shown in full, and return its summary.
 
-    trace: a file, or what it holds. Of one that we wrote, our rows are checked; of any other, all.
+    trace: a file, or its contents. In one that we wrote, our rows are checked; in any other, all.
     Raises: FileNotFoundError; ValueError: it is not strict JSON; an event has no time or row, a
-        length below 0, or (of ours) a time before that of the slice in front of it in its row;
-        slices of a row overlap without the one being inside the other; or an arrow lacks an end.
+        length below 0, or (of ours) a time before that of the preceding slice in its row;
+        slices of a row overlap without one enclosing the other; or an arrow lacks an end.
         The message has the first few.
     """
     if isinstance(trace, str | os.PathLike):
@@ -170,7 +170,7 @@ def _faults_of_order(row: tuple[Any, Any], slices: list[Event]) -> Iterator[str]
     for before, after in pairwise(slices):
         if before["ts"] > after["ts"]:
             yield (
-                f"row {row}: {after['name']!r} at {after['ts']} us stands behind "
+                f"row {row}: {after['name']!r} at {after['ts']} us comes after "
                 f"{before['name']!r} at {before['ts']} us"
             )
 

@@ -1,4 +1,4 @@
-"""A whole trace in Chrome's format: which turns are in it, and the processes that show them."""
+"""A whole trace in Chrome's format: its turns, and the processes that show them."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def chrome_trace(
     max_events: int,
     program: Program | None = None,
 ) -> dict[str, Any]:
-    """A trace as :meth:`Profile.write_trace` writes it; ``timelines`` are of one process."""
+    """Return a trace as :meth:`Profile.write_trace` writes it; ``timelines``: of one process."""
     program = program or Program()
     timelines, spans = put_into_rows(sorted(timelines, key=_start_of), program.spans)
     program = replace(program, spans=tuple(spans))
     numbers = sorted({t.pipeline_number for t in timelines})[1 - _PIDS_PER_RANK :]
     too_many = [t for t in timelines if t.pipeline_number not in numbers]
     timelines = [t for t in timelines if t.pipeline_number in numbers]
-    # One clock for all: two readings may differ, if only by the time that they took.
+    # One clock for all: two readings differ at least by the time that they take.
     clocks = [t.clock for t in timelines] or [Clock.now()]
     clock = max(clocks, key=lambda clock: clock.perf_ns)
     cutoff = _cutoff(timelines, program, last_seconds, max_events)
@@ -89,7 +89,7 @@ def chrome_trace(
         events += rows.events
         pids.append(rows.pid)
     add_flows(placed)
-    events.sort(key=itemgetter("ts"))  # stable: what encloses another comes first
+    events.sort(key=itemgetter("ts"))  # stable: an enclosing slice stays before those inside it
     profile = {
         "rank": rank,
         "host": socket.gethostname(),
@@ -112,7 +112,7 @@ def _start_of(timeline: Timeline) -> int:
 
 
 def _base(timelines: Sequence[Timeline], program: Program, clock: Clock, cutoff: float) -> int:
-    """The full second before the first event."""
+    """Return the full second before the first event."""
     starts = (
         min(
             (turn.since_ns for turn in row.turns if turn.done_ns > cutoff),
@@ -130,7 +130,7 @@ def _base(timelines: Sequence[Timeline], program: Program, clock: Clock, cutoff:
 def _cutoff(
     timelines: Sequence[Timeline], program: Program, last_seconds: float | None, max_events: int
 ) -> float:
-    """What had ended by then is left out, so that at most ``max_events`` events remain."""
+    """Return the time before which events are left out, by ``last_seconds`` and ``max_events``."""
     ends = [(i.time_ns, 1) for t in timelines for i in t.instants]
     ends += [(span.ended_ns, 1) for span in program.spans]
     ends += [(count.time_ns, 1) for count in program.counts]

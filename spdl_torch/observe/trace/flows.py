@@ -1,4 +1,4 @@
-"""Arrows in a trace: the way of an item from its first stage to the training step."""
+"""The arrows in a trace: the way of an item from its first stage to the training step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FLOWS_PER_PROCESS", "Placed", "add_flows"]
 
 MOST_FLOWS = 200
 FLOWS_PER_PROCESS = 2**20
-"""Ids: process id times this, and a number; unique in a file also after several are merged."""
+"""An id is the process id times this plus a number: unique in a merged file too."""
 
 Stop = tuple["Turn", dict[str, Any]]
 """A turn and its ``Process`` slice."""
@@ -22,24 +22,24 @@ Stop = tuple["Turn", dict[str, Any]]
 
 @dataclass
 class Placed:
-    """The slices of one timeline, by where they stand in the pipeline."""
+    """The slices of one timeline, by their position in the pipeline."""
 
     pid: int
     positions: Sequence[int]
-    """All that exist, in order, with or without slices."""
+    """All positions, in order, with or without slices."""
     passages: Collection[int] = ()
-    """Of those the ones where an item keeps its number, so that a stop may be missing there."""
+    """The positions where an item keeps its number, so that its stop there may be missing."""
     stops: dict[int, list[Stop]] = field(default_factory=dict)
 
     def add(self, position: int, turn: Turn, event: dict[str, Any]) -> None:
-        """A turn and the slice that shows its work."""
+        """Add a turn and the slice that shows its work."""
         self.stops.setdefault(position, []).append((turn, event))
 
     def ways(self) -> Iterator[list[Stop]]:
-        """Ways of items, each over two stops or more; no stop lies on two of them.
+        """Return ways of items, each over at least two stops; no stop lies on two of them.
 
-        Where several items became one, as samples become a batch, the way is that of the one that
-        came last, for which the others waited.
+        Where several items became one, as samples become a batch, the way is that of the last one,
+        for which the others waited.
         """
         came_from: dict[int, Stop] = {}  # by the id() of the slice after it
         goes_on: set[int] = set()
@@ -64,7 +64,7 @@ class Placed:
     def _after(
         self, index: int, number: int, by_number: Mapping[int, Mapping[int, Stop]]
     ) -> Stop | None:
-        """Where an item goes on that is behind the stage at ``index``."""
+        """Return the next stop of an item after the stage at ``index``."""
         for position in self.positions[index + 1 :]:
             stop = by_number.get(position, {}).get(number)
             if stop is not None or position not in self.passages:
@@ -82,7 +82,7 @@ def add_flows(timelines: Iterable[Placed], most: int = MOST_FLOWS) -> None:
     """Mark the slices of every k-th item, so that there are at most ``most`` arrows.
 
     Where any item reached the consumer, only such items count, and those that a stage dropped or
-    failed on: the others end where they do because the next turn was too short to be recorded.
+    failed on: the others only seem to end there, since their next turn was too short to record.
     """
     ways = [(placed.pid, way) for placed in timelines for way in placed.ways()]
     if any(_is_step(way[-1]) for _, way in ways):

@@ -1,4 +1,4 @@
-"""Trace files: strict JSON, plain or gzipped, of which a reader never sees a half."""
+"""Trace files: strict JSON, plain or gzipped; a reader never sees an unfinished one."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = [
 ]
 
 OURS: Final = "spdlTorch"
-"""Key of the block of a trace that only we read."""
+"""The key of the part of a trace that only we read."""
 
 _GZIP = b"\x1f\x8b"
 _OTHER_COMPRESSIONS = (".bz2", ".xz", ".zip", ".zst")
 _BATCH = 2000
-"""Events turned into text in one call, which holds the GIL: 3 ms."""
+"""The number of events encoded in one call, which holds the GIL: 3 ms."""
 
 
 def path_to_write(path: str | os.PathLike[str]) -> Path:
-    """The path, if a trace can be written there."""
+    """Return the path, if a trace can be written there."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: a trace must be a file, and this is a folder. Add a name to it.")
@@ -49,7 +49,7 @@ def path_to_write(path: str | os.PathLike[str]) -> Path:
 
 
 def may_be_trace(path: Path) -> bool:
-    """Whether a file begins as one in JSON does, gzipped or not, or is empty."""
+    """Return whether a file begins like JSON, gzipped or not, or is empty."""
     with path.open("rb") as file:
         begin = file.read(2)
     if begin == _GZIP:
@@ -62,8 +62,8 @@ def may_be_trace(path: Path) -> bool:
 
 
 def write(path: str | os.PathLike[str], trace: dict[str, Any]) -> Path:
-    """Write a trace under its name once it is whole, gzipped where that ends in ``.gz``; folders
-    are made, a file is replaced.
+    """Write a trace, gzipped where its name ends in ``.gz``. The file takes its name once it is
+    complete; folders are created, a file is replaced.
     """
     path = path_to_write(path)
     if (
@@ -96,7 +96,7 @@ def _opened(path: Path, *, compressed: bool) -> Any:
 
 def _texts(trace: dict[str, Any]) -> Iterator[str]:
     encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
-    # The viewers look for displayTimeUnit in front of the events.
+    # The viewers look for displayTimeUnit before the events.
     head = encode({key: value for key, value in trace.items() if key != "traceEvents"})
     yield f'{head[:-1]}{"," if len(head) > 2 else ""}\n"traceEvents":['
     events = iter(trace["traceEvents"])
@@ -108,7 +108,7 @@ def _texts(trace: dict[str, Any]) -> Iterator[str]:
 
 
 def read(path: str | os.PathLike[str], *, strict: bool = True) -> dict[str, Any]:
-    """A trace file as JSON objects.
+    """Return the JSON objects of a trace file.
 
     strict: refuse NaN and infinity, which are not JSON; otherwise they become texts.
     Raises: FileNotFoundError; ValueError: not a trace.
@@ -132,7 +132,7 @@ def _refuse(constant: str) -> Any:
 
 
 def profiles_of(trace: dict[str, Any], where: object) -> list[dict[str, Any]]:
-    """What we noted in a trace about each process. Raises ValueError: we did not write it."""
+    """Return our notes in a trace about each process. Raises ValueError: we did not write it."""
     block = trace.get(OURS)
     if not isinstance(block, dict) or not isinstance(block.get("profiles"), list):
         raise ValueError(f"{where}: a trace, but not one that spdl_torch wrote.")
@@ -152,14 +152,14 @@ def profiles_of(trace: dict[str, Any], where: object) -> list[dict[str, Any]]:
 
 
 def owned_pids(trace: dict[str, Any]) -> set[int] | None:
-    """Processes of a trace that are ours; None if we did not write it."""
+    """Return the processes of a trace that are ours; None if we did not write it."""
     if OURS not in trace:
         return None
     return {pid for profile in profiles_of(trace, "the trace") for pid in profile["pids"]}
 
 
 def report_in(profile: dict[str, Any], where: object) -> Report:
-    """The report of one of :func:`profiles_of`."""
+    """Return the report of one of :func:`profiles_of`."""
     try:
         return Report.from_dict(profile["report"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Traces laid side by side: those of several ranks, and ours beside torch's own."""
+"""Merge traces: those of several ranks, and ours with torch's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["merge_ranks", "merge_with_torch"]
 
 Trace = dict[str, Any]
 
-# Of our own traces: where torch's times count from, in the ones without this key, is 1970.
+# The key of our own traces; in torch's traces without it, times count from 1970.
 _BASE = "baseTimeNanoseconds"
 
 
@@ -33,7 +33,7 @@ def merge_with_torch(
     torch_trace: str | os.PathLike[str],
     output: str | os.PathLike[str],
 ) -> Path:
-    """Lay a trace of ours beside one of ``torch.profiler``, on one clock; the path written.
+    """Merge a trace of ours with one of ``torch.profiler``, on one clock; return the path written.
 
     trace: written by ``Profile.write_trace`` or :func:`merge_ranks`.
     torch_trace: written by ``export_chrome_trace`` in the same process, or on the same machine;
@@ -45,7 +45,7 @@ def merge_with_torch(
     output = path_to_write(output)
     ours = read(trace)
     profiles_of(ours, trace)
-    # Releases of torch have written NaN among the figures of a device. As text it is harmless.
+    # Some releases of torch write NaN among a device's figures. As text it is harmless.
     theirs = read(torch_trace, strict=False)
     if OURS in theirs:
         raise ValueError(
@@ -62,13 +62,13 @@ def merge_ranks(
     *,
     offsets: Mapping[int, float] | None = None,
 ) -> Path:
-    """Lay traces of several processes over each other, on one clock; the path written.
+    """Merge traces of several processes, on one clock; return the path written.
 
-    traces: files that ``Profile.write_trace`` wrote, one for each rank or several; or a folder, of
-        which all such files are taken (merged ones and those of other programs are not). Rows that
+    traces: files that ``Profile.write_trace`` wrote, one or more for each rank; or a folder, all
+        such files in it (but no merged ones and none of other programs). Rows that
         came from torch are left out.
     output: of any name, gzipped where it ends in ``.gz``.
-    offsets: for ranks whose machines have another clock, seconds to add to their times.
+    offsets: seconds to add to the times of ranks whose machines have another clock.
     Raises: FileNotFoundError; ValueError: not such a trace, none at all, an output that cannot be,
         or an offset for a rank that is not there.
     """
@@ -114,8 +114,8 @@ def _load_folder(folder: Path) -> list[tuple[Path, Trace]]:
         try:
             trace = read(path)
         except ValueError:
-            continue  # some other program's
-        # Of a merged file the parts lie beside it, as a rule.
+            continue  # another program's
+        # The parts of a merged file usually lie beside it.
         if OURS in trace and len(profiles_of(trace, path)) == 1:
             loaded.append((path, trace))
     return loaded
@@ -140,7 +140,7 @@ def _lay_over(
     taken = {event[key] for event in events for key in ("pid", "tid") if _is_id(event.get(key))}
     profiles = profiles_of(ours, "the trace")
     pids = {pid: _free_id(pid, taken) for profile in profiles for pid in profile["pids"]}
-    tids = dict(pids)  # what is of a whole process has its id for a thread
+    tids = dict(pids)  # events of a whole process have its id as that of the thread
     for event in ours["traceEvents"]:
         pid, tid = event.get("pid"), event.get("tid")
         if pid not in pids:
@@ -171,7 +171,7 @@ def _free_id(wanted: int, taken: set[int]) -> int:
 
 
 def _shift(event: dict[str, Any], shift_ns: int) -> None:
-    """By start and end, not by length: so neighbours still meet after they are rounded."""
+    """Shift start and end, not the length: then neighbours still meet after rounding."""
     start_ns = nanoseconds(event["ts"])
     event["ts"] = microseconds(start_ns + shift_ns)
     if "dur" in event:

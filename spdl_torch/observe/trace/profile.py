@@ -1,4 +1,4 @@
-"""What a run did: the figures of every stage, the verdict, and what each thread did when."""
+"""The profile of a run: figures of every stage, verdict, and what each thread did when."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _SQLITE = b"SQLite format 3\x00"
 
 @dataclass(frozen=True, init=False)
 class Profile:
-    """A run that was measured, or a part of one. ``print(profile)`` shows the verdict."""
+    """A measured run, or a part of one. ``print(profile)`` shows the verdict."""
 
     _report: Report
     timelines: tuple[Timeline, ...] = ()
-    """What each thread did when, of the time that was recorded; all of one process."""
+    """The timelines of the recorded time; all of one process."""
     rank: int = 0
     _trace: dict[str, Any] | None = field(default=None, repr=False, compare=False)
     """The file that the profile was loaded from, if it was a trace."""
     _program: Program = field(default_factory=Program)
-    """What the program itself added."""
+    """The spans and counters that the program itself added."""
 
     def __init__(
         self,
@@ -56,23 +56,23 @@ class Profile:
         object.__setattr__(self, "_program", _program or Program())
 
     def __str__(self) -> str:
-        """The report as text."""
+        """Return the report as a text."""
         return str(self._report)
 
     def report(self) -> Report:
-        """The verdict, with what it rests on."""
+        """Return the verdict with its evidence."""
         return self._report
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Figures of each stage by its name, in the order of the stages, and ``"total"``.
+        """Return the figures of each stage by its name, in order, and those of the ``"total"``.
 
-        Of a stage: ``threads``; seconds that its threads spent, added up: ``busy_seconds`` (inside
+        A stage has ``threads``; seconds that its threads spent, added up: ``busy_seconds`` (inside
         the op), ``cpu_seconds`` (of it, on a core), ``wait_in_seconds``, ``wait_out_seconds``;
         ``num_tasks``, ``num_failures``, ``num_dropped``; ``task_seconds_mean``, ``_p50``, ``_p90``,
         ``_p99``; ``tasks_per_second``; ``capacity_per_second`` (if it never waited);
-        ``queue_occupancy_ratio`` of the queue behind it.
-        Of the total: ``elapsed_seconds``, ``wait_seconds`` (the consumer waited for an item),
-        ``wait_ratio``. A second stage of the same name gets `` (2)`` behind it.
+        ``queue_occupancy_ratio`` of the queue after it.
+        The total has ``elapsed_seconds``, ``wait_seconds`` (the consumer waited for an item),
+        ``wait_ratio``. The name of a second stage of the same name ends in `` (2)``.
         """
         stats = self._report.stats
         statistics: dict[str, dict[str, float]] = {}
@@ -96,12 +96,12 @@ class Profile:
         last_seconds: float | None = None,
         max_events: int = 200_000,
     ) -> Path:
-        """Write what each thread did when for Perfetto and chrome://tracing; the path written.
+        """Write a trace of each thread for Perfetto and chrome://tracing; return the path written.
 
-        path: of any name; gzipped where it ends in ``.gz``. Folders are made, a file is replaced,
-            and only once the new one is whole.
+        path: of any name; gzipped where it ends in ``.gz``. Folders are created; a file is
+            replaced once the new one is complete.
         last_seconds: leave out what ended earlier, counted from the last moment recorded.
-        max_events: the latest are kept; the file says how many were left out. 200,000 are about
+        max_events: the latest are kept; the file says how many are left out. 200,000 are about
             30 MB, gzipped 3 MB at most.
         Raises: ValueError: a folder, or a file that is no trace; the profile has only sums, as one
             that was loaded from a statistics file; or it was loaded from a trace, which is written
@@ -139,10 +139,10 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The profile of a run that is over, from a file.
+        """Load the profile of an ended run from a file.
 
-        path: a statistics file of ``SQLiteStatsWriter``, of which the last run counts; or a trace
-            that ``write_trace`` wrote. Either gives ``statistics()`` and ``report()``; only the
+        path: a statistics file of ``SQLiteStatsWriter``, whose last run counts; or a trace that
+            ``write_trace`` wrote. Either gives ``statistics()`` and ``report()``; only the
             trace can be written again.
         Raises: FileNotFoundError; ValueError: neither of the two, or a trace of several ranks.
         """

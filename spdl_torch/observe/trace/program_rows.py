@@ -1,5 +1,5 @@
 """The program's own spans and counters in a trace: on the rows of the pipelines' threads where
-they are inside of a turn, otherwise on rows of their own.
+they are inside a turn, otherwise on rows of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Event = dict[str, Any]
 def put_into_rows(
     timelines: Sequence[Timeline], spans: Sequence[Span]
 ) -> tuple[list[Timeline], list[Span]]:
-    """The timelines with the spans that are inside of a turn as its parts, and the other spans."""
+    """Return the timelines, with spans inside a turn as its parts, and the other spans."""
     left: dict[int, list[Span]] = {}
     for span in spans:
         left.setdefault(span.thread_id, []).append(span)
@@ -44,7 +44,7 @@ def put_into_rows(
 
 
 def _inside_of_turns(row: Row, spans: list[Span]) -> tuple[list[Span], list[Span]]:
-    # Who loads in its own thread does the work while it waits.
+    # A consumer that loads on its own thread works while it waits.
     starts = [t.since_ns if row.role == "consumer" else t.started_ns for t in row.turns]
     inside: list[Span] = []
     outside: list[Span] = []
@@ -56,8 +56,8 @@ def _inside_of_turns(row: Row, spans: list[Span]) -> tuple[list[Span], list[Span
 
 
 class ProgramRows:
-    """The rows of the program's own spans, one for each thread. Where spans are not inside each
-    other, as those of coroutines may be, a thread has several.
+    """The rows of the program's own spans, one for each thread. A thread whose spans overlap and do
+    not nest, as those of coroutines may, has several.
     """
 
     def __init__(self, pid: int, free_tids: Iterator[int], time_of: Callable[[int], float]) -> None:
@@ -69,7 +69,7 @@ class ProgramRows:
         self._lanes: dict[tuple[str, int, int], _Lane] = {}
 
     def add(self, program: Program) -> None:
-        """Make the events; spans of a thread may be given once."""
+        """Return the events; the spans of a thread may be passed only once."""
         for span in sorted(program.spans, key=lambda s: (s.started_ns, -s.ended_ns)):
             ts = self._time_of(span.started_ns)
             event: Event = {"ph": "X", "name": span.name, "cat": "program", "pid": self.pid}
@@ -100,13 +100,13 @@ class ProgramRows:
 
 
 class _Lane(NamedTuple):
-    """A row, and the ends of the spans on it that are open; the innermost is the last."""
+    """A row, and the ends of its open spans; the innermost is the last."""
 
     tid: int
     open_ends: list[int]
 
     def takes(self, span: Span) -> bool:
-        """Put the span on it, unless it would overlap another without being inside of it."""
+        """Put the span on the row, unless it would overlap another one without nesting."""
         while self.open_ends and self.open_ends[-1] <= span.started_ns:
             self.open_ends.pop()
         if self.open_ends and span.ended_ns > self.open_ends[-1]:

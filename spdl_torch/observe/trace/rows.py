@@ -1,6 +1,6 @@
 """The rows of one process in a trace: slices, counters and instants, from turns.
 
-How the viewers read them decided the details:
+The details follow from how the viewers read them:
 
 - Perfetto drops slices of one row that overlap, and cuts what it reads down to whole nanoseconds.
   All times are multiples of 1/8 us, which floating point numbers hold exactly.
@@ -45,21 +45,21 @@ Event = dict[str, Any]
 
 
 def microseconds(nanoseconds: int) -> float:
-    """Times in a trace: to the next 1/8 us; beyond 35 years, as in the traces of old releases of
-    torch, which count from 1970, to the next 1/4 us, since floating point numbers end there.
+    """Return a time in a trace, rounded to 1/8 us. Beyond 35 years, as in traces of old releases of
+    torch, which count from 1970, floating point numbers allow only 1/4 us.
     """
     quantum = _QUANTUM_NS if abs(nanoseconds) < 2**53 * _QUANTUM_NS else 2 * _QUANTUM_NS
     return (nanoseconds + quantum // 2) // quantum * quantum / 1000
 
 
 def nanoseconds(microseconds: float) -> int:
-    """The inverse, exact for the times that we write."""
+    """Return the inverse, exact for the times that we write."""
     whole = math.floor(microseconds)
     return int(whole) * 1000 + round((microseconds - whole) * 1000)
 
 
 def num_slices(turn: Turn) -> int:
-    """How many slices show a turn, without its parts."""
+    """Return how many slices show a turn, without its parts."""
     return (
         1
         + (turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS)
@@ -69,7 +69,7 @@ def num_slices(turn: Turn) -> int:
 
 @dataclass
 class ProcessRows:
-    """The rows of one pipeline while they are made; timelines are added in order of time."""
+    """The rows of one pipeline, built from timelines that are added in order of time."""
 
     pid: int
     clock: Clock
@@ -79,13 +79,13 @@ class ProcessRows:
     events: list[Event] = field(default_factory=list)
     num_left_out: int = 0
     _rows: list[tuple[tuple[int, int, int], str, int]] = field(default_factory=list)
-    """Where each stands, its name, its tid."""
+    """Position, name and tid of each row."""
     _lanes: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
-    """Of what may not overlap: until when each lane is taken."""
+    """The time until which each lane of slices, which may not overlap, is taken."""
     _tids: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def add(self, timeline: Timeline) -> Placed:
-        """Make the events of a timeline; what can be linked by arrows is returned."""
+        """Add the events of a timeline; return the slices that arrows can link."""
         positions = {row.position for row in timeline.rows}
         passages = {row.position for row in timeline.rows if row.role == "sink"}
         positions |= {queue.position for queue in timeline.queues}
@@ -110,7 +110,7 @@ class ProcessRows:
         return placed
 
     def header(self, title: str, sort_index: int) -> list[Event]:
-        """Names and order of the process and of its rows."""
+        """Return the events that name and order the process and its rows."""
         facts: list[tuple[str, int, Event]] = [
             ("process_name", 0, {"name": title}),
             ("process_sort_index", 0, {"sort_index": sort_index}),
@@ -128,7 +128,7 @@ class ProcessRows:
         return microseconds(self.clock.system(perf_ns) - self.base)
 
     def _lane(self, key: tuple[object, ...], start: int, end: int) -> int:
-        """The first lane of ``key`` that is free at ``start``; it is taken until ``end``."""
+        """Take the first lane of ``key`` that is free at ``start``, until ``end``; return it."""
         lanes = self._lanes.setdefault(key, [])
         for lane, taken_until in enumerate(lanes):
             if taken_until <= start:
@@ -149,7 +149,7 @@ class ProcessRows:
     def _slices_of_row(
         self, row: Row, turns: Sequence[Turn]
     ) -> Iterator[tuple[Turn, list[tuple[str, int, int, int, Event]]]]:
-        """For each turn its slices: name, start, end, CPU time (-1 = unknown), args."""
+        """Return the slices of each turn: name, start, end, CPU time (-1 = unknown), args."""
         parts, at = [part for part in row.parts if part.ended_ns > self.cutoff], 0
         parts.sort(key=lambda part: (part.started_ns, -part.ended_ns))
         word = "batch" if row.role == "consumer" else "item"
@@ -165,7 +165,7 @@ class ProcessRows:
                 slices = []
             if turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS:
                 slices.insert(0, (_WAIT_IN, turn.since_ns, turn.started_ns, -1, args))
-            # Who loads in its own thread does the work while it waits.
+            # A consumer that loads on its own thread works while it waits.
             begin = turn.since_ns if row.role == "consumer" else turn.started_ns
             at = bisect_right(parts, begin - 1, lo=at, key=lambda p: p.started_ns)
             for part in _inside(parts, at, turn):
@@ -190,7 +190,7 @@ class ProcessRows:
         return event
 
     def _counters(self, track: QueueTrack, name: str, timeline: Timeline) -> Iterator[Event]:
-        """The length of a queue whenever it was read and had changed."""
+        """Return the length of a queue at each reading at which it had changed."""
         readings = sorted(_readings(track, timeline, self.cutoff))
         if not readings:
             return
@@ -211,19 +211,19 @@ class ProcessRows:
 
 
 def _only_waits(row: Row, turn: Turn) -> bool:
-    """The consumer was waiting when it was looked at: there is no item yet."""
+    """Return whether the consumer was waiting when it was read: there is no item yet."""
     return row.role == "consumer" and turn.number < 0 and turn.started_ns == turn.ended_ns
 
 
 def _named(timeline: Timeline) -> Iterator[tuple[QueueTrack, str]]:
-    """The queues with names that tell them apart: ``queue decode→collate (cap 4)``."""
+    """Return the queues with distinct names: ``queue decode→collate (cap 4)``."""
     stages = {row.position: row.stage for row in timeline.rows}
     seen: set[str] = set()
     for track in timeline.queues:
-        behind = min((p for p in stages if p > track.position), default=None)
+        following = min((p for p in stages if p > track.position), default=None)
         name = track.name
-        if behind is not None and track.position in stages:
-            name = f"{stages[track.position]}→{stages[behind]}"
+        if following is not None and track.position in stages:
+            name = f"{stages[track.position]}→{stages[following]}"
         if name in seen:
             name = f"{name} {track.position}"
         seen.add(name)
@@ -231,8 +231,8 @@ def _named(timeline: Timeline) -> Iterator[tuple[QueueTrack, str]]:
 
 
 def _inside(parts: Sequence[Part], at: int, turn: Turn) -> Iterator[Part]:
-    """The parts of a turn. One that would stick out of its slice, or of another, is skipped: such
-    a file could not be shown.
+    """Return the parts of a turn, but none that overlaps the slice of the turn or of another part
+    without nesting: such a file could not be shown.
     """
     enclosing: list[int] = [turn.ended_ns, turn.started_ns]
     while at < len(parts) and parts[at].started_ns < turn.ended_ns:
@@ -246,10 +246,10 @@ def _inside(parts: Sequence[Part], at: int, turn: Turn) -> Iterator[Part]:
 
 
 def _readings(track: QueueTrack, timeline: Timeline, cutoff: float) -> Iterator[tuple[int, int]]:
-    """Moments at which a queue was read, and its length."""
-    behind = {q.position for q in timeline.queues}
+    """Return the moments at which a queue was read, and its length."""
+    queues = {q.position for q in timeline.queues}
     for row in timeline.rows:
-        before = max((p for p in behind if p < row.position), default=None)
+        before = max((p for p in queues if p < row.position), default=None)
         for turn in row.turns:
             if turn.done_ns <= cutoff:
                 continue
@@ -260,7 +260,7 @@ def _readings(track: QueueTrack, timeline: Timeline, cutoff: float) -> Iterator[
 
 
 def _plain(value: Any) -> Any:
-    """The value if strict JSON has it, otherwise its text."""
+    """Return the value if strict JSON has it, otherwise its text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -269,5 +269,5 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    # Not every text is one that a file can hold: names of files may be any bytes.
+    # Not every text can be written to a file: names of files may be any bytes.
     return str(value).encode("utf-8", "replace").decode("utf-8")

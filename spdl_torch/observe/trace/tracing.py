@@ -1,4 +1,4 @@
-"""Traces of what goes on in this process: of a block of code, and when something goes wrong."""
+"""Record traces of this process: of a block of code, and when something goes wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ["flight_recorder", "profile_of", "profile_of_run", "rank_of_process",
 
 _logger = logging.getLogger("spdl_torch.observe")
 
-_LOOK_SECONDS = 1.0  # how often the flight recorder looks whether somebody waits too long
+_LOOK_SECONDS = 1.0  # how often the flight recorder checks whether a wait is too long
 
 
 @contextmanager
@@ -59,11 +59,11 @@ def tracing(
     path: of any name; gzipped where it ends in ``.gz``. Or a descriptor of an open file, which is
         closed.
     enable: False = do nothing, so that a command-line flag can be passed on.
-    level: ``"item"`` = every call of every op, at about 0.3 µs each; ``"batch"`` = what takes
-        0.1 ms or longer, as is always kept.
-    max_events: the latest are kept; the file says how many were left out. 200,000 are about 30 MB,
+    level: ``"item"`` = every call of every op, at about 0.3 µs each; ``"batch"`` = calls of
+        0.1 ms or longer, which are always recorded.
+    max_events: the latest are kept; the file says how many are left out. 200,000 are about 30 MB,
         gzipped 3 MB.
-    process_name: how the process is called there; None = "Data pipeline".
+    process_name: the name of the process there; None = "Data pipeline".
     Raises: ValueError: a folder, or a file that is no trace, before the block begins.
     """
     if not enable:
@@ -72,7 +72,7 @@ def tracing(
     if not isinstance(path, int):
         path = path_to_write(path)
     session, log = RecordingSession(level), ProgramLog()
-    start_probing()  # which also tells of garbage collections
+    start_probing()  # which also records garbage collections
     try:
         yield
     finally:
@@ -92,7 +92,7 @@ def tracing(
 def profile_of(
     recorders: Sequence[FlightRecorder], *, since_ns: int = 0, program: Program | None = None
 ) -> Profile:
-    """What several runs recorded from that moment on, with the report of the longest one."""
+    """Return what several runs recorded since that moment, with the report of the longest one."""
     shown, reports = [], []
     collections: set[int] = set()
     for recorder in recorders:
@@ -105,7 +105,7 @@ def profile_of(
 
 
 def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float | None) -> Profile:
-    """What one run recorded; ``cached_step``: seconds of a step with cached batches, if known."""
+    """Return what one run recorded; ``cached_step``: seconds of a step with cached batches."""
     if timeline is None:
         return Profile(report, rank=rank_of_process())
     report = against_cached_steps(report, step_seconds(timeline), cached_step)
@@ -113,7 +113,9 @@ def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float
 
 
 def _without_repeats(timeline: Timeline, collections: set[int]) -> Timeline:
-    """Garbage collections are the process's: every run that went on meanwhile has them."""
+    """Return the timeline without garbage collections that an earlier one has: they are the
+    process's, so that the timeline of every run at the time has them.
+    """
     instants = [i for i in timeline.instants if i.name != "gc" or i.time_ns not in collections]
     collections.update(i.time_ns for i in instants if i.name == "gc")
     return replace(timeline, instants=tuple(instants))
@@ -132,11 +134,11 @@ def flight_recorder(
     are ready, an exception that leaves the block, or a signal (``kill -USR2 PID``). The files are
     ``<why>-rank<R>-<date>-<n>.json.gz``; the log names each.
 
-    Costs nothing beside what is recorded anyway; a thread looks once a second.
+    Costs nothing beyond what is always recorded; a thread checks once a second.
 
-    folder: made when the first trace is written.
-    stall_seconds: of waiting for one batch, or of working with one while others are ready; one
-        trace for each time. None = do not look.
+    folder: created when the first trace is written.
+    stall_seconds: a wait for one batch, or a step with one while others are ready, that is too
+        long; one trace for each. None = do not check.
     on_signal: None = none. Its handler is put back at the end; outside of the main thread, where
         Python does not allow handlers, it is left alone.
     last_seconds: how much of the past is written.
@@ -159,17 +161,17 @@ def flight_recorder(
 
 
 class _Watch:
-    """A thread that waits for a signal, or for somebody who waits too long."""
+    """The thread that waits for a signal, and checks for waits that are too long."""
 
     def __init__(self, folder: Path, stall_seconds: float | None, last_seconds: float) -> None:
         self._folder = folder
         self._stall_seconds = stall_seconds
         self._last_seconds = last_seconds
         self._is_ending = False
-        self._told: set[int] = set()  # starts of what a trace was written of
+        self._traced: set[int] = set()  # starts of the waits and steps that have a trace already
         self._num_written = 0
-        # A bare lock, held while there is nothing to do: a signal handler may release it on a
-        # thread that is inside the wait, where an Event's own lock is held.
+        # A bare lock, held while there is nothing to do. Not an Event: a signal handler may run on
+        # a thread that is inside its wait, and would need the lock that the wait holds.
         self._idle = threading.Lock()
         self._idle.acquire()
         self._threads = ThreadGroup(self._end)
@@ -182,14 +184,14 @@ class _Watch:
         self._threads.join()
 
     def wake(self, *_: Any) -> None:
-        """The signal's handler: the thread does the work."""
+        """Handle the signal: wake the thread, which does the work."""
         try:
             self._idle.release()
         except RuntimeError:
-            pass  # it was woken already
+            pass  # it is awake already
 
     def dump(self, why: str) -> None:
-        """Write a trace; that it cannot be written is logged, never raised."""
+        """Write a trace. A failure to write is logged, never raised."""
         self._num_written += 1
         date = time.strftime("%Y%m%d-%H%M%S")
         name = f"{why}-rank{rank_of_process()}-{date}-{self._num_written}.json.gz"
@@ -216,16 +218,16 @@ class _Watch:
                 self.dump("signal")
                 continue
             waits, steps = self._too_long("waiting_since_ns"), self._too_long("busy_since_ns")
-            if waits - self._told:
+            if waits - self._traced:
                 _logger.warning("flight_recorder: a loop waits for data. %s", _at_work())
                 self.dump("stall")
-            if steps - self._told:
+            if steps - self._traced:
                 _logger.warning("flight_recorder: a loop has been busy with one batch for too long")
                 self.dump("step")
-            self._told = waits | steps
+            self._traced = waits | steps
 
     def _too_long(self, since_when: str) -> set[int]:
-        """When the waits for a batch, or the steps with one, began that go on for too long."""
+        """Return the starts of the waits for a batch, or the steps with one, that are too long."""
         assert self._stall_seconds is not None, "guaranteed by _run: it looks only then"
         latest = perf_counter_ns() - int(self._stall_seconds * 1e9)
         starts = {getattr(recorder, since_when) for recorder in live_recorders()}
@@ -233,7 +235,7 @@ class _Watch:
 
 
 def _at_work() -> str:
-    """What the threads of all pipelines and loaders do."""
+    """Return the stacks of the busy threads of all pipelines and loaders."""
     me = threading.current_thread()
     return describe_busy(
         [t for t in threading.enumerate() if t.name.startswith("spdl-") and t is not me]
@@ -256,7 +258,7 @@ _NOTHING = make_report(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stage
 
 
 def _report_of(owner: Any) -> Report:
-    """Of a pipeline, a loader's figures, or something that is gone."""
+    """Return the report of a pipeline or of a loader; an empty one if it is gone or has none."""
     try:
         if hasattr(owner, "report"):
             report: Report = owner.report()
@@ -267,7 +269,7 @@ def _report_of(owner: Any) -> Report:
 
 
 def rank_of_process() -> int:
-    """Of torch's process group, if there is one, else torchrun's variable."""
+    """Return the rank in torch's process group, if there is one, else torchrun's variable."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())

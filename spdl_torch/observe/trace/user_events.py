@@ -1,4 +1,4 @@
-"""What a program itself wants to see in a trace: named spans of its own threads, and counters."""
+"""A program's own events in a trace: named spans of its threads, and counters."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Count", "Program", "ProgramLog", "Span", "trace_counter", "trace_event"]
 
-_MOST = 200_000  # of either kind in one block; the latest are kept
+_MOST = 200_000  # spans, and counters, in one block; the latest are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A named stretch of a thread's time, by ``time.perf_counter_ns()``."""
+    """A named span of a thread's time, by ``time.perf_counter_ns()``."""
 
     name: str
     thread: str
-    """Name of the thread."""
+    """The name of the thread."""
     thread_id: int
-    """The operating system's."""
+    """The operating system's id of the thread."""
     started_ns: int
     ended_ns: int
     cpu_ns: int
-    """CPU time of the thread meanwhile."""
+    """The thread's CPU time in the span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a program added to a trace, and how it wants to be called there."""
+    """The events that a program added to a trace, and its name there."""
 
     name: str | None = None
     spans: tuple[Span, ...] = ()
@@ -53,7 +53,7 @@ class Program:
         return len(self.spans) + len(self.counts)
 
     def since(self, cutoff: float) -> Program:
-        """Without what had ended by then."""
+        """Return the events without those that had ended by then."""
         spans = tuple(span for span in self.spans if span.ended_ns > cutoff)
         counts = tuple(count for count in self.counts if count.time_ns > cutoff)
         return Program(self.name, spans, counts)
@@ -61,7 +61,7 @@ class Program:
 
 @dataclass(eq=False)
 class ProgramLog:
-    """What is kept for one block that is traced; while it is open, every thread adds to it."""
+    """The events of one traced block; while it is open, every thread adds to it."""
 
     spans: deque[Span] = field(default_factory=lambda: deque(maxlen=_MOST))
     counts: deque[Count] = field(default_factory=lambda: deque(maxlen=_MOST))
@@ -70,21 +70,22 @@ class ProgramLog:
         _open_logs.append(self)
 
     def close(self, name: str | None, since_ns: int) -> Program:
-        """Nothing is added any more. What began before ``since_ns`` is cut there."""
+        """Close the log, and return its events; cut those that began before ``since_ns``."""
         _open_logs.remove(self)
         spans = (span for span in self.spans.copy() if span.ended_ns > since_ns)
         cut = tuple(span if span.started_ns >= since_ns else _cut(span, since_ns) for span in spans)
         return Program(name, cut, tuple(self.counts.copy()))
 
 
-# Appending to lists and deques, and removing, are atomic; readers make copies.
+# No lock: appending to lists and deques, and removing, are single steps under the GIL; readers
+# make copies.
 _open_logs: list[ProgramLog] = []
 
 
 @contextmanager
 def trace_event(name: str) -> Iterator[None]:
     """Show the block as a slice of that name in the trace of :func:`tracing`, on the row of the
-    thread that runs it. Costs nothing to speak of while nothing is traced.
+    thread that runs it. Costs next to nothing while nothing is traced.
     """
     if not _open_logs:
         yield
@@ -110,5 +111,5 @@ def trace_counter(i: int, val: float) -> None:
 
 
 def _cut(span: Span, since_ns: int) -> Span:
-    # How much of its CPU time was before that moment, nobody knows.
+    # How much of its CPU time came before that moment is unknown.
     return Span(span.name, span.thread, span.thread_id, since_ns, span.ended_ns, -1)

@@ -1,1 +1,1 @@
-"""What holds training back: the measurements it rests on, the judgement, and the report."""
+"""The verdict on what holds training back: its measurements, its judgement and its report."""

@@ -1,4 +1,4 @@
-"""How fast training is without loading: the same steps over a few batches that are kept."""
+"""The speed of training without loading: the same steps over a few cached batches."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ __all__ = ["against_cached_steps", "cached_batches", "step_seconds"]
 
 T = TypeVar("T")
 
-_WARM_UP = 3  # steps that do not count: caches are cold, threads of the loader are still ending
+_WARM_UP = 3  # steps that do not count: caches are cold, and threads of the loader are still ending
 
 
 def cached_batches(
-    batches: Iterable[T], num_batches: int, num_steps: int, tell: Callable[[float], None]
+    batches: Iterable[T], num_batches: int, num_steps: int, report: Callable[[float], None]
 ) -> Iterator[T]:
-    """Take ``num_batches``, let go of where they came from, and yield them over and over, for
-    ``num_steps`` steps. ``tell`` is called at the end with the median step in seconds, if there
+    """Take ``num_batches`` and drop their source; then yield them over and over, for
+    ``num_steps`` steps. At the end ``report`` is called with the median step in seconds, if there
     were more than three.
     """
     for name, value in (("num_batches", num_batches), ("num_steps", num_steps)):
         if value < 1:
             raise ValueError(f"headspace: {name} must be >= 1, got {value}.")
-    return _cached(batches, num_batches, num_steps, tell)
+    return _cached(batches, num_batches, num_steps, report)
 
 
 def _cached(
-    batches: Iterable[T], num_batches: int, num_steps: int, tell: Callable[[float], None]
+    batches: Iterable[T], num_batches: int, num_steps: int, report: Callable[[float], None]
 ) -> Iterator[T]:
     iterator = iter(batches)
     kept = list(islice(iterator, num_batches))
@@ -50,12 +50,12 @@ def _cached(
             steps.append(perf_counter_ns() - began_ns)
     finally:
         if len(steps) > _WARM_UP:
-            tell(median(steps[_WARM_UP:]) / 1e9)
+            report(median(steps[_WARM_UP:]) / 1e9)
 
 
 def step_seconds(timeline: Timeline) -> float | None:
-    """Median time between getting a batch and asking for the next; None = too few steps were
-    recorded, which are those of 0.1 ms and longer.
+    """Return the median time from getting a batch to asking for the next; None = too few steps
+    were recorded. Steps shorter than 0.1 ms never are.
     """
     steps = [
         turn.ended_ns - turn.started_ns
@@ -68,7 +68,7 @@ def step_seconds(timeline: Timeline) -> float | None:
 
 
 def against_cached_steps(report: Report, step: float | None, cached: float | None) -> Report:
-    """The report with how much longer a step takes than with cached batches, if both are known."""
+    """Return the report with the extra time of a step over cached batches, if both are known."""
     if not step or not cached:
         return report
     probes = replace(report.probes, step_slowdown=step / cached - 1)

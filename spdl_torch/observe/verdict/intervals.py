@@ -1,4 +1,4 @@
-"""The figures of a part of a run: the difference of two readings, and the sum of such parts."""
+"""The figures of an interval of a run: the difference of two readings, and sums of those."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["after_pause", "lap_between", "sum_of_laps", "thread_seconds"]
 
 
 def lap_between(before: PipelineStats | None, after: PipelineStats) -> PipelineStats:
-    """What came between two readings of one run; all of ``after`` where ``before`` is None or of
-    an earlier run.
+    """Return the lap between two readings of one run; all of ``after`` where ``before`` is None or
+    of an earlier run.
 
-    Counts, means and ratios are of the lap. Percentiles are those of ``after``: of the run so far.
+    Counts, means and ratios are those of the lap. Percentiles are those of the run so far.
     """
     names = [stage.name for stage in after.stages]
     if (
@@ -42,10 +42,11 @@ def lap_between(before: PipelineStats | None, after: PipelineStats) -> PipelineS
 
 
 def after_pause(begin: PipelineStats, end: PipelineStats) -> PipelineStats:
-    """Where the lap behind a pause begins, which lasted from ``begin`` to ``end``.
+    """Return the reading with which the lap after a pause begins; the pause lasted from ``begin``
+    to ``end``.
 
-    What was loaded ahead in the pause counts to that lap, so that nothing is missing in the sum;
-    the time of the pause counts nowhere.
+    Items loaded ahead during the pause count in that lap, so that the sum misses none; the time of
+    the pause counts nowhere.
     """
     if lap_between(begin, end) is end:
         return end  # of a later run
@@ -62,9 +63,9 @@ def after_pause(begin: PipelineStats, end: PipelineStats) -> PipelineStats:
 
 
 def sum_of_laps(laps: Sequence[PipelineStats]) -> PipelineStats:
-    """Laps of one loader, oldest first, at least one, as if they had followed one another.
+    """Return the sum of at least one lap of one loader, oldest first, as if they were contiguous.
 
-    Percentiles are those of the last one.
+    Percentiles are those of the last lap.
     """
     whole, *others = laps
     for lap in others:
@@ -90,10 +91,10 @@ def _share(seconds: float, elapsed: float) -> float:
 
 
 def _stage_between(then: StageStats, now: StageStats, sign: int = 1) -> StageStats:
-    """``now`` less ``then``; with -1, both together."""
+    """Return ``now`` less ``then``; with -1, their sum."""
     tasks = _tasks_between(then.tasks, now.tasks, sign)
 
-    # Of the time that all threads had: their number may have changed.
+    # Shares of the time that all threads had: their number may have changed.
     then_threads, now_threads = thread_seconds(then), thread_seconds(now)
     threads = now_threads - sign * then_threads
 
@@ -105,8 +106,8 @@ def _stage_between(then: StageStats, now: StageStats, sign: int = 1) -> StageSta
         tasks=tasks,
         queue=_queue_between(then.queue, now.queue, sign),
         num_dropped=now.num_dropped - sign * then.num_dropped,
-        # Not from the ratios, which end at 1: a task of the lap before that ends in this one adds
-        # all of its time here, and the sum of the laps needs it.
+        # Not from the ratios, which are at most 1: a task that began in the lap before and ends in
+        # this one adds all of its time here, and the sum of the laps needs it.
         busy_ratio=_share(tasks.busy_time, threads),
         wait_in_ratio=share(then.wait_in_ratio, now.wait_in_ratio),
         wait_out_ratio=share(then.wait_out_ratio, now.wait_out_ratio),
@@ -115,7 +116,7 @@ def _stage_between(then: StageStats, now: StageStats, sign: int = 1) -> StageSta
 
 
 def thread_seconds(stage: StageStats) -> float:
-    """Of all threads of the stage together, of figures that were made by hand too."""
+    """Return the seconds of all threads of the stage together, also for figures made by hand."""
     return stage.thread_time or stage.tasks.elapsed * stage.concurrency
 
 

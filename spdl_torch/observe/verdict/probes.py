@@ -1,9 +1,9 @@
-"""Measures what a stage's own clock cannot tell: waits for the GIL, a core, the collector.
+"""Measure what a stage's own clock cannot show: waits for the GIL, a core, the collector.
 
-One thread a process, while any loader or pipeline dataset runs. Ten times a second it sleeps 10 ms
-and notes how late it goes on, less the time for which it had no core: what is left it waited for
-the GIL. Once a second it reads how long the loader's threads were ready to run without a core
-(Linux: ``/proc/self/task/*/schedstat``, the kernel's scheduler statistics).
+One thread in a process probes while any loader or pipeline dataset runs. Ten times a second it
+sleeps 10 ms and notes how late it wakes, less the time for which it had no core: the rest was a
+wait for the GIL. Once a second it reads how long the loader's threads were ready to run without a
+core (Linux: ``/proc/self/task/*/schedstat``, the kernel's scheduler statistics).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 _PERIOD_SECONDS = 0.1
 _SLEEP_SECONDS = 0.01
 _SCHEDSTAT_SECONDS = 1.0
-_MIN_SAMPLES = 5  # below this a median says nothing
+_MIN_SAMPLES = 5  # below this a median means nothing
 
 _THREADS_OF_OURS = "spdl-"
 _OWN_NAME = "spdl-probe"
@@ -41,23 +41,24 @@ _OWN_NAME = "spdl-probe"
 
 @dataclass(frozen=True, slots=True)
 class ProbeCounters:
-    """A reading; what happened in a window is the difference of two."""
+    """A reading of the probe; a window is the difference of two."""
 
     wall_ns: int
     late: tuple[int, ...]
-    """How long the probe waited for the GIL: histogram of nanoseconds."""
+    """The probe's waits for the GIL: a histogram of nanoseconds."""
     run_delay_ns: int
-    """Of the loader's threads, added up: ready to run, and no core."""
+    """The time that the loader's threads were ready to run without a core, added up."""
     thread_ns: int
-    """Wall time over which that was added up; 0 = the system does not tell."""
+    """The wall time over which that was added up; 0 = the system does not report it."""
     gc_ns: int
 
 
 class _Probe:
-    """The probing thread and its counters; one for the process."""
+    """The probing thread and its counters, one for the process."""
 
     def __init__(self) -> None:
-        # Re-entrant: stop_probing() may come from a finalizer on a thread that holds it.
+        # Guards the number of users and the thread. Re-entrant: the garbage collector may run a
+        # finalizer, which calls stop_probing(), on a thread that holds it.
         self._lock = threading.RLock()
         self._num_users = 0
         self._going_on = threading.Lock()
@@ -72,13 +73,13 @@ class _Probe:
             self._num_users += 1
             if self._num_users > 1:
                 return
-            # A bare lock: released by a finalizer, see Reporter.
+            # A bare lock, because a finalizer may release it: see Reporter.
             self._going_on = going_on = threading.Lock()
             going_on.acquire()
             self._seen.clear()
             gc.callbacks.append(self._on_gc)
         # Without the lock: this takes another one, and a finalizer that wants this lock may run on
-        # a thread that has that one.
+        # a thread that holds that one.
         thread = threading.Thread(target=self._run, args=(going_on,), name=_OWN_NAME, daemon=True)
         start(thread)
         self._thread = thread
@@ -161,10 +162,10 @@ class _Probe:
 
 
 class _OwnRunDelay:
-    """For how long the calling thread was ready to run without a core; 0 where nobody tells.
+    """The time that the calling thread was ready to run without a core; 0 where it is unknown.
 
-    Its file stays open: to open one lets go of the GIL, and what this thread then waits for would
-    be taken off the wait that is measured. (Measured with two threads in pure Python: the median
+    The file stays open: opening one releases the GIL, and the wait to get it back would be
+    subtracted from the wait that is measured. (Measured with two threads in pure Python: the median
     wait for the GIL came out as 0.0 to 0.2 ms, where it is 5 ms and more.)
     """
 
@@ -198,32 +199,32 @@ _probe = _Probe()
 
 
 def start_probing() -> None:
-    """Probe until ``stop_probing`` was called as often as this."""
+    """Begin to probe; end when ``stop_probing`` has been called as often as this."""
     _probe.start()
 
 
 def stop_probing() -> None:
-    """Never blocks; may be called by a finalizer."""
+    """End one use of the probe. Never blocks; a finalizer may call it."""
     _probe.stop()
 
 
 def is_probing() -> bool:
-    """Whether anybody has it probe, so that the counters count."""
+    """Return whether the probe runs, so that the counters count."""
     return _probe.is_used
 
 
 def join_probing(timeout: float) -> None:
-    """Wait for the probe's end, if nobody uses it any more; it is told to end, so this is short."""
+    """Wait until the probe has ended, if nobody uses it. It was asked to end, so this is short."""
     _probe.join(timeout)
 
 
 def probe_counters() -> ProbeCounters:
-    """What was measured so far."""
+    """Return the measurements so far."""
     return _probe.read()
 
 
 def _forget_parent() -> None:
-    """A forked child has the parent's counts and callback, and not its thread."""
+    """Start anew in a forked child, which has the parent's counts and callback, but no thread."""
     if _probe._on_gc in gc.callbacks:
         gc.callbacks.remove(_probe._on_gc)
     _probe.__init__()  # type: ignore[misc]
@@ -234,7 +235,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
-    """What the machine did in a window."""
+    """Return the readings of a window."""
     late = tuple(b - a for a, b in zip(before.late, after.late, strict=True))
     wall_ns, thread_ns = after.wall_ns - before.wall_ns, after.thread_ns - before.thread_ns
     delay_ns = after.run_delay_ns - before.run_delay_ns

@@ -1,4 +1,4 @@
-"""A verdict with its evidence: what a person reads, and the same as JSON."""
+"""A verdict with its evidence, as a text for people and as JSON."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _HEADINGS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Report:
-    """What was found in one window. ``print(report)`` shows all of it, and so do the prompts of
-    Python and of a notebook."""
+    """The findings of one window. ``print(report)`` shows them all, and so do the prompts of Python
+    and of a notebook."""
 
     verdict: Verdict
     stats: PipelineStats
@@ -44,7 +44,7 @@ class Report:
     """Stages that share the threads of a loader's workers; see :func:`judge`."""
 
     def __str__(self) -> str:
-        """The verdict, a line for each stage, the checks, and what to do."""
+        """Return the verdict, a line for each stage, the checks, and the action to take."""
         lines = [f"VERDICT  {self.verdict.finding}", f"window {self.stats.elapsed:.1f} s", ""]
         lines += [*self._table(), "", f"checks   {self._checks()}"]
         lines += [f"note     {remark}" for remark in self.verdict.remarks]
@@ -53,17 +53,17 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The same for a notebook, whose lines would break in the middle of the table."""
+        """Return the text for a notebook, unwrapped: broken lines would tear the table apart."""
         return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(str(self))}</pre>'
 
     def as_json(self) -> str:
-        """For programs: ``verdict``, ``stats`` and ``probes``; null = not measured."""
+        """Return ``verdict``, ``stats`` and ``probes`` for programs; null = not measured."""
         content = self.as_dict()
         del content["pooled"]
         return json.dumps(content, allow_nan=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything in types that JSON has; :meth:`from_dict` makes it a report again."""
+        """Return everything in JSON's types; :meth:`from_dict` turns it into a report again."""
         verdict = {**asdict(self.verdict), "cause": self.verdict.cause.value}
         if not math.isfinite(self.verdict.gain):
             verdict["gain"] = None
@@ -74,7 +74,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """The report of which :meth:`as_dict` gave this.
+        """Return the report from the result of its :meth:`as_dict`.
 
         Raises: KeyError, TypeError, ValueError: it has other keys or values.
         """
@@ -127,7 +127,7 @@ class Report:
         return "waits for the trainer" if stage.name in self.pooled else "waits for items"
 
     def _checks(self) -> str:
-        """What was looked at besides the stages; what was not measured is left out."""
+        """Return the checks besides the stages, without those that were not measured."""
         p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
         failed = sum(stage.tasks.num_failures for stage in self.stats.stages)
         checks = []
@@ -148,7 +148,7 @@ class Report:
 def make_report(
     stats: PipelineStats, probes: Probes | None = None, *, pooled: Sequence[str] = ()
 ) -> Report:
-    """Judge a reading and keep what the judgement rests on; arguments as of :func:`judge`."""
+    """Judge a reading, and keep the evidence; arguments as for :func:`judge`."""
     probes = probes or Probes()
     verdict = judge(stats, probes, pooled=pooled)
     return Report(verdict=verdict, stats=stats, probes=probes, pooled=tuple(pooled))
@@ -163,7 +163,7 @@ def _stage(content: Mapping[str, Any]) -> StageStats:
 
 
 def _gain(gain: float) -> str:
-    """In words; nothing where there is none, or no bound."""
+    """Return the gain in words; "" where there is none, or no bound."""
     if gain == 0 or not math.isfinite(gain):
         return ""
     return (

@@ -1,8 +1,8 @@
-"""What holds training back, why, and what to do: one pure function over a reading.
+"""The verdict: what holds training back, why, and what to do. A pure function of a reading.
 
 Thresholds on the waiting time are those of TensorFlow's input-pipeline analysis (5 and 20 % of the
-step). Those that tell causes apart were measured: threads that ran pure Python, C code without the
-GIL, and sleeps, 1 to 4 of them on 2 cores (see the explanation page).
+step). Those that separate the causes were measured: 1 to 4 threads on 2 cores that ran pure Python,
+C code without the GIL, and sleeps (see the explanation page).
 """
 
 from __future__ import annotations
@@ -24,71 +24,73 @@ _INPUT_BOUND = 0.05
 _HIGHLY_INPUT_BOUND = 0.20
 
 _BUSY = 0.5
-"""A stage whose threads work less than this does not hold the others back."""
+"""The share of busy time below which a stage does not hold the others back."""
 
 _GIL_SHARE = 0.2
-"""Of the interpreter's switch interval, from which waiting for the GIL is the rule (pure Python: 1
-to 4 intervals; C code without the GIL, or sleeps: 0.02)."""
+"""The wait for the GIL, in switch intervals of the interpreter, above which it is the rule (pure
+Python: 1 to 4 intervals; C code without the GIL, or sleeps: 0.02)."""
 
 _GIL_SHARE_OF_ONE_CORE = 0.05
-"""The same where several threads use no more than one core together, as those do that take the GIL
-in turns: quick ops let go of it before the interval is over."""
+"""The same where several threads together use no more than one core, because they take the GIL in
+turns: quick ops release it before the interval is over."""
 
 _RUN_DELAY = 0.10
 """Share of the threads' time in which they could run and had no core (saturated: 0.2 to 0.7)."""
 
 _WAITING_OP = 0.2
-"""CPU over wall time below which an op waits for something else than a core."""
+"""CPU over wall time below which an op waits for something other than a core."""
 
 _COMPUTING_OP = 0.8
 
 _IDLE_CONSUMER = 0.95
-"""Share of waiting from which the consumer's own work is too little to foretell its speed."""
+"""Share of waiting above which the consumer works too little to predict its speed."""
 
 _MOST_AT_ONCE = 4
-"""Times the present concurrency: further than that a stage behaves in another way; look again."""
+"""Factor of concurrency beyond which a stage may behave differently: measure again there."""
 
 _ONE_CORE = (0.7, 1.35)
-"""Cores that threads use together which take the GIL in turns (measured: 1.0 to 1.25)."""
+"""Cores used together by threads that take the GIL in turns (measured: 1.0 to 1.25)."""
 
 _SHORT_SECONDS = 1.0
-"""A window that tells little: the probes look ten times a second, and the start is in it."""
+"""Seconds below which a window says little: the probes look ten times a second, and the window
+includes the start.
+"""
 
 _STEP_SLOWDOWN = 0.10
 _FAILURES = 0.05
 
 
 class Cause(enum.Enum):
-    """Why training is as fast as it is."""
+    """The cause of the training speed."""
 
     CONSUMER = "consumer"  # it does not wait for data
     INTERFERENCE = "interference"  # it does not wait, but loading slows its steps
-    START = "start"  # no stage is short of time: the wait is that for the first batches
-    SOURCE = "source"  # the source hands items out too slowly
+    START = "start"  # no stage is short of time: the wait is for the first batches
+    SOURCE = "source"  # the source yields items too slowly
     GIL = "gil"  # threads wait for the interpreter's lock
     CPU = "cpu"  # threads wait for a core
     IO = "io"  # the op waits: storage, network, another process
     THREADS = "threads"  # the op computes, and there are cores for more of it
-    UNKNOWN = "unknown"  # busy, for no reason that the probes could tell
+    UNKNOWN = "unknown"  # busy, for a reason that the probes cannot see
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probes:
-    """What the machine did meanwhile; None = not measured."""
+    """The readings of the machine in a window; None = not measured."""
 
     gil_seconds: float | None = None
-    """How long a thread that wakes up waits for the GIL; median."""
+    """The median time that a thread waits for the GIL when it wakes up."""
     run_delay_ratio: float | None = None
     """Share of the loader threads' time in which they had no core, 0 to 1."""
     gc_ratio: float | None = None
     """Share of the time in which garbage was collected, 0 to 1."""
     step_slowdown: float | None = None
-    """Step time over that with cached batches, minus 1."""
+    """Step time over step time with cached batches, minus 1."""
     num_cores: int | None = None
     switch_interval: float = 0.005
     """``sys.getswitchinterval()``, seconds."""
     one_at_a_time: bool = False
-    """A loader's workers took the GIL from each other, and now work one at a time."""
+    """Whether a loader's workers only contended for the GIL, and so run one at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +99,7 @@ class Verdict:
 
     cause: Cause
     stage: str | None
-    """The bottleneck; None where it is no stage."""
+    """The name of the bottleneck; None where it is no stage."""
     wait_ratio: float
     """Share of the time in which the consumer waited for data, 0 to 1."""
     finding: str
@@ -106,7 +108,7 @@ class Verdict:
     """How much faster training gets if the action removes the wait, at most: 0.45 = 45 %; infinite
     where nothing else limits it."""
     remarks: tuple[str, ...] = ()
-    """What else a person should know: failures, dropped items, pauses."""
+    """Further findings: failures, dropped items, pauses."""
 
 
 def judge(
@@ -114,10 +116,10 @@ def judge(
 ) -> Verdict:
     """Name what holds training back.
 
-    stats: of a window without the warm-up.
-    probes: without them the cause is told from CPU time alone, less surely.
-    pooled: stages that run on the same threads, those of a loader's workers, which wait for the
-        trainer to ask, not for a source; () = every stage has its own, as in a pipeline.
+    stats: the figures of a window without the warm-up.
+    probes: without them the cause is inferred from CPU time alone, less surely.
+    pooled: stages that share threads, those of a loader's workers, which wait for the trainer's
+        requests, not for a source; () = every stage has threads of its own, as in a pipeline.
     """
     probes = probes or Probes(switch_interval=sys.getswitchinterval())
     waiting = stats.consumer_wait_ratio
@@ -155,7 +157,7 @@ def judge(
 
 
 def _num_delivered(stages: Sequence[StageStats]) -> int | None:
-    """What the consumer was given; None = that is not known."""
+    """Return the number of items that the consumer got; None = unknown."""
     if not stages:
         return None
     if stages[-1].queue.elapsed > 0:
@@ -200,24 +202,24 @@ def _not_input_bound(waiting: float, probes: Probes, remarks: tuple[str, ...]) -
 
 
 def _bottleneck(stages: Sequence[StageStats]) -> StageStats | None:
-    """The stage with the least headroom: the one whose threads are busy for the most time. The
-    stages before it wait for room, those behind it for items.
+    """Return the stage with the least headroom, whose threads are busy for the most time. Stages
+    before it wait for room, those after it for items.
     """
     return max(stages, key=lambda stage: stage.busy_ratio, default=None)
 
 
 class _Load(NamedTuple):
-    """What the threads of a stage do, be it for another stage of their pool."""
+    """The load of a stage's threads, whichever stage of their pool they work for."""
 
     threads: int
     busy: float
-    """Share of their time inside an op."""
+    """The share of their time inside an op."""
     cpu: float
     """CPU time over wall time there: a wait for the GIL may fall into any op of the pool."""
 
     @property
     def cores(self) -> float:
-        """That they use together."""
+        """The number of cores that they use together."""
         return self.threads * self.busy * self.cpu
 
     @property
@@ -270,7 +272,7 @@ def _cause(load: _Load, probes: Probes) -> Cause:
 
 def _action(load: _Load, cause: Cause, gain: float, probes: Probes, knob: str) -> str:
     wanted = math.ceil(load.threads * min(1 + gain, _MOST_AT_ONCE))
-    useful = math.inf  # those that wait for storage use no core
+    useful = math.inf  # threads that wait for storage use no core
     if cause is not Cause.IO and probes.num_cores is not None:
         useful = max(probes.num_cores, math.ceil(probes.num_cores / max(0.01, load.cpu)))
     more = f"from {load.threads} to about {min(wanted, useful)}"
@@ -279,9 +281,9 @@ def _action(load: _Load, cause: Cause, gain: float, probes: Probes, knob: str) -
             return f"More threads will not help. {_WITHOUT_GIL}"
         case Cause.UNKNOWN if probes.gil_seconds is None and load.looks_like_gil:
             return (
-                f"Its {load.threads} threads use {load.cores:.1f} cores together, as those do that "
-                f"take the GIL in turns; then more will not help. {_WITHOUT_GIL} Load for some "
-                "seconds to be told for sure."
+                f"Its {load.threads} threads use {load.cores:.1f} cores together, as threads do "
+                f"that take the GIL in turns; then more will not help. {_WITHOUT_GIL} Load for "
+                "some seconds to be sure."
             )
         case Cause.THREADS | Cause.UNKNOWN if load.threads >= useful:
             return (
@@ -310,7 +312,7 @@ _WITHOUT_GIL = (
 def _headroom_without(
     stages: Sequence[StageStats], fixed: StageStats, pooled: Sequence[str]
 ) -> float:
-    """How much faster the other stages could go, in shares of the present rate."""
+    """Return how much faster the other stages could run, as a share of the present rate."""
     changed = pooled if fixed.name in pooled else (fixed.name,)
     others = [stage.busy_ratio for stage in stages if stage.name not in changed]
     return 1 / max(*others, 0.01) - 1 if others else math.inf

@@ -60,9 +60,9 @@ class AsyncMethods(ABC):
                     number = self._num_put - 1
                 if done:
                     return number
-                await waiter.wait()
+                await waiter.wait()  # without the lock
                 waiter = AsyncWaiter()
-        except BaseException:
+        except BaseException:  # cancelled: a wake-up that came already is passed on
             self._abandon_put(started_ns, (seq, advance, waiter))
             raise
 

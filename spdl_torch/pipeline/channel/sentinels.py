@@ -67,10 +67,10 @@ END_OF_DATA: Final = Sentinel("end of the data")
 
 
 def is_eof(item: Any) -> bool:
-    """Whether a merge op got the end of a queue instead of an item."""
+    """Return whether a merge op got the end of a queue instead of an item."""
     return item is END_OF_DATA
 
 
 def is_epoch_end(item: Any) -> bool:
-    """Whether a merge op got the end of an epoch instead of an item."""
+    """Return whether a merge op got the end of an epoch instead of an item."""
     return item is EPOCH_END

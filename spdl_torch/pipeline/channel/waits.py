@@ -66,6 +66,7 @@ class WaitClock:
 
     def __init__(self) -> None:
         self._closed_ns = 0
+        # Of the open waits only their number and the sum of their starts are kept, not each one.
         self._num_open = 0
         self._open_starts_ns = 0
         self._histogram = Histogram()
@@ -100,13 +101,14 @@ class AsyncWaiter:
 
     def release(self) -> None:
         """End the wait; called from any thread."""
+        # A future belongs to its loop's thread: no other thread may set it.
         try:
             self._loop.call_soon_threadsafe(self._set)
         except RuntimeError:
             pass  # the loop has ended meanwhile: nobody waits any more
 
     def _set(self) -> None:
-        if not self._future.done():
+        if not self._future.done():  # else the wait was cancelled meanwhile
             self._future.set_result(None)
 
     async def wait(self) -> None:

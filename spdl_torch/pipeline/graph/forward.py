@@ -35,7 +35,7 @@ def forward(
             continue
         got_ns = perf_counter_ns()
         output = after.put(item)
-        item = None  # or it would stay alive while this thread waits
+        item = None  # else it would stay alive while this thread waits
         done_ns = perf_counter_ns()
         if done_ns - since_ns >= ring.shortest_ns:
             ring.add(since_ns, got_ns, got_ns, done_ns, -1, number, output, before, after)

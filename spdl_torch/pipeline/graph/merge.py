@@ -49,7 +49,7 @@ class Merge(ABC):
         self._rings = rings
         self._owner = owner
         self._hooks = ExitStack()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the count of threads that have not ended
         self._num_present = len(rings)
 
     def enter(self) -> None:
@@ -185,6 +185,8 @@ class _EpochBarrier:
     """
 
     def __init__(self, count: int, when_all_are_there: Callable[[], None]) -> None:
+        # Guards the list of those that wait, and whether the barrier is closed; never held in a
+        # wait.
         # Re-entrant: close() may come from a finalizer on a thread that holds it.
         self._lock = threading.RLock()
         self._count = count

@@ -49,7 +49,7 @@ class OpMerge(Merge):
             try:
                 asyncio.run(self._await(made))
             except asyncio.CancelledError:
-                raise ChannelClosed from None  # by request_stop
+                raise ChannelClosed from None  # request_stop() cancelled it
         self.close_inlets(number)
 
     def request_stop(self) -> None:
@@ -63,13 +63,15 @@ class OpMerge(Merge):
     async def _await(self, made: Any) -> None:
         self._task = asyncio.ensure_future(made)
         self._loop = asyncio.get_running_loop()
-        if self.outlet.closed:  # stopped before request_stop() could see the loop
+        # The race with a stop, as in AsyncStage: the run closes the outlet before it calls
+        # request_stop(). Either that sees task and loop, or the outlet is seen closed here.
+        if self.outlet.closed:
             self._task.cancel()
         await self._task
 
 
 def is_async_op(op: Callable[..., Any]) -> bool:
-    """Whether the function awaits the methods of its queues."""
+    """Return whether the function awaits the methods of its queues."""
     call = op if inspect.isroutine(op) else getattr(op, "func", type(op).__call__)
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(op)
 
@@ -85,7 +87,7 @@ class _View:
         return len(self._queue)
 
     def empty(self) -> bool:
-        """Whether no item waits."""
+        """Return whether no item waits."""
         return not len(self._queue)
 
 
@@ -125,7 +127,7 @@ class _Output(_View):
         self._is_continuous = is_continuous
 
     def full(self) -> bool:
-        """Whether a put would wait."""
+        """Return whether a put would wait."""
         return len(self._queue) >= self._queue.capacity
 
     def put(self, item: Any) -> None:

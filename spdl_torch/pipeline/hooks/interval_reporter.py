@@ -46,11 +46,11 @@ class Reporter:
         threads.spawn("stats", self._run)
 
     def request_stop(self) -> None:
-        """Deliver the last laps and end. Never blocks."""
+        """Report the last laps and end. Never blocks."""
         try:
             self._going_on.release()
         except RuntimeError:
-            pass  # asked before
+            pass  # it was asked before
 
     def _run(self) -> None:
         clock = monotonic()
@@ -62,7 +62,8 @@ class Reporter:
                 if monotonic() >= due[id(subject)]:
                     due[id(subject)] += interval
                     subject.report_lap()
-        # A stop does not wait for running ops, the last lap does: they belong to it.
+        # A stop does not wait for running ops, but the last lap does, since it includes them. If
+        # that takes too long, it is reported without them, and another one when they have ended.
         if not self._join_workers(_TAIL_SECONDS):
             self._report_all()
             self._join_workers(None)

@@ -38,7 +38,7 @@ class StatsQueue(Channel[Any]):
         self._last = QueueCounters()
 
     def stage_hook(self) -> AnyContext:
-        """Entered before the first item is put, left after the last one was; to be overridden."""
+        """Return a context, entered before the first item is put and left after the last one."""
         return nullcontext()
 
     @property

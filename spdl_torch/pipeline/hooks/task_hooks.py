@@ -42,12 +42,12 @@ class TaskHook:
     """
 
     def stage_hook(self) -> AnyContext:
-        """Entered once before the stage's first task, left after its last."""
+        """Return a context, entered once before the stage's first task, left after its last."""
         return nullcontext()
 
     def task_hook(self, input_item: Any = None) -> AnyContext:
-        """Entered before the op is called with ``input_item`` and left after it, in the same
-        thread; an exception of the op passes through it."""
+        """Return a context, entered before the op is called with ``input_item`` and left after it,
+        on the same thread; an exception of the op passes through it."""
         return nullcontext()
 
 

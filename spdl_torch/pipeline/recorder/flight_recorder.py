@@ -183,6 +183,7 @@ class FlightRecorder:
         # With recording off there is a ring all the same, so that no writer has to check.
         capacity = _process.capacity if self.enabled else 1
         ring = kind(capacity, self._shortest_ns(_process.level))
+        # No lock: readers on other threads copy the list in one step.
         self._rows.append((stage, position, replica, role, ring))
         return ring
 
@@ -206,8 +207,8 @@ class _Process:
     """The level in force, and every recorder that is alive."""
 
     def __init__(self) -> None:
-        # Re-entrant: a garbage collection on a thread that holds it may run a finalizer that
-        # takes it too.
+        # Guards the two below. Re-entrant: a garbage collection on a thread that holds it may run a
+        # finalizer that takes it too.
         self.lock = threading.RLock()
         self.live: weakref.WeakSet[FlightRecorder] = weakref.WeakSet()
         self.sessions: list[RecordingSession] = []
@@ -250,6 +251,7 @@ _collections: deque[tuple[int, int, int]] = deque(maxlen=_MOST_INSTANTS)
 
 def garbage_was_collected(started_ns: int, ended_ns: int, generation: int) -> None:
     """Record a garbage collection, if it took long. Called by whoever watches the collector."""
+    # Without a lock: a collection may begin on a thread that holds any.
     if ended_ns - started_ns >= _SHORTEST_NS["batch"]:
         _collections.append((started_ns, ended_ns, generation))
 

@@ -160,7 +160,7 @@ class Run:
         get = self._sink_queue.get_numbered
         try:
             number, item = (
-                told_when_long(get, self._tell_stall) if timeout is None else get(timeout)
+                told_when_long(get, self._report_stall) if timeout is None else get(timeout)
             )
         except TimeoutError as error:
             raise TimeoutError(f"get: {error} {describe_busy(self._threads.threads())}") from None
@@ -190,7 +190,7 @@ class Run:
             for stage in self._stages:
                 stage.judge_epoch()
 
-    def _tell_stall(self, seconds: float) -> None:
+    def _report_stall(self, seconds: float) -> None:
         busy = describe_busy(self._threads.threads())
         _logger.warning("pipeline: the loop has waited %g s for an item. %s", seconds, busy)
 
@@ -235,7 +235,7 @@ class Run:
             names = ", ".join(self._threads.alive(without=self._source_threads()))
             raise TimeoutError(
                 f"stop: still running after {timeout} seconds: {names}. An op cannot be "
-                "interrupted; stop() again waits on."
+                "interrupted; call stop() again to wait longer."
             )
         for thread in self._source_threads():
             thread.join(_SOURCE_GRACE_SECONDS)

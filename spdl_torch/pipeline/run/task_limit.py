@@ -29,6 +29,7 @@ def make_task_limit(
         raise ValueError(f"build: num_threads must be >= 1 or None, got {num_threads}.")
     if num_threads >= _most_tasks(spec) and not adjustable:
         return None
+    # A channel, not a semaphore: a stop closes it, which ends the waits of all workers at once.
     task_limit: Channel[None] = Channel(num_threads)
     for _ in range(num_threads):
         task_limit.put(None)

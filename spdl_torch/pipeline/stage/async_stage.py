@@ -31,6 +31,8 @@ __all__ = ["AsyncStage"]
 class AsyncStage(Stage):
     """A stage of coroutines. A stop cancels the running ones at their next ``await``."""
 
+    # Written by the loop's thread, and read by request_stop() on any other: the loop last, so that
+    # whoever sees it sees the tasks.
     _loop: asyncio.AbstractEventLoop | None = None
     _tasks: tuple[asyncio.Task[None], ...] = ()
     _cancelled = False
@@ -105,7 +107,7 @@ class AsyncStage(Stage):
             started_ns, outcome = perf_counter_ns(), Outcome.PASSED
             try:
                 result = await self._call(item, cell)
-            except (ChannelClosed, BadHookError):
+            except (ChannelClosed, BadHookError):  # the run stops, or every item would fail
                 raise
             except (Exception, asyncio.CancelledError) as error:
                 if self._cancelled:  # by the stop of the run; else the op awaited something dead

@@ -51,7 +51,7 @@ class ExpandingStage(Stage):
                 self.with_hooks(expand, runner)(item)
             except BaseException as error:
                 if not isinstance(error, Exception) or self.ends_worker(error):
-                    self.emit_nothing(number)
+                    self.emit_nothing(number)  # later items in the order must not wait for this one
                     raise
                 outcome = _FAILED
                 cell.add_failure(spent.wall_ns, spent.cpu_ns)

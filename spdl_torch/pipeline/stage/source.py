@@ -60,7 +60,7 @@ class Source:
         queue = self.outlet
         try:
             self._pass_on(queue)
-        except ChannelClosed:
+        except ChannelClosed:  # the run stops or has failed: nobody takes any more
             pass
         except BaseException as error:
             num_items = queue.counters().num_put

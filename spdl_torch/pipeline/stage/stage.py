@@ -112,6 +112,7 @@ class Stage:
         self.cut_short = False
         self._stage_hooks = ExitStack()
         self._executor_refuses = False
+        # Workers add and discard; request_stop(), on any thread, cancels those in a copy of it.
         self._submitted: set[Future[Measured]] = set()
         self._keeps_places = keeps_places  # a dropped item leaves ABSENT in its place
         self.has_sentinels = has_sentinels
@@ -139,10 +140,12 @@ class Stage:
         Surplus threads leave before they take another item. Never blocks.
         """
         more = count - self.threads.headcount.count
+        # Called with the run's lock held, so one resize at a time; a worker may end meanwhile.
         self.threads.headcount.change(count)
         if more < 0:
             self.inlet.dismiss(-more)
             return []
+        # Threads that were dismissed, but have not left yet, stay; only the rest is new.
         return self._targets_of(self.threads.add(more - self.inlet.recall(more)))
 
     def _targets_of(self, slots: list[Slot]) -> list[tuple[str, Callable[[], None]]]:
@@ -409,8 +412,8 @@ class Stage:
             self._submitted.discard(future)
 
     def ends_worker(self, error: Exception) -> bool:
-        """Whether the item is not to blame for ``error``: the run stops, or a hook or a dead
-        executor would fail every item."""
+        """Return whether the item is not to blame for ``error``: the run stops, or a hook or a
+        dead executor would fail every item."""
         if isinstance(error, BadHookError):
             return True
         if isinstance(error, ChannelClosed | CancelledError):

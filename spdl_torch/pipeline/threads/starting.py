@@ -35,6 +35,7 @@ class _Started:
         return self._is_set
 
     def set(self) -> None:
+        # The flag first: a wait that begins now returns at once, and one that blocks is released.
         if not self._is_set:
             self._is_set = True
             self._unset.release()

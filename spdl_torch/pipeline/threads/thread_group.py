@@ -93,7 +93,7 @@ class ThreadGroup:
         return list(self._threads)
 
     def is_member(self) -> bool:
-        """Whether the caller runs on one of these threads."""
+        """Return whether the caller runs on one of these threads."""
         return threading.current_thread() in self._threads
 
     def alive(self, *, without: Collection[threading.Thread] = ()) -> list[str]:
