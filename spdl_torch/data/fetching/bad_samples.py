@@ -193,7 +193,7 @@ class SkippedSamples(FailureBudget):
     def _failure(self) -> PipelineFailure:
         return PipelineFailure(self.message(self._num_tries), list(self.errors))
 
-    def _tell(self, error: Exception, count: int, num_tasks: int) -> None:
+    def _log(self, error: Exception, count: int, num_tasks: int) -> None:
         if count <= _LOGGED_ERRORS or count & (count - 1) == 0:
             each = self.samples[-1]
             _logger.warning(
@@ -201,7 +201,7 @@ class SkippedSamples(FailureBudget):
                 *(describe(each.key), each.stage, count, num_tasks, each.error),
             )
 
-    def _tell_all(self, num_tasks: int) -> None:
+    def _log_total(self, num_tasks: int) -> None:
         if self.num_failures:
             _logger.warning(
                 "DataLoader: %d of %d samples of the epoch failed and were skipped.",

@@ -100,9 +100,9 @@ class InlineIterator(EpochIterator):
                 collate_cell=cells[1],
             )
         # Not the maker, nor an iterator that keeps no state: dropping this one ends that.
-        progress = self._maker.progress(wanted=False)
-        if progress is not None and progress.keeper is not None:
-            self._progress.own = self._maker.own_state
+        items = self._maker.items
+        if items is not None and items.progress(wanted=False).keeper is not None:
+            self._progress.own = items.own_state
         if self._device_stage is not None:
             self._stages.append(self._device_stage.hook)
 

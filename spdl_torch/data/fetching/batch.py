@@ -1,0 +1,63 @@
+"""The batch that one thread makes: where it begins, the streams of its samples, and bad samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .bad_samples import BadSample
+
+if TYPE_CHECKING:
+    from ..rng.keys import StreamKey
+    from ..rng.streams import SampleStreams
+    from .bad_samples import Tolerance
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """Belongs to one thread, for one batch after the other.
+
+    streams: of the thread; None = draws are left as they are.
+    key: of the epoch, from which every stream follows.
+    tolerance: None = an error of a sample is an error of its batch.
+    """
+
+    __slots__ = ("bad", "first", "key", "streams", "tolerance")
+
+    def __init__(
+        self, streams: SampleStreams | None, key: StreamKey | None, tolerance: Tolerance | None
+    ) -> None:
+        self.streams = None if key is None else streams
+        self.key = key
+        self.tolerance = tolerance
+        self.first = 0
+        """The position of its first sample in the epoch."""
+        self.bad: list[BadSample] = []
+
+    def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
+        """Begin the batch whose first sample is at position ``first`` of the epoch.
+
+        ``bad``: the list for samples that fail, if several threads make the batch.
+        """
+        self.first, self.bad = first, [] if bad is None else bad
+        if self.streams is not None and self.key is not None:
+            self.streams.begin(self.key, first)
+
+    def begin_again_at(self, place: int) -> None:
+        """Begin every stream anew: no sample has drawn anything. The one at ``place`` follows."""
+        if self.streams is not None and self.key is not None:
+            self.streams.begin(self.key, self.first)
+            self.streams.at(place)
+
+    def at(self, place: int) -> None:
+        """Go to the stream of the sample at ``place`` of the batch."""
+        if self.streams is not None:
+            self.streams.at(place)
+
+    def note_bad(self, place: int, key: Any, error: Exception) -> None:
+        """Keep an error that is tolerated."""
+        self.bad.append(BadSample(place, key, error))
+
+    def forget_bad(self) -> None:
+        """Let go of the errors, which may refer to the frames of the training loop."""
+        self.bad = []

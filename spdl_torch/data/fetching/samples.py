@@ -1,0 +1,167 @@
+"""The samples of a map-style dataset: one by one, by one call for a batch, or as rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from ...pipeline.failures import describe
+from ..error_notes import cause_of, describe_indices, noted_call, noted_sample
+from .bad_samples import MISSING, nothing_good
+from .sample_calls import one_sample_of, samples_into, takes_batches
+from .timing import timed, timed_sample
+
+if TYPE_CHECKING:
+    from ...pipeline.hooks.task_hooks import TaskCell
+    from .batch import Batch
+    from .rows import RowReader
+
+__all__ = ["Rows", "Samples", "SamplesAtOnce", "SingleSamples", "samples_of"]
+
+
+class Samples:
+    """Fetches the samples of a batch one by one.
+
+    cell: counts the calls of the dataset and their time; None = off.
+    """
+
+    def __init__(self, dataset: Any, batch: Batch, cell: TaskCell | None) -> None:
+        self._dataset = dataset
+        self._name = type(dataset).__name__
+        self._fetch_one = one_sample_of(dataset)
+        self._batch = batch
+        self._cell = cell
+        self._under_way: list[Any] = []  # of the batch, so far
+
+    def fetch(self, index: Any) -> Any:
+        """Return the samples of ``index``; MISSING stands for one that failed and may."""
+        indices = index if isinstance(index, list | tuple) else list(index)
+        batch = self._batch
+        samples: list[Any] = []
+        self._under_way = samples
+        turns = indices if batch.streams is None else batch.streams.over(indices, samples)
+        try:
+            timed(self._cell, samples_into, samples, self._dataset, turns, into=samples)
+        except BaseException as error:
+            place, self._under_way = len(samples), []
+            if batch.tolerance is None or not isinstance(error, Exception):
+                raise noted_sample(error, indices[place]) from cause_of(error)
+            bad = cast("Exception", noted_sample(error, indices[place]))
+            batch.note_bad(place, indices[place], bad)
+            del bad  # or this frame, which the error has come through, would keep it
+        if len(samples) < len(indices):
+            place = len(samples)
+            samples.append(self._instead_of(place, indices[place]))
+            samples += [self.fetch_at(n, indices[n]) for n in range(place + 1, len(indices))]
+        self._under_way = []  # or the batch would stay alive while this thread waits
+        return samples
+
+    def fetch_at(self, place: int, index: Any) -> Any:
+        """Return the sample at ``place`` of the batch; MISSING: it failed and may."""
+        self._batch.at(place)
+        if self._batch.tolerance is None:
+            return self._sample(index)
+        try:
+            return self._sample(index)
+        except Exception as error:
+            self._batch.note_bad(place, index, error)
+        return self._instead_of(place, index)
+
+    def describe(self, index: Any) -> str:
+        """Say what is fetched now for the batch of ``index``; for other threads to ask."""
+        streams = self._batch.streams
+        place = len(self._under_way) if streams is None else streams.place
+        if not 0 <= place < len(index):
+            return describe_indices(index)
+        return f"sample index {describe(index[place])}"
+
+    def _sample(self, index: Any) -> Any:
+        try:
+            return timed_sample(self._cell, self._fetch_one, index)
+        except BaseException as error:
+            raise noted_sample(error, index) from cause_of(error)
+
+    def _instead_of(self, place: int, index: Any) -> Any:
+        """Return what takes the place of a sample that failed; MISSING: nothing does.
+
+        It depends on the indices alone, and draws what the first one would have drawn.
+        """
+        tolerance = self._batch.tolerance
+        assert tolerance is not None, "guaranteed by the callers: it is their branch"
+        if not tolerance.replaces:
+            return MISSING
+        for instead in tolerance.instead_of(index):
+            self._batch.begin_again_at(place)
+            try:
+                return self._sample(instead)
+            except Exception as error:
+                self._batch.note_bad(place, instead, error)
+        raise nothing_good([each for each in self._batch.bad if each.place == place])
+
+
+class SingleSamples(Samples):
+    """Without batches: an index is that of one sample."""
+
+    def fetch(self, index: Any) -> Any:
+        if self._batch.tolerance is None:
+            return self._sample(index)
+        return self.fetch_at(0, index)
+
+    def describe(self, index: Any) -> str:
+        return f"sample index {describe(index)}"
+
+
+class SamplesAtOnce(Samples):
+    """A batch is one call of the dataset's ``__getitems__``."""
+
+    def fetch(self, index: Any) -> Any:
+        try:
+            return timed(self._cell, self._dataset.__getitems__, index)
+        except BaseException as error:
+            tolerates = self._batch.tolerance is not None and isinstance(error, Exception)
+            if not tolerates or not isinstance(index, list | tuple):
+                where = f"in {self._name}.__getitems__"
+                raise noted_call(
+                    error, "__getitems__", where, describe_indices(index)
+                ) from cause_of(error)
+        if self._cell is not None:  # its samples are counted now
+            self._cell.num_tasks -= 1
+            self._cell.num_failures -= 1
+        self._batch.begin_again_at(0)
+        return [self.fetch_at(place, each) for place, each in enumerate(index)]
+
+    def describe(self, index: Any) -> str:
+        return describe_indices(index)
+
+
+class Rows(Samples):
+    """A batch is a row of each tensor of a TensorDataset, by one call for each tensor."""
+
+    def __init__(
+        self, dataset: Any, batch: Batch, cell: TaskCell | None, reader: RowReader
+    ) -> None:
+        super().__init__(dataset, batch, cell)
+        self._reader = reader
+
+    def fetch(self, index: Any) -> Any:
+        rows = self._reader.find(index)
+        if rows is None:
+            return super().fetch(index)  # which says what sample is wrong, if one is
+        return timed(self._cell, rows.read, tasks=len(index))
+
+
+def samples_of(
+    dataset: Any,
+    batch: Batch,
+    cell: TaskCell | None,
+    *,
+    auto_collation: bool,
+    reader: RowReader | None,
+) -> Samples:
+    """Return the way to fetch that the dataset takes."""
+    if not auto_collation:
+        return SingleSamples(dataset, batch, cell)
+    if takes_batches(dataset):
+        return SamplesAtOnce(dataset, batch, cell)
+    if reader is not None:
+        return Rows(dataset, batch, cell, reader)
+    return Samples(dataset, batch, cell)
