@@ -17,11 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from spdl_torch import PipelineDataset
 from spdl_torch.observe import Profile, check_trace, flight_recorder, tracing
-from spdl_torch.observe import tracing as tracing_function
+from spdl_torch.observe.trace import flight_recorder as flight_recorder_module
 from spdl_torch.observe.trace.tracing import rank_of_process
 from spdl_torch.pipeline import PipelineBuilder
-
-tracing_module = __import__("sys").modules[tracing_function.__module__]
 
 
 def events_of(path):
@@ -251,7 +249,7 @@ def test_failures_are_in_the_trace(tmp_path):
 @pytest.fixture
 def dumps(tmp_path, monkeypatch, caplog):
     """Lets the flight recorder look often; returns how to wait for files of a kind."""
-    monkeypatch.setattr(tracing_module, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(flight_recorder_module, "_LOOK_SECONDS", 0.01)
     caplog.set_level(logging.WARNING, "spdl_torch.observe")
 
     def wait_for(why):

@@ -33,9 +33,10 @@ from spdl_torch.observe.store.summary import QueueSummary, TaskSummary, summariz
 from spdl_torch.observe.store.summary_text import log_stats_summary
 from spdl_torch.observe.store.writer import SQLiteStatsWriter
 from spdl_torch.observe.trace.check import TraceSummary, check_trace
+from spdl_torch.observe.trace.flight_recorder import flight_recorder
 from spdl_torch.observe.trace.merge import merge_ranks, merge_with_torch
 from spdl_torch.observe.trace.profile import Profile
-from spdl_torch.observe.trace.tracing import flight_recorder, tracing
+from spdl_torch.observe.trace.tracing import tracing
 from spdl_torch.observe.verdict.report import Report, make_report
 from spdl_torch.observe.verdict.verdict import Cause, Probes, Verdict, judge
 

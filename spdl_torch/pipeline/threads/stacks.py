@@ -33,7 +33,7 @@ _WAITING = {
     str(_PACKAGE / "pipeline" / "hooks" / "interval_reporter.py"),
     str(_PACKAGE / "observe" / "verdict" / "probes.py"),
     str(_PACKAGE / "observe" / "store" / "writer.py"),
-    str(_PACKAGE / "observe" / "trace" / "tracing.py"),
+    str(_PACKAGE / "observe" / "trace" / "flight_recorder.py"),
 }
 _MOST_STACKS = 8
 
