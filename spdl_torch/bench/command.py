@@ -51,7 +51,7 @@ def run_bench(
     """Measure the table's contenders, print the table, write JSON and picture.
 
     Ctrl-C ends what runs; what was measured so far is printed and written, and the status is 130.
-    It is 1 if no contender could be measured, and else 0.
+    It is 1 if no contender could be measured, or one failed that is a check, and else 0.
     Raises: ValueError: an option that cannot be used.
     """
     table = table or load_table(options.table)
@@ -69,7 +69,8 @@ def run_bench(
     bench.finish(chosen)
     print(bench.report.text(), file=out, flush=True)
     write_files(bench.report, options, out)
-    return status or int(not bench.report.rows)
+    has_failed = table.is_strict and bool(bench.report.failures)
+    return status or int(has_failed or not bench.report.rows)
 
 
 def _check_outputs(options: BenchOptions) -> None:
@@ -89,7 +90,7 @@ def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[s
     wanted = list(table.contenders)
     if options.smoke and not options.only:
         wanted = [c for c in wanted if c.smoke]
-    if options.goals_only:
+    if options.goals_only and table.goals:
         wanted = [c for c in wanted if any(goal.compares(c.name) for goal in table.goals)]
     for start in options.only:
         if not any(c.name.startswith(start) for c in wanted):
@@ -139,7 +140,8 @@ class _Bench:
             self.report.remarks.append(str(no_spdl))
             contenders = [c for c in contenders if not c.decodes_with_spdl]
         rounds, start = self._options.rounds, time.monotonic()
-        expected = rounds * len(contenders) * (self._options.seconds + _SECONDS_OF_A_START)
+        seconds = self._table.passes * self._options.seconds + _SECONDS_OF_A_START
+        expected = rounds * len(contenders) * seconds
         if not self._options.smoke:
             how_many = f"{counted(len(contenders), 'contender')}, {counted(rounds, 'round')}"
             how_long = f"{how_many}: about {duration(expected)}."
@@ -160,7 +162,7 @@ class _Bench:
         job = {
             "table": self._table.name,
             "contender": contender.name,
-            "settings": dict(settings),
+            "settings": {**settings, "round": number},
         }
         others = OtherPrograms()
         self._meter.begin(label)

@@ -34,6 +34,9 @@ PEERS = {
 }
 """Module: the name that people use, and the distribution, all but DALI in the extra bench."""
 
+_LIBRARIES = {"cv2": ("OpenCV", "opencv-python-headless")}
+"""The same for what datasets are read with, where the module has another name."""
+
 
 def imported(module: str) -> Any:
     """A peer's module, imported when it is used; peers ship types or none, as they like."""
@@ -50,7 +53,7 @@ def installed(module: str) -> bool:
 
 def left_out(module: str, name: str | None = None) -> str:
     """The line that says why a peer's rows are missing, and how to install it."""
-    known, package = PEERS.get(module, (module, module))
+    known, package = {**PEERS, **_LIBRARIES}.get(module, (module, module))
     return f"{name or known} ({module}) is not installed, so it is left out: pip install {package}"
 
 

@@ -35,6 +35,7 @@ TABLES = {
     "step": "the training step beside a loader",
     "memory": "memory over 20 epochs of a dataset that holds Python objects",
     "engine": "stages that do nothing",
+    "ordinary": "datasets as people write them, 0 and 2 workers, over torch's loader",
     "scale": "threads, stages, batch size, queue depth, dataset size, ranks",
 }
 """Name of each table, and what is loaded; ``load_table`` imports its module."""
@@ -129,6 +130,10 @@ class Table:
     goals: tuple[Goal, ...] = ()
     conclude: Callable[[Any], list[str]] | None = None
     """Makes remarks of the report, at the end."""
+    passes: float = 1.0
+    """Passes of ``--seconds`` that a measurement makes, for the time that is said at the start."""
+    is_strict: bool = False
+    """Whether a row that fails makes the exit status 1: here a row is also a check."""
 
     def contender(self, name: str) -> Contender:
         """Raises: KeyError: there is none of that name."""
