@@ -80,7 +80,7 @@ def run_program(
     ``child`` does what :func:`in_fresh_process` asks for, in the process that it starts.
     """
     if child is not None and sys.argv[1:2] == ["--child"]:
-        from spdl_torch.demo.lifeline import end_with_the_parent
+        from spdl_torch.measuring.lifeline import end_with_the_parent
 
         end_with_the_parent()
         answer = child(**json.loads(sys.argv[2]))
@@ -107,7 +107,7 @@ def interleaved(
 
     Adds a column: how many cores other programs kept busy meanwhile, on average.
     """
-    from spdl_torch.demo.machine import OtherPrograms
+    from spdl_torch.measuring.machine import OtherPrograms
 
     for number in range(rounds):
         for row in rows if number % 2 == 0 else reversed(rows):
@@ -128,7 +128,7 @@ def in_fresh_process(program: str, **request: object) -> dict[str, float]:
 
     Raises: RuntimeError: it ended without an answer; the message ends with what it printed.
     """
-    from spdl_torch.demo.memory import tree_bytes
+    from spdl_torch.measuring.memory import tree_bytes
 
     command = [sys.executable, program, "--child", json.dumps(request)]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

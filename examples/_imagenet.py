@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import spdl_torch
-from spdl_torch.demo.photographs import write_photographs
+from spdl_torch.measuring.photographs import write_photographs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -98,7 +98,7 @@ def main(options: argparse.Namespace) -> Report:
 
 def measure(row: str, folder: str, num_images: int) -> dict[str, float]:
     """One pass over ``num_images``, the files of the folder again and again."""
-    from spdl_torch.demo.machine import cpu_seconds
+    from spdl_torch.measuring.machine import cpu_seconds
 
     torch.set_num_threads(1)  # every loader below does its work on two threads or processes
     files = jpegs(folder)

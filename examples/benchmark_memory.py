@@ -11,7 +11,7 @@ last batch is in hand; the figure is the largest memory of the process and its w
 
 Pages that the processes share count once (proportional share; the libraries that all of them map
 count as much as in the process that maps most), so neither other programs on the machine nor the
-sharing between workers change what is counted (``spdl_torch.demo.memory``).
+sharing between workers change what is counted (``spdl_torch.measuring.memory``).
 
 Goals: photographs at most 1.0 of forked and 0.5 of spawned workers; objects at most 0.4 of forked.
 
@@ -112,7 +112,7 @@ def measure(
         loader = make_loader(loader_name, folder, num_images)
     else:
         loader = _object_loader(loader_name, num_objects)
-    from spdl_torch.demo.memory import tree_bytes
+    from spdl_torch.measuring.memory import tree_bytes
 
     last, at_the_end = len(loader), 0.0
     start = time.perf_counter()

@@ -39,8 +39,8 @@ import torch
 from _arrays import encode, sample
 from _bench import Metric, Report, argument_parser, interleaved, machine, run_program
 
-from spdl_torch.demo.machine import usable_cores
 from spdl_torch.io import load_npy, load_npz
+from spdl_torch.measuring.machine import usable_cores
 
 if TYPE_CHECKING:
     import argparse

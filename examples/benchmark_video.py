@@ -120,7 +120,7 @@ def main(options: argparse.Namespace) -> Report:
 
 def measure(row: str, folder: str, num_clips: int) -> dict[str, float]:
     """One pass over ``num_clips`` clips."""
-    from spdl_torch.demo.machine import cpu_seconds
+    from spdl_torch.measuring.machine import cpu_seconds
 
     torch.set_num_threads(1)
     requests = clips_of(folder, num_clips)

@@ -7,8 +7,8 @@ import traceback
 import torch
 
 from spdl_torch.bench.tables import Refused, load_table
-from spdl_torch.demo.child import Reporter
-from spdl_torch.demo.children import ChildFailure
+from spdl_torch.measuring.child_process import ChildFailure
+from spdl_torch.measuring.reporter import Reporter
 
 
 def measure_here(module, argument, on_line, limit_seconds):

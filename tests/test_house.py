@@ -24,8 +24,11 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     *("errors", "source", "pipeline", "dataloader", "observe", "autotune", "io", "data"),
     *("testing", "facade"),
-    *("lightning", "accelerate", "transformers", "demo", "bench", "__main__"),
+    *("lightning", "accelerate", "transformers", "measuring", "demo", "bench", "__main__"),
 ]
+
+# Neither imports the other: they share ``measuring``.
+APART = {("demo", "bench"), ("bench", "demo")}
 
 # Who imports a layer above its own, in functions and for types alone, and why.
 UPWARD = {
@@ -113,6 +116,7 @@ def test_import_goes_down_the_house(module):
         layer = layer_of(imported)
         if layer is not None:
             assert LAYERS.index(layer) <= LAYERS.index(own), f"{name} imports {imported}"
+            assert (own, layer) not in APART, f"{name} imports {imported}"
     if own == "observe":
         assert not {"io", "data"} & {layer_of(i) for i in imports_of(module)}
 

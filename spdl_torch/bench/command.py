@@ -7,9 +7,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..demo.children import ChildFailure, run_child
-from ..demo.machine import OtherPrograms
-from ..demo.meter import Meter, counted, duration, time_left
+from ..measuring.child_process import ChildFailure, run_child
+from ..measuring.machine import OtherPrograms
+from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
 from .tables import TABLES, load_table
@@ -119,7 +119,7 @@ class _Bench:
         self._table = table
         self._run = run
         self._progress = progress
-        self._meter = Meter(progress)
+        self._meter = ProgressBar(progress)
         self._given_up: set[str] = set()
         self._refused: dict[str, list[str]] = {}
         self.report = Report(

@@ -177,7 +177,7 @@ def photographs(folder: Path | None, count: int) -> Iterator[Path]:
     """The user's folder of photographs, or ``count`` of our own; read once, so they are cached."""
     with contextlib.ExitStack() as stack:
         if folder is None:
-            from ..demo.photographs import write_photographs
+            from ..measuring.photographs import write_photographs
 
             temporary = tempfile.TemporaryDirectory(prefix="spdl-torch-bench-")
             folder = Path(stack.enter_context(temporary))

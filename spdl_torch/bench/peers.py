@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..demo.machine import usable_cores
+from ..measuring.machine import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

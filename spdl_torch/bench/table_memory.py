@@ -13,7 +13,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..demo.memory import tree_bytes
+from ..measuring.memory import tree_bytes
 from .images import as_it_is
 from .loaders import our_loader
 from .report import Goal, Metric
@@ -22,7 +22,7 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .tables import BenchOptions
 
 __all__ = ["TABLES", "Records"]

@@ -20,7 +20,7 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .report import Report
     from .tables import BenchOptions
 

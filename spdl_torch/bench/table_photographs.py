@@ -29,7 +29,7 @@ from .tables import LOADER_METRICS, Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .loaders import Batches
     from .tables import BenchOptions
 

@@ -25,7 +25,7 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .report import Report
     from .tables import BenchOptions
 

@@ -26,7 +26,7 @@ from .trainers import make_trainer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .tables import BenchOptions
 
 __all__ = ["TABLES"]

@@ -13,7 +13,7 @@ import spdl_torch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...demo.child import Reporter
+    from ...measuring.reporter import Reporter
 
 __all__ = ["Constant", "cost_of_sizes", "fixed_costs"]
 

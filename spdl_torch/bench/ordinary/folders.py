@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from torchvision import datasets, transforms, tv_tensors
 from torchvision.transforms import v2
 
-from ...demo.photographs import write_photographs
+from ...measuring.photographs import write_photographs
 from .data import written
 
 if TYPE_CHECKING:

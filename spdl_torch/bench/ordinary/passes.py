@@ -18,7 +18,7 @@ from ..passes import measure_pass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ...demo.child import Reporter
+    from ...measuring.reporter import Reporter
     from .catalogue import Ordinary
 
 __all__ = ["DifferentBatches", "check_batches", "samples_of", "speeds"]
