@@ -36,9 +36,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from _arrays import encode, sample
 from _bench import Metric, Report, argument_parser, interleaved, machine, run_program
 
+from spdl_torch.bench.table_arrays import encode
+from spdl_torch.bench.table_arrays import picture_and_labels as sample
 from spdl_torch.io import load_npy, load_npz
 from spdl_torch.measuring.machine import usable_cores
 

@@ -152,10 +152,12 @@ def test_losses_are_marked_and_the_geometric_mean_ends_the_table():
     assert "(1,000..1,001)" not in rows["even"], "a speed is there to be read beside its ratio"
 
 
-def test_samples_of_a_pass_are_whole_batches_for_each_of_two_workers():
-    """For any length of a pass."""
-    for ordinary, seconds in itertools.product(ORDINARY, (1e-3, 0.1, 2.0)):
-        assert samples_of(ordinary, seconds) % (2 * ordinary.batch_size) == 0
+def test_samples_of_a_pass_are_whole_batches_for_each_worker():
+    """For any length of a pass and any number of workers, and two batches each at least."""
+    for ordinary, seconds, workers in itertools.product(ORDINARY, (1e-3, 0.1, 2), (1, 2, 3, 16)):
+        batches, rest = divmod(samples_of(ordinary, seconds, workers), ordinary.batch_size)
+        assert (batches % workers, rest) == (0, 0)
+        assert batches >= 2 * workers
 
 
 def test_fixed_costs_are_found_in_their_own_sums():

@@ -32,11 +32,11 @@ def list_tables(out: TextIO) -> int:
     """Print every table and its contenders; return the exit status."""
     for name, what in TABLES.items():
         table = load_table(name)
-        print(f"{name:<14}{what}", file=out)
+        print(f"{name:<17}{what}", file=out)
         for contender in table.contenders:
             missing = [module for module in contender.needs if not installed(module)]
             note = f"   (needs {', '.join(missing)})" if missing else ""
-            print(f"{'':<14}  {contender.name}{note}", file=out)
+            print(f"{'':<17}  {contender.name}{note}", file=out)
     return 0
 
 

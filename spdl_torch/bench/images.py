@@ -25,6 +25,7 @@ __all__ = [
     "as_it_is",
     "jpegs",
     "load_batch",
+    "load_ours",
     "load_pillow",
     "load_simplejpeg",
     "load_torchvision",

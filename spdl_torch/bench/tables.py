@@ -28,12 +28,18 @@ TABLES = {
     "photographs": "photographs, resized to 224 x 224 as for validation",
     "crop": "photographs, RandomResizedCrop to 224 x 224 and flip as for training",
     "clips": "16 frames out of 2 seconds of a video",
+    "video-decoders": "the same clips, by the decoders alone",
     "arrays": "npy and npz files",
+    "array-functions": "the same arrays from bytes in memory, by the functions alone",
     "tiny": "64 floats of a table, and tokenised text of different lengths",
     "small-images": "images of 32 x 32 in batches of 1024",
     "remote": "a store that answers late",
     "step": "the training step beside a loader",
-    "memory": "memory over 20 epochs of a dataset that holds Python objects",
+    "busy-step": "a trainer that wants the interpreter all the time, beside a loader in full swing",
+    "first-batch": "the wait for the first batch of photographs",
+    "memory": "memory of photographs, and over 20 epochs of a dataset that holds Python objects",
+    "overhead": "statistics and the flight recorder, on against off",
+    "autotune": "tuning while running, against every point of a grid",
     "engine": "stages that do nothing",
     "ordinary": "datasets as people write them, 0 and 2 workers, over torch's loader",
     "scale": "threads, stages, batch size, queue depth, dataset size, ranks",
@@ -147,6 +153,6 @@ def load_table(name: str) -> Table:
     """
     if name not in TABLES:
         raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
-    module = {"crop": "photographs", "small-images": "small_images"}.get(name, name)
+    module = {"crop": "photographs"}.get(name, name.replace("-", "_"))
     tables: dict[str, Table] = importlib.import_module(f"{__package__}.table_{module}").TABLES
     return tables[name]

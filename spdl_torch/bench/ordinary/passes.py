@@ -44,7 +44,7 @@ def speeds(ordinary: Ordinary, settings: Mapping[str, Any], reporter: Reporter) 
     # As in torch's workers. Without workers a second thread would share out small tensors and,
     # beside any other program, wait for its core: tenfold slower by chance.
     torch.set_num_threads(1)
-    count = samples_of(ordinary, settings["seconds"])
+    count = samples_of(ordinary, settings["seconds"], settings["num_workers"])
     # Each loader has a dataset of its own, whose handles nobody has opened before.
     make = partial(ordinary.arguments, Path(settings["folder"]), count)
     workers = {"0": 0, "n": settings["num_workers"]}
@@ -62,12 +62,12 @@ def speeds(ordinary: Ordinary, settings: Mapping[str, Any], reporter: Reporter) 
     return figures
 
 
-def samples_of(ordinary: Ordinary, seconds: float) -> int:
-    """Return the samples of an epoch: an even number of whole batches, so that two workers that
-    share out an iterable have equally many.
+def samples_of(ordinary: Ordinary, seconds: float, num_workers: int) -> int:
+    """Return the samples of an epoch, in whole batches, equally many for each worker: those that
+    share out an iterable have no partial batches then.
     """
-    batches = ordinary.per_second * seconds / ordinary.batch_size
-    return max(4, 2 * round(batches / 2)) * ordinary.batch_size
+    share = ordinary.batch_size * num_workers
+    return max(2, round(ordinary.per_second * seconds / share)) * share
 
 
 def _second_epoch(name: str, arguments: Mapping[str, Any], num_workers: int, count: int) -> float:
