@@ -119,9 +119,9 @@ def test_both_loaders_are_measured_with_and_without_workers():
         names.index(n) for n in ("rows, arithmetic", table_ordinary.MEAN, table_ordinary.FIXED)
     ]
     assert order == sorted(order)
-    assert "0 workers: torch, samples/s" in printed
+    assert "0 workers: torch, 1/s" in printed
     assert "ours, µs/batch" in lines[order[2] - 2]
-    assert "samples/s" not in lines[order[2] - 2]
+    assert "1/s" not in lines[order[2] - 2]
 
 
 def report_of(ratios):

@@ -81,7 +81,7 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
 
 
 def _contender(name: str) -> Contender:
-    smoke = name in ("log-normal waits", "photographs, DataLoader")
+    smoke = name in ("short tasks", "photographs, DataLoader")
     return Contender(name=f"ours, {name}", run=program, arguments={"program": name}, smoke=smoke)
 
 

@@ -35,8 +35,8 @@ FIXED = "fixed costs, 0 workers"
 
 
 def _pair(key: str, workers: str) -> Iterator[Metric]:
-    for name in ("torch", "ours"):
-        yield Metric(key=f"{name}_{key}", heading=f"{workers}: {name}, samples/s", has_spread=False)
+    for name, heading in (("torch", f"{workers}: torch, 1/s"), ("ours", "ours, 1/s")):
+        yield Metric(key=f"{name}_{key}", heading=heading, has_spread=False)
     yield Metric(key=f"ratio_{key}", heading="ours / torch", digits=2, loss_below=_LOSS)
 
 

@@ -21,8 +21,8 @@ from torchvision.transforms import (
     ToTensor,
 )
 
+from ..measuring.machine import OtherPrograms, cpu_seconds
 from .jobs import POOL, VARIANTS, Measure, Measurement, StageRow, spread
-from .machine import OtherPrograms, cpu_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
