@@ -33,6 +33,7 @@ from spdl_torch.demo.jobs import (
 from spdl_torch.demo.table import comparison_table, stage_table
 from spdl_torch.demo.verdict import LOADER, TRAINER, bottleneck, compare, quiet_rounds
 from spdl_torch.measuring import memory
+from spdl_torch.measuring.child_process import answers_of
 from spdl_torch.measuring.machine import OtherPrograms
 from spdl_torch.measuring.photographs import SIZES, write_photographs
 from spdl_torch.measuring.progress_bar import ProgressBar, duration, render, time_left
@@ -439,6 +440,23 @@ def test_a_failing_run_shows_the_cause(tmp_path):
     assert done.returncode == 1
     assert f"spdl-torch demo: 1/3 {' '.join(VARIANTS['torch'].heading)}" in done.stderr
     assert "broken.jpg" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_every_answer_has_a_peak_however_soon_it_comes(tmp_path, monkeypatch):
+    """Memory is looked at as soon as an answer is there: the next one has a figure, too."""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", path)
+    go_on = tmp_path / "go on"
+
+    def on_line(line):
+        if line["done"]:
+            go_on.touch()
+
+    answers = answers_of("_answers_twice", str(go_on), on_line)
+    found = [(answer["number"], peak) for answer, peak in answers]
+    assert [number for number, _ in found] == [1, 2]
+    assert found[1][1] > 2**20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")

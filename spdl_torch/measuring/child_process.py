@@ -79,7 +79,8 @@ def answers_of(
                 raise ChildFailure(_last_words(child, printed))
             if "answer" in line:
                 yield line["answer"], peak
-                has_answered, peak = True, None
+                # Looked at again at once: the next answer may come before the next sample is due.
+                has_answered, peak, next_sample = True, None, 0.0
             elif line:
                 on_line(line)
             if time.monotonic() >= next_sample:
