@@ -1,4 +1,4 @@
-"""What the programs that measure share: interleaved rounds, medians, ratios, tables.
+"""The parts that measuring programs share: interleaved rounds, medians, ratios, tables.
 
 ``python -m spdl_torch bench`` measures loaders; these programs have options that its tables have
 not. A program has *rows* (a loader) and *metrics* (images a second). Every row is measured once a

@@ -157,7 +157,7 @@ def encoded(saved_as: str) -> list[bytes]:
 
 
 def tree_cpu_seconds() -> float:
-    """Of this process and of those that it has joined (these to a hundredth of a second)."""
+    """Return the CPU seconds of this process and of those that it has joined (these to 10 ms)."""
     children = os.times()[2:4]
     return time.process_time() + sum(children)
 
@@ -198,7 +198,7 @@ def check(batch: list[Any]) -> None:
 
 
 _load: Callable[[], Any]
-"""What the tasks of this process call; one combination is measured at a time."""
+"""The function that the tasks of this process call; one combination is measured at a time."""
 
 
 def prepare(saved_as: str, library: str, files: list[bytes]) -> None:

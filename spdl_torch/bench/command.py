@@ -1,4 +1,4 @@
-"""What ``python -m spdl_torch bench`` does, from the arguments to the table."""
+"""The work of ``python -m spdl_torch bench``, from the arguments to the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["choose", "list_tables", "run_bench", "write_files"]
 
 _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1, higher_is_better=False)
 _SECONDS_OF_A_START = 4.0
-"""Of a process until it measures: torch's import, and a first pass that is not counted."""
+"""The time until a process measures: torch's import, and a first pass that is not counted."""
 
 _NOT_SHOWN = frozenset(("folder", "shards", "no_spdl_decoder", "crop", "num_workers"))
 

@@ -83,7 +83,7 @@ def load_batch(paths: Sequence[str], crop: bool = False) -> Any:
 
 
 def load_pillow(path: Any, crop: bool = False) -> Any:
-    """What torch's tutorials do, with a path or an open file."""
+    """Load as torch's tutorials do, from a path or an open file."""
     from PIL import Image
     from torchvision.transforms.functional import pil_to_tensor
 
@@ -166,7 +166,7 @@ def as_it_is(batch: Any) -> Any:
 
 
 def size_of_pair(batch: Any) -> int:
-    """Of pictures and labels, or of pictures; checks the pictures' shape."""
+    """Return the size of a batch, of pictures or of pictures and labels; check their shape."""
     pictures = batch[0] if isinstance(batch, list | tuple) else batch
     shape = tuple(pictures.shape)
     assert shape[1:] in ((3, PIXELS, PIXELS), (PIXELS, PIXELS, 3)), shape

@@ -39,7 +39,7 @@ Batches = Callable[[], Iterator[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What all loaders load; picklable, for workers that are spawned."""
+    """The data and options that all loaders get; picklable, for workers that are spawned."""
 
     dataset: Any
     """Map-style. With ``__getitems__`` torch's loader and ours ask it for whole batches."""

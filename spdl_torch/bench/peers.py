@@ -1,4 +1,4 @@
-"""Which peers are installed, how to install the others, and what SPDL's decoder needs."""
+"""The peers: whether they are installed, how to install them, and SPDL's decoder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def left_out(module: str, name: str | None = None) -> str:
 
 
 def machine(**more: object) -> dict[str, object]:
-    """What the figures were measured on."""
+    """Describe the machine and the versions that the figures belong to."""
     packages = {"torch": "torch", "torchvision": "torchvision"}
     packages |= {name: package for name, package in PEERS.values() if name != "matplotlib"}
     versions = {name: found for name, package in packages.items() if (found := _version(package))}

@@ -1,4 +1,4 @@
-"""What was measured: rows (a contender), metrics (images a second), one value a round."""
+"""The measured figures: rows (a contender), metrics (images a second), one value a round."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Metric:
     """With the unit."""
     digits: int = 0
     higher_is_better: bool = True
-    """Which way is better; decides which of several peers is the best one."""
+    """The direction; decides which of several peers is the best one."""
     has_spread: bool = True
-    """Whether the text has the smallest and the largest value beside the median; the JSON has."""
+    """Whether the text shows the smallest and the largest value beside the median."""
     loss_below: float | None = None
     """Medians below it are marked as a loss."""
     section: str = ""
@@ -231,7 +231,7 @@ def _matches(name: str | None, row: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Of a failed process's messages: the last line that names an error, else the last one."""
+    """Return the last line that names an error, of a failed process's messages; else the last one."""
     lines = text.strip().splitlines() or ["no reason given"]
     errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines)[-1].strip()

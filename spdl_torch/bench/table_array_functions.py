@@ -40,7 +40,7 @@ KINDS = {
     "deflated": ("npz-compressed", 0),
     "noisy": ("npz-compressed", 1),
 }
-"""How each is saved, and its noise."""
+"""The format of each, and its noise."""
 _THREADS = (1, 2)
 _AT_LEAST: dict[str, tuple[float | None, float | None]] = {
     "npy": (30, 3),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from . import videos
 from .loaders import Work, bare_threads, nodes, ours, spdl_batches, spdl_items, torch_loader
 from .loading import measure_loader, samples_of
-from .peers import spdl_decoder
 from .report import Goal
 from .tables import LOADER_METRICS, Contender, Table
 
@@ -49,16 +48,9 @@ class Clips:
 
 @contextlib.contextmanager
 def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    seconds = 3 if options.smoke else 10
-    with (
-        spdl_decoder(options.wants_spdl) as no_spdl,
-        videos.videos(options.data, seconds) as folder,
-    ):
+    with videos.videos_for_all(options) as found:
         yield {
-            "folder": str(folder),
-            "files": len(videos.paths_in(folder)),
-            "no_spdl_decoder": no_spdl,
-            "num_workers": options.num_workers,
+            **found,
             "batch_size": 2 if options.smoke else _BATCH,
             "num_samples": 4 if options.smoke else samples_of(options, _PER_SECOND, _BATCH),
         }

@@ -86,7 +86,7 @@ class _Share:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """Of photographs or of objects; the parent looks at the memory meanwhile, too."""
+    """Measure photographs or objects; the parent looks at the memory meanwhile, too."""
     if contender.run is recipe_loader:
         return _photographs(contender, settings, reporter)
     return _objects(contender, settings, reporter)

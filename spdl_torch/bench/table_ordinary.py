@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["FIXED", "MEAN", "TABLES", "conclude"]
 
 _LOSS = 0.97
-"""What is below it is called a loss; above it is the noise of two loaders that do the same."""
+"""Ratios below it are losses; above it is the noise of two loaders that do the same."""
 MEAN = "geometric mean"
 """The last row, over the datasets, a value each round."""
 FIXED = "fixed costs, 0 workers"

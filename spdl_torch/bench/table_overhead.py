@@ -78,7 +78,7 @@ def _watched(settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
 
 
 def _paired(run: Callable[..., float], passes: int, *, share: bool = False) -> float:
-    """How many seconds, or what share, a pass takes longer with statistics: the median."""
+    """Return how much longer a pass takes with statistics, in seconds or as a share: the median."""
     run(stats=True)  # warm up
     longer = []
     for number in range(passes):

@@ -34,7 +34,7 @@ __all__ = ["TABLES"]
 _BATCH = {("resnet18", "cpu"): 16, ("transformer", "cpu"): 8, ("resnet18", "cuda"): 64}
 _BATCH["transformer", "cuda"] = 64
 _TRAINED_PIXELS = 64
-"""Of a picture on a CPU, which would train a second on a batch of whole ones."""
+"""The size of pictures on a CPU, which would train a second on a batch of whole ones."""
 METRICS = (
     Metric(key="step_ratio", heading="step / headspace", digits=3, higher_is_better=False),
     Metric(key="step_ms", heading="step, ms", digits=1, higher_is_better=False),

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from . import videos
 from .loaders import Work, bare_threads
 from .passes import tree_cpu_seconds
-from .peers import spdl_decoder
 from .report import Goal, Metric
 from .tables import Contender, Refused, Table
 
@@ -40,16 +39,9 @@ METRICS = (
 
 @contextlib.contextmanager
 def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    seconds = 3 if options.smoke else 10
-    with (
-        spdl_decoder(options.wants_spdl) as no_spdl,
-        videos.videos(options.data, seconds) as folder,
-    ):
+    with videos.videos_for_all(options) as found:
         yield {
-            "folder": str(folder),
-            "files": len(videos.paths_in(folder)),
-            "no_spdl_decoder": no_spdl,
-            "num_workers": options.num_workers,
+            **found,
             "clips": 4 if options.smoke else round(_PER_SECOND * options.seconds),
             "compared": 1 if options.smoke else _CLIPS_COMPARED,
         }

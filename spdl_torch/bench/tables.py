@@ -1,4 +1,4 @@
-"""What a table is, and which there are."""
+"""The tables, and the parts of one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LOADER_METRICS = (
     Metric(key="first_batch_ms", heading="first batch, ms", higher_is_better=False),
     Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
 )
-"""Of every table whose contenders are loaders. CPU and memory are those of the process tree."""
+"""The columns of every table whose contenders are loaders. CPU and memory are those of the process tree."""
 
 
 TINY_METRICS = tuple(
@@ -96,16 +96,16 @@ class BenchOptions:
 
 
 class Refused(Exception):
-    """Of a contender: this installation cannot do it, which is no failure; the message says why."""
+    """Raised by a contender that this installation cannot run, which is no failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """What is measured in a process of its own."""
+    """One thing that is measured, in a process of its own."""
 
     name: str
     run: Callable[..., Any]
-    """What the table's ``measure`` makes of it is the table's business."""
+    """Called by the table's ``measure``, in its own way."""
     needs: tuple[str, ...] = ()
     """Modules of peers."""
     decodes_with_spdl: bool = False

@@ -1,4 +1,4 @@
-"""What the table ``autotune`` tunes: pipelines and a DataLoader, with threads given or found."""
+"""The programs of the table ``autotune``: pipelines and a DataLoader, threads given or found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Counts = dict[str, int]
 
 
 class Program(Protocol):
-    """What runs with numbers of threads that are given, and finds its own."""
+    """A program that runs with given numbers of threads, or finds its own."""
 
     def grid(self, widths: tuple[int, ...]) -> list[Counts]:
         """Return every point within the bound on threads, one thread each first."""

@@ -1,4 +1,4 @@
-"""What ``python -m spdl_torch demo`` does, from the arguments to the tables."""
+"""The work of ``python -m spdl_torch demo``, from the arguments to the tables."""
 
 from __future__ import annotations
 

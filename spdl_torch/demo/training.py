@@ -179,7 +179,7 @@ def _timed(loader: Any) -> Iterator[tuple[float, Any]]:
 
 
 def _read_stages(loader: Any) -> tuple[StageRow, ...]:
-    """What our loader measured about itself; nothing for torch's."""
+    """Return what our loader measured about itself; nothing for torch's."""
     if not hasattr(loader, "snapshot"):
         return ()
     return tuple(

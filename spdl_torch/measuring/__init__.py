@@ -1,4 +1,4 @@
-"""What the commands that measure share: child processes, the machine, memory, photographs.
+"""The parts that ``demo`` and ``bench`` share: child processes, the machine, memory, photographs.
 
 ::
 

@@ -1,4 +1,4 @@
-"""How a measuring process reports: JSON lines on its standard output.
+"""The reports of a measuring process: JSON lines on its standard output.
 
 ``{"phase", "total"}`` when a part begins, ``{"done"}`` while it goes on, ``{"answer"}`` at its end.
 """

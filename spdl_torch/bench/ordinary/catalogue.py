@@ -1,4 +1,4 @@
-"""Which datasets there are: name, where the function that makes it is, batch size, speed."""
+"""A list of the datasets: the name, the function that makes it, batch size and speed."""
 
 from __future__ import annotations
 

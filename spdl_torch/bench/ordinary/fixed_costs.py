@@ -1,4 +1,4 @@
-"""What a loader without workers costs beside the dataset: a fit over batches of two sizes."""
+"""The cost of a loader without workers beside its dataset, fitted over batches of two sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of a dataset: second epochs of torch's DataLoader and ours, in turns."""
+"""Second epochs of torch's DataLoader and ours over one dataset, in turns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def samples_of(ordinary: Ordinary, seconds: float, num_workers: int) -> int:
 
 
 def _second_epoch(name: str, arguments: Mapping[str, Any], num_workers: int, count: int) -> float:
-    """Samples a second, once all workers are at work; what is made once has been made by then."""
+    """Return samples a second, once all workers are at work."""
     loader: Any = _LOADERS[name](**arguments, num_workers=num_workers)
     for _ in loader:
         pass
@@ -97,7 +97,7 @@ def check_batches(make: Callable[[], Mapping[str, Any]], num_workers: int) -> No
 
 
 def _seeded_epoch(name: str, arguments: Mapping[str, Any], num_workers: int) -> Iterator[Any]:
-    """The same order for both: whatever draws it has done so with the first batch."""
+    """Iterate in the same order for both: the sampler draws it before the first batch."""
     torch.manual_seed(0)
     batches = iter(_LOADERS[name](**arguments, num_workers=num_workers))
     yield next(batches)

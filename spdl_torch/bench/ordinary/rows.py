@@ -1,4 +1,4 @@
-"""What lies in memory or in a memory map and costs microseconds to take: rows, windows, tokens."""
+"""Samples that cost microseconds to take: rows and windows in memory, tokens in a memory map."""
 
 from __future__ import annotations
 
