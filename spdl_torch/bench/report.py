@@ -231,7 +231,7 @@ def _matches(name: str | None, row: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that names an error, of a failed process's messages; else the last one."""
+    """Return the last line of a failed process's messages that names an error, else the last."""
     lines = text.strip().splitlines() or ["no reason given"]
     errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines)[-1].strip()

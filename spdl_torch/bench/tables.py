@@ -53,7 +53,7 @@ LOADER_METRICS = (
     Metric(key="first_batch_ms", heading="first batch, ms", higher_is_better=False),
     Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
 )
-"""The columns of every table whose contenders are loaders. CPU and memory are those of the process tree."""
+"""The columns of tables whose contenders are loaders. CPU and memory are the process tree's."""
 
 
 TINY_METRICS = tuple(
