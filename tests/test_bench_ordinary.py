@@ -137,7 +137,9 @@ def report_of(ratios):
 def test_losses_are_marked_and_the_geometric_mean_ends_the_table():
     """Each round has its mean; a median below 0.97 is a loss, in its row and in a line."""
     report = report_of({"slow": 0.5, "quick": 2.0, "even": 1.0})
+    report.add("quick", {"ratio_0": 100.0, "ratio_n": 2.0}, 2)  # and then it was interrupted
     remarks = table_ordinary.conclude(report)
+    assert set(report.rows[table_ordinary.MEAN]["ratio_0"]) == {0, 1}
     assert report.median(table_ordinary.MEAN, "ratio_0") == pytest.approx(1.05)
     assert report.median(table_ordinary.MEAN, "ratio_n") == pytest.approx(2.0)
     assert remarks == [

@@ -9,8 +9,8 @@ sample that costs nothing.
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from .ordinary.catalogue import ORDINARY, Ordinary
@@ -108,13 +108,10 @@ def conclude(report: Report) -> list[str]:
     """
     datasets = [row for row, series in report.rows.items() if "ratio_0" in series]
     for key in ("ratio_0", "ratio_n"):
-        numbers = sorted({number for row in datasets for number in report.rows[row][key]})
-        for number in numbers:
-            values = [
-                report.rows[row][key][number] for row in datasets if number in report.rows[row][key]
-            ]
-            mean = math.exp(sum(map(math.log, values)) / len(values))
-            report.add(MEAN, {key: mean}, number)
+        series = [report.rows[row][key] for row in datasets]
+        # A round that was interrupted has other datasets than the others, so it has no mean.
+        for number in sorted(set(series[0]).intersection(*series[1:])) if series else ():
+            report.add(MEAN, {key: geometric_mean(one[number] for one in series)}, number)
     if not report.shows_goals:
         return []
     return [
