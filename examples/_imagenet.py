@@ -1,4 +1,4 @@
-"""What the ImageNet programs share: their options, checkpoints, and how they end.
+"""The parts that the ImageNet programs share: their options, checkpoints, and how they end.
 
 ``imagenet_classification.py`` and ``imagenet_lightning.py`` differ in who runs the loop and in
 nothing else: what a run computes is decided in ``_imagenet_data.py`` (images and loaders) and
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import spdl_torch
-from spdl_torch.demo.photographs import write_photographs
+from spdl_torch.measuring.photographs import write_photographs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ SMOKE = {
     "print_freq": 2,
     "warm_up_batches": 1,
 }
-"""What ``--smoke`` changes; options that are given win."""
+"""The options that ``--smoke`` changes; options that are given win."""
 SMOKE_PHOTOGRAPHS = 60
 
 
@@ -202,7 +202,7 @@ def find_checkpoint(options: argparse.Namespace, name: str) -> Path | None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What was saved, on the CPU; nothing but tensors and plain values is unpickled."""
+    """Return what was saved, on the CPU; nothing but tensors and plain values is unpickled."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:

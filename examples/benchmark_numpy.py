@@ -25,6 +25,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import csv
+import functools
 import io
 import itertools
 import multiprocessing
@@ -36,11 +37,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from _arrays import encode, sample
 from _bench import Metric, Report, argument_parser, interleaved, machine, run_program
 
-from spdl_torch.demo.machine import usable_cores
+from spdl_torch.bench.table_arrays import encode
+from spdl_torch.bench.table_arrays import picture_and_labels as sample
 from spdl_torch.io import load_npy, load_npz
+from spdl_torch.measuring.machine import usable_cores
 
 if TYPE_CHECKING:
     import argparse
@@ -107,7 +109,7 @@ def main(options: argparse.Namespace) -> Report:
     workers = sorted(set(options.workers))
     amounts = {"num_loads": options.iterations, "seconds": 0.3}
     if options.smoke:
-        workers, amounts = [2], {"num_loads": 2 * BATCH, "seconds": 0.0}
+        workers, amounts = [1], {"num_loads": BATCH, "seconds": 0.0}
     combinations = {
         f"{saved_as}, {library}, {count} {pool}": (pool, saved_as, library, count)
         for pool, (saved_as, library), count in itertools.product(POOLS, CASES, workers)
@@ -133,7 +135,7 @@ def measure(
     pool: str, saved_as: str, library: str, num_workers: int, *, num_loads: int, seconds: float
 ) -> dict[str, float]:
     """One repeat of one combination, in a pool of its own."""
-    files = encode(saved_as, sample())
+    files = encoded(saved_as)
     cpu = tree_cpu_seconds()
     with make_pool(pool, num_workers, (saved_as, library, files)) as executor:
         # Twice as many tasks as there are workers: each of them had one, or as good as.
@@ -148,8 +150,14 @@ def measure(
     }
 
 
+@functools.cache
+def encoded(saved_as: str) -> list[bytes]:
+    """The picture and its labels as files, the same ones in every repeat."""
+    return encode(saved_as, sample())
+
+
 def tree_cpu_seconds() -> float:
-    """Of this process and of those that it has joined (these to a hundredth of a second)."""
+    """Return the CPU seconds of this process and of those that it has joined (these to 10 ms)."""
     children = os.times()[2:4]
     return time.process_time() + sum(children)
 
@@ -190,7 +198,7 @@ def check(batch: list[Any]) -> None:
 
 
 _load: Callable[[], Any]
-"""What the tasks of this process call; one combination is measured at a time."""
+"""The function that the tasks of this process call; one combination is measured at a time."""
 
 
 def prepare(saved_as: str, library: str, files: list[bytes]) -> None:

@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -60,14 +58,20 @@ def main() -> None:
     if options.smoke:
         with tempfile.TemporaryDirectory() as folder:
             table = Path(folder) / "smoke.csv"
-            program = Path(__file__).with_name("benchmark_numpy.py")
-            command = [sys.executable, str(program), "--smoke", "--csv", str(table)]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            measure_a_little(table)
             draw(read(table), table.with_suffix(".png"))
         return
     if options.csv is None:
         parser.error("csv: the file that benchmark_numpy.py --csv wrote is needed.")
     draw(read(options.csv), options.output or options.csv.with_suffix(".png"))
+
+
+def measure_a_little(table: Path) -> None:
+    """Write the table of the program's own short form."""
+    import benchmark_numpy  # imports torch, which drawing does not need
+
+    options = benchmark_numpy.parser().parse_args(["--smoke", "--rounds", "1", "--csv", str(table)])
+    benchmark_numpy.main(options)
 
 
 def read(table: Path) -> dict[tuple[str, str], dict[tuple[str, str], list[Point]]]:

@@ -383,7 +383,7 @@ def file_list(options: argparse.Namespace) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.data or temporary)
         if options.data is None:
-            from spdl_torch.demo.photographs import write_photographs
+            from spdl_torch.measuring.photographs import write_photographs
 
             write_photographs(folder, 12)
         paths = images_below(folder)

@@ -29,13 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
-from _imagenet import (
-    argument_parser,
-    find_checkpoint,
-    parse,
-    run_program,
-    smoke_folders,
-)
+from _imagenet import argument_parser, find_checkpoint, parse, run_program, smoke_folders
 from _imagenet_data import make_loader, open_folders, relabel, train_dataset, validation_dataset
 from _imagenet_figures import Clock, Meter, describe_loading
 from _imagenet_figures import Progress as Lines

@@ -34,7 +34,7 @@ from torch import nn
 from torchvision import transforms
 
 import spdl_torch
-from spdl_torch.demo.photographs import write_photographs
+from spdl_torch.measuring.photographs import write_photographs
 
 TRANSFORM = transforms.Compose(
     [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]

@@ -300,7 +300,7 @@ TRAININGS: dict[str, Callable[[Path, int, int], Iterator[Any]]] = {
 
 def parser() -> argparse.ArgumentParser:
     """The benchmarks' options and the number of workers."""
-    from spdl_torch.demo.machine import usable_cores
+    from spdl_torch.measuring.machine import usable_cores
 
     made = argument_parser(__doc__ or "", rounds=5)
     made.add_argument(

@@ -9,12 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
-    DecodeError,
-    PipelineFailure,
-    PipelineStopped,
-    UnsupportedOptionError,
-)
+from .errors import DecodeError, PipelineFailure, PipelineStopped, UnsupportedOptionError
 
 if TYPE_CHECKING:
     from .data.dataset import PipelineDataset

@@ -56,12 +56,7 @@ def _reader_left() -> bool:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from .demo.command import (
-        DemoOptions,
-        UsageError,
-        default_workers,
-        run_demo,
-    )
+    from .demo.command import DemoOptions, UsageError, default_workers, run_demo
 
     options = DemoOptions(
         data=arguments.data,
@@ -78,7 +73,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _photographs(arguments: argparse.Namespace) -> int:
-    from .demo.photographs import write_photographs
+    from .measuring.photographs import write_photographs
 
     folders = [arguments.folder / split for split in ("train", "val")]
     for folder in folders:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from _measures_here import measure_here
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -32,13 +33,11 @@ from spdl_torch.bench.peers import installed, left_out
 from spdl_torch.bench.picture import curves, draw
 from spdl_torch.bench.report import Goal, Metric, Report
 from spdl_torch.bench.scale_samplers import measure_sampler
-from spdl_torch.bench.statistics import (
-    fit_scalability,
-    ratios,
-    summarize,
-)
+from spdl_torch.bench.statistics import fit_scalability, ratios, summarize
 from spdl_torch.bench.table_scale import extrapolate
 from spdl_torch.bench.tables import TABLES, BenchOptions, load_table
+from spdl_torch.bench.videos import write_video
+from spdl_torch.measuring.child_process import ChildFailure, run_child
 
 POSITIVE = st.floats(1e-3, 1e6)
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
@@ -291,12 +290,21 @@ def photographs(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    """One of three seconds."""
+    folder = tmp_path_factory.mktemp("videos")
+    write_video(folder / "moving.mp4", seconds=3)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore")  # of the peers, about themselves
 @pytest.mark.parametrize("table", TABLES)
-def test_smoke_run_of_a_table(table, photographs, tmp_path):
+def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
     """Every table runs to its end: ours is measured, JSON and picture are written."""
-    data = photographs if table in ("photographs", "crop", "step") else None
+    data = videos if table in ("clips", "video-decoders") else photographs
     options = BenchOptions(
         table=table,
         rounds=1,
@@ -305,7 +313,7 @@ def test_smoke_run_of_a_table(table, photographs, tmp_path):
         json=tmp_path / "figures.json",
         picture=tmp_path / "picture.png",
     )
-    status, printed, progress = bench(options)
+    status, printed, progress = bench(options, run=measure_here)
     figures = json.loads(options.json.read_text())
     assert (status, figures["failures"]) == (0, {}), progress
     assert set(figures) == KEYS
@@ -315,12 +323,11 @@ def test_smoke_run_of_a_table(table, photographs, tmp_path):
         assert set(metrics) <= set(figures["metrics"])
         for summary in metrics.values():
             assert len(summary["values"]) == 1
-    if table != "scale":
+    if table not in ("scale", "ordinary"):
         assert any("ours" in row for row in figures["rows"])
     assert options.picture.read_bytes().startswith(PNG)
 
 
-@pytest.mark.timeout(120)
 def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
     """The others are measured all the same. A PNG that is called JPEG is Pillow's business."""
     (tmp_path / "fish").mkdir()
@@ -332,7 +339,8 @@ def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
             smoke=True,
             data=tmp_path,
             only=("torch, Pillow", "torch, torchvision"),
-        )
+        ),
+        run=measure_here,
     )
     assert status == 0
     (failed,) = [line for line in printed.splitlines() if "failed: " in line]
@@ -340,6 +348,17 @@ def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
     assert "RuntimeError" in failed
     assert any(line.startswith("torch, Pillow  ") for line in printed.splitlines())
     assert progress.count(": torch, torchvision\n") == 1, "it failed once and was tried no more"
+
+
+def test_contender_has_a_process_of_its_own():
+    """Its figures come back with the memory of the process; what it raised is in the failure."""
+    job = {"table": "engine", "contender": "ours", "settings": {"items": 100}}
+    answer, peak = run_child("spdl_torch.bench.child", json.dumps(job), lambda line: None)
+    assert answer["three_stages_us"] > 0
+    assert peak is None or peak > 2**20
+    job["settings"] = {}
+    with pytest.raises(ChildFailure, match="KeyError: 'items'"):
+        run_child("spdl_torch.bench.child", json.dumps(job), lambda line: None)
 
 
 def test_option_that_a_build_refuses_is_a_line():

@@ -44,11 +44,7 @@ from test_isolation import nothing_left, num_mapped_slabs
 
 from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
 from spdl_torch.observe import Report
-from spdl_torch.pipeline import (
-    PipelineBuilder,
-    iterate_in_subprocess,
-    run_pipeline_in_subprocess,
-)
+from spdl_torch.pipeline import PipelineBuilder, iterate_in_subprocess, run_pipeline_in_subprocess
 
 __all__ = ["nothing_left"]
 

@@ -15,7 +15,6 @@ from PIL import Image
 
 import spdl_torch
 from spdl_torch.__main__ import main
-from spdl_torch.demo import memory
 from spdl_torch.demo.command import UsageError, check_folder
 from spdl_torch.demo.jobs import (
     VARIANTS,
@@ -31,11 +30,13 @@ from spdl_torch.demo.jobs import (
     make_plan,
     spread,
 )
-from spdl_torch.demo.machine import OtherPrograms
-from spdl_torch.demo.meter import Meter, duration, render, time_left
-from spdl_torch.demo.photographs import SIZES, write_photographs
 from spdl_torch.demo.table import comparison_table, stage_table
 from spdl_torch.demo.verdict import LOADER, TRAINER, bottleneck, compare, quiet_rounds
+from spdl_torch.measuring import memory
+from spdl_torch.measuring.child_process import answers_of
+from spdl_torch.measuring.machine import OtherPrograms
+from spdl_torch.measuring.photographs import SIZES, write_photographs
+from spdl_torch.measuring.progress_bar import ProgressBar, duration, render, time_left
 
 DEMO = [sys.executable, "-m", "spdl_torch", "demo", "--smoke"]
 
@@ -177,7 +178,7 @@ def test_expected_time_follows_from_the_amount():
 def test_meter_writes_lines_into_a_file():
     """No control characters where nobody watches."""
     stream = io.StringIO()
-    meter = Meter(stream)
+    meter = ProgressBar(stream)
     meter.begin("loading", 100)
     meter.advance(50)
     meter.end()
@@ -441,12 +442,30 @@ def test_a_failing_run_shows_the_cause(tmp_path):
     assert "broken.jpg" in done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_every_answer_has_a_peak_however_soon_it_comes(tmp_path, monkeypatch):
+    """Memory is looked at as soon as an answer is there: the next one has a figure, too."""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", path)
+    go_on = tmp_path / "go on"
+
+    def on_line(line):
+        if line["done"]:
+            go_on.touch()
+
+    answers = answers_of("_answers_twice", str(go_on), on_line)
+    found = [(answer["number"], peak) for answer, peak in answers]
+    assert [number for number, _ in found] == [1, 2]
+    assert found[1][1] > 2**20
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_measuring_process_ends_with_the_program(signum):
     """Killed without a chance to clean up, it leaves neither the child nor the child's child."""
     module = "_measures_forever"
-    code = f"from spdl_torch.demo.children import run_child; run_child({module!r}, '', print)"
+    imports = "from spdl_torch.measuring.child_process import run_child"
+    code = f"{imports}; run_child({module!r}, '', print)"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as program:
         until(lambda: len(memory.tree_pids(program.pid)) == 3)

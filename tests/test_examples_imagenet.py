@@ -19,7 +19,7 @@ from torchvision.models import resnet18
 from torchvision.transforms import v2
 
 import spdl_torch
-from spdl_torch.demo.photographs import write_photographs
+from spdl_torch.measuring.photographs import write_photographs
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"

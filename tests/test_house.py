@@ -25,7 +25,7 @@ import spdl_torch
 LAYERS = [
     *("errors", "source", "pipeline", "dataloader", "observe", "autotune", "io", "data"),
     *("testing", "facade"),
-    *("lightning", "accelerate", "transformers", "demo", "bench", "__main__"),
+    *("lightning", "accelerate", "transformers", "measuring", "demo", "bench", "__main__"),
 ]
 
 # The same inside of a layer: folders, and files that stand beside them. "__init__" is the layer's
@@ -43,6 +43,9 @@ ROOMS = {
         *("sources", "folder", "dataset", "loader", "subprocesses", "lightning_states", "__init__"),
     ],
 }
+
+# Neither imports the other: they share ``measuring``.
+APART = {("demo", "bench"), ("bench", "demo")}
 
 # Who imports a layer above its own, in functions and for types alone, and why.
 UPWARD = {
@@ -101,6 +104,7 @@ def test_import_goes_down_the_house(layer):
     below = {None, *LAYERS[: LAYERS.index(layer) + 1]}
     if layer == "observe":
         below -= {"io", "data"}
+    below -= {other for own, other in APART if own == layer}
     assert_none(
         i
         for i in imports_of(layer)

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import (
-    ChainMap,
-    OrderedDict,
-    UserDict,
-    UserString,
-    defaultdict,
-    deque,
-    namedtuple,
-)
+from collections import ChainMap, OrderedDict, UserDict, UserString, defaultdict, deque, namedtuple
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any

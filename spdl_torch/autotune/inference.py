@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..pipeline.builder import PipelineBuilder
 from ..pipeline.definition.ops import OpKind
-from .model import (
-    Budget,
-    Fit,
-    StageShape,
-    budget_of,
-    fit_loader,
-    fit_stages,
-)
+from .model import Budget, Fit, StageShape, budget_of, fit_loader, fit_stages
 from .sizes import ElementSize, size_in_dataset, size_in_pipeline
 
 if TYPE_CHECKING:

@@ -12,12 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
-from .allocation import (
-    Plan,
-    grow,
-    most_threads,
-    shrink,
-)
+from .allocation import Plan, grow, most_threads, shrink
 from .window import Decision
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@
        ▲           └─ progress and figures (JSON lines), memory of the process tree
        └─ report: table, JSON, picture
 
-Every measurement has a process of its own, which ``spdl_torch.demo`` starts and watches. Files that
-the parent needs import neither torch nor a peer at their top; ``tables`` lists the tables, one
-module each, and ``loaders`` holds what all of them measure: a dataset behind each peer's loader.
+Every measurement has a process of its own, which ``spdl_torch.measuring`` starts and watches.
+Files that the parent needs import neither torch nor a peer at their top; ``tables`` lists the
+tables, one module each, and ``loaders`` holds the peers' loaders over one dataset.
 """

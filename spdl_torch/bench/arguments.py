@@ -22,7 +22,7 @@ def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
         help="measure our loader beside its peers, one table at a time",
         description="Measure one table: every contender in a process of its own, in interleaved "
         "rounds; print medians with the spread, ratios and goals. That takes about rounds x "
-        "contenders x (--seconds + 4 s): 2 to 30 minutes, which is said at the start. A peer that "
+        "contenders x (--seconds + 4 s), 2 to 45 minutes, which is said at the start. A peer that "
         "is not installed is left out, and a line says how to install it.",
     )
     bench.add_argument("table", nargs="?", metavar="TABLE", help=", ".join(TABLES))
@@ -48,8 +48,8 @@ def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
         "--data",
         type=Path,
         metavar="DIR",
-        help="photographs (one folder of JPEGs per class) or, for clips, videos (default: made "
-        "for the occasion, removed at the end)",
+        help="photographs (one folder of JPEGs per class) or, for clips and video-decoders, videos "
+        "(default: made for the occasion, removed at the end)",
     )
     bench.add_argument(
         "--only",

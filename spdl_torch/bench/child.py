@@ -1,7 +1,7 @@
 """The process that measures one contender: ``python -m spdl_torch.bench.child JOB``.
 
-JOB is JSON: ``table``, ``contender`` and ``settings``. The answer is written as that of
-``spdl_torch.demo.child``.
+JOB is JSON: ``table``, ``contender`` and ``settings``. The answer is written as
+``spdl_torch.measuring.reporter`` says.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import os
 import sys
 
-from ..demo.child import Reporter
-from ..demo.lifeline import end_with_the_parent
+from ..measuring.lifeline import end_with_the_parent
+from ..measuring.reporter import Reporter
 from .tables import Refused, load_table
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""What ``python -m spdl_torch bench`` does, from the arguments to the table."""
+"""The work of ``python -m spdl_torch bench``, from the arguments to the table."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..demo.children import ChildFailure, run_child
-from ..demo.machine import OtherPrograms
-from ..demo.meter import (
-    Meter,
-    counted,
-    duration,
-    time_left,
-)
+from ..measuring.child_process import ChildFailure, run_child
+from ..measuring.machine import OtherPrograms
+from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
 from .tables import TABLES, load_table
@@ -28,7 +23,7 @@ __all__ = ["choose", "list_tables", "run_bench", "write_files"]
 
 _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1, higher_is_better=False)
 _SECONDS_OF_A_START = 4.0
-"""Of a process until it measures: torch's import, and a first pass that is not counted."""
+"""The time until a process measures: torch's import, and a first pass that is not counted."""
 
 _NOT_SHOWN = frozenset(("folder", "shards", "no_spdl_decoder", "crop", "num_workers"))
 
@@ -37,11 +32,11 @@ def list_tables(out: TextIO) -> int:
     """Print every table and its contenders; return the exit status."""
     for name, what in TABLES.items():
         table = load_table(name)
-        print(f"{name:<14}{what}", file=out)
+        print(f"{name:<17}{what}", file=out)
         for contender in table.contenders:
             missing = [module for module in contender.needs if not installed(module)]
             note = f"   (needs {', '.join(missing)})" if missing else ""
-            print(f"{'':<14}  {contender.name}{note}", file=out)
+            print(f"{'':<17}  {contender.name}{note}", file=out)
     return 0
 
 
@@ -56,7 +51,7 @@ def run_bench(
     """Measure the table's contenders, print the table, write JSON and picture.
 
     Ctrl-C ends what runs; what was measured so far is printed and written, and the status is 130.
-    It is 1 if no contender could be measured, and else 0.
+    It is 1 if no contender could be measured, or one failed that is a check, and else 0.
     Raises: ValueError: an option that cannot be used.
     """
     table = table or load_table(options.table)
@@ -74,7 +69,8 @@ def run_bench(
     bench.finish(chosen)
     print(bench.report.text(), file=out, flush=True)
     write_files(bench.report, options, out)
-    return status or int(not bench.report.rows)
+    has_failed = table.is_strict and bool(bench.report.failures)
+    return status or int(has_failed or not bench.report.rows)
 
 
 def _check_outputs(options: BenchOptions) -> None:
@@ -94,7 +90,7 @@ def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[s
     wanted = list(table.contenders)
     if options.smoke and not options.only:
         wanted = [c for c in wanted if c.smoke]
-    if options.goals_only:
+    if options.goals_only and table.goals:
         wanted = [c for c in wanted if any(goal.compares(c.name) for goal in table.goals)]
     for start in options.only:
         if not any(c.name.startswith(start) for c in wanted):
@@ -123,7 +119,7 @@ class _Bench:
         self._table = table
         self._run = run
         self._progress = progress
-        self._meter = Meter(progress)
+        self._meter = ProgressBar(progress)
         self._given_up: set[str] = set()
         self._refused: dict[str, list[str]] = {}
         self.report = Report(
@@ -144,7 +140,8 @@ class _Bench:
             self.report.remarks.append(str(no_spdl))
             contenders = [c for c in contenders if not c.decodes_with_spdl]
         rounds, start = self._options.rounds, time.monotonic()
-        expected = rounds * len(contenders) * (self._options.seconds + _SECONDS_OF_A_START)
+        seconds = self._table.passes * self._options.seconds + _SECONDS_OF_A_START
+        expected = rounds * len(contenders) * seconds
         if not self._options.smoke:
             how_many = f"{counted(len(contenders), 'contender')}, {counted(rounds, 'round')}"
             how_long = f"{how_many}: about {duration(expected)}."
@@ -165,7 +162,7 @@ class _Bench:
         job = {
             "table": self._table.name,
             "contender": contender.name,
-            "settings": dict(settings),
+            "settings": {**settings, "round": number},
         }
         others = OtherPrograms()
         self._meter.begin(label)

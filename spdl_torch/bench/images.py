@@ -25,6 +25,7 @@ __all__ = [
     "as_it_is",
     "jpegs",
     "load_batch",
+    "load_ours",
     "load_pillow",
     "load_simplejpeg",
     "load_torchvision",
@@ -82,7 +83,7 @@ def load_batch(paths: Sequence[str], crop: bool = False) -> Any:
 
 
 def load_pillow(path: Any, crop: bool = False) -> Any:
-    """What torch's tutorials do, with a path or an open file."""
+    """Load as torch's tutorials do, from a path or an open file."""
     from PIL import Image
     from torchvision.transforms.functional import pil_to_tensor
 
@@ -165,7 +166,7 @@ def as_it_is(batch: Any) -> Any:
 
 
 def size_of_pair(batch: Any) -> int:
-    """Of pictures and labels, or of pictures; checks the pictures' shape."""
+    """Return the size of a batch, of pictures or of pictures and labels; check their shape."""
     pictures = batch[0] if isinstance(batch, list | tuple) else batch
     shape = tuple(pictures.shape)
     assert shape[1:] in ((3, PIXELS, PIXELS), (PIXELS, PIXELS, 3)), shape
@@ -177,7 +178,7 @@ def photographs(folder: Path | None, count: int) -> Iterator[Path]:
     """The user's folder of photographs, or ``count`` of our own; read once, so they are cached."""
     with contextlib.ExitStack() as stack:
         if folder is None:
-            from ..demo.photographs import write_photographs
+            from ..measuring.photographs import write_photographs
 
             temporary = tempfile.TemporaryDirectory(prefix="spdl-torch-bench-")
             folder = Path(stack.enter_context(temporary))

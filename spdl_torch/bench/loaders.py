@@ -25,6 +25,7 @@ __all__ = [
     "loader_contenders",
     "nodes",
     "our_loader",
+    "our_pipeline",
     "ours",
     "spdl_batches",
     "spdl_items",
@@ -38,7 +39,7 @@ Batches = Callable[[], Iterator[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What all loaders load; picklable, for workers that are spawned."""
+    """The data and options that all loaders get; picklable, for workers that are spawned."""
 
     dataset: Any
     """Map-style. With ``__getitems__`` torch's loader and ours ask it for whole batches."""
@@ -153,6 +154,18 @@ def nodes(work: Work, *, whole_batches: bool = False) -> Batches:
                 node, work.collate_fn(), num_workers=1, method="thread"
             )
         return iter(torch_nodes.Loader(torch_nodes.Prefetcher(node, prefetch_factor=2)))
+
+    return begin
+
+
+def our_pipeline(work: Work) -> Batches:
+    """Our pipeline on threads, one batch a task, written as for SPDL's."""
+    from spdl_torch.pipeline import PipelineBuilder
+
+    def begin() -> Iterator[Any]:
+        builder: Any = PipelineBuilder().add_source(work.groups())
+        builder.pipe(work.load_group, concurrency=work.num_workers, output_order="input")
+        return _items(builder.add_sink(3).build(num_threads=work.num_workers))
 
     return begin
 

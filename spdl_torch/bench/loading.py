@@ -9,7 +9,7 @@ from .passes import measure_pass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .loaders import Work
     from .tables import BenchOptions, Contender
 

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..demo.machine import cpu_seconds
-from ..demo.memory import tree_bytes, tree_pids
+from ..measuring.machine import cpu_seconds
+from ..measuring.memory import tree_bytes, tree_pids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
 
 __all__ = ["measure_pass", "tree_cpu_seconds"]
 

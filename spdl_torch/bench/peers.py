@@ -1,4 +1,4 @@
-"""Which peers are installed, how to install the others, and what SPDL's decoder needs."""
+"""The peers: whether they are installed, how to install them, and SPDL's decoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..demo.machine import usable_cores
+from ..measuring.machine import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,9 @@ PEERS = {
 }
 """Module: the name that people use, and the distribution, all but DALI in the extra bench."""
 
+_LIBRARIES = {"cv2": ("OpenCV", "opencv-python-headless")}
+"""The same for what datasets are read with, where the module has another name."""
+
 
 def imported(module: str) -> Any:
     """A peer's module, imported when it is used; peers ship types or none, as they like."""
@@ -50,12 +53,12 @@ def installed(module: str) -> bool:
 
 def left_out(module: str, name: str | None = None) -> str:
     """The line that says why a peer's rows are missing, and how to install it."""
-    known, package = PEERS.get(module, (module, module))
+    known, package = {**PEERS, **_LIBRARIES}.get(module, (module, module))
     return f"{name or known} ({module}) is not installed, so it is left out: pip install {package}"
 
 
 def machine(**more: object) -> dict[str, object]:
-    """What the figures were measured on."""
+    """Describe the machine and the versions that the figures belong to."""
     packages = {"torch": "torch", "torchvision": "torchvision"}
     packages |= {name: package for name, package in PEERS.values() if name != "matplotlib"}
     versions = {name: found for name, package in packages.items() if (found := _version(package))}

@@ -42,7 +42,7 @@ def draw(report: Report, path: Path) -> None:
         _draw_curves(figure, report, sweeps)
     else:
         metrics = [metric for metric in report.shown_metrics() if metric.key != _HIDDEN]
-        height = 1.3 + _BAR_HEIGHT * len(report.rows)
+        height = 1.3 + _BAR_HEIGHT * len(report.rows_of())
         figure = Figure(figsize=(2.6 + _PANEL_WIDTH * len(metrics), height), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
@@ -68,11 +68,11 @@ def curves(report: Report) -> dict[str, dict[str, list[tuple[float, str]]]]:
 
 
 def _draw_bars(axes: Axes, metric: Metric, report: Report) -> None:
-    names = list(report.rows)
+    names = list(report.rows_of())
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     largest = 0.0
-    for place, series in enumerate(report.rows.values()):
+    for place, series in enumerate(report.rows_of().values()):
         values = series.get(metric.key, {}).values()
         if not values:
             continue

@@ -1,4 +1,4 @@
-"""What was measured: rows (a contender), metrics (images a second), one value a round."""
+"""The measured figures: rows (a contender), metrics (images a second), one value a round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ class Metric:
     """With the unit."""
     digits: int = 0
     higher_is_better: bool = True
-    """Which way is better; decides which of several peers is the best one."""
+    """The direction; decides which of several peers is the best one."""
+    has_spread: bool = True
+    """Whether the text shows the smallest and the largest value beside the median."""
+    loss_below: float | None = None
+    """Medians below it are marked as a loss."""
+    section: str = ""
+    """The heading of a table of its own, for rows that have other metrics than the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +81,7 @@ class Report:
     failures: dict[str, str] = field(default_factory=dict)
     """Rows that could not be measured, and why."""
     shows_goals: bool = True
-    """Whether the text has them; the JSON always does."""
+    """Whether the text has them and marks losses; the JSON always has the goals."""
     peer: str | None = None
     """The row whose first metric the others are divided by, in a column of its own."""
 
@@ -111,7 +117,10 @@ class Report:
     def text(self) -> str:
         """The tables, for people."""
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
-        lines = [self.title, settings, "", *self._row_lines(), ""]
+        lines = [self.title, settings, "", *self._section_lines(""), ""]
+        for section in dict.fromkeys(metric.section for metric in self.metrics):
+            if section and self.rows_of(section):
+                lines += [*self._section_lines(section), ""]
         if self.shows_goals:
             lines += [line for goal in self.goals if (line := self._goal_line(goal))]
         return "\n".join([*lines, *self.remarks])
@@ -140,22 +149,33 @@ class Report:
             "remarks": self.remarks,
         }
 
-    def shown_metrics(self) -> list[Metric]:
-        """Those that any row has."""
-        return [m for m in self.metrics if any(s.get(m.key) for s in self.rows.values())]
+    def shown_metrics(self, section: str = "") -> list[Metric]:
+        """Those of the section that any of its rows has."""
+        rows = self.rows_of(section).values()
+        found = (metric for metric in self.metrics if metric.section == section)
+        return [metric for metric in found if any(series.get(metric.key) for series in rows)]
 
-    def _row_lines(self) -> list[str]:
-        metrics = self.shown_metrics()
+    def rows_of(self, section: str = "") -> dict[str, dict[str, dict[int, float]]]:
+        """The rows that have metrics of the section; of the first one, all other rows."""
+        sections = {metric.key: metric.section for metric in self.metrics}
+        return {
+            row: series
+            for row, series in self.rows.items()
+            if section == max((sections.get(key, "") for key in series), default="")
+        }
+
+    def _section_lines(self, section: str) -> list[str]:
+        metrics, rows = self.shown_metrics(section), self.rows_of(section)
         peer = self.best(self.peer, metrics[0].key) if self.peer and metrics else None
         cells = [["", *(metric.heading for metric in metrics), *([f"x {peer}"] if peer else [])]]
-        for row, series in self.rows.items():
-            texts = [cell(series.get(m.key, {}).values(), m.digits) for m in metrics]
+        for row, series in rows.items():
+            texts = [self._cell(series.get(m.key, {}).values(), m) for m in metrics]
             if peer:
                 key = metrics[0].key
                 texts.append(cell(ratios(series.get(key, {}), self.rows[peer][key]), 2))
             cells.append([row, *texts])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        widths[0] = max([widths[0], *map(len, self.failures)])
+        widths[0] = max([widths[0], *map(len, () if section else self.failures)])
         lines = [
             "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
             for line in cells
@@ -163,8 +183,18 @@ class Report:
         failed = [
             f"{row.ljust(widths[0])}  failed: {last_line(why)}"
             for row, why in self.failures.items()
+            if not section
         ]
         return [lines[0], "-" * len(lines[0]), *lines[1:], *failed]
+
+    def _cell(self, values: Iterable[float], metric: Metric) -> str:
+        found = list(values)
+        if not found:
+            return "-"
+        middle = summarize(found).median
+        is_loss = metric.loss_below is not None and middle < metric.loss_below
+        text = cell(found if metric.has_spread else [middle], metric.digits)
+        return f"LOSS {text}" if is_loss and self.shows_goals else text
 
     def _goal_line(self, goal: Goal) -> str:
         values = self.values_of(goal)
@@ -201,7 +231,7 @@ def _matches(name: str | None, row: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Of a failed process's messages: the last line that names an error, else the last one."""
+    """Return the last line of a failed process's messages that names an error, else the last."""
     lines = text.strip().splitlines() or ["no reason given"]
     errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines)[-1].strip()

@@ -6,31 +6,25 @@ Two npy files, or one npz archive that holds both, deflated; out of the page cac
 from __future__ import annotations
 
 import contextlib
+import io
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from .loaders import (
-    Work,
-    bare_threads,
-    ours,
-    spdl_batches,
-    spdl_items,
-    torch_loader,
-)
+from .loaders import Work, bare_threads, ours, spdl_batches, spdl_items, torch_loader
 from .loading import measure_loader, samples_of
 from .peers import imported, spdl_decoder
 from .report import Goal
 from .tables import LOADER_METRICS, Contender, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .tables import BenchOptions
 
-__all__ = ["HEIGHT", "TABLES", "WIDTH", "Arrays", "picture_and_labels"]
+__all__ = ["HEIGHT", "TABLES", "WIDTH", "Arrays", "encode", "picture_and_labels"]
 
 HEIGHT, WIDTH = 640, 480
 _BATCH = 16
@@ -89,6 +83,29 @@ def picture_and_labels(*, noise: int = 0) -> dict[str, Any]:
         "image": picture.clip(0, 255).astype(np.uint8),
         "label": (_field(rng) // 32).astype(np.uint8),
     }
+
+
+def encode(saved_as: str, arrays: dict[str, Any]) -> list[bytes]:
+    """The arrays as files: one for each if it is ``npy``, else one for all.
+
+    saved_as: ``torch`` (torch.save of a dict of tensors), ``npy``, ``npz``, ``npz-compressed``.
+    """
+    import numpy as np
+
+    if saved_as == "npy":
+        return [_written(np.save, array) for array in arrays.values()]
+    if saved_as == "torch":
+        import torch
+
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return [_written(lambda file: torch.save(tensors, file))]
+    return [_written(np.savez if saved_as == "npz" else np.savez_compressed, **arrays)]
+
+
+def _written(save: Callable[..., object], *arrays: Any, **named: Any) -> bytes:
+    buffer = io.BytesIO()
+    save(buffer, *arrays, **named)
+    return buffer.getvalue()
 
 
 def _field(rng: Any) -> Any:

@@ -7,24 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import videos
-from .loaders import (
-    Work,
-    bare_threads,
-    nodes,
-    ours,
-    spdl_batches,
-    spdl_items,
-    torch_loader,
-)
+from .loaders import Work, bare_threads, nodes, ours, spdl_batches, spdl_items, torch_loader
 from .loading import measure_loader, samples_of
-from .peers import spdl_decoder
 from .report import Goal
 from .tables import LOADER_METRICS, Contender, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .tables import BenchOptions
 
 __all__ = ["TABLES", "Clips"]
@@ -57,16 +48,9 @@ class Clips:
 
 @contextlib.contextmanager
 def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    seconds = 3 if options.smoke else 10
-    with (
-        spdl_decoder(options.wants_spdl) as no_spdl,
-        videos.videos(options.data, seconds) as folder,
-    ):
+    with videos.videos_for_all(options) as found:
         yield {
-            "folder": str(folder),
-            "files": len(videos.paths_in(folder)),
-            "no_spdl_decoder": no_spdl,
-            "num_workers": options.num_workers,
+            **found,
             "batch_size": 2 if options.smoke else _BATCH,
             "num_samples": 4 if options.smoke else samples_of(options, _PER_SECOND, _BATCH),
         }

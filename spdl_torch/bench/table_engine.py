@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .tables import BenchOptions
 
 __all__ = ["TABLES", "nodes", "ours", "seconds_per_item", "spdl", "trivial"]

@@ -10,17 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from . import images
-from .image_peers import (
-    dali,
-    spdl_decoding,
-    webdataset,
-    write_shards,
-)
+from .image_peers import dali, spdl_decoding, webdataset, write_shards
 from .loaders import (
     Work,
     bare_threads,
     grain_threads,
     nodes,
+    our_pipeline,
     ours,
     spdl_batches,
     spdl_processes,
@@ -34,7 +30,7 @@ from .tables import LOADER_METRICS, Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .loaders import Batches
     from .tables import BenchOptions
 
@@ -127,6 +123,7 @@ CONTENDERS = (
     _one("ours, process", ours, "folder", options={"isolation": "process"}),
     _one("ours, auto", ours, "folder", options={"num_workers": "auto"}),
     _one("ours, load_image_batch", ours, "batched"),
+    _one("ours, pipeline", our_pipeline, "batched"),
     _one(TORCH_PILLOW, torch_loader, "pillow"),
     _one(TORCH_TORCHVISION, torch_loader, "torchvision"),
     _one("torch, simplejpeg", torch_loader, "simplejpeg", "simplejpeg"),

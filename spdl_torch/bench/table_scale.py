@@ -25,7 +25,7 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .report import Report
     from .tables import BenchOptions
 
@@ -145,7 +145,7 @@ def _ranks(count: int, seconds: float) -> dict[str, Any]:
 
 
 def extrapolate(report: Report) -> list[str]:
-    """What the law of the small points says of the largest, and what was measured there."""
+    """Compare the law of the small points with the figure at the largest."""
     lines = []
     for sweep in ("threads", "batch size"):
         points = sorted(

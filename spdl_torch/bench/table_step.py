@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import images, table_photographs, table_tiny
 from .image_peers import spdl_decoding
-from .loaders import (
-    Work,
-    ours,
-    spdl_batches,
-    spdl_subprocess,
-    torch_loader,
-)
+from .loaders import Work, ours, spdl_batches, spdl_subprocess, torch_loader
 from .report import Goal, Metric
 from .tables import Contender, Table
 from .trainers import make_trainer
@@ -32,7 +26,7 @@ from .trainers import make_trainer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .tables import BenchOptions
 
 __all__ = ["TABLES"]
@@ -40,7 +34,7 @@ __all__ = ["TABLES"]
 _BATCH = {("resnet18", "cpu"): 16, ("transformer", "cpu"): 8, ("resnet18", "cuda"): 64}
 _BATCH["transformer", "cuda"] = 64
 _TRAINED_PIXELS = 64
-"""Of a picture on a CPU, which would train a second on a batch of whole ones."""
+"""The size of pictures on a CPU, which would train a second on a batch of whole ones."""
 METRICS = (
     Metric(key="step_ratio", heading="step / headspace", digits=3, higher_is_better=False),
     Metric(key="step_ms", heading="step, ms", digits=1, higher_is_better=False),

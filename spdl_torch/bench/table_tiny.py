@@ -20,7 +20,7 @@ from .tables import TINY_METRICS, Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..demo.child import Reporter
+    from ..measuring.reporter import Reporter
     from .tables import BenchOptions
 
 __all__ = ["TABLES", "Rows", "ScaledRows", "Texts", "pad", "pad_to_most"]

@@ -1,4 +1,4 @@
-"""What a table is, and which there are."""
+"""The tables, and the parts of one."""
 
 from __future__ import annotations
 
@@ -28,13 +28,20 @@ TABLES = {
     "photographs": "photographs, resized to 224 x 224 as for validation",
     "crop": "photographs, RandomResizedCrop to 224 x 224 and flip as for training",
     "clips": "16 frames out of 2 seconds of a video",
+    "video-decoders": "the same clips, by the decoders alone",
     "arrays": "npy and npz files",
+    "array-functions": "the same arrays from bytes in memory, by the functions alone",
     "tiny": "64 floats of a table, and tokenised text of different lengths",
     "small-images": "images of 32 x 32 in batches of 1024",
     "remote": "a store that answers late",
     "step": "the training step beside a loader",
-    "memory": "memory over 20 epochs of a dataset that holds Python objects",
+    "busy-step": "a trainer that wants the interpreter all the time, beside a loader in full swing",
+    "first-batch": "the wait for the first batch of photographs",
+    "memory": "memory of photographs, and over 20 epochs of a dataset that holds Python objects",
+    "overhead": "statistics and the flight recorder, on against off",
+    "autotune": "tuning while running, against every point of a grid",
     "engine": "stages that do nothing",
+    "ordinary": "datasets as people write them, 0 and 2 workers, over torch's loader",
     "scale": "threads, stages, batch size, queue depth, dataset size, ranks",
 }
 """Name of each table, and what is loaded; ``load_table`` imports its module."""
@@ -46,7 +53,7 @@ LOADER_METRICS = (
     Metric(key="first_batch_ms", heading="first batch, ms", higher_is_better=False),
     Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
 )
-"""Of every table whose contenders are loaders. CPU and memory are those of the process tree."""
+"""The columns of tables whose contenders are loaders. CPU and memory are the process tree's."""
 
 
 TINY_METRICS = tuple(
@@ -89,16 +96,16 @@ class BenchOptions:
 
 
 class Refused(Exception):
-    """Of a contender: this installation cannot do it, which is no failure; the message says why."""
+    """Raised by a contender that this installation cannot run, which is no failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """What is measured in a process of its own."""
+    """One thing that is measured, in a process of its own."""
 
     name: str
     run: Callable[..., Any]
-    """What the table's ``measure`` makes of it is the table's business."""
+    """Called by the table's ``measure``, in its own way."""
     needs: tuple[str, ...] = ()
     """Modules of peers."""
     decodes_with_spdl: bool = False
@@ -129,6 +136,10 @@ class Table:
     goals: tuple[Goal, ...] = ()
     conclude: Callable[[Any], list[str]] | None = None
     """Makes remarks of the report, at the end."""
+    passes: float = 1.0
+    """Passes of ``--seconds`` that a measurement makes, for the time that is said at the start."""
+    is_strict: bool = False
+    """Whether a row that fails makes the exit status 1: here a row is also a check."""
 
     def contender(self, name: str) -> Contender:
         """Raises: KeyError: there is none of that name."""
@@ -142,6 +153,6 @@ def load_table(name: str) -> Table:
     """
     if name not in TABLES:
         raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
-    module = {"crop": "photographs", "small-images": "small_images"}.get(name, name)
+    module = {"crop": "photographs"}.get(name, name.replace("-", "_"))
     tables: dict[str, Table] = importlib.import_module(f"{__package__}.table_{module}").TABLES
     return tables[name]

@@ -11,10 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .peers import imported
+from .peers import imported, spdl_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from .tables import BenchOptions
 
 __all__ = [
     "FRAMES",
@@ -31,6 +33,7 @@ __all__ = [
     "spdl_sampled",
     "torchcodec_clip",
     "videos",
+    "videos_for_all",
     "write_video",
 ]
 
@@ -188,6 +191,21 @@ def videos(folder: Path | None, seconds: int = 10) -> Iterator[Path]:
         for path in paths_in(folder):
             Path(path).read_bytes()
         yield folder
+
+
+@contextlib.contextmanager
+def videos_for_all(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    """The same as settings, with what SPDL's decoder needs set up; a short one with ``--smoke``."""
+    with (
+        spdl_decoder(options.wants_spdl) as no_spdl,
+        videos(options.data, 3 if options.smoke else 10) as folder,
+    ):
+        yield {
+            "folder": str(folder),
+            "files": len(paths_in(folder)),
+            "no_spdl_decoder": no_spdl,
+            "num_workers": options.num_workers,
+        }
 
 
 def write_video(path: Path, *, seconds: int = 10, rate: int = 28) -> None:

@@ -1,63 +1,27 @@
 """The process that does one job: ``python -m spdl_torch.demo.child JOB``, JOB being JSON.
 
-It answers on standard output, one JSON object a line: ``{"phase", "total"}`` when a part begins,
-``{"done"}`` while it goes on, ``{"answer"}`` at its end. Whatever else is printed goes to
-standard error.
+It answers on standard output, in the lines of :class:`~spdl_torch.measuring.reporter.Reporter`.
+Whatever else is printed goes to standard error.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from .jobs import (
-    POOL,
-    Environment,
-    Measure,
-    Prepare,
-    Smoke,
-    decode_job,
-    encode,
-    spread,
-)
-from .lifeline import end_with_the_parent
+from ..measuring.lifeline import end_with_the_parent
+from ..measuring.reporter import Reporter
+from .jobs import POOL, Environment, Measure, Prepare, Smoke, decode_job, encode, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .jobs import Measurement
 
-__all__ = ["Reporter", "main"]
-
-_SECONDS_BETWEEN_LINES = 0.1
-
-
-class Reporter:
-    """Writes the lines; at most ten a second, so that reporting costs nothing."""
-
-    def __init__(self, lines: TextIO) -> None:
-        self._lines = lines
-        self._next_time = 0.0
-
-    def phase(self, name: str, total: int) -> None:
-        """Begin a part of ``total`` images."""
-        self.write(phase=name, total=total)
-
-    def done(self, count: int) -> None:
-        """``count`` images of the part are behind us."""
-        now = time.monotonic()
-        if now >= self._next_time:
-            self._next_time = now + _SECONDS_BETWEEN_LINES
-            self.write(done=count)
-
-    def write(self, **fields: object) -> None:
-        """Send one line at once."""
-        print(json.dumps(fields), file=self._lines, flush=True)
+__all__ = ["main"]
 
 
 def main() -> None:
@@ -88,7 +52,7 @@ def _do(job: Prepare | Measure | Smoke, reporter: Reporter) -> Iterator[Environm
 
 def _prepare(job: Prepare, reporter: Reporter) -> Environment:
     if job.num_photographs:
-        from .photographs import write_photographs
+        from ..measuring.photographs import write_photographs
 
         reporter.phase("writing photographs", job.num_photographs)
         write_photographs(

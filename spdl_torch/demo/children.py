@@ -1,39 +1,20 @@
-"""Run a job in a child process of its own, follow its progress, watch its memory."""
+"""Do a job of the demo in a child process of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import queue
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from .jobs import (
-    Environment,
-    Measurement,
-    decode_answer,
-    encode,
-)
-from .memory import tree_bytes
+from ..measuring.child_process import answers_of
+from .jobs import Environment, Measurement, decode_answer, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
 
     from .jobs import Measure, Prepare, Smoke
 
-__all__ = ["ChildFailure", "run_child", "run_job"]
-
-_SECONDS_BETWEEN_SAMPLES = 0.4  # a sample costs about 10 ms of CPU
-
-
-class ChildFailure(RuntimeError):
-    """The job's process ended without an answer; the message ends with what it printed."""
+__all__ = ["run_job"]
 
 
 def run_job(
@@ -42,111 +23,10 @@ def run_job(
     """Do ``job`` in a fresh process; yield its answers as they come, each with the peak bytes of
     the process tree since the one before.
 
-    The rest as in :func:`run_child`; closing the iterator kills the process, too.
+    The rest as in :func:`~spdl_torch.measuring.child_process.run_child`; closing the iterator kills
+    the process, too.
     """
-    with contextlib.closing(
-        _answers(f"{__package__}.child", json.dumps(encode(job)), on_line, float("inf"))
-    ) as answers:
+    argument = json.dumps(encode(job))
+    with contextlib.closing(answers_of(f"{__package__}.child", argument, on_line)) as answers:
         for answer, peak in answers:
             yield decode_answer(answer), peak
-
-
-def run_child(
-    module: str,
-    argument: str,
-    on_line: Callable[[dict[str, Any]], None],
-    limit_seconds: float = float("inf"),
-) -> tuple[dict[str, Any], float | None]:
-    """Run ``python -m MODULE ARGUMENT``; return its answer and the peak bytes of its process tree.
-
-    ``on_line`` is called with every line of progress.
-
-    Cancellation: an exception in the caller's thread, Ctrl-C included, kills the process and all
-    its workers at once; nothing of them is left when this function returns. The child is a
-    session of its own, so that Ctrl-C reaches only the caller. It ends with this process too, if
-    the module calls :func:`~spdl_torch.demo.lifeline.end_with_the_parent`.
-
-    Raises: ChildFailure: the process ended without an answer, or had none within the limit.
-    """
-    with contextlib.closing(_answers(module, argument, on_line, limit_seconds)) as answers:
-        return next(answers)
-
-
-def _answers(
-    module: str,
-    argument: str,
-    on_line: Callable[[dict[str, Any]], None],
-    limit_seconds: float,
-) -> Generator[tuple[dict[str, Any], float | None]]:
-    with tempfile.TemporaryFile("w+") as printed, _started(module, argument, printed) as child:
-        lines = _follow(child)
-        peak: float | None = None
-        next_sample = 0.0
-        must_end_by = time.monotonic() + limit_seconds
-        has_answered = False
-        while True:
-            if time.monotonic() > must_end_by:
-                raise ChildFailure(f"no answer within {limit_seconds:g} s, so it was ended.")
-            try:
-                line = lines.get(timeout=_SECONDS_BETWEEN_SAMPLES)
-            except queue.Empty:
-                line = {}
-            if line is None:
-                if has_answered and child.wait() == 0:
-                    return
-                raise ChildFailure(_last_words(child, printed))
-            if "answer" in line:
-                yield line["answer"], peak
-                has_answered, peak = True, None
-            elif line:
-                on_line(line)
-            if time.monotonic() >= next_sample:
-                peak = max(peak or 0.0, tree_bytes(child.pid) or 0.0) or None
-                next_sample = time.monotonic() + _SECONDS_BETWEEN_SAMPLES
-
-
-@contextlib.contextmanager
-def _started(module: str, argument: str, printed: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", module, argument]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,  # what it ends by, if this process is killed
-        stdout=subprocess.PIPE,
-        stderr=printed,
-        text=True,
-        start_new_session=True,
-    ) as child:
-        try:
-            yield child
-        finally:
-            _kill(child)
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    """End the child and its workers; they are its process group."""
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-    else:
-        child.kill()
-
-
-def _follow(child: subprocess.Popen[str]) -> queue.SimpleQueue[dict[str, Any] | None]:
-    """The child's lines as they come, then None. The thread ends with the child's output."""
-    lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    stdout = child.stdout
-    assert stdout is not None, "guaranteed by stdout=PIPE"
-
-    def read() -> None:
-        for line in stdout:
-            lines.put(json.loads(line))
-        lines.put(None)
-
-    threading.Thread(target=read, name="demo-follow", daemon=True).start()
-    return lines
-
-
-def _last_words(child: subprocess.Popen[str], printed: IO[str]) -> str:
-    status = child.wait()
-    printed.seek(0)
-    return f"the process ended with status {status} and no answer:\n{printed.read().strip()}"

@@ -1,4 +1,4 @@
-"""What ``python -m spdl_torch demo`` does, from the arguments to the tables."""
+"""The work of ``python -m spdl_torch demo``, from the arguments to the tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .children import ChildFailure, run_job
+from ..measuring.child_process import ChildFailure
+from ..measuring.machine import usable_cores
+from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
+from .children import run_job
 from .jobs import (
     VARIANTS,
     Environment,
@@ -22,13 +25,6 @@ from .jobs import (
     Smoke,
     expected_seconds,
     make_plan,
-)
-from .machine import usable_cores
-from .meter import (
-    Meter,
-    counted,
-    duration,
-    time_left,
 )
 from .table import comparison_table, stage_table
 from .verdict import bottleneck, compare, quiet_rounds
@@ -151,7 +147,7 @@ class _Demo:
     def __init__(self, options: DemoOptions, out: TextIO, progress: TextIO) -> None:
         self._options = options
         self._out = out
-        self.meter = Meter(progress)
+        self.meter = ProgressBar(progress)
         self.activity = "starting"
         self._results: dict[str, list[Measurement]] = {key: [] for key in VARIANTS}
 

@@ -21,15 +21,8 @@ from torchvision.transforms import (
     ToTensor,
 )
 
-from .jobs import (
-    POOL,
-    VARIANTS,
-    Measure,
-    Measurement,
-    StageRow,
-    spread,
-)
-from .machine import OtherPrograms, cpu_seconds
+from ..measuring.machine import OtherPrograms, cpu_seconds
+from .jobs import POOL, VARIANTS, Measure, Measurement, StageRow, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,7 +179,7 @@ def _timed(loader: Any) -> Iterator[tuple[float, Any]]:
 
 
 def _read_stages(loader: Any) -> tuple[StageRow, ...]:
-    """What our loader measured about itself; nothing for torch's."""
+    """Return what our loader measured about itself; nothing for torch's."""
     if not hasattr(loader, "snapshot"):
         return ()
     return tuple(

@@ -31,12 +31,7 @@ if TYPE_CHECKING:
         transfer_tensor,
         transfer_tensor_h2d,
     )
-    from spdl_torch.io._types import (
-        ArrayInterface,
-        CPUBuffer,
-        CUDAArrayInterface,
-        CUDABuffer,
-    )
+    from spdl_torch.io._types import ArrayInterface, CPUBuffer, CUDAArrayInterface, CUDABuffer
     from spdl_torch.io._video.clips import Clip, load_clip
     from spdl_torch.io._video.codec import ImageCodec, VideoCodec
     from spdl_torch.io._video.demux import demux_video

@@ -22,12 +22,7 @@ from .hooks.stats_queue import StatsQueue
 from .hooks.task_hooks import TaskHook, TaskStatsHook
 from .pipeline import Pipeline
 from .profiling import ProfileHook, ProfileResult, profile_pipeline
-from .stats.perf_stats import (
-    PipelineStats,
-    QueuePerfStats,
-    StageStats,
-    TaskPerfStats,
-)
+from .stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 if TYPE_CHECKING:
     from ..data.subprocesses.pipelines import iterate_in_subprocess, run_pipeline_in_subprocess

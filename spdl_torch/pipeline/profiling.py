@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .builder import build_pipeline
 from .definition.ops import OpKind
-from .definition.specs import (
-    MergeSpec,
-    PipelineSpec,
-    SinkSpec,
-    SourceSpec,
-)
+from .definition.specs import MergeSpec, PipelineSpec, SinkSpec, SourceSpec
 from .hooks.stats_queue import StatsQueue
 
 if TYPE_CHECKING:

@@ -6,11 +6,7 @@ DataLoader there is :class:`spdl_torch.DistributedSampler`; for files, shards an
 """
 
 from spdl_torch.source._sampler import DistributedDeterministicSampler, DistributedRandomSampler
-from spdl_torch.source._types import (
-    IterableWithShuffle,
-    SizedIterable,
-    SizedIterableWithShuffle,
-)
+from spdl_torch.source._types import IterableWithShuffle, SizedIterable, SizedIterableWithShuffle
 
 __all__ = [
     "DistributedDeterministicSampler",

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._differences import first_difference
-from ._generators import (
-    generator_states,
-    generators_kept,
-    seed_all,
-    set_generator_states,
-)
+from ._generators import generator_states, generators_kept, seed_all, set_generator_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,19 +18,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.definition.ops import OpKind
-from ..state_fields import (
-    Field,
-    check_fields,
-    check_version,
-    is_flag,
-    is_whole_number,
-)
-from .user_state import (
-    OwnState,
-    WorkerState,
-    give_state,
-    keeps_state,
-)
+from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
+from .user_state import OwnState, WorkerState, give_state, keeps_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .resume_state import (
-    ResumeState,
-    encoded,
-    packed_index,
-    stateful_sampler,
-)
+from .resume_state import ResumeState, encoded, packed_index, stateful_sampler
 from .user_state import WorkerState, state_of
 
 if TYPE_CHECKING:

@@ -21,19 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of
-from ..state_fields import (
-    Field,
-    check_fields,
-    check_version,
-    is_flag,
-    is_whole_number,
-)
-from .user_state import (
-    WorkerState,
-    give_state,
-    keeps_state,
-    state_of,
-)
+from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
+from .user_state import WorkerState, give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

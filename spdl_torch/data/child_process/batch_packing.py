@@ -21,12 +21,7 @@ from .messages import Span
 
 if TYPE_CHECKING:
     from ..workers.jobs import Loaded
-    from .shared_memory import (
-        Lease,
-        Mappings,
-        SlabPool,
-        Ticket,
-    )
+    from .shared_memory import Lease, Mappings, SlabPool, Ticket
 
 __all__ = ["LARGE_BYTES", "Packed", "PackedBatch", "TensorReducer", "pack", "unpack"]
 

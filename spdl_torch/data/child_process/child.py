@@ -28,17 +28,7 @@ from ..workers.jobs import Failed, Loaded
 from ..workers.worker_pool import WorkerPool
 from .batch_packing import PackedBatch, pack
 from .error_pickle import portable, portable_result
-from .messages import (
-    Answer,
-    Ask,
-    Fatal,
-    Free,
-    LogLine,
-    Reply,
-    Restart,
-    Submit,
-    Up,
-)
+from .messages import Answer, Ask, Fatal, Free, LogLine, Reply, Restart, Submit, Up
 from .shared_memory import SlabPool
 from .signals import leave_to_the_trainer
 

@@ -21,14 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from .child import main
 from .error_pickle import restored
-from .messages import (
-    Answer,
-    Ask,
-    Fatal,
-    LogLine,
-    Reply,
-    Up,
-)
+from .messages import Answer, Ask, Fatal, LogLine, Reply, Up
 from .process import ChildProcess, start_child
 from .signals import TRAINERS
 

@@ -24,11 +24,7 @@ from ...pipeline.threads.thread_group import ThreadGroup
 from ..workers.activity import describe_desks
 from ..workers.contention import Crowd
 from ..workers.epoch import Epoch
-from ..workers.jobs import (
-    Failed,
-    Loaded,
-    Result,
-)
+from ..workers.jobs import Failed, Loaded, Result
 from ..workers.transfer_stage import AHEAD
 from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack

@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import PipelineFailure, UnsupportedOptionError
-from ...pipeline.failures import (
-    FailureBudget,
-    attach_note,
-    describe,
-    text_of,
-)
+from ...pipeline.failures import FailureBudget, attach_note, describe, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

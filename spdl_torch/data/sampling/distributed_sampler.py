@@ -9,12 +9,7 @@ import torch
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import Sampler
 
-from ..state_fields import (
-    Field,
-    check_fields,
-    is_flag,
-    is_whole_number,
-)
+from ..state_fields import Field, check_fields, is_flag, is_whole_number
 from .sharding import Shard, check_tail, rank_shard
 
 if TYPE_CHECKING:

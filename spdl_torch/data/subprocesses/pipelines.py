@@ -24,13 +24,7 @@ from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
 from ..child_process.dataset_pickle import find_unpicklable, shown
 from ..loader.dataloader import DataLoader
-from .items import (
-    NOTHING,
-    Passes,
-    Sent,
-    SubprocessItems,
-    random_states,
-)
+from .items import NOTHING, Passes, Sent, SubprocessItems, random_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -23,12 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import PipelineStopped
-from ...observe.verdict.probes import (
-    join_probing,
-    probe_counters,
-    start_probing,
-    stop_probing,
-)
+from ...observe.verdict.probes import join_probing, probe_counters, start_probing, stop_probing
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.failures import text_of
 from ...pipeline.hooks.stage_info import StageInfo
@@ -40,11 +35,7 @@ from ..rng.patches import process_generators_kept
 from .activity import Desk, describe_desks
 from .contention import Crowd
 from .epoch import Epoch
-from .jobs import (
-    Failed,
-    Job,
-    Result,
-)
+from .jobs import Failed, Job, Result
 from .stats import PoolFigures
 from .transfer_stage import AHEAD
 from .worker_info import use_one_intra_op_thread

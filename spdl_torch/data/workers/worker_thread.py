@@ -22,14 +22,7 @@ from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in
 from .dataset_copies import own_copy, own_function
-from .jobs import (
-    Exhausted,
-    Failed,
-    Job,
-    Loaded,
-    NoBatch,
-    Result,
-)
+from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
 from .worker_info import acting_as_worker, rebound
 
 if TYPE_CHECKING:

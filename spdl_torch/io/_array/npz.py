@@ -10,12 +10,7 @@ from spdl_torch.errors import DecodeError
 from .buffer import memory_name, open_memory
 from .inflate import crc32, inflate
 from .npy import MalformedError, view_npy
-from .zip import (
-    DEFLATED,
-    STORED,
-    find_data,
-    read_directory,
-)
+from .zip import DEFLATED, STORED, find_data, read_directory
 
 if TYPE_CHECKING:
     from typing import Self

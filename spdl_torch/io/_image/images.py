@@ -14,12 +14,7 @@ from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from . import kernel
 from .codec import check_codec, decode_regions, region_library
-from .decode import (
-    decode_image,
-    decode_tensor,
-    header_size,
-    none_decoded,
-)
+from .decode import decode_image, decode_tensor, header_size, none_decoded
 from .geometry import Crop, fitted_size
 
 if TYPE_CHECKING:

@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from .decode import to_pil
-from .geometry import (
-    Crop,
-    center_crop_window,
-    draw_flip,
-    random_resized_crop_params,
-    resized_size,
-)
+from .geometry import Crop, center_crop_window, draw_flip, random_resized_crop_params, resized_size
 from .kernel import Plan
 
 __all__ = ["Recipe", "recognise"]

@@ -17,15 +17,7 @@ from spdl_torch.errors import UnsupportedOptionError
 
 from . import cuda
 from .region import Region
-from .slabs import (
-    SMALL_BYTES,
-    Place,
-    SlabRing,
-    copy_alone,
-    dense_strides,
-    plan,
-    typed,
-)
+from .slabs import SMALL_BYTES, Place, SlabRing, copy_alone, dense_strides, plan, typed
 from .tree import map_leaves
 
 if TYPE_CHECKING:

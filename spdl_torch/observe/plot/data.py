@@ -10,12 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..store.query import (
-    choose_run,
-    query_event_stats,
-    query_queue_stats,
-    query_task_stats,
-)
+from ..store.query import choose_run, query_event_stats, query_queue_stats, query_task_stats
 from ..store.schema import open_for_reading
 
 if TYPE_CHECKING:

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...pipeline.hooks.stats_queue import StatsQueue
 from ...pipeline.hooks.task_hooks import TaskHook, TaskStatsHook
 from ..verdict.probes import is_probing, probe_counters, probes_between
-from .entries import (
-    EventLogEntry,
-    LogEntry,
-    QueueStatsLogEntry,
-    TaskStatsLogEntry,
-    probes_entry,
-)
+from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry, probes_entry
 
 if TYPE_CHECKING:
     from ...pipeline.hooks.stage_info import StageInfo

@@ -6,12 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.stats.perf_stats import (
-    PipelineStats,
-    QueuePerfStats,
-    StageStats,
-    TaskPerfStats,
-)
+from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ..verdict.report import Report, make_report
 from ..verdict.verdict import Probes
 from .entries import PROBES_EVENT

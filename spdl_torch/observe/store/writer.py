@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ...pipeline.threads.thread_group import ThreadGroup
-from .entries import (
-    EventLogEntry,
-    LogEntry,
-    QueueStatsLogEntry,
-    TaskStatsLogEntry,
-)
+from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry
 from .schema import open_for_writing
 
 if TYPE_CHECKING:

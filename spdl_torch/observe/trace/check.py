@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .json_file import (
-    OURS,
-    owned_pids,
-    profiles_of,
-    read,
-    report_in,
-)
+from .json_file import OURS, owned_pids, profiles_of, read, report_in
 from .rows import nanoseconds
 
 if TYPE_CHECKING:

@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .flows import FLOWS_PER_PROCESS
-from .json_file import (
-    OURS,
-    may_be_trace,
-    path_to_write,
-    profiles_of,
-    read,
-    write,
-)
+from .json_file import OURS, may_be_trace, path_to_write, profiles_of, read, write
 from .rows import microseconds, nanoseconds
 
 if TYPE_CHECKING:

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..store.stored_run import report_of_file
 from .chrome_trace import chrome_trace
-from .json_file import (
-    path_to_write,
-    profiles_of,
-    read,
-    report_in,
-    write,
-)
+from .json_file import path_to_write, profiles_of, read, report_in, write
 from .user_events import Program
 
 if TYPE_CHECKING:

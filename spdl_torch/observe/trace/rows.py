@@ -23,15 +23,7 @@ from .flows import Placed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...pipeline.recorder.timeline import (
-        Clock,
-        Instant,
-        Part,
-        QueueTrack,
-        Row,
-        Timeline,
-        Turn,
-    )
+    from ...pipeline.recorder.timeline import Clock, Instant, Part, QueueTrack, Row, Timeline, Turn
 
 __all__ = ["ProcessRows", "microseconds", "nanoseconds", "num_slices"]
 

@@ -8,18 +8,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from ...pipeline.stats.perf_stats import (
-    PipelineStats,
-    QueuePerfStats,
-    StageStats,
-    TaskPerfStats,
-)
-from .verdict import (
-    Cause,
-    Probes,
-    Verdict,
-    judge,
-)
+from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from .verdict import Cause, Probes, Verdict, judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,14 +27,7 @@ from ..stats.counters import QueueCounters
 from .async_methods import AsyncMethods
 from .capacity import Capacity
 from .sentinels import SKIPPED, Sentinel, SentinelNumbers
-from .waits import (
-    ChannelClosed,
-    Dismissed,
-    EndOfChannel,
-    WaitClock,
-    Waiter,
-    wait_for,
-)
+from .waits import ChannelClosed, Dismissed, EndOfChannel, WaitClock, Waiter, wait_for
 
 __all__ = ["Channel", "ChannelClosed", "Dismissed", "EndOfChannel"]
 

@@ -15,12 +15,7 @@ from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from ..stats.counters import TaskCounters
-from ..stats.histogram import (
-    BUCKETS_OF_SMALL,
-    NUM_SMALL,
-    Histogram,
-    bucket_of,
-)
+from ..stats.histogram import BUCKETS_OF_SMALL, NUM_SMALL, Histogram, bucket_of
 from ..stats.perf_stats import TaskPerfStats, task_stats
 from .callbacks import call_back, check_interval
 from .stage_info import StageInfo

@@ -22,14 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ..failures import text_of
 from .recorded_rows import row_since, with_outputs, without_outputs
 from .rings import ConsumerRing, Ring
-from .timeline import (
-    Clock,
-    Instant,
-    QueueTrack,
-    Role,
-    Row,
-    Timeline,
-)
+from .timeline import Clock, Instant, QueueTrack, Role, Row, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized

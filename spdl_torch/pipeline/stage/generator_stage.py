@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..channel.waits import EndOfChannel
 from ..recorder.timeline import Outcome
-from .op_timing import (
-    EXHAUSTED,
-    Measured,
-    Spent,
-    next_of,
-)
+from .op_timing import EXHAUSTED, Measured, Spent, next_of
 from .stage import Stage
 
 if TYPE_CHECKING:

@@ -20,24 +20,12 @@ from ..channel.sentinels import ABSENT, EPOCH_END, Sentinel
 from ..channel.waits import ChannelClosed, Dismissed, EndOfChannel
 from ..definition.ops import OpKind
 from ..failures import FailureBudget, add_note, attach_note
-from ..hooks.checks import (
-    BadHookError,
-    bad_hook,
-    checked_hooks,
-    enter_queue_hook,
-    enter_stage_hook,
-)
+from ..hooks.checks import BadHookError, bad_hook, checked_hooks, enter_queue_hook, enter_stage_hook
 from ..hooks.context_managers import LazyRunner, NotAContextError
 from ..hooks.task_hooks import TaskCell, TaskHook, TaskStatsHook
 from ..recorder.timeline import Outcome
 from .epoch_barrier import Turnstile
-from .op_timing import (
-    Measured,
-    measure,
-    measure_list,
-    metered,
-    unmeasured,
-)
+from .op_timing import Measured, measure, measure_list, metered, unmeasured
 from .stage_threads import Slot, StageThreads
 
 if TYPE_CHECKING:

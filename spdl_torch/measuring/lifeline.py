@@ -14,7 +14,7 @@ def end_with_the_parent() -> None:
     """Called in a process whose standard input is a pipe from its parent, which writes nothing.
 
     The pipe's other end closes when the parent is no more, be it by ``kill -9``, which no handler
-    in the parent could tell of; then this process and its workers are killed, so that none of
+    in the parent could report; then this process and its workers are killed, so that none of
     them goes on to burn a core. Does nothing in a process that leads no session of its own: that
     one was started by hand.
     """

@@ -26,7 +26,7 @@ class OtherPrograms:
         self._start = time.monotonic(), _busy_seconds(), cpu_seconds()
 
     def cores(self) -> float | None:
-        """Cores in use by others on average; None where the system does not tell.
+        """Cores in use by others on average; None where the system does not say.
 
         Workers that are not joined yet count as others.
         """

@@ -6,12 +6,12 @@ import shutil
 import time
 from typing import TextIO
 
-__all__ = ["Meter", "counted", "duration", "time_left"]
+__all__ = ["ProgressBar", "counted", "duration", "time_left"]
 
 _BAR_CELLS = 12
 
 
-class Meter:
+class ProgressBar:
     """Shows one part at a time: ``begin``, ``advance`` as often as you like, ``end``.
 
     On a terminal the bar is drawn over itself and removed at the end. In a file or a pipe every

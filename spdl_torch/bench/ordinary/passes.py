@@ -1,0 +1,104 @@
+"""Second epochs of torch's DataLoader and ours over one dataset, in turns."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.data
+
+import spdl_torch
+
+from ...testing._differences import path_of_difference
+from ..passes import measure_pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ...measuring.reporter import Reporter
+    from .catalogue import Ordinary
+
+__all__ = ["DifferentBatches", "check_batches", "samples_of", "speeds"]
+
+_LOADERS = {"torch": torch.utils.data.DataLoader, "ours": spdl_torch.DataLoader}
+"""The one import that users change."""
+
+
+class DifferentBatches(AssertionError):
+    """Our batches are not those of torch's loader."""
+
+
+def speeds(ordinary: Ordinary, settings: Mapping[str, Any], reporter: Reporter) -> dict[str, float]:
+    """Measure one round of one dataset.
+
+    The batches are compared in the first round, before anything is timed. Which loader comes
+    first changes with the round.
+
+    Returns: samples a second, ``torch_0`` and ``ours_0`` without workers, ``torch_n`` and
+        ``ours_n`` with them; their ratios ``ratio_0`` and ``ratio_n``.
+    Raises: DifferentBatches: a batch differs from torch's.
+    """
+    # As in torch's workers. Without workers a second thread would share out small tensors and,
+    # beside any other program, wait for its core: tenfold slower by chance.
+    torch.set_num_threads(1)
+    count = samples_of(ordinary, settings["seconds"], settings["num_workers"])
+    # Each loader has a dataset of its own, whose handles nobody has opened before.
+    make = partial(ordinary.arguments, Path(settings["folder"]), count)
+    workers = {"0": 0, "n": settings["num_workers"]}
+    if settings["round"] == 0 and not ordinary.is_random:
+        for number in workers.values():
+            reporter.phase(f"comparing batches, {number} workers", count)
+            check_batches(make, number)
+    names = ["torch", "ours"] if settings["round"] % 2 == 0 else ["ours", "torch"]
+    figures = {}
+    for key, number in workers.items():
+        for name in names:
+            reporter.phase(f"{name}, {number} workers", 2 * count)
+            figures[f"{name}_{key}"] = _second_epoch(name, make(), number, count)
+        figures[f"ratio_{key}"] = figures[f"ours_{key}"] / figures[f"torch_{key}"]
+    return figures
+
+
+def samples_of(ordinary: Ordinary, seconds: float, num_workers: int) -> int:
+    """Return the samples of an epoch, in whole batches, equally many for each worker: those that
+    share out an iterable have no partial batches then.
+    """
+    share = ordinary.batch_size * num_workers
+    return max(2, round(ordinary.per_second * seconds / share)) * share
+
+
+def _second_epoch(name: str, arguments: Mapping[str, Any], num_workers: int, count: int) -> float:
+    """Return samples a second, once all workers are at work."""
+    loader: Any = _LOADERS[name](**arguments, num_workers=num_workers)
+    for _ in loader:
+        pass
+    batch_size = arguments["batch_size"]
+    figures = measure_pass(
+        lambda: iter(loader), count, lambda batch: batch_size, num_workers=num_workers
+    )
+    return figures["per_second"]
+
+
+def check_batches(make: Callable[[], Mapping[str, Any]], num_workers: int) -> None:
+    """Compare an epoch of both loaders, bit by bit; ``make`` returns the arguments of one.
+
+    Raises: DifferentBatches: a batch differs, with the way to the difference in it.
+    """
+    expected, found = (_seeded_epoch(name, make(), num_workers) for name in ("torch", "ours"))
+    for number, (theirs, ours) in enumerate(itertools.zip_longest(expected, found)):
+        difference = path_of_difference(theirs, ours)
+        if difference is not None:
+            raise DifferentBatches(
+                f"{num_workers} workers: batch {number} is not torch's; it differs{difference}"
+            )
+
+
+def _seeded_epoch(name: str, arguments: Mapping[str, Any], num_workers: int) -> Iterator[Any]:
+    """Iterate in the same order for both: the sampler draws it before the first batch."""
+    torch.manual_seed(0)
+    batches = iter(_LOADERS[name](**arguments, num_workers=num_workers))
+    yield next(batches)
+    yield from batches

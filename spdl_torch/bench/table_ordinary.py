@@ -1,0 +1,150 @@
+"""``ordinary``: datasets as people write them, torch's DataLoader and ours, one import changed.
+
+A row is a dataset. A round of it is one process, in which both loaders make two epochs each without
+workers and then with them, and the second epoch counts. Where nothing is random, our batches must
+be torch's, bit by bit; the row fails if they are not. Below stand the costs of a batch and of a
+sample that costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Any
+
+from .ordinary.catalogue import ORDINARY, Ordinary
+from .report import Metric
+from .tables import Contender, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ..measuring.reporter import Reporter
+    from .report import Report
+    from .tables import BenchOptions
+
+__all__ = ["FIXED", "MEAN", "TABLES", "conclude"]
+
+_LOSS = 0.97
+"""Ratios below it are losses; above it is the noise of two loaders that do the same."""
+MEAN = "geometric mean"
+"""The last row, over the datasets, a value each round."""
+FIXED = "fixed costs, 0 workers"
+"""The row of a dataset whose samples cost nothing."""
+
+
+def _pair(key: str, workers: str) -> Iterator[Metric]:
+    for name, heading in (("torch", f"{workers}: torch, 1/s"), ("ours", "ours, 1/s")):
+        yield Metric(key=f"{name}_{key}", heading=heading, has_spread=False)
+    yield Metric(key=f"ratio_{key}", heading="ours / torch", digits=2, loss_below=_LOSS)
+
+
+def _costs(part: str) -> Iterator[Metric]:
+    for name in ("torch", "ours"):
+        yield Metric(
+            key=f"{name}_{part}_us",
+            heading=f"{name}, µs/{part}",
+            digits=2,
+            higher_is_better=False,
+            section=FIXED,
+        )
+    yield Metric(
+        key=f"{part}_ratio",
+        heading="ours / torch",
+        digits=2,
+        higher_is_better=False,
+        section=FIXED,
+    )
+
+
+@contextlib.contextmanager
+def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="spdl-torch-bench-") as folder:
+        yield {
+            "folder": folder,
+            "num_workers": options.num_workers,
+            "seconds": 1e-3 if options.smoke else options.seconds,
+        }
+
+
+def measure(
+    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
+) -> Mapping[str, float]:
+    """One round of one dataset, or of the fixed costs."""
+    figures: Mapping[str, float] = contender.run(contender, settings, reporter)
+    return figures
+
+
+def _measure_speeds(
+    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
+) -> Mapping[str, float]:
+    from .ordinary.passes import speeds  # imports torch, which the parent does not need
+
+    return speeds(contender.arguments["ordinary"], settings, reporter)
+
+
+def _measure_fixed_costs(
+    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
+) -> Mapping[str, float]:
+    from .ordinary.fixed_costs import fixed_costs
+
+    return fixed_costs(settings, reporter)
+
+
+def _contender(ordinary: Ordinary) -> Contender:
+    return Contender(
+        name=ordinary.name,
+        run=_measure_speeds,
+        needs=ordinary.needs,
+        arguments={"ordinary": ordinary},
+        smoke=ordinary.name in ("rows, arithmetic", "lines, iterable"),
+    )
+
+
+def conclude(report: Report) -> list[str]:
+    """Add the row of geometric means, each round's by itself; return a line for the losses, unless
+    the run was too short to judge.
+    """
+    datasets = [row for row, series in report.rows.items() if "ratio_0" in series]
+    for key in ("ratio_0", "ratio_n"):
+        series = [report.rows[row][key] for row in datasets]
+        # A round that was interrupted has other datasets than the others, so it has no mean.
+        for number in sorted(set(series[0]).intersection(*series[1:])) if series else ():
+            report.add(MEAN, {key: geometric_mean(one[number] for one in series)}, number)
+    if not report.shows_goals:
+        return []
+    return [
+        _losses(report, datasets, key, workers)
+        for key, workers in (("ratio_0", "without workers"), ("ratio_n", "with workers"))
+    ]
+
+
+def _losses(report: Report, datasets: list[str], key: str, workers: str) -> str:
+    found = sorted((report.median(row, key), row) for row in datasets)
+    losses = [f"{row} {value:.2f}" for value, row in found if value < _LOSS]
+    named = f": {'; '.join(losses)}." if losses else "."
+    return f"LOSSES {workers} (below {_LOSS}): {len(losses)} of {len(datasets)}{named}"
+
+
+TABLES = {
+    "ordinary": Table(
+        name="ordinary",
+        title="Datasets as people write them: ours over torch's DataLoader, second epoch",
+        metrics=(
+            *_pair("0", "0 workers"),
+            *_pair("n", "workers"),
+            *_costs("batch"),
+            *_costs("sample"),
+        ),
+        contenders=(
+            *map(_contender, ORDINARY),
+            Contender(name=FIXED, run=_measure_fixed_costs, smoke=True),
+        ),
+        prepare=_prepare,
+        measure=measure,
+        conclude=conclude,
+        passes=7,
+        is_strict=True,
+    )
+}
