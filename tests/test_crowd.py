@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
 from spdl_torch.data.workers import contention as crowd_module
-from spdl_torch.data.workers.activity import Desk
+from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.contention import Crowd, Spell
 
 MS = 1_000_000
@@ -59,8 +59,8 @@ def machine(monkeypatch):
 
 
 def new_crowd(num_workers=2):
-    desks = [Desk() for _ in range(num_workers)]
-    return Crowd(desks, shares_jobs=True, adapts=True), desks
+    activities = [Activity() for _ in range(num_workers)]
+    return Crowd(activities, shares_jobs=True, adapts=True), activities
 
 
 def work(crowd, machine, workers, *, ms, switches=100, cpu=0.55, samples=100):
@@ -76,10 +76,10 @@ def work(crowd, machine, workers, *, ms, switches=100, cpu=0.55, samples=100):
 
 
 def crowd_until_alone(machine):
-    crowd, desks = new_crowd()
+    crowd, activities = new_crowd()
     for _ in range(30):
         if crowd.alone is not None:
-            return crowd, desks
+            return crowd, activities
         work(crowd, machine, [0, 1], ms=10)
     raise AssertionError("they go on together")
 
@@ -180,14 +180,14 @@ def test_who_leaves_does_not_stay_alone(machine):
 
 def test_who_was_stuck_alone_is_never_left_alone_again(machine, monkeypatch):
     """Not even by jobs that had begun before."""
-    crowd, desks = new_crowd()
+    crowd, activities = new_crowd()
     late = crowd.enter()  # of worker 1; while it lasts, no trial begins
     while crowd.alone is None:
         work(crowd, machine, [0, 0], ms=10)
     for _ in range(8):
         work(crowd, machine, [0], ms=10, cpu=1.1, switches=200)
     monkeypatch.setattr(crowd_module, "_LOOK_SECONDS", 0.001)
-    desks[0].since_ns, desks[0].job = machine.now, object()
+    activities[0].since_ns, activities[0].job = machine.now, object()
     machine.now += 10 * MS
     crowd.wait(1)  # until it has looked after the one that is alone
     machine.cpu_s, machine.switches = late.cpu_s, late.switches

@@ -318,7 +318,7 @@ def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, interrup
     next(batches)
     profiles = []
     before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
-    line = batches._pool._line
+    line = batches._pool._connection
     try:
         setattr(line, part, Interrupting(getattr(line, part), method))
         if interrupted == "next" and part == "_connection":

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 
 from spdl_torch.data.child_process.batch_packing import LARGE_BYTES, pack, unpack
-from spdl_torch.data.child_process.error_pickle import portable, restored
+from spdl_torch.data.child_process.error_pickle import pack_error, unpack_error
 from spdl_torch.data.child_process.shared_memory import Mappings, SlabPool
 from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.errors import PipelineFailure
@@ -214,7 +214,7 @@ def raised(error, cause=None):
 
 def test_exception_keeps_what_it_has():
     """Type, arguments, attributes, notes, cause; the traceback is a note."""
-    found = restored(portable(raised(Coded(3, "there"), raised(KeyError("k")))))
+    found = unpack_error(pack_error(raised(Coded(3, "there"), raised(KeyError("k")))))
     assert type(found) is Coded
     assert (found.args, found.code) == ((3, "there"), 3)
     assert found.__notes__[0] == "a note"
@@ -224,11 +224,11 @@ def test_exception_keeps_what_it_has():
 
 def test_exception_that_cannot_be_rebuilt_is_named():
     """Wherever it is: alone, or inside of a group."""
-    found = restored(portable(raised(Unportable(1, "a"))))
+    found = unpack_error(pack_error(raised(Unportable(1, "a"))))
     assert type(found) is RuntimeError
     assert str(found).startswith("Unportable: 1 at a (of type _isolation_data.Unportable")
     group = PipelineFailure("two", [raised(Unportable(1, "a")), raised(Coded(2, "b"))])
-    found = restored(portable(raised(group)))
+    found = unpack_error(pack_error(raised(group)))
     assert type(found) is PipelineFailure
     assert [type(each) for each in found.exceptions] == [RuntimeError, Coded]
     assert "raised in the loading process" in found.exceptions[1].__notes__[-1]

@@ -78,10 +78,10 @@ PROGRAM = """
         for each in (*SIGNALS[1:], signal.SIGTERM):  # which the fork server does not outlive
             batches = iter(persistent)
             next(batches)
-            pid = batches._pool._line.pid
+            pid = batches._pool._connection.pid
             os.killpg(0, each)
             assert whole_epoch(batches) == 20
-            assert handled.pop() and batches._pool._line.pid == pid
+            assert handled.pop() and batches._pool._connection.pid == pid
 
         print("starting", flush=True)
         forkserver._forkserver.ensure_running = hit_the_server
@@ -185,7 +185,7 @@ def test_end_of_the_child_is_seen_when_what_it_forked_lives_on(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     batches = iter(isolated(Spawning(), None, num_workers=1))
     pids = next(batches)
-    os.kill(batches._pool._line.pid, signal.SIGKILL)
+    os.kill(batches._pool._connection.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
         list(batches)
     for pid in pids:

@@ -1,13 +1,13 @@
 """``isolation="process"``: the workers of a loader as threads of one child process.
 
 Trainer                                        child
-    pool.ProcessPool ── jobs, slabs set free ──▶ child: main thread ─▶ WorkerPool, N threads
-    (WorkerPool's surface)                                                 │ packing into a slab
-    line: receiver ◀── where a batch lies ────── child: sender ◀───────────┘
-        │ unpacking: tensors that view the slab
+    ProcessPool ── jobs, freed shared memory ──▶ child: main thread ─▶ WorkerPool, N threads
+    (a Pool, as WorkerPool is)                                    │ packs into shared memory
+    connection: receiver ◀── where a batch lies ── child: sender ◀┘
+        │ unpacks: tensors that view the shared memory
         ▼
     results ─▶ trainer, or the device stage as ever
 
-messages: what passes. parcel: the loader's way there. portable: exceptions. start: by which method.
-process: a child from its start to its end. signals: whose business they are.
+messages: everything that passes. dataset_pickle, error_pickle: loaders and exceptions on their way.
+start_methods, process: a child from its start to its end. signals: which process they are for.
 """

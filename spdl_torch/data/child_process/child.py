@@ -27,7 +27,7 @@ from ..error_notes import Reason
 from ..workers.jobs import Failed, Loaded
 from ..workers.worker_pool import WorkerPool
 from .batch_packing import PackedBatch, pack
-from .error_pickle import portable, portable_result
+from .error_pickle import pack_error, pack_errors_of
 from .messages import Answer, Ask, Fatal, Free, LogLine, Reply, Restart, Submit, Up
 from .shared_memory import SlabPool
 from .signals import leave_to_the_trainer
@@ -53,7 +53,7 @@ _MOST_RESTARTS = 1_000
 class Beginning(NamedTuple):
     """What the child is started with."""
 
-    parcel: Any
+    spec: Any
     key: StreamKey
     workers: Sequence[WorkerState]
     default_dtype: torch.dtype
@@ -199,7 +199,7 @@ class Child:
         for name in os.environ.keys() - beginning.environment.keys():
             del os.environ[name]
         os.environ.update(beginning.environment)
-        spec: LoadSpec = beginning.parcel.open()
+        spec: LoadSpec = beginning.spec.open()
         spec = replace(spec, finalize=partial(pack, slabs=self._slabs))
         return WorkerPool(spec)
 
@@ -211,11 +211,11 @@ class Child:
             lease, result = batch.lease, replace(result, batch=batch.as_message())
         details = self._slabs.retired(), self._due_readings()
         try:
-            content = pickle.dumps(Answer(self._epoch, portable_result(result), *details), 5)
+            content = pickle.dumps(Answer(self._epoch, pack_errors_of(result), *details), 5)
         except Exception as error:
             result, is_whole = _without_what_cannot_be_sent(result, error)
             lease = lease if is_whole else None
-            content = pickle.dumps(Answer(self._epoch, portable_result(result), *details), 5)
+            content = pickle.dumps(Answer(self._epoch, pack_errors_of(result), *details), 5)
         with self._send_lock:
             self._line.send_bytes(content)
             if lease is not None:
@@ -243,7 +243,7 @@ class Child:
             pass  # the main thread notices
 
     def _tell_fatal(self, what: str, error: BaseException) -> None:
-        self.send(Fatal(what, portable(error)))
+        self.send(Fatal(what, pack_error(error)))
 
 
 def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Result, bool]:

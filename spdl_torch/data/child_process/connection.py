@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from .child import main
-from .error_pickle import restored
+from .error_pickle import unpack_error
 from .messages import Answer, Ask, Fatal, LogLine, Reply, Up
 from .process import ChildProcess, start_child
 from .signals import TRAINERS
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from ...pipeline.threads.thread_group import ThreadGroup
     from .child import Beginning
-    from .error_pickle import Portable
+    from .error_pickle import PackedError
     from .shared_memory import Mappings
 
-__all__ = ["Line"]
+__all__ = ["ChildConnection"]
 
 _END_SECONDS = 10.0  # of a child that was told to end; twice what it gives to its last samples
 
@@ -47,7 +47,7 @@ _NO_GUARD = (
 )
 
 
-class Line:
+class ChildConnection:
     """One child, from its start to its end.
 
     hear: called with every Answer, on the receiver's thread.
@@ -75,7 +75,7 @@ class Line:
         self._was_tried = False
         self._is_up = False
         self._is_hung_up = False
-        self._fatal: tuple[str, Portable] | None = None
+        self._fatal: tuple[str, PackedError] | None = None
         self._broken: BaseException | None = None
         self._exit_code: int | None = None
         self._was_terminated = False
@@ -192,7 +192,7 @@ class Line:
         """Why the child ended without being told to; a new exception at each call."""
         if self._fatal is not None:
             what, error = self._fatal
-            cause = restored(error)
+            cause = unpack_error(error)
             raised = RuntimeError(f"DataLoader: {what}: {type(cause).__name__}: {cause}")
             for note in getattr(cause, "__notes__", ()):
                 raised.add_note(note)
@@ -352,7 +352,7 @@ class Line:
         return self._exit_code is None or -self._exit_code in TRAINERS
 
 
-_live: weakref.WeakSet[Line] = weakref.WeakSet()
+_live: weakref.WeakSet[ChildConnection] = weakref.WeakSet()
 
 
 def _forget_parents_lines() -> None:

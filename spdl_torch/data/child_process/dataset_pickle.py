@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from ..workers.load_spec import LoadSpec
 
-__all__ = ["Parcel", "find_unpicklable", "shown"]
+__all__ = ["PickledSpec", "find_unpicklable", "shown"]
 
 _MOST_STEPS = 12  # of a path
 _MOST_MEMBERS = 1_000  # of one container that are looked at
 
 
-class Parcel:
+class PickledSpec:
     """A LoadSpec, packed by whoever pickles it."""
 
     def __init__(self, spec: LoadSpec) -> None:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from ..workers.jobs import Result
 
-__all__ = ["Portable", "portable", "portable_result", "restored", "restored_result"]
+__all__ = ["PackedError", "pack_error", "pack_errors_of", "unpack_error", "unpack_errors_of"]
 
 _OURS = str(Path(__file__).parents[1])  # frames there tell users nothing
 
 _MOST_CAUSES = 8
 
 
-class Portable(NamedTuple):
+class PackedError(NamedTuple):
     """An exception on its way."""
 
     content: bytes | None
@@ -36,24 +36,24 @@ class Portable(NamedTuple):
     text: str
     """Type, text and why there is no pickle, for the RuntimeError in its place."""
     notes: tuple[str, ...]
-    cause: Portable | None
+    cause: PackedError | None
 
 
-def portable(error: BaseException, depth: int = 0) -> Portable:
+def pack_error(error: BaseException, depth: int = 0) -> PackedError:
     """Called where it was raised. Its traceback becomes a note."""
     notes = (*getattr(error, "__notes__", ()), *_trace_of(error))
     cause = error.__cause__
-    packed_cause = portable(cause, depth + 1) if cause and depth < _MOST_CAUSES else None
+    packed_cause = pack_error(cause, depth + 1) if cause and depth < _MOST_CAUSES else None
     text = text_of(error)
     try:
-        return Portable(_pickled(error), text, notes, packed_cause)
+        return PackedError(_pickled(error), text, notes, packed_cause)
     except Exception as reason:
         text += f" (of type {type(error).__module__}.{type(error).__qualname__}, which cannot be "
         text += f"pickled: {type(reason).__name__}: {reason})"
-        return Portable(None, text, notes, packed_cause)
+        return PackedError(None, text, notes, packed_cause)
 
 
-def restored(packed: Portable) -> BaseException:
+def unpack_error(packed: PackedError) -> BaseException:
     """Called where it is to be raised."""
     error: BaseException = RuntimeError(packed.text)
     if packed.content is not None:
@@ -64,18 +64,18 @@ def restored(packed: Portable) -> BaseException:
     if packed.notes:
         error.__notes__ = list(packed.notes)
     if packed.cause is not None:
-        error.__cause__ = restored(packed.cause)
+        error.__cause__ = unpack_error(packed.cause)
     return error
 
 
-def portable_result(result: Result) -> Result:
+def pack_errors_of(result: Result) -> Result:
     """With errors that can be sent."""
-    return _with_errors(result, portable)
+    return _with_errors(result, pack_error)
 
 
-def restored_result(result: Result) -> Result:
+def unpack_errors_of(result: Result) -> Result:
     """With errors that can be raised."""
-    return _with_errors(result, restored)
+    return _with_errors(result, unpack_error)
 
 
 def _with_errors(result: Result, convert: Any) -> Result:
@@ -94,7 +94,7 @@ def _with_errors(result: Result, convert: Any) -> Result:
 def _pickled(error: BaseException) -> bytes:
     """Raises: what pickle raises, and TypeError: it comes back as something else."""
     if isinstance(error, BaseExceptionGroup):
-        error = error.derive([restored(portable(member)) for member in error.exceptions])
+        error = error.derive([unpack_error(pack_error(member)) for member in error.exceptions])
     content = pickle.dumps(error)
     back = pickle.loads(content)
     if type(back) is not type(error):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..checkpoint.resume_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.jobs import Result
-    from .error_pickle import Portable
+    from .error_pickle import PackedError
 
 __all__ = ["Answer", "Ask", "Fatal", "Free", "LogLine", "Reply", "Restart", "Span", "Submit", "Up"]
 
@@ -92,4 +92,4 @@ class Fatal(NamedTuple):
     """From the child, its last word: why it cannot go on."""
 
     what: str
-    error: Portable
+    error: PackedError

@@ -158,7 +158,8 @@ def server_is_anothers() -> bool:
 
 def _held_for(context: BaseContext) -> Any:
     """A child that is forked or spawned inherits what is held back. A fork server, which may be
-    started here, would hand it on to children of others: see ``Line`` for what is done there.
+    started here, would hand it on to children of others: see ``ChildConnection`` for what is done
+    there.
     """
     if context.get_start_method() == "forkserver":
         return nullcontext()

@@ -21,7 +21,7 @@ from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup
-from ..workers.activity import describe_desks
+from ..workers.activity import describe_activities
 from ..workers.contention import Crowd
 from ..workers.epoch import Epoch
 from ..workers.jobs import Failed, Loaded, Result
@@ -29,9 +29,9 @@ from ..workers.transfer_stage import AHEAD
 from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
 from .child import Beginning
-from .connection import Line
-from .dataset_pickle import Parcel
-from .error_pickle import restored_result
+from .connection import ChildConnection
+from .dataset_pickle import PickledSpec
+from .error_pickle import unpack_errors_of
 from .messages import Answer, Restart, Submit
 from .shared_memory import Mappings
 from .start_methods import context_of
@@ -83,15 +83,15 @@ class ProcessPool:
         self._num_epochs = 0
         self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
         self._epoch: Epoch | None = None
-        self._line: Any = None  # a Line once it is started
+        self._connection: Any = None  # a ChildConnection once it is started
 
     # -- the trainer's thread ------------------------------------------------------------------
 
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
         """As ``WorkerPool.start``: start the child, and the first epoch in it."""
-        self._line = self._new_line(key, workers)
+        self._connection = self._new_connection(key, workers)
         try:
-            self._start_line()
+            self._start_child()
             self._begin_epoch(key, workers)
             if self._device_stage is not None:
                 self._start_transfer(self._device_stage)
@@ -104,8 +104,8 @@ class ProcessPool:
     ) -> None:
         """As ``WorkerPool.submit``. Raises: what pickle raises on an index."""
         self._running()
-        freed = self._line.mappings.freed()
-        self._line.send(Submit(number, index, worker, first, wants_state, freed))
+        freed = self._connection.mappings.freed()
+        self._connection.send(Submit(number, index, worker, first, wants_state, freed))
 
     @property
     def num_taken(self) -> int:
@@ -114,15 +114,16 @@ class ProcessPool:
 
     def get(self, timeout: float | None) -> Result:
         """The next result. Raises: TimeoutError; RuntimeError: the child has ended."""
-        epoch, line = self._running(), self._line
-        if line.mappings.has_freed and not len(epoch.outlet):
-            line.send(line.mappings.freed())  # the workers may need them for what is awaited
+        epoch, connection = self._running(), self._connection
+        if connection.mappings.has_freed and not len(epoch.outlet):
+            # The workers may need them for the batch that is awaited.
+            connection.send(connection.mappings.freed())
         epoch.consumer.ask(epoch.outlet)
         try:
             result = epoch.outlet.get(timeout)
         except ChannelClosed:
-            if line.is_over:
-                death = line.death()
+            if connection.is_over:
+                death = connection.death()
                 raise death from death.__cause__
             raise
         epoch.consumer.got(result.number)
@@ -130,32 +131,32 @@ class ProcessPool:
 
     def at_work(self, awaited: int | None) -> str:
         """What the child's threads do, in words."""
-        told = self._line.ask("at_work", awaited, timeout=_ASK_SECONDS)
+        told = self._connection.ask("at_work", awaited, timeout=_ASK_SECONDS)
         if told is None:
             told = (
-                f"The loading process (pid {self._line.pid}) is being started, or did not answer "
-                f"within {_ASK_SECONDS:g} s because native code there keeps the GIL."
+                f"The loading process (pid {self._connection.pid}) is being started, or did not "
+                f"answer within {_ASK_SECONDS:g} s because native code there keeps the GIL."
             )
         own = [thread for thread in self._threads.threads() if thread.name == "spdl-transfer"]
-        return f"{told}\n{describe_desks([], own, None)}" if own else told
+        return f"{told}\n{describe_activities([], own, None)}" if own else told
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
         """Begin another epoch in the same child, or in a new one if that has died."""
         self._running().close()
         self._num_epochs += 1
-        if self._line.is_over:
+        if self._connection.is_over:
             self._num_epochs = 0
-            self._line = self._new_line(key, workers)
-            self._start_line()
+            self._connection = self._new_connection(key, workers)
+            self._start_child()
         self._begin_epoch(key, workers)
         if self._num_epochs:
-            self._line.send(Restart(self._num_epochs, key, tuple(workers)))
+            self._connection.send(Restart(self._num_epochs, key, tuple(workers)))
 
     def request_stop(self) -> None:
         """End every wait, and tell the child to end. Never blocks; safe in a finalizer."""
         if not self.in_this_process:
             return
-        epoch, line = self._epoch, self._line
+        epoch, connection = self._epoch, self._connection
         try:
             self.figures.end()
         finally:  # whatever becomes of the figures
@@ -163,12 +164,12 @@ class ProcessPool:
                 epoch.close()
             self._epoch = None
             self._epochs.close()
-            if line is not None:
-                line.hang_up()
+            if connection is not None:
+                connection.hang_up()
 
     def __del__(self) -> None:
         # A finalizer that the iterator has for this may be met by Ctrl-C before it begins.
-        if hasattr(self, "_line"):
+        if hasattr(self, "_connection"):
             self.request_stop()
 
     def stop(self) -> None:
@@ -192,7 +193,7 @@ class ProcessPool:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def _new_line(self, key: StreamKey, workers: Sequence[WorkerState]) -> Line:
+    def _new_connection(self, key: StreamKey, workers: Sequence[WorkerState]) -> ChildConnection:
         """To a child that is not there yet."""
         most_held = self._spec.max_outstanding + _MOST_KEPT
         # Without a device stage nobody would know until when the GPU copies: pin_memory() shall
@@ -200,22 +201,22 @@ class ProcessPool:
         lock = None if self._device_stage is None else self._device_stage.region
         mappings = self.figures.mappings = Mappings(most_held, lock=lock)
         beginning = Beginning(
-            Parcel(self._spec), key, tuple(workers), torch.get_default_dtype(), _environment()
+            PickledSpec(self._spec), key, tuple(workers), torch.get_default_dtype(), _environment()
         )
-        return Line(
+        return ChildConnection(
             *(self._context, beginning, mappings),
             hear=partial(_weakly(self._hear), mappings),
             ended=_weakly(self._child_has_ended),
         )
 
-    def _start_line(self) -> None:
+    def _start_child(self) -> None:
         if self._finalize is None:
-            self._line.start(self._threads)
+            self._connection.start(self._threads)
             return
         # Pinning copies, on the receiver's thread. As for the workers of a WorkerPool: see there.
         intra_op = torch.get_num_threads()
         try:
-            self._line.start(self._threads, begin=use_one_intra_op_thread)
+            self._connection.start(self._threads, begin=use_one_intra_op_thread)
         finally:
             torch.set_num_threads(intra_op)
 
@@ -224,7 +225,7 @@ class ProcessPool:
         results = Channel[Result](spec.max_outstanding)
         outlet = results if stage is None else Channel[Result](AHEAD)
         recorder = ProcessRecorder(
-            self._line, "DataLoader", spec.pipeline_number, enabled=spec.stats
+            self._connection, "DataLoader", spec.pipeline_number, enabled=spec.stats
         )
         recorder.belongs_to(self.figures)
         epoch = Epoch(
@@ -248,7 +249,7 @@ class ProcessPool:
             recorder.add_queue(2, "device batches", outlet.capacity)
             self._epochs.put(epoch)
         self._epoch = epoch
-        if self._line.is_over:  # it found no epoch to close
+        if self._connection.is_over:  # it found no epoch to close
             epoch.close()
 
     def _start_transfer(self, stage: DeviceStage) -> None:
@@ -261,7 +262,7 @@ class ProcessPool:
 
     def _hear(self, mappings: Mappings, answer: Answer) -> None:
         mappings.forget(answer.retired)
-        epoch, result = self._epoch, restored_result(answer.result)
+        epoch, result = self._epoch, unpack_errors_of(answer.result)
         if epoch is None or answer.epoch != self._num_epochs:
             if isinstance(result, Loaded) and result.batch.ticket is not None:
                 mappings.give_back(result.batch.ticket.slab)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.report import Report
     from ...pipeline.recorder.timeline import Timeline
     from ..workers.epoch import Epoch
-    from .connection import Line
+    from .connection import ChildConnection
     from .shared_memory import Mappings
 
 __all__ = ["ProcessFigures", "ProcessRecorder"]
@@ -65,17 +65,17 @@ class ProcessFigures(PoolFigures):
 class ProcessRecorder(FlightRecorder):
     """Shows the child's rows beside the trainer's, as long as the child lives."""
 
-    def __init__(self, line: Line, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, connection: ChildConnection, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._line = weakref.ref(line)
+        self._connection = weakref.ref(connection)
 
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Asks the child, which takes some milliseconds."""
         own = super().timeline(since_ns)
-        line = self._line() if self.enabled else None
+        connection = self._connection() if self.enabled else None
         theirs: Timeline | None = None
-        if line is not None and not line.is_over:
-            theirs = line.ask("timeline", timeout=_ASK_SECONDS)
+        if connection is not None and not connection.is_over:
+            theirs = connection.ask("timeline", timeout=_ASK_SECONDS)
         if theirs is None:
             return own
         rows = [row for row in theirs.rows if row.role == "stage"]

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ..fetching.batch_maker import BatchMaker
     from .jobs import Job
 
-__all__ = ["Desk", "describe_desks"]
+__all__ = ["Activity", "describe_activities"]
 
 _MOST_STACKS = 8
 
 
-class Desk:
+class Activity:
     """One worker's. It writes, once for a batch; anyone may read."""
 
     __slots__ = ("job", "maker", "since_ns", "thread")
@@ -39,18 +39,18 @@ class Desk:
         return job.number, f"batch {job.number} for {seconds:.1f} s: {maker.at_work(job.index)}"
 
 
-def describe_desks(
-    desks: Sequence[Desk], threads: Sequence[threading.Thread], awaited: int | None
+def describe_activities(
+    activities: Sequence[Activity], threads: Sequence[threading.Thread], awaited: int | None
 ) -> str:
     """The threads that do something, with their stacks; first those that make the batch that is
-    awaited (None = any would do). ``threads``: those of the desks, and perhaps others.
+    awaited (None = any would do). ``threads``: those of the activities, and perhaps others.
     """
     found = []
-    desk_of = {desk.thread: desk for desk in desks}
+    activity_of = {activity.thread: activity for activity in activities}
     for thread in threads:
         stack = stack_of(thread)
-        if thread in desk_of:
-            batch, doing = desk_of[thread].describe()
+        if thread in activity_of:
+            batch, doing = activity_of[thread].describe()
         else:
             batch, doing = -1, "stage 'transfer'"
         if stack:

@@ -27,7 +27,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .activity import Desk
+    from .activity import Activity
 
 __all__ = ["CAN_TELL", "Crowd", "Spell"]
 
@@ -96,12 +96,12 @@ class _Window:
 class Crowd:
     """The workers of one epoch."""
 
-    def __init__(self, desks: Sequence[Desk], *, shares_jobs: bool, adapts: bool) -> None:
+    def __init__(self, activities: Sequence[Activity], *, shares_jobs: bool, adapts: bool) -> None:
         self.parked: Channel[None] = Channel(_ENOUGH)
         """Where workers wait while one works alone."""
         self.alone: int | None = None
         """Who that is."""
-        self._desks = desks
+        self._activities = activities
         self._shares_jobs = shares_jobs
         self._adapts = adapts and CAN_TELL  # else all always work together
         self._sample_ns = 0.0  # of the last job
@@ -207,7 +207,7 @@ class Crowd:
         """All work together, at least until then."""
         self.alone, self._until_ns = None, until_ns
         try:
-            for _ in self._desks:
+            for _ in self._activities:
                 self.parked.put(None)
         except ChannelClosed:
             pass  # it was, and with it every wait ended
@@ -216,8 +216,8 @@ class Crowd:
         """Nobody waits long for one that is stuck: it may wait for the others."""
         with self._lock:
             alone = self.alone
-            if alone is None or self._desks[alone].job is None:
+            if alone is None or self._activities[alone].job is None:
                 return
-            if perf_counter_ns() - self._desks[alone].since_ns > _LOOK_SECONDS * 1e9:
+            if perf_counter_ns() - self._activities[alone].since_ns > _LOOK_SECONDS * 1e9:
                 self._adapts = False
                 self._open(0)

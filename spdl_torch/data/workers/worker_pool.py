@@ -32,7 +32,7 @@ from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup
 from ..rng.patches import process_generators_kept
-from .activity import Desk, describe_desks
+from .activity import Activity, describe_activities
 from .contention import Crowd
 from .epoch import Epoch
 from .jobs import Failed, Job, Result
@@ -77,7 +77,7 @@ class WorkerPool:
         self._pid = os.getpid()
         # Weakly: else only a garbage collection would free the pool, and with it the dataset.
         self._threads = ThreadGroup(partial(_stop, weakref.ref(self)))
-        self._desks = [Desk() for _ in range(spec.told_workers)]
+        self._activities = [Activity() for _ in range(spec.told_workers)]
         self._copying = threading.Lock()
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
@@ -187,7 +187,7 @@ class WorkerPool:
 
     def at_work(self, awaited: int | None) -> str:
         """What the threads do, in words; ``awaited``: the batch that the trainer waits for."""
-        return describe_desks(self._desks, self._threads.threads(), awaited)
+        return describe_activities(self._activities, self._threads.threads(), awaited)
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
         """Begin another epoch on the same threads; what is outstanding is dropped."""
@@ -268,7 +268,7 @@ class WorkerPool:
             collate_before=self._collate_stats.counters(),
             transfer_before=TaskCounters() if stage is None else stage.hook.counters(),
             probes_before=probe_counters(),
-            crowd=Crowd(self._desks, shares_jobs=self._shares_jobs, adapts=not spec.has_turns),
+            crowd=Crowd(self._activities, shares_jobs=self._shares_jobs, adapts=not spec.has_turns),
             recorder=recorder,
             consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
@@ -351,7 +351,7 @@ class WorkerPool:
         stages = (self._fetch_stats, self._collate_stats)
         cells = tuple(stage.new_cell() if self._spec.stats else None for stage in stages)
         worker = Worker(
-            *(number, self._spec, self._epochs[number], self._desks[number]),
+            *(number, self._spec, self._epochs[number], self._activities[number]),
             copying=self._copying,
             cells=cells,
             could_not_start=self._could_not_start,

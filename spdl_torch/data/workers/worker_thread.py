@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
-    from .activity import Desk
+    from .activity import Activity
     from .epoch import Epoch
     from .load_spec import LoadSpec
 
@@ -47,7 +47,7 @@ class Worker:
         number: int,
         spec: LoadSpec,
         epochs: Channel[Epoch],
-        desk: Desk,
+        activity: Activity,
         *,
         copying: threading.Lock,
         cells: Sequence[TaskCell | None],
@@ -59,7 +59,7 @@ class Worker:
         self._number = number
         self._spec = spec
         self._epochs = epochs
-        self._desk = desk
+        self._activity = activity
         self._copying = copying
         self._cells = cells
         self._could_not_start = could_not_start
@@ -89,7 +89,7 @@ class Worker:
             fetch_cell=fetch_cell,
             collate_cell=collate_cell,
         )
-        self._desk.thread = threading.current_thread()
+        self._activity.thread = threading.current_thread()
         info = acting_as_worker(number, spec.told_workers, spec.base_seed, dataset)
         with info, self._streams:
             broken = broken or self._initialized(dataset)
@@ -153,9 +153,9 @@ class Worker:
         broken: Broken | None,
     ) -> None:
         """One epoch; ends by ChannelClosed."""
-        self._desk.maker = None
+        self._activity.maker = None
         maker = broken or self._opened(make_batches)
-        self._desk.maker = maker if isinstance(maker, BatchMaker) else None
+        self._activity.maker = maker if isinstance(maker, BatchMaker) else None
         jobs, since_ns = epoch.jobs_of(self._number), ring.begin()
         try:
             while True:
@@ -183,7 +183,7 @@ class Worker:
         result: Result | None = None
         try:
             started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
-            self._desk.since_ns, self._desk.job = started_ns, job
+            self._activity.since_ns, self._activity.job = started_ns, job
             spell = epoch.crowd.enter()
             if job.shared:
                 result, taken = self._help(maker, job)
@@ -191,7 +191,7 @@ class Worker:
                 result = self._make(maker, job)
                 taken = job.size if isinstance(result, Loaded) else 0  # failures take other times
             epoch.crowd.leave(self._number, spell, taken, job.size)
-            self._desk.job = None
+            self._activity.job = None
             if result is _NOTHING_LEFT:
                 return since_ns
             ended_ns, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
