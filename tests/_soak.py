@@ -108,7 +108,7 @@ def pipelines(state):
         pipeline = builder.build(max_failures=10_000)
         with pipeline.auto_stop():
             for _, _ in zip(range(3), pipeline, strict=False):
-                pipeline.stats()
+                pipeline.snapshot()
             pipeline.timeline()
         next(iter(builder.build(max_failures=10_000)), None)  # dropped
         with suppress(PipelineFailure):

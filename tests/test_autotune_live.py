@@ -268,13 +268,13 @@ def test_pipeline_gives_the_same_items_in_the_same_order(at_random):
             assert item == 2 * number + 1
             if number > 200 and len(options["tuner"].state.decisions) > 10:
                 break
-        kept = pipeline.stats().stages[-1]
+        kept = pipeline.snapshot().stages[-1]
         assert (kept.name, kept.concurrency) == ("kept", 1)
     until(lambda: not options["tuner"]._session.is_going_on)
     found = dict(options["tuner"].state.found)
     assert set(found) == {"a", "b"}
     pipeline = builder.build(**options)
-    assert {s.name: s.concurrency for s in pipeline.stats().stages[:2]} == found
+    assert {s.name: s.concurrency for s in pipeline.snapshot().stages[:2]} == found
     pipeline.stop()
 
 

@@ -200,7 +200,7 @@ def test_figures_of_the_child_can_be_read(continuous):
     """Complete at the end of a pass; the report has the child's stages and this loop's wait."""
     items = in_child([0, 1, 2], same, name="decode", continuous=continuous)
     assert len(list(items)) == 3
-    stats = items.stats()
+    stats = items.snapshot()
     assert [stage.name for stage in stats.stages] == ["decode"]
     assert stats.stages[0].tasks.num_tasks >= 3
     assert isinstance(items.report(), Report)
@@ -211,7 +211,7 @@ def test_iterable_without_figures_has_none():
     """The error says so."""
     items = iterate_in_subprocess(Counter)
     with pytest.raises(RuntimeError, match="iterate_in_subprocess: there are no figures"):
-        items.stats()
+        items.snapshot()
     assert list(items) == [1, 1, 1]
     with pytest.raises(RuntimeError, match="there are no figures"):
         items.report()

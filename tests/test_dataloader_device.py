@@ -347,7 +347,7 @@ def test_pipeline_dataset_hands_items_over(backends, device):
     for _ in range(2):
         assert [item.item() for item in dataset] == list(range(9))
     assert len(dataset) == 9
-    assert [stage.name for stage in dataset.stats().stages] == ["tensor", "transfer"]
+    assert [stage.name for stage in dataset.snapshot().stages] == ["tensor", "transfer"]
     assert_threads_end()
 
 
@@ -367,6 +367,6 @@ def test_pipeline_dataset_stays_in_host_memory_on_the_cpu():
     """No stage is added, no CUDA needed; other devices are refused at once."""
     dataset = dataset_to("cpu")
     assert [item.item() for item in dataset] == list(range(9))
-    assert [stage.name for stage in dataset.stats().stages] == ["tensor"]
+    assert [stage.name for stage in dataset.snapshot().stages] == ["tensor"]
     with pytest.raises(UnsupportedOptionError, match="PipelineDataset: device='mps' is not in"):
         dataset_to("mps")

@@ -227,13 +227,13 @@ def test_stats_are_there_in_a_pass_and_after_it():
     """Figures of the running pass, then of the last one."""
     dataset = dataset_of(range(10), double)
     with pytest.raises(RuntimeError, match="there are no figures, nothing was loaded yet"):
-        dataset.stats()
+        dataset.snapshot()
     iterator = iter(dataset)
     next(iterator)
-    assert dataset.stats().stages[0].name == "double"
+    assert dataset.snapshot().stages[0].name == "double"
     list(iterator)
-    assert dataset.stats().stages[0].tasks.num_tasks == 10
-    assert dataset.stats() == dataset.stats()
+    assert dataset.snapshot().stages[0].tasks.num_tasks == 10
+    assert dataset.snapshot() == dataset.snapshot()
 
 
 # -- length ----------------------------------------------------------------------------------------

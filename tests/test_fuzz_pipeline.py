@@ -212,7 +212,7 @@ class PipelineMachine(RuleBasedStateMachine):
         self.pipeline._run.check_balance()
         if self.state != "ended" or not self.options["stats"]:
             return
-        stages = self.pipeline.stats().stages
+        stages = self.pipeline.snapshot().stages
         calls = [
             stage.tasks.num_tasks
             for stage in stages
@@ -241,7 +241,7 @@ class PipelineMachine(RuleBasedStateMachine):
 
 
 def read(pipeline):
-    stats, timeline = pipeline.stats(), pipeline.timeline()
+    stats, timeline = pipeline.snapshot(), pipeline.timeline()
     assert 0 <= stats.consumer_wait_ratio <= 1
     for stage in stats.stages:
         assert 0 <= stage.tasks.num_failures <= stage.tasks.num_tasks

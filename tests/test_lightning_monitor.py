@@ -619,7 +619,7 @@ def test_work_of_a_pause_counts_and_its_time_does_not():
 def test_laps_of_a_run_add_up_to_it():
     """Counts and seconds of the parts are those of the whole."""
     dataset = streamed()
-    readings = [None, *(dataset.stats() for _ in dataset)]
+    readings = [None, *(dataset.snapshot() for _ in dataset)]
     laps = [lap_between(before, after) for before, after in itertools.pairwise(readings)]
     whole = readings[-1]
     assert sum(lap.elapsed for lap in laps) == pytest.approx(whole.elapsed)

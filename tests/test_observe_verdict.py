@@ -307,7 +307,7 @@ def test_cause_is_found_on_real_threads(cause):
     for number, item in enumerate(dataset):
         if consume is not None:
             consume(item)
-        if number % 10 == 0 and dataset.stats().elapsed >= 2.0:
+        if number % 10 == 0 and dataset.snapshot().elapsed >= 2.0:
             report = dataset.report()
             break
     assert report.verdict.cause is cause, str(report)

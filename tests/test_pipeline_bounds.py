@@ -116,7 +116,7 @@ def test_num_threads_does_not_count_a_stage_with_its_own_executor():
         )
         with p.auto_stop():
             stuck.wait_started(1)
-            until(lambda: p.stats().stages[0].tasks.num_tasks >= 5)
+            until(lambda: p.snapshot().stages[0].tasks.num_tasks >= 5)
             assert stuck.max_running == 1
             stuck.open()
             assert sorted(p) == list(range(10))

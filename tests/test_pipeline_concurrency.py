@@ -138,7 +138,7 @@ def test_seats_are_taken_again():
             until(lambda: items.get_item() and len(workers_of("op")) == 1)
         rows = [row for row in items.timeline().rows if row.stage == "op"]
         assert [row.replica for row in rows] == [0, 1, 2]
-    assert sum(s.tasks.num_tasks for s in items.stats().stages) >= 10
+    assert sum(s.tasks.num_tasks for s in items.snapshot().stages) >= 10
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ class ChangedAtRandom(RuleBasedStateMachine):
         else:
             self.take(10_000)
             self.nothing_lost_nothing_twice()
-        stats = self.pipeline.stats().stages
+        stats = self.pipeline.snapshot().stages
         assert all(0 <= s.wait_in_ratio <= 1 and s.busy_ratio <= 1.01 for s in stats)
         self.pipeline._run.check_balance()
         assert not spdl_threads()

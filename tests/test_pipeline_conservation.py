@@ -54,7 +54,7 @@ def test_random_pipelines_deliver_what_a_plain_loop_makes(
     if ordered:
         assert got == expected
     pipeline._run.check_balance()
-    assert sum(stage.tasks.num_failures for stage in pipeline.stats().stages) == sum(failures)
+    assert sum(stage.tasks.num_failures for stage in pipeline.snapshot().stages) == sum(failures)
 
 
 @settings(deadline=None, max_examples=40)

@@ -325,7 +325,7 @@ def test_aggregator_is_flushed_at_the_end_of_each_epoch(drop_last):
     pipeline = builder.aggregate(Sums(), drop_last=drop_last).add_sink().build(max_failures=-1)
     with pipeline.auto_stop():
         assert [list(pipeline) for _ in range(3)] == [[12] if drop_last else [12, 5]] * 3
-    assert pipeline.stats().stages[0].tasks.num_failures >= 3
+    assert pipeline.snapshot().stages[0].tasks.num_failures >= 3
 
 
 def test_aggregator_flushes_at_the_end_of_the_data():
@@ -349,7 +349,7 @@ def test_ends_of_epochs_are_no_items():
         assert queue.counters().num_got == 7
     taken = [q.counters() for q in pipeline._run._queues()]
     assert all(after.num_put <= before.num_got for before, after in pairwise(taken))
-    assert pipeline.stats().stages[0].tasks.num_tasks == taken[0].num_got
+    assert pipeline.snapshot().stages[0].tasks.num_tasks == taken[0].num_got
     assert queue.counters().num_put - 7 == len(queue)
 
 

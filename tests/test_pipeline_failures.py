@@ -314,7 +314,7 @@ def test_cancelled_error_of_the_op_is_a_failing_item(order):
     )
     with p.auto_stop():
         assert sorted(p) == [n for n in range(50) if n not in (3, 5)]
-    assert [stage.tasks.num_failures for stage in p.stats().stages] == [1, 1]
+    assert [stage.tasks.num_failures for stage in p.snapshot().stages] == [1, 1]
     p._run.check_balance()
 
 
@@ -330,7 +330,7 @@ def test_generator_that_fails_keeps_what_it_yielded():
     p = pipeline_of(range(3), spread, build={"max_failures": 1})
     with p.auto_stop():
         assert list(p) == [0, 0, 1, 2, -2]
-    assert p.stats().stages[0].tasks.num_failures == 1
+    assert p.snapshot().stages[0].tasks.num_failures == 1
 
 
 def test_wrapped_container_misses_are_failing_items():

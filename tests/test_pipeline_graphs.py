@@ -286,7 +286,7 @@ def test_router_that_fails_or_names_no_path_fails_its_item(is_async):
     )
     with pipeline.auto_stop():
         assert sorted(pipeline) == [0, 1, 2, 4, 6, 8, 10, 11]
-    stage = pipeline.stats().stages[0]
+    stage = pipeline.snapshot().stages[0]
     assert (stage.name, stage.tasks.num_tasks, stage.tasks.num_failures) == ("choose", 12, 4)
     strict = variants_of(
         range(12),
@@ -339,7 +339,7 @@ def test_failures_on_a_path_have_the_name_of_their_stage():
     ):
         list(pipeline)
     assert all("in stage 'decode'" in e.__notes__[0] for e in failure.value.exceptions)
-    assert {s.name: s.tasks.num_failures for s in pipeline.stats().stages}["decode"] >= 4
+    assert {s.name: s.tasks.num_failures for s in pipeline.snapshot().stages}["decode"] >= 4
 
 
 def test_stage_that_breaks_on_a_path_ends_the_others():

@@ -431,7 +431,7 @@ def test_task_hook_overridden_around_the_base_still_counts(op, asynchronous):
     build = {"task_hook_factory": lambda info: [(Asynchronous if asynchronous else Plain)(info)]}
     with pipeline_of(range(30), op, concurrency=2, build=build).auto_stop() as p:
         list(p)
-    assert p.stats().stages[0].tasks.num_tasks == 30
+    assert p.snapshot().stages[0].tasks.num_tasks == 30
     assert sorted(seen) == list(range(30))
 
 
@@ -485,7 +485,7 @@ def test_task_time_is_taken_inside_the_worker_when_threads_are_few(clock, kind):
     build = {"num_threads": 1, "max_failures": 1.0}
     with pipeline_of(range(40), ops[kind], concurrency=8, build=build).auto_stop() as p:
         list(p)
-    stage = p.stats().stages[0]
+    stage = p.snapshot().stages[0]
     assert stage.tasks.num_tasks == 40
     assert stage.tasks.ave_time == pytest.approx(100e-9)
     assert stage.tasks.p99_time == pytest.approx(100e-9, rel=0.063)
@@ -508,11 +508,11 @@ def test_task_time_does_not_include_waiting_for_room(clock):
         queues = p._run._queues()
         until(lambda: queues[1].counters().put_wait[1] == 1 and len(queues[2]) == 1)
         clock.advance(1_000)
-        stage = p.stats().stages[0]
+        stage = p.snapshot().stages[0]
         assert stage.queue.ave_put_time > 0
         assert stage.wait_out_ratio > 0.5
         list(p)
-    assert p.stats().stages[0].tasks.ave_time == pytest.approx(10e-9)
+    assert p.snapshot().stages[0].tasks.ave_time == pytest.approx(10e-9)
 
 
 def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
@@ -528,7 +528,7 @@ def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
         stats = queue_stats(queue.counters())
         assert (stats.num_items, stats.occupancy_rate) == (0, 0.0)
         assert stats.ave_get_time == pytest.approx(5_000e-9)
-    stage = p.stats().stages[0]
+    stage = p.snapshot().stages[0]
     assert stage.wait_in_ratio == pytest.approx(1.0)
     assert stage.busy_ratio == 0
     p.stop()
@@ -538,7 +538,7 @@ def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
 
 def test_stats_of_a_new_pipeline_are_zero():
     """Asking before the start is no error."""
-    stats = pipeline_of(range(3), same).stats()
+    stats = pipeline_of(range(3), same).snapshot()
     assert stats.elapsed == 0
     assert stats.stages[0].tasks.num_tasks == 0
 
@@ -571,7 +571,7 @@ def test_dropped_items_are_counted():
         )
         with p.auto_stop():
             assert list(p) == [[5, 7, 9, 11, 13]]
-    assert [stage.num_dropped for stage in p.stats().stages] == [2, 10, 0, 1, 0, 1, 3]
+    assert [stage.num_dropped for stage in p.snapshot().stages] == [2, 10, 0, 1, 0, 1, 3]
 
 
 def test_async_stage_hook_runs_when_a_loop_runs_already():

@@ -262,7 +262,7 @@ def test_without_statistics_nothing_is_measured():
         with pipeline.auto_stop():
             assert list(pipeline) == [list(range(n, min(n + 3, 20))) for n in range(0, 20, 3)]
         assert not any(row.turns for row in pipeline.timeline().rows)
-        assert [stage.tasks.num_tasks for stage in pipeline.stats().stages] == [0, 0]
+        assert [stage.tasks.num_tasks for stage in pipeline.snapshot().stages] == [0, 0]
     finally:
         session.end()
 

@@ -245,7 +245,7 @@ def test_minus_one_is_spdls_default():
     )
     with p.auto_stop():
         assert list(p) == []
-    assert p.stats().stages[0].tasks.num_failures == 500
+    assert p.snapshot().stages[0].tasks.num_failures == 500
 
 
 @pytest.mark.parametrize("whole", [None, 0, 0.5, Fraction(1, 10)])

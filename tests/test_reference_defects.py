@@ -77,7 +77,7 @@ def test_task_time_is_the_ops_own_when_threads_are_few():
     with builder.build(num_threads=2).auto_stop() as pipeline:
         assert len(list(pipeline)) == 60
         passed = time.perf_counter() - begun
-        (stage,) = pipeline.stats().stages
+        (stage,) = pipeline.snapshot().stages
     assert sum(spans) <= stage.tasks.busy_time <= 2 * passed
     assert stage.tasks.ave_time == pytest.approx(stage.tasks.busy_time / 60)
 

@@ -92,7 +92,7 @@ class _Session:
             if run.is_taking:
                 self._look(run)
                 return
-            self._state.meter.end_run(run.stats(), run.num_delivered)
+            self._state.meter.end_run(run.snapshot(), run.num_delivered)
             self._state.tell_settings(self._settings(run))
         except Exception:
             _logger.exception("autotune: it broke; the pipeline goes on with what it has.")
@@ -104,7 +104,7 @@ class _Session:
         if not self._has_begun:
             self._has_begun = True
             start_probing()
-        lap = self._state.meter.look(run.stats(), run.num_delivered)
+        lap = self._state.meter.look(run.snapshot(), run.num_delivered)
         if lap is not None:
             has_changed = self._step(run, self._window(run, lap))
             self._state.meter.restart(skip=int(has_changed))

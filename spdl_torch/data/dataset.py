@@ -177,24 +177,24 @@ class PipelineDataset(IterableDataset[T_co]):
         finally:
             self._end_pass(current)
 
-    def stats(self) -> PipelineStats:
+    def snapshot(self) -> PipelineStats:
         """Figures of every stage in the pass that runs or, between passes, in the last one.
 
         Raises: RuntimeError: nothing was loaded yet by this object. A DataLoader's workers have
             copies of it, with figures of their own.
         """
-        return self.report().stats if self._pass is None else self._pass.pipeline.stats()
+        return self.report().stats if self._pass is None else self._pass.pipeline.snapshot()
 
     def report(self) -> Report:
         """What holds training back in the pass that runs or, between passes, did in the last one:
-        ``print(dataset.report())``. Errors as of ``stats()``.
+        ``print(dataset.report())``. Errors as of ``snapshot()``.
         """
         return self.profile().report() if self._cached_step else self._measured().report()
 
     def profile(self) -> Profile:
         """The report, and what every thread did in the last seconds of the pass that runs or,
         between passes, of the last one: ``dataset.profile().write_trace("trace.json.gz")``. Errors
-        as of ``stats()``.
+        as of ``snapshot()``.
         """
         measured = self._measured()
         return profile_of_run(measured.report(), measured.recorder.timeline(), self._cached_step)
@@ -395,7 +395,7 @@ class _Pass:
 
     def report(self) -> Report:
         probes = probes_between(self._before, probe_counters())
-        return make_report(self.pipeline.stats(), probes)
+        return make_report(self.pipeline.snapshot(), probes)
 
 
 class _Ended:

@@ -147,9 +147,9 @@ class Pipeline(Generic[T]):
         """Items that ops have dropped (None) or failed so far, over all stages."""
         return self._run.num_lost
 
-    def stats(self) -> PipelineStats:
+    def snapshot(self) -> PipelineStats:
         """Return the figures of every stage since the start, open waits included."""
-        return self._run.stats()
+        return self._run.snapshot()
 
     def report(self) -> Report:
         """Judge what has held the loop back so far: ``print(pipeline.report())``.
@@ -157,14 +157,14 @@ class Pipeline(Generic[T]):
         Raises: RuntimeError: the pipeline was not started.
         """
         self._check_begun()
-        return report_of(self.stats())
+        return report_of(self.snapshot())
 
     def profile(self) -> Profile:
         """Return the report, with a record of what every thread did in the last seconds:
         ``pipeline.profile().write_trace("trace.json.gz")``. Raises: as ``report``.
         """
         self._check_begun()
-        return profile_of(self.stats(), self.timeline())
+        return profile_of(self.snapshot(), self.timeline())
 
     def _check_begun(self) -> None:
         if self._run.state is RunState.NEW:

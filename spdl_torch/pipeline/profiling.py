@@ -189,7 +189,7 @@ class _Profiling:
         with _silent(spec).auto_stop() as pipeline:
             outputs = _kept(pipeline)
             seconds = perf_counter() - start
-            figures = pipeline.stats().stages[0].queue
+            figures = pipeline.snapshot().stages[0].queue
         return outputs, figures.num_items / seconds, figures.occupancy_rate
 
 

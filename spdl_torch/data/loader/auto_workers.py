@@ -69,7 +69,7 @@ class LoaderTuner:
         if now < self._due:
             return
         self._due = now + self._part_seconds
-        stats = self._pool.figures.stats()
+        stats = self._pool.figures.snapshot()
         lap = self._state.meter.look(stats, self._num_batches)
         if lap is not None:
             has_changed = self._step(self._window(lap))
@@ -77,7 +77,7 @@ class LoaderTuner:
 
     def end(self) -> None:
         """The epoch is over."""
-        self._state.meter.end_run(self._pool.figures.stats(), self._num_batches)
+        self._state.meter.end_run(self._pool.figures.snapshot(), self._num_batches)
         if self._state.found:
             self._state.tell_settings(self._settings())
 

@@ -218,7 +218,7 @@ class DataLoader(BaseLoader[T_co]):
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        return self._measured().stats()
+        return self._measured().snapshot()
 
     def report(self) -> Report:
         """What holds training back in the epoch that is running or, between epochs, did in the

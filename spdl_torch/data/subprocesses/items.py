@@ -95,7 +95,7 @@ class SubprocessItems(IterableDataset[Sent]):
 def _figures_of(iterable: Any) -> PipelineStats | None:
     """Read a pipeline's or a dataset's figures; None = it is neither, or nothing has run yet."""
     try:
-        figures = iterable.stats()
+        figures = iterable.snapshot()
     except (AttributeError, TypeError, RuntimeError):
         return None
     return figures if isinstance(figures, PipelineStats) else None
@@ -131,9 +131,9 @@ class Passes:
         self._pipeline.start()
         return self._pipeline
 
-    def stats(self) -> PipelineStats | None:
+    def snapshot(self) -> PipelineStats | None:
         """Figures of the pipeline that runs, or ran last; None = there was none."""
-        return None if self._pipeline is None else self._pipeline.stats()
+        return None if self._pipeline is None else self._pipeline.snapshot()
 
 
 class _RandomStates(NamedTuple):

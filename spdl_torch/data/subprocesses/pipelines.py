@@ -205,7 +205,7 @@ class SubprocessIterable(Generic[T]):
                 return
             yield sent.item
 
-    def stats(self) -> PipelineStats:
+    def snapshot(self) -> PipelineStats:
         """Figures of the child's pipeline since it began; of the moment when the last item came,
         or up to 0.1 s older.
 
@@ -224,7 +224,7 @@ class SubprocessIterable(Generic[T]):
         Raises: as ``stats``.
         """
         waits = self._loader.snapshot().consumer_wait_ratio
-        return make_report(replace(self.stats(), consumer_wait_ratio=waits))
+        return make_report(replace(self.snapshot(), consumer_wait_ratio=waits))
 
     def _begin(self) -> Iterator[Sent]:
         try:

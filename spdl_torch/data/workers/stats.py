@@ -40,7 +40,7 @@ class Figures(Protocol):
     skipped: SkippedSamples | None
     """None = samples may not fail."""
 
-    def stats(self) -> PipelineStats:
+    def snapshot(self) -> PipelineStats:
         """The figures alone."""
         ...
 
@@ -98,7 +98,7 @@ class PoolFigures:
             self._epoch.consumer.end()
             self._last, self._epoch = self.report(), None
 
-    def stats(self) -> PipelineStats:
+    def snapshot(self) -> PipelineStats:
         """As :class:`Figures` says."""
         epoch = self._epoch
         return self._last.stats if epoch is None else self._stats_of(epoch)
@@ -170,7 +170,7 @@ class InlineFigures:
         for stage in self._stages:
             stage.end()
 
-    def stats(self) -> PipelineStats:
+    def snapshot(self) -> PipelineStats:
         """As :class:`Figures` says."""
         readings = [stage.counters() for stage in self._stages]
         elapsed_ns = max(1, readings[0].elapsed_ns)
@@ -187,7 +187,7 @@ class InlineFigures:
 
     def report(self) -> Report:
         """As :class:`Figures` says."""
-        return _with_skipped(make_report(self.stats(), pooled=_POOLED), self.skipped)
+        return _with_skipped(make_report(self.snapshot(), pooled=_POOLED), self.skipped)
 
     def timeline(self) -> Timeline:
         """As :class:`Figures` says."""

@@ -118,7 +118,7 @@ def _report_of(owner: Any) -> Report:
         if hasattr(owner, "report"):
             report: Report = owner.report()
             return report
-        return _NOTHING if owner is None else make_report(owner.stats())
+        return _NOTHING if owner is None else make_report(owner.snapshot())
     except RuntimeError:  # nothing was loaded
         return _NOTHING
 

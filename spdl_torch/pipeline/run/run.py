@@ -373,7 +373,7 @@ class Run:
     def _queues(self) -> list[StatsQueue]:
         return [at.queue for at in self._queues_at]
 
-    def stats(self) -> PipelineStats:
+    def snapshot(self) -> PipelineStats:
         """Return the figures since the start, open waits included."""
         elapsed_ns = perf_counter_ns() - self._started_ns if self._started_ns else 0
         wait_ns = self._sink_queue.counters().get_wait[0]

@@ -34,7 +34,7 @@ class Adjustable(Protocol):
     def num_delivered(self) -> int:
         """The number of items that the consumer took so far."""
 
-    def stats(self) -> PipelineStats:
+    def snapshot(self) -> PipelineStats:
         """Return the figures since the start."""
 
     def set_concurrency(self, stage: str, count: int) -> None:
