@@ -214,7 +214,7 @@ class SubprocessIterable(Generic[T]):
         if self._figures is None:
             raise RuntimeError(
                 f"{self._name}: there are no figures: no item has come yet, or what iterates in "
-                "the child has no stats()."
+                "the child has no snapshot()."
             )
         return self._figures
 
