@@ -45,12 +45,12 @@ class FailureBudget:
             count = self.num_failures
             if count <= _KEPT_ERRORS:
                 self.errors.append(error)
-        self._tell(error, count, num_tasks)
+        self._log(error, count, num_tasks)
         return self._exceeded(num_tasks)
 
     def overdrawn_at_end(self, num_tasks: int) -> bool:
         """Judge the stage after its last task."""
-        self._tell_all(num_tasks)
+        self._log_total(num_tasks)
         return self._exceeded(num_tasks) or self.nothing_succeeded(num_tasks)
 
     def nothing_succeeded(self, num_tasks: int) -> bool:
@@ -66,12 +66,12 @@ class FailureBudget:
             f"max_failures is {limit}. Fix the items below or raise max_failures"
         )
 
-    def _tell(self, error: Exception, count: int, num_tasks: int) -> None:
+    def _log(self, error: Exception, count: int, num_tasks: int) -> None:
         """Log one failure, the ``count``-th."""
         if count <= _LOGGED_ERRORS:
             _logger.error("%s: %s; the item is dropped.", _last_note(error), _one_line(error))
 
-    def _tell_all(self, num_tasks: int) -> None:
+    def _log_total(self, num_tasks: int) -> None:
         """Log the number of failures, after the last task."""
         if self.num_failures > _LOGGED_ERRORS:
             _logger.error(
