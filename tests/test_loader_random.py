@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from _loader_helpers import assert_threads_end, run_script, torch_loader
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -625,6 +627,24 @@ def test_worker_init_fn_cannot_reseed_the_trainer():
     assert np.random.get_state()[1].tolist() == states[2]
     del iterator
     assert_threads_end()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    first=st.integers(0, 2**64),
+    count=st.integers(1, 9),
+    num_replicas=st.integers(1, 5),
+    start=st.integers(0, 2**63 - 1),
+    epoch_seed=st.integers(0, 2**63 - 1),
+    generator=st.sampled_from([0, 1, 2]),
+)
+def test_seeds_of_a_batch_are_those_of_its_samples(
+    first, count, num_replicas, start, epoch_seed, generator
+):
+    """However far an epoch has got: a state may say so."""
+    key = StreamKey(epoch_seed, start, num_replicas, num_replicas - 1)
+    expected = [key.seed(first + n, Purpose.SAMPLE, generator) for n in range(count)]
+    assert key.seeds(first, count, generator) == expected
 
 
 def test_seeds_do_not_collide():

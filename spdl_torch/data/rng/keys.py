@@ -60,7 +60,7 @@ class StreamKey:
         time that it takes one by one.
         """
         places = np.arange(count, dtype=np.uint64) * np.uint64(self.num_replicas)
-        places += np.uint64(self.place_of(first))
+        places += np.uint64(self.place_of(first) & _MASK)
         states = _mix_all(places ^ np.uint64(mix(self.epoch_seed & _MASK)))
         states ^= np.uint64(Purpose.SAMPLE + len(Purpose) * generator)
         seeds: list[int] = (_mix_all(states) >> np.uint64(1)).tolist()

@@ -75,7 +75,7 @@ class FlightRecorder:
     # -- what the run calls --------------------------------------------------------------------
 
     def belongs_to(self, owner: object) -> None:
-        """Set the owner of the run: it has ``snapshot()`` or ``report()``, and is not kept alive."""
+        """Set the owner of the run: it has ``snapshot()`` or ``report()``; it is not kept alive."""
         self._owner = weakref.ref(owner)
 
     def branches(self) -> None:
