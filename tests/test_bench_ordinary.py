@@ -154,6 +154,16 @@ def test_losses_are_marked_and_the_geometric_mean_ends_the_table():
     assert "(1,000..1,001)" not in rows["even"], "a speed is there to be read beside its ratio"
 
 
+def test_busy_machine_is_mentioned():
+    """Beside other programs the ratios with workers are too good."""
+    for cores, remarks in ((0.0, 2), (1.0, 3)):
+        report = report_of({"one": 1.0, "two": 1.0})
+        for row in ("one", "two"):
+            report.rows[row]["other_cores"] = {0: cores, 1: cores}
+        assert len(table_ordinary.conclude(report)) == remarks
+    assert "kept 1.0 cores busy" in table_ordinary.conclude(report)[-1]
+
+
 def test_samples_of_a_pass_are_whole_batches_for_each_worker():
     """For any length of a pass and any number of workers, and two batches each at least."""
     for ordinary, seconds, workers in itertools.product(ORDINARY, (1e-3, 0.1, 2), (1, 2, 3, 16)):

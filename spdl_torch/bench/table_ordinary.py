@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
 from .ordinary.catalogue import ORDINARY, Ordinary
@@ -28,6 +28,8 @@ __all__ = ["FIXED", "MEAN", "TABLES", "conclude"]
 
 _LOSS = 0.97
 """Ratios below it are losses; above it is the noise of two loaders that do the same."""
+_QUIET_CORES = 0.2
+"""Cores that other programs may use before the ratios with workers mean little."""
 MEAN = "geometric mean"
 """The last row, over the datasets, a value each round."""
 FIXED = "fixed costs, 0 workers"
@@ -114,10 +116,11 @@ def conclude(report: Report) -> list[str]:
             report.add(MEAN, {key: geometric_mean(one[number] for one in series)}, number)
     if not report.shows_goals:
         return []
-    return [
+    losses = [
         _losses(report, datasets, key, workers)
         for key, workers in (("ratio_0", "without workers"), ("ratio_n", "with workers"))
     ]
+    return losses + _disturbance(report, datasets)
 
 
 def _losses(report: Report, datasets: list[str], key: str, workers: str) -> str:
@@ -125,6 +128,21 @@ def _losses(report: Report, datasets: list[str], key: str, workers: str) -> str:
     losses = [f"{row} {value:.2f}" for value, row in found if value < _LOSS]
     named = f": {'; '.join(losses)}." if losses else "."
     return f"LOSSES {workers} (below {_LOSS}): {len(losses)} of {len(datasets)}{named}"
+
+
+def _disturbance(report: Report, datasets: list[str]) -> list[str]:
+    """Say so if other programs took the cores that torch's worker processes would have used."""
+    others = [report.median(row, "other_cores") for row in datasets if _has_others(report, row)]
+    if not others or median(others) <= _QUIET_CORES:
+        return []
+    return [
+        f"Other programs kept {median(others):.1f} cores busy: on a quiet machine torch's worker "
+        "processes are faster, and the ratios with workers smaller."
+    ]
+
+
+def _has_others(report: Report, row: str) -> bool:
+    return bool(report.rows[row].get("other_cores"))
 
 
 TABLES = {
