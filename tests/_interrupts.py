@@ -104,7 +104,15 @@ class Rounds:
     def go_on(self, loader, iterator):
         """Whoever goes on after Ctrl-C: what is left of the epoch comes, then a whole one."""
         state = loader.state_dict()
-        rest = [] if iterator is None else [n for batch in iterator for n in batch.tolist()]
+        rest = []
+        try:
+            for batch in () if iterator is None else iterator:
+                rest += batch.tolist()
+        except RuntimeError as error:
+            if "Ctrl-C came in the middle of a message" not in str(error):
+                raise
+            loader.load_state_dict(loader.state_dict())
+            rest += [n for batch in loader for n in batch.tolist()]
         assert len(set(rest)) == len(rest), "no sample twice"
         again = DataLoader(loader.dataset, 4, num_workers=loader.num_workers)
         again.load_state_dict(state)

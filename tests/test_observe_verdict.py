@@ -10,6 +10,7 @@ import threading
 import zlib
 
 import pytest
+from _loader_helpers import PATIENCE_SECONDS
 
 from spdl_torch import PipelineDataset
 from spdl_torch.__main__ import main
@@ -22,8 +23,8 @@ from spdl_torch.observe import (
     recorders,
     report_of_file,
 )
-from spdl_torch.observe.verdict import probes as probes_module
 from spdl_torch.observe.verdict.probes import (
+    is_probing,
     probe_counters,
     probes_between,
     start_probing,
@@ -318,27 +319,45 @@ def test_cause_is_found_on_real_threads(cause):
 def test_collections_are_timed_while_somebody_probes():
     """Their share of the window; nothing is left in gc.callbacks."""
     before_callbacks = list(gc.callbacks)
-    start_probing()
-    start_probing()
+    first, second = Named(), Named()
+    start_probing(first)
+    start_probing(second)
+    start_probing(second)
     before = probe_counters()
     gc.collect()
     assert probes_between(before, probe_counters()).gc_ratio > 0
-    stop_probing()
+    stop_probing(first)
+    stop_probing(first)
     assert gc.callbacks != before_callbacks
-    stop_probing()
+    stop_probing(second)
     assert gc.callbacks == before_callbacks
-    stop_probing()
-    assert probes_module._probe._num_users == 0
+
+
+class Named:
+    """Somebody who has the probe work."""
+
+
+def test_probe_ends_when_its_users_are_gone():
+    """Also those who did not say so: Ctrl-C may meet a finalizer."""
+    before_callbacks = list(gc.callbacks)
+    user = Named()
+    start_probing(user)
+    (probe,) = [thread for thread in threading.enumerate() if thread.name == "spdl-probe"]
+    del user
+    probe.join(PATIENCE_SECONDS)
+    assert not probe.is_alive()
+    assert gc.callbacks == before_callbacks
 
 
 def test_probe_does_not_follow_into_a_fork():
     """A child has no probing thread and starts its own."""
-    start_probing()
+    user = Named()
+    start_probing(user)
     reading_end, writing_end = os.pipe()
     child = os.fork()
     if child == 0:
-        alone = probes_module._probe._num_users == 0
-        start_probing()
+        alone = not is_probing()
+        start_probing(user)
         alive = any(thread.name == "spdl-probe" for thread in threading.enumerate())
         os.write(writing_end, b"ok" if alone and alive else b"no")
         os._exit(0)
@@ -346,7 +365,7 @@ def test_probe_does_not_follow_into_a_fork():
     os.waitpid(child, 0)
     os.close(reading_end)
     os.close(writing_end)
-    stop_probing()
+    stop_probing(user)
 
 
 # -- as text and as JSON ---------------------------------------------------------------------------

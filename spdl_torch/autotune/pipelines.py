@@ -98,12 +98,12 @@ class _Session:
             _logger.exception("autotune: it broke; the pipeline goes on with what it has.")
         self._run = None
         if self._has_begun:
-            stop_probing()
+            stop_probing(self)
 
     def _look(self, run: Adjustable) -> None:
         if not self._has_begun:
             self._has_begun = True
-            start_probing()
+            start_probing(self)
         lap = self._state.meter.look(run.snapshot(), run.num_delivered)
         if lap is not None:
             has_changed = self._step(run, self._window(run, lap))

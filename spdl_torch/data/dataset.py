@@ -362,7 +362,7 @@ class PipelineDataset(IterableDataset[T_co]):
         except TimeoutError as error:
             _logger.warning("PipelineDataset: the loop has ended, but %s", error)
         finally:
-            stop_probing()
+            stop_probing(ending)
             join_probing(_STOP_SECONDS)
         # Whoever takes len() items and no more (Lightning does) would never hear of it.
         if ending.pipeline.failure is not None and not ending.is_failure_raised:
@@ -390,7 +390,7 @@ class _Pass:
         self.pipeline = pipeline
         self.recorder = recorder
         self.is_failure_raised = False
-        start_probing()
+        start_probing(self)
         self._before = probe_counters()
 
     def report(self) -> Report:

@@ -79,6 +79,7 @@ class ChildConnection:
         self._broken: BaseException | None = None
         self._exit_code: int | None = None
         self._was_terminated = False
+        self._is_cut_off = False  # by Ctrl-C in the middle of a message
         self._connection: Connection | None = None
         self._hook: socket.socket | None = None
         self._child: ChildProcess | None = None
@@ -133,6 +134,7 @@ class ChildConnection:
         except OSError:
             pass
         except BaseException:  # Ctrl-C in the middle of a message: the child would not follow
+            self._is_cut_off = True
             self.hang_up()
             raise
         return True
@@ -205,6 +207,11 @@ class ChildConnection:
             )
             raised.__cause__ = self._broken
             return raised
+        if self._is_cut_off:
+            return RuntimeError(
+                f"DataLoader: {where} was stopped because Ctrl-C came in the middle of a message "
+                "to it. Call iter(loader) again; state_dict() says where the epoch stands."
+            )
         if self._was_terminated:
             return RuntimeError(
                 f"DataLoader: {where} was ended by Process.terminate(), which something in this "

@@ -207,7 +207,9 @@ class ThreadIterator(EpochIterator):
         # stops the threads. Arranged before the first one starts, because Ctrl-C may come while
         # they start.
         self._finalizer = weakref.finalize(self, self._pool.request_stop)
-        self._finalizer.atexit = False  # at exit the pool's thread group stops and joins them
+        # A second one: Ctrl-C may meet the first before it has done anything, and be dropped.
+        again = weakref.finalize(self, self._pool.request_stop)
+        self._finalizer.atexit = again.atexit = False  # at exit the pool's thread group stops them
         self._tuner = None
         try:
             self._pool.start(self._stream_key(), self._begun_from)

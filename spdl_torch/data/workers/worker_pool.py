@@ -93,7 +93,6 @@ class WorkerPool:
             self._collate_stats,
             None if device_stage is None else device_stage.hook,
         )
-        self._is_probing = False
         self._epoch: Epoch | None = None
 
     # -- the trainer's thread ------------------------------------------------------------------
@@ -106,8 +105,7 @@ class WorkerPool:
         Raises: RuntimeError: the system has no more threads; those that were started end.
         """
         if self._spec.stats:
-            self._is_probing = True
-            start_probing()
+            start_probing(self)
         self._begin_epoch(key, workers)
         self._start_threads()
 
@@ -222,9 +220,7 @@ class WorkerPool:
         # What nobody will take is freed, whoever keeps the pool; errors know it by their frames.
         self._epoch = None
         self._init_errors.clear()
-        is_probing, self._is_probing = self._is_probing, False
-        if is_probing:
-            stop_probing()
+        stop_probing(self)
 
     def stop(self, timeout: float = _JOIN_SECONDS) -> None:
         """``request_stop`` and wait for the threads, which have nothing left to do."""

@@ -60,11 +60,11 @@ def tracing(
     if not isinstance(path, int):
         path = path_to_write(path)
     session, log = RecordingSession(level), ProgramLog()
-    start_probing()  # which also records garbage collections
+    start_probing(session)  # which also records garbage collections
     try:
         yield
     finally:
-        stop_probing()
+        stop_probing(session)
         join_probing(_JOIN_SECONDS)
         program = log.close(process_name, session.began_ns)
         profile = profile_of(session.end(), since_ns=session.began_ns, program=program)

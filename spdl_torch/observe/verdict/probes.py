@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 
@@ -60,7 +61,8 @@ class _Probe:
         # Guards the number of users and the thread. Re-entrant: the garbage collector may run a
         # finalizer, which calls stop_probing(), on a thread that holds it.
         self._lock = threading.RLock()
-        self._num_users = 0
+        # Weak, so that one whose end nobody announced (Ctrl-C met its finalizer) counts no longer.
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()
         self._going_on = threading.Lock()
         self._thread: threading.Thread | None = None
         self._late = Histogram()
@@ -68,44 +70,47 @@ class _Probe:
         self._gc_began_ns = 0
         self._seen: dict[int, tuple[int, int]] = {}  # thread id: run delay, time of that reading
 
-    def start(self) -> None:
+    def start(self, user: object) -> None:
         with self._lock:
-            self._num_users += 1
-            if self._num_users > 1:
+            is_first = not self._users
+            self._users.add(user)
+            if not is_first:
                 return
             # A bare lock, because a finalizer may release it: see Reporter.
             self._going_on = going_on = threading.Lock()
             going_on.acquire()
             self._seen.clear()
-            gc.callbacks.append(self._on_gc)
+            if self._on_gc not in gc.callbacks:
+                gc.callbacks.append(self._on_gc)
         # Without the lock: this takes another one, and a finalizer that wants this lock may run on
         # a thread that holds that one.
         thread = threading.Thread(target=self._run, args=(going_on,), name=_OWN_NAME, daemon=True)
         start(thread)
         self._thread = thread
 
-    def stop(self) -> None:
+    def stop(self, user: object) -> None:
         with self._lock:
-            if self._num_users == 0:
-                return  # in a forked child, which has none of the parent's users
-            self._num_users -= 1
-            if self._num_users == 0:
+            self._users.discard(user)
+            if not self._users:
                 # Ctrl-C may have come in the middle of start().
-                if self._on_gc in gc.callbacks:
-                    gc.callbacks.remove(self._on_gc)
+                self._ignore_gc()
                 if self._going_on.locked():
                     self._going_on.release()
 
+    def _ignore_gc(self) -> None:
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
+
     def join(self, timeout: float) -> None:
         with self._lock:
-            thread = self._thread if self._num_users == 0 else None
+            thread = None if self._users else self._thread
         # A garbage collection on that thread may be what ends the last user.
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
     @property
     def is_used(self) -> bool:
-        return self._num_users > 0
+        return bool(self._users)
 
     def read(self) -> ProbeCounters:
         self._read_run_delays()
@@ -130,8 +135,18 @@ class _Probe:
                 if monotonic() >= due:
                     due = monotonic() + _SCHEDSTAT_SECONDS
                     self._read_run_delays()
+                if not self._is_wanted(going_on):
+                    return
         finally:
             own_delay_ns.close()
+
+    def _is_wanted(self, going_on: threading.Lock) -> bool:
+        """Return whether the thread with this lock is to go on: users may be gone without a word,
+        and another thread may have begun for others since."""
+        with self._lock:
+            if not self._users:
+                self._ignore_gc()
+            return bool(self._users) and self._going_on is going_on
 
     def _read_run_delays(self) -> None:
         # Before the lock, as in start().
@@ -198,14 +213,14 @@ def _run_delay_ns(native_id: int) -> int | None:
 _probe = _Probe()
 
 
-def start_probing() -> None:
-    """Begin to probe; end when ``stop_probing`` has been called as often as this."""
-    _probe.start()
+def start_probing(user: object) -> None:
+    """Begin to probe for ``user``; end when each has stopped, or is gone."""
+    _probe.start(user)
 
 
-def stop_probing() -> None:
-    """End one use of the probe. Never blocks; a finalizer may call it."""
-    _probe.stop()
+def stop_probing(user: object) -> None:
+    """Stop to probe for ``user``, if it did. Never blocks; a finalizer may call it."""
+    _probe.stop(user)
 
 
 def is_probing() -> bool:
