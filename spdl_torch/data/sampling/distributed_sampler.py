@@ -151,8 +151,8 @@ class DistributedSampler(TorchDistributedSampler[int]):
         """Start the next pass after ``num_consumed`` samples of this epoch, on all ranks together,
         without walking there. Later passes start from the beginning.
 
-        Raises: ValueError: there are not so many. (Where ranks pad or differ, a count of one rank's
-        samples times the ranks may be above all by a part of a round; that is the end.)
+        Raises: ValueError: there are fewer samples. (With ``"pad"`` or ``"uneven"``, one rank's
+        count times the ranks may exceed the length by part of a round; that means the end.)
         """
         length = len(self.dataset)
         if num_consumed < 0 or (num_consumed > length and self.tail == "drop"):
