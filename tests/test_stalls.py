@@ -121,7 +121,7 @@ def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
     assert [batch.item() for batch in DataLoader(dataset, num_workers=1)] == [0, 1, 2, 3]
     opener.join()
     lines = [line for line in caplog.messages if "the loop has waited" in line]
-    assert "waited 0.05 s for a batch. Batch" in lines[0]
+    assert "waited 0.05 s for a batch. Waiting for batch" in lines[0]
     assert any("Waiting for batch 2" in line and "sample index 2\n" in line for line in lines)
 
 
