@@ -146,7 +146,7 @@ def test_waiting_loop_is_told_what_the_child_does(tmp_path):
     assert next(batches)[0, 0, 0, 0] < 1
     with pytest.raises(RuntimeError, match="timed out after 1 seconds") as caught:
         next(batches)
-    told = r"(?s)Batch 1 is awaited.*At work:.*spdl-loader-0, batch 1.*sample index 1.*_isolation_"
+    told = r"(?s)Waiting for batch 1.*At work:.*spdl-loader-0, batch 1.*sample index 1.*_isolation_"
     assert re.search(told, str(caught.value))
     os.kill(pid, signal.SIGKILL)
 

@@ -72,7 +72,7 @@ def test_timeout_names_the_stage_the_item_and_the_stack(kind, options, item, on_
     loader = DataLoader(dataset, timeout=0.5, **options)
     text = message_of_timeout(loader, dataset.gate, dataset.entered)
     number = 6 if options["batch_size"] is None else 1
-    assert text.startswith(f"DataLoader timed out after 0.5 seconds. Batch {number} is awaited")
+    assert text.startswith(f"DataLoader timed out after 0.5 seconds. Waiting for batch {number}.")
     assert f"stage 'fetch', {item}\n" in text
     assert "spdl-loader-0, batch" in text
     assert "in __getitem__\n    assert self.gate.wait(" in text
@@ -115,14 +115,14 @@ def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
     """Who gave no timeout hears of it in the log, and gets the batch when it comes."""
     monkeypatch.setattr(stall, "STALL_SECONDS", 0.05)
     dataset = GatedData(4, held=2)
-    told = "Batch 2 is awaited"
+    told = "Waiting for batch 2"
     opener = threading.Thread(target=_open_when_told, args=(dataset.gate, caplog, told))
     opener.start()
     assert [batch.item() for batch in DataLoader(dataset, num_workers=1)] == [0, 1, 2, 3]
     opener.join()
     lines = [line for line in caplog.messages if "the loop has waited" in line]
-    assert "waited 0.05 s for a batch. Batch" in lines[0]
-    assert any("Batch 2 is awaited" in line and "sample index 2\n" in line for line in lines)
+    assert "waited 0.05 s for a batch. Waiting for batch" in lines[0]
+    assert any("Waiting for batch 2" in line and "sample index 2\n" in line for line in lines)
 
 
 def test_long_wait_for_a_pipeline_is_logged(caplog, monkeypatch):

@@ -1,4 +1,4 @@
-"""How many threads, and how much room for what waits: worked out from the machine, or given."""
+"""Settings for threads and buffer sizes: estimated from the machine, tuned, or given."""
 
 from spdl_torch.autotune.limits import Limits
 from spdl_torch.autotune.params import PerfParams

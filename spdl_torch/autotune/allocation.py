@@ -1,4 +1,4 @@
-"""How many threads each stage needs for a rate: Little's law under bounds. Pure.
+"""The threads that each stage needs for a rate, by Little's law under bounds. Pure functions.
 
 A stage that spends ``D`` thread-seconds on one item of the consumer's (calls an item times seconds
 a call) passes on at most ``c / D`` items a second on ``c`` threads. So ``c = rate * D`` for all of
@@ -19,34 +19,34 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "grow", "most_busy", "most_threads", "shrink"]
 
 _BUSY = 0.75
-"""A stage whose threads work less than this holds nobody back (prototype: 93 to 99 % of the
+"""The busy share below which a stage holds nothing back (prototype: 93 to 99 % of the
 optimum)."""
 
 _NEAR = 0.1
-"""Stages that are busy for as much less than the busiest may hold the others back as well."""
+"""The distance from the busiest stage's share within which stages may hold others back too."""
 
 _LEAST_HEADROOM = 1.03
-"""Below that the cores are as good as used up."""
+"""The CPU headroom below which the cores count as used up."""
 
 _SLACK = 1.2
-"""Threads beyond those that the consumer's rate needs, for the uneven times of tasks."""
+"""The factor of spare threads over the consumer's need, because task times vary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Threads by stage, and what forbids more of them."""
+    """Threads by stage, and the limit that forbids more of them."""
 
     counts: dict[str, int]
-    """Of those that change."""
+    """The new counts of the stages that change."""
     bottleneck: str
     """The stage that holds the others back."""
     bound: str = ""
-    """``max``, ``cpu``, ``memory``: why it could not be more; "" = it is what was wanted."""
+    """The limit that was reached: ``max``, ``cpu`` or ``memory``; "" = none."""
 
 
 def most_busy(window: Window, frozen: Collection[str]) -> str | None:
-    """The stage that holds the others back; None if nothing is busy, or if one is that must not be
-    changed: is ``frozen`` or has threads of another kind.
+    """Return the stage that holds the others back; None if nothing is busy, or if that stage must
+    not be changed: it is ``frozen`` or has threads of another kind.
     """
     busiest = max((stage.busy_ratio for stage in window.stages), default=0.0)
     candidates = [
@@ -60,7 +60,7 @@ def most_busy(window: Window, frozen: Collection[str]) -> str | None:
 
 
 def grow(window: Window, bounds: Bounds, frozen: Collection[str], factor: float) -> Plan | None:
-    """Threads for ``factor`` times the present rate, or what the consumer wants if that is less;
+    """Plan threads for ``factor`` times the present rate, or the consumer's rate if that is less;
     None if no stage holds it back.
     """
     bottleneck = most_busy(window, frozen)
@@ -77,9 +77,9 @@ def grow(window: Window, bounds: Bounds, frozen: Collection[str], factor: float)
     while True:
         slowest = min(counts, key=lambda name: _capacity(counts[name], demands[name]))
         if counts == before:
-            slowest = bottleneck  # at least one more there, whatever the estimate says
+            slowest = bottleneck  # add at least one there, whatever the estimate says
         elif slowest in frozen or _capacity(counts[slowest], demands[slowest]) >= rate:
-            break  # more elsewhere would only wait for it
+            break  # threads added elsewhere would only wait for it
         if sum(counts.values()) >= most:
             bound = "max" if most >= bounds.threads else "memory"
             break
@@ -88,8 +88,8 @@ def grow(window: Window, bounds: Bounds, frozen: Collection[str], factor: float)
 
 
 def shrink(window: Window, most: int) -> dict[str, int]:
-    """At most so many threads, one for each stage at least, taken from where they are needed least;
-    those that change.
+    """Plan at most ``most`` threads, at least one per stage, taken where they are needed least;
+    return the counts that change.
     """
     before = {stage.name: stage.concurrency for stage in window.stages if stage.is_free}
     demands = {s.name: s.busy_seconds for s in window.stages}
@@ -101,18 +101,18 @@ def shrink(window: Window, most: int) -> dict[str, int]:
 
 
 def _capacity(count: int, demand: float) -> float:
-    """Items a second of ``count`` threads."""
+    """Return the items a second that ``count`` threads can pass on."""
     return count / demand if demand > 0 else math.inf
 
 
 def _cpu_headroom(window: Window, bounds: Bounds) -> float:
-    """How many times faster the stages' cores allow it to be."""
+    """Return the speedup that the cores allow the stages."""
     used = sum(stage.cpu_seconds for stage in window.stages) / max(1e-9, window.elapsed)
     return bounds.cores / used if used > bounds.cores * 0.05 else math.inf
 
 
 def most_threads(window: Window, bounds: Bounds) -> int:
-    """Of the stages that may change, by number and by what each adds to the memory in flight."""
+    """Return the limit of tunable threads, by number and by the memory that each adds in flight."""
     used, limit, now = window.memory_bytes, bounds.memory_bytes, window.num_threads
     if used is None or limit is None or used <= 0:
         return bounds.threads

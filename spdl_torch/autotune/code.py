@@ -1,4 +1,4 @@
-"""Settings as the code that gives them."""
+"""Settings as Python code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def manual_call(
     buffer_size: Mapping[str, int],
     **others: int | None,
 ) -> str:
-    """The call of ``PerfParams.manual``; others that are None are left out."""
+    """Return the call of ``PerfParams.manual`` as code; options that are None are left out."""
     reserved = {"cls", "buffer_size", *others}
     if all(map(_is_plain, concurrency)) and not reserved & concurrency.keys():
         arguments = [f"{name}={n}" for name, n in concurrency.items()]
@@ -28,8 +28,8 @@ def manual_call(
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name can be written as a keyword argument and stays what it is: Python takes the
-    letter ª for an a.
+    """Return whether a name can be a keyword argument unchanged: Python normalises names, such as
+    the letter ª to an a.
     """
     is_allowed = not keyword.iskeyword(name) and name != "__debug__"
     return name.isascii() and name.isidentifier() and is_allowed

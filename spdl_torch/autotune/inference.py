@@ -1,4 +1,4 @@
-"""From a dataset or a pipeline and a machine to settings, with what was found on the way."""
+"""Infer settings from a dataset or a pipeline and a machine, and explain them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Inference", "Wishes", "infer", "is_transfer", "may_run_at_once"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
-    """What the user may say; see ``PerfParams.estimate``."""
+    """The user's options; see ``PerfParams.estimate``."""
 
     batch_size: int | None
     prefetch_factor: int
@@ -56,13 +56,13 @@ class Inference:
     settings: dict[str, Any]
     """Fields of ``PerfParams``."""
     lines: tuple[str, ...]
-    """What they follow from, for people."""
+    """The reasons for them, for people."""
     doubt: str | None
-    """Why memory sets no bound; None = it does."""
+    """The reason why memory sets no bound; None = it does."""
 
 
 def infer(target: Any, wishes: Wishes, limits: Limits) -> Inference:
-    """Settings for a dataset, a DataLoader or a PipelineBuilder."""
+    """Infer settings for a dataset, a DataLoader or a PipelineBuilder."""
     budget = budget_of(limits, wishes.cpu_util, wishes.memory_util)
     size = None if wishes.element_bytes is None else ElementSize(wishes.element_bytes, "given")
     is_pipeline = isinstance(target, PipelineBuilder)
@@ -145,7 +145,7 @@ def _shapes(spec: PipelineSpec[Any], keep: frozenset[str] | set[str]) -> list[St
 
 
 def may_run_at_once(stage: StageSpec) -> bool:
-    """A plain function of which nobody has said how many calls run at once."""
+    """Return whether the stage is a plain function whose concurrency nobody has set."""
     return (
         stage.kind is OpKind.FUNCTION
         and stage.concurrency == 1
@@ -155,13 +155,13 @@ def may_run_at_once(stage: StageSpec) -> bool:
 
 
 def is_transfer(stage: StageSpec) -> bool:
-    """Whether it sends to a device, which is fed by one thread."""
+    """Return whether the stage transfers to a device, which one thread does."""
     op = stage.op.func if isinstance(stage.op, functools.partial) else stage.op
     return (getattr(op, "__module__", None) or "").startswith("spdl_torch.io._transfer")
 
 
 def _dataset_of(target: Any, batch_size: int | None) -> tuple[Any, int]:
-    """The dataset, and the samples in what one worker makes at a time."""
+    """Return the dataset, and the number of samples that a worker makes at a time."""
     ours = sys.modules.get("spdl_torch.data.dataset")
     if ours is not None and isinstance(target, ours.PipelineDataset):
         raise TypeError(
@@ -208,7 +208,7 @@ def _lines_of_fit(fit: Fit, budget: Budget) -> list[str]:
 
 
 def _bytes(number: int | None) -> str:
-    """``602,112 bytes``, ``1,234.5 MiB``; never a unit that the reader must guess."""
+    """Format as ``602,112 bytes`` or ``1,234.5 MiB``, always with an exact unit."""
     if number is None:
         return "not known"
     return f"{number:,} bytes" if number < 10 * 2**20 else f"{number / 2**20:,.1f} MiB"

@@ -1,4 +1,4 @@
-"""What this process may use of its machine, containers and other local ranks considered."""
+"""The resources that this process may use, given its container and other local ranks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "read_limits"]
 
 _UNLIMITED_BYTES = 1 << 60
-"""From here on a limit is none: version 1 of cgroups writes the largest page-aligned number."""
+"""The size from which a limit means none: cgroups v1 writes the largest page-aligned number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What there is on this machine for all ranks that run on it together.
+    """The resources of this machine, for all ranks that run on it together.
 
     Raises: ValueError: a number that is too small.
     """
 
     num_cores: float
-    """Cores that the process may use; 1.5 in a container that may use one and a half."""
+    """The cores that the process may use; 1.5 in a container limited to one and a half."""
     memory_bytes: int | None = None
-    """Memory that can be had without swapping; None = not known."""
+    """The memory available without swapping; None = unknown."""
     local_world_size: int = 1
     """Ranks that share cores and memory."""
 
@@ -40,7 +40,7 @@ class Limits:
 
     @classmethod
     def of_this_machine(cls) -> Limits:
-        """What the system tells now.
+        """Read the limits from the system.
 
         Cores: those that this process may run on, and no more than its cgroup's CPU quota.
         Memory: what the machine has available, and no more than its cgroup has left; cached files
@@ -50,7 +50,7 @@ class Limits:
 
 
 def read_limits(root: Path, num_cores: int, environ: Mapping[str, str]) -> Limits:
-    """The limits told by the files below ``root``, which is ``/`` but in tests."""
+    """Read the limits from the files below ``root``, which is ``/`` except in tests."""
     quotas, memory = [], []
     for version, folder in _cgroups(root):
         quotas.append(_quota(folder, version))
@@ -65,7 +65,7 @@ def read_limits(root: Path, num_cores: int, environ: Mapping[str, str]) -> Limit
 
 
 class _Version(NamedTuple):
-    """How a version of cgroups names what it tells."""
+    """The file names of one version of cgroups."""
 
     memory_limit: str
     memory_usage: str
@@ -77,7 +77,7 @@ _VERSION_2 = _Version("memory.max", "memory.current", "inactive_file")
 
 
 def _cgroups(root: Path) -> Iterator[tuple[_Version, Path]]:
-    """The folders of this process's cgroups and of all those around them, whose limits hold too.
+    """Yield the folders of this process's cgroups and of their parents, whose limits apply too.
 
     A container may see its own cgroup as the outermost one while its name is told as seen from
     outside; folders that are not there have no files, and so no limits.
@@ -99,7 +99,7 @@ def _cgroups(root: Path) -> Iterator[tuple[_Version, Path]]:
 
 
 def _quota(folder: Path, version: _Version) -> float | None:
-    """CPU time over wall time that a cgroup may use, in cores."""
+    """Return the CPU quota of a cgroup in cores (CPU time over wall time), if any."""
     if version is _VERSION_2:
         fields = [*_text(folder / "cpu.max").split(), "", ""]
     else:
@@ -111,7 +111,7 @@ def _quota(folder: Path, version: _Version) -> float | None:
 
 
 def _memory_left(folder: Path, version: _Version) -> int | None:
-    """Bytes that a cgroup may still take, cached files being given up for them."""
+    """Return the bytes that a cgroup may still take, counting cached files as free."""
     limit, usage = (_text(folder / n).strip() for n in (version.memory_limit, version.memory_usage))
     if not limit.isdecimal() or not usage.isdecimal() or int(limit) >= _UNLIMITED_BYTES:
         return None
@@ -120,11 +120,11 @@ def _memory_left(folder: Path, version: _Version) -> int | None:
 
 
 def _memory_available(root: Path) -> int | None:
-    """Bytes of the machine that can be had without swapping."""
+    """Return the machine's available memory in bytes, without swapping."""
     kibibytes = _field(root / "proc/meminfo", "MemAvailable:")
     if kibibytes is not None:
         return kibibytes * 1024
-    # Not Linux: what is free, else half of what is built in, as nobody tells how much is free.
+    # Not Linux: the free memory or, where that is unknown, half of the installed memory.
     for name, share in (("SC_AVPHYS_PAGES", 1), ("SC_PHYS_PAGES", 2)):
         try:
             return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") // share
@@ -134,7 +134,7 @@ def _memory_available(root: Path) -> int | None:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The number that follows a name at the beginning of a line."""
+    """Return the number that follows a name at the beginning of a line."""
     for line in _text(path).splitlines():
         words = line.split()
         if len(words) >= 2 and words[0] == name and words[1].isdecimal():
@@ -146,7 +146,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
-        return ""  # this system tells it elsewhere, or not at all
+        return ""  # this system has it elsewhere, or not at all
 
 
 def _allowed_cores() -> int:

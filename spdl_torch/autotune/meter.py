@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["PARTS", "Lap", "Meter"]
 
 PARTS = 4
-"""Looks at the consumer in a window; their spread tells the noise."""
+"""The number of readings of the consumer in a window; their spread gives the noise."""
 
 _LEAST_ITEMS = 20
 _LONGEST = 5
-"""Times its length a window may get if fewer items than that come."""
+"""The factor by which a window may be extended if too few items come."""
 
 
 class Lap(NamedTuple):
-    """What was measured in a window."""
+    """The measurements of a window."""
 
     parts: list[Part]
     stats: PipelineStats
@@ -31,9 +31,9 @@ class Lap(NamedTuple):
 
 
 class Meter:
-    """Told the figures several times a window; tells when one is complete.
+    """Cuts readings, taken several times a window, into complete windows.
 
-    What follows at once on a beginning or a change is not measured: one part of a window. Where
+    The part of a window right after a beginning or a change is not measured. If
     runs (epochs) are shorter than a window, it goes on in the next one.
     """
 
@@ -42,7 +42,7 @@ class Meter:
         self.restart(skip=1)
 
     def restart(self, *, skip: int = 0) -> None:
-        """Forget what was measured; a window begins, of which the first ``skip`` parts are left
+        """Discard the measurements and begin a window, of which the first ``skip`` parts are left
         out.
         """
         self._first: PipelineStats | None = None
@@ -53,9 +53,9 @@ class Meter:
         self._probes_before = probe_counters()
 
     def look(self, stats: PipelineStats, num_items: int) -> Lap | None:
-        """The window that is complete now, if one is; ``restart`` begins the next one.
+        """Return the window that is complete now, if any; ``restart`` begins the next one.
 
-        num_items: that the consumer took since the run began.
+        num_items: the number of items that the consumer has taken since the run began.
         """
         self._measure(stats, num_items)
         elapsed = sum(part.elapsed for part in self._parts)
@@ -69,7 +69,7 @@ class Meter:
         return Lap(self._parts, stats, probes)
 
     def end_run(self, stats: PipelineStats, num_items: int) -> None:
-        """The last figures of a run; the window goes on with the next one."""
+        """Take a run's last figures; the window goes on with the next run."""
         if self._first is None:
             return
         self._measure(stats, num_items)
@@ -79,7 +79,7 @@ class Meter:
 
     @property
     def is_within_run(self) -> bool:
-        """Whether a run was looked at and has not ended: its figures are not complete."""
+        """Whether a run has been read and has not ended, so its figures are incomplete."""
         return self._first is not None
 
     def _measure(self, stats: PipelineStats, num_items: int) -> None:

@@ -1,4 +1,4 @@
-"""The formula: how many threads and how much room fit into a share of cores and memory. Pure.
+"""The formula for the threads and room that fit into a share of cores and memory. Pure functions.
 
 Scanner's ``PerfParams.estimate`` is its model: buffers as large as a share of the memory allows
 for the largest element. Added are the share of the cores, which SPDL's guide gives as 40 % (beyond
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["Budget", "Fit", "StageShape", "budget_of", "fit_loader", "fit_stages"]
 
 _CHEAP_ROOM_BYTES = 16 * 2**20
-"""Up to this in all, elements may wait in larger numbers than the threads need: where they come
+"""The total size up to which more elements may wait than the threads need: where they come
 quickly, waking a thread for each one costs more than their memory."""
 
 _CHEAP_ROOM = 64
-"""Where that gains no more; the engine's own, see ``python -m spdl_torch bench engine``."""
+"""The room from which more gains nothing; see ``python -m spdl_torch bench engine``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one rank's loading may use."""
+    """The resources that one rank's loading may use."""
 
     threads: int
     memory_bytes: int | None
-    """None = not known: no bound."""
+    """The memory limit in bytes; None = unknown, so no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +41,30 @@ class Fit:
 
     threads: int
     rooms: tuple[int, ...]
-    """For a loader: batches for each worker; for a pipeline: items behind each stage."""
+    """The batches per worker of a loader, or the items after each stage of a pipeline."""
     in_flight_bytes: int | None
-    """At most, if all the room is taken; None = the size of an element is not known."""
+    """The most bytes in flight, with all room taken; None = the element size is unknown."""
 
     def is_within(self, budget: Budget) -> bool:
-        """False where even the least is too much."""
+        """Return False if even the smallest settings exceed the budget."""
         used, limit = self.in_flight_bytes, budget.memory_bytes
         return used is None or limit is None or used <= limit
 
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """What the formula wants to know of a stage."""
+    """The properties of a stage that the formula needs."""
 
     elements: int = 1
-    """In one of its items: 32 after ``aggregate(32)``."""
+    """The number of elements in one of its items: 32 after ``aggregate(32)``."""
     concurrency: int | None = None
     """None = to be found."""
     room: int | None = None
-    """Items that may wait behind it; None = to be found."""
+    """The items that may wait after it; None = to be found."""
 
 
 def budget_of(limits: Limits, cpu_util: float, memory_util: float) -> Budget:
-    """A rank's part of the given shares of cores and memory; at least one thread."""
+    """Return a rank's part of the given shares of cores and memory, at least one thread."""
     memory = limits.memory_bytes
     return Budget(
         # The small summand makes up for 0.29 * 100 being a little less than 29.
@@ -76,7 +76,7 @@ def budget_of(limits: Limits, cpu_util: float, memory_util: float) -> Budget:
 def fit_loader(
     budget: Budget, element_bytes: int | None, *, batch_size: int, prefetch_factor: int
 ) -> Fit:
-    """Workers of a DataLoader, and batches that each of them makes ahead.
+    """Return the workers of a DataLoader, and the batches that each makes ahead.
 
     Bytes in flight = ``element_bytes * batch_size * (workers * prefetch_factor + workers + 1)``:
     what was asked for and not yet taken; the samples of the batches that are being collated, beside
@@ -93,7 +93,7 @@ def fit_loader(
 def fit_stages(
     budget: Budget, element_bytes: int | None, stages: Sequence[StageShape], sink_room: int
 ) -> Fit:
-    """Threads of each stage that has no concurrency yet, and room behind each that has none.
+    """Return the threads and the room of each stage for which they are not given.
 
     Bytes in flight = the sum over stages of ``element_bytes * elements * (2 * concurrency +
     room)``, for an op has its item and its result in hand, and of the sink's room and the item that
@@ -123,7 +123,7 @@ def fit_stages(
 def _fit(
     budget: Budget, bytes_of: Callable[[int, int], int], most_room: int
 ) -> tuple[int, int, int]:
-    """The most threads that fit with room for one, then the most room for them; 1 and 1 always."""
+    """Return the most threads that fit with room for one, then the most room; at least 1 each."""
     limit = math.inf if budget.memory_bytes is None else budget.memory_bytes
 
     def fits(threads: int, room: int) -> bool:
@@ -135,7 +135,7 @@ def _fit(
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to ``most`` that fits; 1 if none does. What fits, fits when smaller."""
+    """Return the largest number up to ``most`` that fits, or 1; fitting has to be monotonic."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Threads and buffer sizes as a value: worked out or given, printed, and put to use."""
+"""Threads and buffer sizes as a value: estimated, tuned or given, printed, and applied."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class PerfParams:
     """
 
     num_workers: int | None = None
-    """Of a DataLoader. None, here and below: say nothing of it."""
+    """The workers of a DataLoader. None, here and below: not set."""
     prefetch_factor: int | None = None
-    """Of a DataLoader: batches that each worker makes ahead."""
+    """The batches that each worker of a DataLoader makes ahead."""
     concurrency: Mapping[str, int] = field(default_factory=dict)
-    """By the name of a pipeline's stage: calls at once."""
+    """The concurrent calls of a pipeline's stages, by name."""
     buffer_size: Mapping[str, int] = field(default_factory=dict)
-    """By the name of a pipeline's stage: items that may wait behind it."""
+    """The items that may wait after a pipeline's stages, by name."""
     num_threads: int | None = None
-    """Of a pipeline: calls at once over all stages."""
+    """The concurrent calls of a pipeline over all stages."""
     inferred: tuple[str, ...] = field(default=(), compare=False)
-    """What ``estimate`` found and concluded, in lines."""
+    """The findings and conclusions of ``estimate``, in lines."""
     tuning: Tuning | None = None
-    """How it is to be found while running; None = it is not."""
+    """The options of tuning while running; None = no tuning."""
 
     def __post_init__(self) -> None:
         numbers = {
@@ -78,7 +78,7 @@ class PerfParams:
         num_threads: int | None = None,
         **concurrency: int,
     ) -> PerfParams:
-        """What you say: ``PerfParams.manual(decode=12, collate=2)``, ``manual(num_workers=8)``.
+        """Return given settings: ``PerfParams.manual(decode=12, collate=2)``.
 
         stages: concurrency by stage, for names that are no identifiers or mean something here.
         scanners: nothing; here to say what to use for the packet sizes that Scanner's begins with.
@@ -119,7 +119,7 @@ class PerfParams:
         write: Callable[[str], object] | None = print,
         **unknown: Any,
     ) -> PerfParams:
-        """Threads and room that fit into a share of this rank's cores and memory.
+        """Estimate the threads and room that fit into a share of this rank's cores and memory.
 
         For a dataset or a DataLoader: ``num_workers`` and ``prefetch_factor``. For a
         ``PipelineBuilder``: the concurrency of every stage that has 1, is a plain function, has no
@@ -237,7 +237,7 @@ class PerfParams:
         )
 
     def loader_options(self) -> dict[str, int]:
-        """Arguments for a DataLoader, ours or torch's: ``DataLoader(dataset, **these)``; those of
+        """Return arguments for a DataLoader, ours or torch's: ``DataLoader(dataset, **these)``; of
         ``auto`` are for ours.
 
         Raises: ValueError: nothing is said of ``num_workers``.
@@ -256,7 +256,7 @@ class PerfParams:
         return options
 
     def apply(self, builder: PipelineBuilder[Any, Any], /) -> PipelineBuilder[Any, Any]:
-        """A builder of the same pipeline with these concurrencies and buffer sizes.
+        """Return a builder of the same pipeline with these concurrencies and buffer sizes.
 
         What comes out stays the same, and in its order: a stage that ran one call at a time gets
         ``output_order="input"`` when it gets more, or may get more, unless its op is an async
@@ -277,8 +277,8 @@ class PerfParams:
         return PipelineBuilder.from_config(replace(spec, stages=stages))
 
     def build_options(self) -> dict[str, Any]:
-        """Arguments for ``PipelineBuilder.build`` or ``PipelineDataset``: ``num_threads``, if it is
-        known; of ``auto`` a tuner, for one pipeline or dataset.
+        """Return options of ``PipelineBuilder.build`` or ``PipelineDataset``: ``num_threads``, if
+        known; with ``auto`` a tuner, for one pipeline or dataset.
         """
         options: dict[str, Any] = {}
         if self.num_threads is not None:
@@ -288,7 +288,7 @@ class PerfParams:
         return options
 
     def __str__(self) -> str:
-        """What was inferred, then the settings as code."""
+        """Return the inference, then the settings as code."""
         return "\n".join([*self.inferred, repr(self)])
 
     def __repr__(self) -> str:

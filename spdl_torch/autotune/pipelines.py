@@ -1,4 +1,4 @@
-"""Tunes pipelines while they run: measures windows, asks the tuner, does what it says."""
+"""Tune pipelines while they run: measure windows, ask the tuner, apply its steps."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _logger = logging.getLogger("spdl_torch.autotune")
 
 
 class PipelineTuner:
-    """Of one pipeline: what a run finds, the next one begins with. Two runs at a time: the second
-    is left as it is.
+    """Tunes one pipeline; each run starts from the previous result. Of two concurrent runs, the
+    second is not tuned.
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -40,11 +40,11 @@ class PipelineTuner:
 
     @property
     def decisions(self) -> list[Decision]:
-        """What was changed so far, and why; at most the last 1000."""
+        """The changes made so far, and why; at most the last 1000."""
         return list(self.state.decisions)
 
     def attach(self, run: Adjustable) -> _Session:
-        """A run was made. Raises: ValueError: it keeps no figures."""
+        """Begin to tune a new run. Raises: ValueError: the run keeps no figures."""
         if not run.recorder.enabled:
             raise ValueError("build: tuner needs figures to go by. Leave out stats=False.")
         is_second = self._session is not None and self._session.is_going_on
@@ -58,7 +58,7 @@ class PipelineTuner:
 
 
 class _Session:
-    """One run, on its reporter thread."""
+    """The tuning of one run, on the run's reporter thread."""
 
     def __init__(self, state: TuningState, run: Adjustable | None) -> None:
         self.interval: float | None = state.tuning.window_seconds / PARTS
@@ -68,7 +68,7 @@ class _Session:
             return
         self._free = {stage.name: _is_free(stage, state.tuning.keep) for stage in run.spec.stages}
         for name, count in Counter(stage.name for stage in run.spec.stages).items():
-            self._free[name] &= count == 1  # they are told apart by name
+            self._free[name] &= count == 1  # settings are by name, so a shared name is not tuned
         for name, count in state.found.items():
             if self._free.get(name):
                 run.set_concurrency(name, count)
@@ -80,11 +80,11 @@ class _Session:
 
     @property
     def is_going_on(self) -> bool:
-        """Whether the run may still be looked at."""
+        """Whether the run may still be measured."""
         return self._run is not None
 
     def report_lap(self) -> None:
-        """Called by the run."""
+        """Take a reading, and tune when a window is complete. The run calls this."""
         run = self._run
         if run is None:
             return
@@ -118,7 +118,7 @@ class _Session:
         return window_of(lap.parts, loads, probes=lap.probes, memory_bytes=used)
 
     def _rooms(self, run: Adjustable) -> dict[str, int]:
-        """Of the queues for which the user gave no number."""
+        """Return the room of the queues whose size the user did not set."""
         return {
             stage.name: max(
                 self._state.room.get(stage.name, 0),
@@ -152,7 +152,7 @@ class _Session:
 
 
 def _is_free(stage: StageSpec, keep: frozenset[str]) -> bool:
-    """Threads of the stage's own, whose number does not show in what comes out."""
+    """Return whether the stage has its own threads, whose number does not affect its output."""
     is_safe = stage.concurrency > 1 or (
         stage.output_order == "input" and stage.kind.value == "function"
     )

@@ -1,4 +1,4 @@
-"""Scanner's parameters: what there is for each of them here."""
+"""Scanner's parameters, and their equivalents here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KNOWN = {"manual": _MANUAL, "estimate": _ESTIMATE}
 def refuse_scanners(
     method: Literal["manual", "estimate"], given: Mapping[str, Any], first: object, *others: object
 ) -> None:
-    """Refuse what ``PerfParams`` of Scanner takes and ours has another way for.
+    """Refuse parameters of Scanner's ``PerfParams`` for which ours has another way.
 
     given: keywords that are not our own; first: our positional argument; others: more of them.
     Raises: TypeError, UnsupportedOptionError.

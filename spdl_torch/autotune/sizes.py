@@ -1,4 +1,4 @@
-"""How many bytes an element has, measured on a few of them."""
+"""The size of an element in bytes, measured on a few of them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _NUMBER_BYTES = 8  # as a tensor: int64 or float64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ElementSize:
-    """What was measured."""
+    """A measured size."""
 
     nbytes: int | None
     """None = not known."""
     origin: str
-    """How it was measured, or why it could not be."""
+    """The way in which it was measured, or the reason why it could not be."""
 
 
 class _Uncounted(Exception):
-    """Something whose size nobody tells."""
+    """An object whose size is unknown."""
 
 
 def nbytes_of(element: Any) -> int | None:
-    """Bytes of the tensors, arrays, images, buffers, texts and numbers in nested containers;
+    """Return the bytes of tensors, arrays, images, buffers, texts and numbers in nested containers;
     None = there is something else in it.
     """
     try:
@@ -76,7 +76,7 @@ def _members(element: Any) -> Iterable[Any]:
 
 
 def size_in_dataset(dataset: Any, num_samples: int) -> ElementSize:
-    """Of samples taken evenly from a dataset that has indices, else of the first ones.
+    """Measure samples spread evenly over a dataset with indices, else its first ones.
 
     The calling thread loads them; the state of random, NumPy's and torch's generators is as before.
     """
@@ -87,7 +87,7 @@ def size_in_dataset(dataset: Any, num_samples: int) -> ElementSize:
 
 
 def size_in_pipeline(spec: PipelineSpec[Any], num_samples: int) -> ElementSize:
-    """Of the largest form that the source's first items take before the first aggregate, process or
+    """Measure the largest form of the source's first items before the first aggregate, process or
     coroutine. The calling thread runs the ops; random states as for a dataset.
     """
     source = spec.source.iterable
@@ -104,7 +104,7 @@ def _spent_by_looking(source: object, what: str) -> ElementSize:
 
 
 def _loads_from(dataset: Any, num_samples: int) -> Iterable[Callable[[], Any]]:
-    """Calls, each of which gives a sample; StopIteration is the end."""
+    """Return calls that each return a sample; StopIteration means the end."""
     data = sys.modules.get("torch.utils.data")
     is_stream = data is not None and isinstance(dataset, data.IterableDataset)
     if is_stream or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
@@ -115,7 +115,7 @@ def _loads_from(dataset: Any, num_samples: int) -> Iterable[Callable[[], Any]]:
 
 
 def _largest_form(spec: PipelineSpec[Any], items: Iterator[Any]) -> Any:
-    """Of the next item what is largest: itself, or what a stage makes of it."""
+    """Return the largest form of the next item: itself, or the output of a stage."""
     forms = [next(items)]
     for stage in spec.stages:
         if stage.kind is not OpKind.FUNCTION or stage.executor is not None:
@@ -149,7 +149,7 @@ def _largest_of(loads: Iterable[Callable[[], Any]]) -> ElementSize:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """Measuring must not change what training draws."""
+    """Restore the generators afterwards: measuring must not change what training draws."""
     own = random.getstate()
     # A module that is not loaded yet has drawn nothing.
     numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))

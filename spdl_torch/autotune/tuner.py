@@ -1,8 +1,8 @@
-"""The tuner: from windows of a run to changes of its stages' concurrency. It has no thread and no
+"""The tuner: turns windows of a run into changes of its stages' concurrency. No thread and no
 clock.
 
-One change at a time is on trial: the window behind it says whether the consumer got faster, by more
-than the noise. If not, it is taken back and the stage is left alone, for a reason that is told.
+One change at a time is on trial: the window after it shows whether the consumer got faster, by more
+than the noise. If not, it is reverted and the stage is left alone, for a reason that is logged.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 __all__ = ["Step", "Tuner"]
 
 _ENOUGH_WAIT = 0.05
-"""Share of waiting up to which training is not input-bound; TensorFlow's threshold."""
+"""The share of waiting up to which training is not input-bound; TensorFlow's threshold."""
 
 _CALM_WINDOWS = 3
 _IDLE_WINDOWS = 2
-"""In which no stage is busy, until it is believed."""
+"""The consecutive windows without a busy stage before the tuner acts on it."""
 
 _LEAST_GAIN = 0.02
 _EXTRA_WINDOWS = 2
-"""For a trial that gained, but not beyond the noise, and for what it is compared with."""
+"""The extra windows for a trial that gained, but within the noise, and for its baseline."""
 
 _NOISY = 0.05
 
 _FIRST_FACTOR, _NEXT_FACTOR = 1.5, 2.0
-"""How much faster a step is to make it: at first, and after one that kept what it promised."""
+"""The speedup that a step aims at: at first, and after a step that delivered it."""
 
 _SHORT_SECONDS = 1e-3
-"""Calls so short may go faster on fewer threads, which hand the GIL to each other less often."""
+"""The length below which calls may go faster on fewer threads, which contend less for the GIL."""
 
 _IDLE = 0.5
 _SHRINK_EVERY = 10
@@ -47,19 +47,19 @@ _DRIFT = 0.20
 _DRIFT_WINDOWS = 3
 _MOST_ROOM = 1024
 _SEEN = 0.02
-"""Share of the time of waiting at a queue from which it counts as found empty, or full."""
+"""The share of time spent waiting at a queue from which it counts as found empty, or full."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What to do now."""
+    """The changes to make now."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     """New concurrency by stage."""
     room: Mapping[str, int] = field(default_factory=dict)
-    """Items that may wait, by the stage that they wait behind."""
+    """The items that may wait after a stage, by stage."""
     decisions: tuple[Decision, ...] = ()
-    """What was decided about earlier steps, or why there is none."""
+    """The decisions about earlier steps, or the reason why there is no step."""
 
 
 @dataclass(slots=True)
@@ -81,9 +81,9 @@ class Tuner:
     def __init__(self, bounds: Bounds, *, warm_up: int = 1) -> None:
         self.bounds = bounds
         self.is_settled = False
-        """It found nothing that would gain, and watches whether that changes."""
+        """Whether nothing is left to gain; the tuner then watches for changes."""
         self.num_windows = 0
-        """Looked at so far, but for the first ones."""
+        """The number of windows seen so far, without the first ones."""
         self._warm_up = warm_up
         self._factor = _FIRST_FACTOR
         self._frozen: dict[str, str] = {}  # stage -> why more threads there gain nothing
@@ -97,7 +97,7 @@ class Tuner:
         self._reason = ""
 
     def step(self, window: Window) -> Step:
-        """What to do after a window in which nothing was changed."""
+        """Return what to do after a window without a change."""
         if self._warm_up:
             self._warm_up -= 1
             return _NOTHING
@@ -153,7 +153,7 @@ class Tuner:
         return Step(counts=counts)
 
     def _fewer(self, window: Window) -> StageLoad | None:
-        """A stage of short calls, or one that waits for the GIL or a core, on several threads."""
+        """Return a stage on several threads whose calls are short, or wait for GIL or core."""
         candidates = [
             stage
             for stage in window.stages
@@ -169,7 +169,7 @@ class Tuner:
         return max(candidates, key=lambda stage: stage.busy_ratio, default=None)
 
     def _why(self, window: Window, plan: Plan | None) -> str:
-        """No step is left: what holds the consumer back."""
+        """Return what holds the consumer back when no step is left."""
         if plan is not None:
             return plan.bound
         busiest = max(window.stages, key=lambda stage: stage.busy_ratio, default=None)
@@ -284,7 +284,7 @@ class Tuner:
         )
 
     def _rearm(self, window: Window) -> Step:
-        """The data or the training step has changed: look again."""
+        """Look for steps again: the data or the training step has changed."""
         before = self._rested
         assert before is not None, "guaranteed by _settle"
         self.is_settled, self._tried_room = False, False
@@ -296,7 +296,7 @@ class Tuner:
         return self._with(step, (_no_change(window, before.rate, "drift"),))
 
     def _back_into_memory(self, window: Window) -> Step | None:
-        """Too much is in flight: fewer threads at once, without a trial."""
+        """Reduce threads at once, without a trial, if too much memory is in flight."""
         used, limit = window.memory_bytes, self.bounds.memory_bytes
         if used is None or limit is None or used <= limit:
             return None
@@ -312,12 +312,12 @@ class Tuner:
 
 
 def _counts_of(window: Window, changed: Mapping[str, int]) -> dict[str, int]:
-    """What the stages that were changed had in a window."""
+    """Return the concurrency in a window of the stages that were changed."""
     return {s.name: s.concurrency for s in window.stages if s.name in changed}
 
 
 def _no_change(window: Window, before: float, reason: str) -> Decision:
-    """Said of the busiest stage."""
+    """Return a decision without a change, for the busiest stage."""
     busiest = max(window.stages, key=lambda stage: stage.busy_ratio, default=None)
     count = 0 if busiest is None else busiest.concurrency
     return Decision(
@@ -331,7 +331,7 @@ def _no_change(window: Window, before: float, reason: str) -> Decision:
 
 
 def _together(first: Window, second: Window) -> Window:
-    """Two windows with the same numbers as one; what the stages did is that of the second."""
+    """Merge two windows with equal settings; the stages' figures are the second's."""
     return replace(
         second,
         elapsed=first.elapsed + second.elapsed,
@@ -342,7 +342,7 @@ def _together(first: Window, second: Window) -> Window:
 
 
 def _cause_of(window: Window, name: str) -> str:
-    """Why more threads gained nothing."""
+    """Return why more threads gained nothing."""
     probes = window.probes
     stage = next(stage for stage in window.stages if stage.name == name)
     if probes.gil_seconds is not None and probes.gil_seconds > 0.2 * probes.switch_interval:
@@ -353,7 +353,7 @@ def _cause_of(window: Window, name: str) -> str:
 
 
 def _more_room(window: Window) -> dict[str, int]:
-    """Twice the room where a queue was found both empty and full."""
+    """Double the room of queues that were found both empty and full."""
     takers = [*window.stages[1:], None]
     room = {}
     for stage, taker in zip(window.stages, takers, strict=True):

@@ -1,4 +1,4 @@
-"""How tuning is to be done, what it found, and whom it tells."""
+"""The options of tuning, its results, and where they are reported."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["DECISION_EVENT", "Tuning", "TuningState", "decision_entry"]
 _logger = logging.getLogger("spdl_torch.autotune")
 
 DECISION_EVENT = "decision"
-"""Name of the event that keeps a decision."""
+"""The name of the event that records a decision."""
 
 _MOST_DECISIONS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """What the user may say; see ``PerfParams.auto``."""
+    """The user's options; see ``PerfParams.auto``."""
 
     keep: frozenset[str] = frozenset()
     max_threads: int | None = None
@@ -66,7 +66,7 @@ class Tuning:
                 )
 
     def limits(self) -> Limits:
-        """What there is, as far as the user has not said it."""
+        """Return the limits that the user gave, and the machine's for the others."""
         found = Limits.of_this_machine()
         return Limits(
             num_cores=found.num_cores if self.num_cores is None else self.num_cores,
@@ -75,7 +75,7 @@ class Tuning:
         )
 
     def bounds(self, limits: Limits) -> Bounds:
-        """This rank's part."""
+        """Return the bounds of this rank's part."""
         cores = limits.num_cores * self.cpu_util / limits.local_world_size
         memory = limits.memory_bytes
         return Bounds(
@@ -88,18 +88,18 @@ class Tuning:
 
 
 def most_threads_for(limits: Limits) -> int:
-    """Where nobody says: enough for threads that wait for a store most of the time."""
+    """Return the default limit: enough for threads that mostly wait for storage."""
     return max(32, int(8 * limits.num_cores / limits.local_world_size))
 
 
 class TuningState:
-    """What is known over all the runs of one pipeline or loader."""
+    """The state of tuning over all runs of one pipeline or loader."""
 
     def __init__(self, tuning: Tuning, name: str) -> None:
         self.tuning = tuning
         self.name = name
         self.found: dict[str, int] = {}
-        """Concurrency by stage, where it was changed; the next run begins with it."""
+        """The changed concurrency by stage, with which the next run begins."""
         self.room: dict[str, int] = {}
         self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
         self.bounds: Bounds | None = None
@@ -108,14 +108,14 @@ class TuningState:
         self._told = ""
 
     def tuner(self) -> Tuner:
-        """The one that goes on where the last run ended."""
+        """Return the tuner, which goes on where the last run ended."""
         if self._tuner is None:
             self.bounds = self.bounds or self.tuning.bounds(self.tuning.limits())
             self._tuner = Tuner(self.bounds)
         return self._tuner
 
     def tell(self, decision: Decision, recorder: FlightRecorder | None) -> None:
-        """To the log, the trace and the store."""
+        """Report a decision to the log, the trace and the store."""
         decision = replace(decision, timestamp=time.time())
         self.decisions.append(decision)
         _logger.info("%s: %s", self.name, decision)
@@ -125,7 +125,7 @@ class TuningState:
             self.tuning.log(decision_entry(decision))
 
     def tell_settings(self, settings: str) -> None:
-        """The code to paste, once for each outcome."""
+        """Log the settings as code to paste, once for each outcome."""
         if settings != self._told:
             self._told = settings
             _logger.info("%s: %s", self.name, settings)
@@ -133,7 +133,7 @@ class TuningState:
                 self.tuning.write(settings)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy begins with what was found, and looks for itself."""
+        """Return the attributes of a copy, which begins with the results and tunes separately."""
         return {
             **self.__dict__,
             "_tuner": None,
@@ -143,5 +143,5 @@ class TuningState:
 
 
 def decision_entry(decision: Decision, **more: Any) -> EventLogEntry:
-    """The event ``decision`` of a statistics file."""
+    """Return the event ``decision`` of a statistics file."""
     return EventLogEntry(decision.timestamp, DECISION_EVENT, {**more, **decision.as_details()})

@@ -1,4 +1,4 @@
-"""What a tuner looks at: one window of a run, and the bounds it has to keep."""
+"""The input of a tuner: one window of a run, and the bounds to keep."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ was doing something else (validation, a checkpoint)."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """What tuning must not exceed."""
+    """The bounds that tuning must not exceed."""
 
     threads: int
-    """Of all stages that are tuned together."""
+    """The most threads of all tuned stages together."""
     cores: float
-    """Keep the stages' CPU seconds a second below this."""
+    """The most CPU seconds a second of the stages."""
     memory_bytes: int | None = None
-    """In flight; None = no bound."""
+    """The most bytes in flight; None = no bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageLoad:
-    """What one stage did in a window."""
+    """The work of one stage in a window."""
 
     name: str
     concurrency: int
-    """At the end of the window."""
+    """The number of threads at the end of the window."""
     busy_seconds: float
-    """Inside the op, all threads together."""
+    """The seconds inside the op, summed over the threads."""
     busy_ratio: float
-    """Share of the threads' time in which they waited for nothing, 0 to 1."""
+    """The share of the threads' time in which they waited for nothing, 0 to 1."""
     cpu_seconds: float = 0.0
     num_tasks: int = 0
     wait_in_ratio: float = 0.0
-    """Share of the threads' time spent waiting for an item."""
+    """The share of the threads' time spent waiting for an item."""
     wait_out_ratio: float = 0.0
-    """Share spent waiting for room behind the stage."""
+    """The share of the threads' time spent waiting for room after the stage."""
     is_free: bool = True
     """Whether its concurrency may be changed."""
     room: int | None = None
-    """Items that may wait behind it; None = that is not to be changed."""
+    """The items that may wait after the stage; None = not to be changed."""
 
     @property
     def task_seconds(self) -> float:
-        """Of one call, on average."""
+        """The average seconds of one call."""
         return self.busy_seconds / self.num_tasks if self.num_tasks else 0.0
 
     @property
@@ -69,20 +69,20 @@ class StageLoad:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Some seconds of a run without a change."""
+    """A period of a run without a change."""
 
     elapsed: float
-    """Seconds."""
+    """The length of the window in seconds."""
     num_items: int
-    """That the consumer took."""
+    """The number of items that the consumer took."""
     wait_seconds: float
-    """Of them it waited for items."""
+    """The seconds that the consumer waited for items."""
     stages: tuple[StageLoad, ...]
     noise: float = 0.0
-    """Standard error of ``rate``, relative to it."""
+    """The standard error of ``rate``, relative to it."""
     probes: Probes = field(default_factory=Probes)
     memory_bytes: int | None = None
-    """In flight at most, with the present numbers; None = not known."""
+    """The most bytes in flight with the present settings; None = unknown."""
 
     @property
     def rate(self) -> float:
@@ -91,7 +91,7 @@ class Window:
 
     @property
     def wait_ratio(self) -> float:
-        """Share of the time in which the consumer waited."""
+        """The share of the time that the consumer waited."""
         return min(1.0, self.wait_seconds / self.elapsed) if self.elapsed > 0 else 0.0
 
     @property
@@ -102,7 +102,7 @@ class Window:
 
     @property
     def num_threads(self) -> int:
-        """Of the stages that may be changed."""
+        """The number of threads of the stages that may be changed."""
         return sum(stage.concurrency for stage in self.stages if stage.is_free)
 
 
@@ -125,7 +125,7 @@ class Decision:
     """Seconds since 1970."""
 
     def as_details(self) -> dict[str, Any]:
-        """As it is stored: ``{t, stage, from, to, before, after, reason}``."""
+        """Return the stored form: ``{t, stage, from, to, before, after, reason}``."""
         return {
             "t": self.timestamp,
             "stage": self.stage,
@@ -153,7 +153,7 @@ class Part:
 def loads_of(
     lap: PipelineStats, *, free: Mapping[str, bool], rooms: Mapping[str, int]
 ) -> tuple[StageLoad, ...]:
-    """The stages of a lap. ``free``: which may be changed; ``rooms``: what buffers may be."""
+    """Return the loads of a lap's stages. ``free``: which may change; ``rooms``: the buffers."""
     return tuple(
         StageLoad(
             name=stage.name,
@@ -172,7 +172,7 @@ def loads_of(
 
 
 def _at_work(stage: StageStats) -> float:
-    """Share of the threads' time in which they waited for no item and no room: inside the op, or on
+    """Return the share of the threads' time without waiting for items or room: inside the op, or on
     the way there, where they lose their core or the GIL as well.
     """
     busy = stage.tasks.busy_time / max(1e-9, thread_seconds(stage))
@@ -186,7 +186,7 @@ def window_of(
     probes: Probes | None = None,
     memory_bytes: int | None = None,
 ) -> Window:
-    """A window of its parts, without those in which the consumer paused."""
+    """Merge parts into a window, without those in which the consumer paused."""
     kept = _without_pauses(parts)
     elapsed, num_items = sum(part.elapsed for part in kept), sum(part.num_items for part in kept)
     rates = [part.num_items / part.elapsed for part in kept if part.elapsed > 0]

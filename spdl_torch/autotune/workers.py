@@ -14,9 +14,9 @@ _MOST_AT_FIRST = 8
 
 
 class AutoWorkers(int):
-    """The workers that a loader has now, and that their number is found while it runs.
+    """The present number of a loader's workers, marked as tuned while the loader runs.
 
-    An int, because torch, Lightning and others take it for one and build loaders from it: such a
+    It is an int because torch, Lightning and others use it as one and build loaders from it: such a
     copy is tuned as well, and begins with this number.
     """
 
@@ -29,7 +29,7 @@ class AutoWorkers(int):
 
     @classmethod
     def to_begin_with(cls, tuning: Tuning, limits: Limits) -> AutoWorkers:
-        """One for each core that this rank may use, up to 8."""
+        """Return the number to begin with: one for each core that this rank may use, up to 8."""
         cores = limits.num_cores * tuning.cpu_util / limits.local_world_size
         most = tuning.bounds(limits).threads
         return cls(max(1, min(most, _MOST_AT_FIRST, int(cores + 1e-9))), tuning)

@@ -1,4 +1,4 @@
-"""A pipeline as a dataset: what trainers, loaders and Lightning can iterate over."""
+"""A pipeline as a dataset that trainers, loaders and Lightning can iterate over."""
 
 from __future__ import annotations
 
@@ -57,38 +57,38 @@ _logger = logging.getLogger("spdl_torch.data")
 
 T_co = TypeVar("T_co", covariant=True)
 
-_STOP_SECONDS = 5.0  # how long the end of a loop waits for an op that still runs
+_STOP_SECONDS = 5.0  # the longest wait for a running op at the end of a loop
 
 
 class PipelineDataset(IterableDataset[T_co]):
-    """An ``IterableDataset`` whose items come out of a pipeline that runs in this process.
+    """An ``IterableDataset`` whose items come from a pipeline that runs in this process.
 
-    Each pass over it runs the pipeline once, from its source's beginning. Use it by itself, in
-    Lightning, or in torch's or our DataLoader with ``batch_size=None, num_workers=0``: decoding
-    and batching happen in the pipeline's threads already.
+    Each pass over it runs the pipeline once, from the beginning of its source. Use it by itself, in
+    Lightning, or in torch's or our DataLoader with ``batch_size=None, num_workers=0``: the
+    pipeline's threads already decode and batch.
 
-    Ends: ``break``, an exception in the loop and dropping the iterator stop every thread; a
-    running op is waited for, at most 5 s. Errors of the pipeline are raised in the loop, after the
+    Stopping: ``break``, an exception in the loop and dropping the iterator stop every thread; this
+    waits for a running op, at most 5 s. Errors of the pipeline are raised in the loop, after the
     good items: ``PipelineFailure``, an ExceptionGroup of the ops' own exceptions.
 
     Ranks: each takes its own part of the source. A source with ``shard(index, count)`` makes the
     parts itself; of others, rank ``r`` of ``n`` takes items ``r, r + n, ...``. ``tail`` makes the
     parts equally long. Workers of a DataLoader divide their rank's part again.
 
-    Epochs: passes count 0, 1, 2, ... and tell the source by ``set_epoch``, if it has that.
+    Epochs: passes count 0, 1, 2, ... and set the source's epoch by its ``set_epoch``, if any.
 
     Args:
         builder: a complete definition. Its source must be iterable more than once.
-        length: items of one pass on this rank, for ``len()``; None = worked out from the source
-            where every stage passes one item on for one, or aggregates.
-        device: a CUDA device to which items are sent, by one thread with a stream of its own, ready
-            for the stream that is current where they are taken; ``"cuda"`` is the device that is
-            current when a pass begins. None or the CPU: items stay where the stages made them.
-        num_replicas, rank: in place of torch.distributed's world size and rank; ``1, 0`` = this
+        length: the number of items of one pass on this rank, for ``len()``; None = computed from
+            the source if every stage maps one item to one, or aggregates.
+        device: a CUDA device to which one thread copies the items, on its own stream, ready for the
+            stream that is current when the loop receives them; ``"cuda"`` is the device that is
+            current when a pass begins. With None or the CPU, items stay where the stages made them.
+        num_replicas, rank: override torch.distributed's world size and rank; ``1, 0`` = this
             process takes everything.
-        tail: of items that do not suffice for another one on every rank: ``"drop"`` leaves them
-            out; ``"pad"`` gives the ranks that lack one an item of the source's beginning;
-            ``"uneven"`` gives them to the first ranks, so that those may make one step more.
+        tail: the treatment of last items that are too few for every rank: ``"drop"`` leaves them
+            out; ``"pad"`` gives the ranks that lack one an item from the source's beginning;
+            ``"uneven"`` gives them to the first ranks, which may then make one step more.
         num_threads, max_failures, report_stats_interval, queue_class, task_hook_factory, stats,
             tuner: as for ``PipelineBuilder.build``.
     Raises: RuntimeError: the builder has no source or sink; ValueError: see the message.
@@ -142,17 +142,17 @@ class PipelineDataset(IterableDataset[T_co]):
         self._wants_states = False
 
     def set_epoch(self, epoch: int) -> None:
-        """The number of the next pass, told to a source that has ``set_epoch`` (its shuffle
-        depends on it); later passes count on from there.
+        """Set the number of the next pass, which a source with ``set_epoch`` gets for its shuffle;
+        later passes count on from there.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"set_epoch: epoch must be an int >= 0, got {epoch!r}.")
         if self._resume is not None and self._resume.epoch != epoch:
-            self._resume = None  # another pass is meant, which begins at its beginning
+            self._resume = None  # the caller wants another pass, from its beginning
         self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[T_co]:
-        # A generator: Lightning calls iter() just to look, and must not start threads by it.
+        # A generator: Lightning also calls iter() without iterating, which must start no threads.
         source, progress = self._begin_pass()
         spec = replace(self._spec, source=source)
         place = check_device(self._device)
@@ -178,33 +178,33 @@ class PipelineDataset(IterableDataset[T_co]):
             self._end_pass(current)
 
     def snapshot(self) -> PipelineStats:
-        """Figures of every stage in the pass that runs or, between passes, in the last one.
+        """Return the figures of every stage in the running pass or, between passes, the last one.
 
-        Raises: RuntimeError: nothing was loaded yet by this object. A DataLoader's workers have
-            copies of it, with figures of their own.
+        Raises: RuntimeError: this object has loaded nothing yet. A DataLoader's workers have
+            copies of it, with their own figures.
         """
         return self.report().stats if self._pass is None else self._pass.pipeline.snapshot()
 
     def report(self) -> Report:
-        """What holds training back in the pass that runs or, between passes, did in the last one:
-        ``print(dataset.report())``. Errors as of ``snapshot()``.
+        """Return what holds training back in the running pass or, between passes, did in the last
+        one: ``print(dataset.report())``. Raises: as ``snapshot()``.
         """
         return self.profile().report() if self._cached_step else self._measured().report()
 
     def profile(self) -> Profile:
-        """The report, and what every thread did in the last seconds of the pass that runs or,
-        between passes, of the last one: ``dataset.profile().write_trace("trace.json.gz")``. Errors
-        as of ``snapshot()``.
+        """Return the report, and what every thread did in the last seconds of the running pass or,
+        between passes, of the last one: ``dataset.profile().write_trace("trace.json.gz")``.
+        Raises: as ``snapshot()``.
         """
         measured = self._measured()
         return profile_of_run(measured.report(), measured.recorder.timeline(), self._cached_step)
 
     def headspace(self, num_items: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
-        """Loop over this instead of the dataset to see how fast training is without loading: it
-        keeps ``num_items`` items and yields them over and over, for ``num_steps`` steps. From then
-        on ``report()`` tells how much longer the steps of a pass take than these.
+        """Yield cached items: loop over this instead of the dataset to see how fast training is
+        without loading. It keeps ``num_items`` items and repeats them for ``num_steps`` steps. From
+        then on ``report()`` says how much longer the steps of a pass take than these.
 
-        It runs the source from its beginning, for the items that it keeps.
+        It runs the source from its beginning to get the items that it keeps.
         Raises: ValueError: a number < 1.
         """
 
@@ -212,12 +212,12 @@ class PipelineDataset(IterableDataset[T_co]):
             self._cached_step = seconds
             self._last = measured or self._last
 
-        measured = self._last  # that of a real pass is not to be replaced
+        measured = self._last  # the figures of a real pass stay; tell() puts them back
         return cached_batches(self, num_items, num_steps, tell)
 
     @property
     def decisions(self) -> list[Any]:
-        """With a tuner, what was changed so far, and why; at most the last 1000."""
+        """The changes made so far by the tuner, and why; at most the last 1000."""
         return list(getattr(self._build_options["tuner"], "decisions", ()))
 
     def _measured(self) -> _Pass | _Ended:
@@ -227,10 +227,10 @@ class PipelineDataset(IterableDataset[T_co]):
         return measured
 
     def __len__(self) -> int:
-        """Items of one pass on this rank: ``length``, or what follows from the source; fewer come
-        where ops drop or fail items.
+        """Return the number of items of one pass on this rank: ``length``, or computed from the
+        source; fewer come if ops drop or fail items.
 
-        Raises: TypeError: it cannot be known.
+        Raises: TypeError: the number is unknown.
         """
         if self._length is not None:
             return self._length
@@ -252,39 +252,39 @@ class PipelineDataset(IterableDataset[T_co]):
 
     @property
     def num_padded(self) -> int:
-        """How many items of the source this rank has only because of ``tail="pad"``: the last ones
-        of its part, which other ranks have too. Raises: TypeError: the source has no len.
+        """The number of source items that this rank has only because of ``tail="pad"``: the last
+        ones of its part, which repeat other ranks'. Raises: TypeError: the source has no len.
         """
         ranks = rank_shard(self._num_replicas, self._rank)
         return padding_of_shard(self._spec.source.iterable, ranks, self._tail)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass stands: what the loop was handed, not what is under way. Numbers alone,
-        but for what a source's own ``state_dict()`` puts in.
+        """Return the position in the pass: what the loop has received, not what is in flight. It
+        holds only numbers, apart from what a source's own ``state_dict()`` adds.
 
-        Exact if items come in the source's order. Behind a stage of several threads without
-        ``output_order="input"`` they do not, and a warning says so: then up to as many items as
-        were under way are lost or repeated.
+        It is exact if items come in the source's order. After a stage of several threads without
+        ``output_order="input"`` they do not, and a warning says so: as many items as were in
+        flight may be lost or repeated.
         """
         return self._state(behind=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next pass go on where a state stands, or, if the loop had seen the end of that
-        pass, begin the next one. The source is told the pass's epoch.
+        """Resume a state in the next pass; if the loop had seen the end of that pass, begin the
+        next one. The source's epoch is set accordingly.
 
-        The items that were handed out are passed over in the source, at once if it has
+        The items that were handed out are skipped in the source, immediately if it has
         ``iterate(start)``. If an op had dropped or failed any, the pass runs from its beginning and
-        what was handed out is thrown away.
+        the items that were handed out are thrown away.
 
-        Raises: ValueError: not such a state; later, when the pass begins: another number of ranks
-            than it can be shared out among.
+        Raises: ValueError: not a dataset's state; later, when the pass begins: the state does not
+            fit the number of ranks.
         """
         self._resume = PassState.checked(state_dict)
         self._next_epoch = self._resume.epoch
         self._wants_states = True
 
     def _state(self, *, behind: bool) -> dict[str, Any]:
-        """``behind``: of before the last item was handed out."""
+        """Return the state now or, with ``behind``, as it was before the last item."""
         self._wants_states = True
         if self._progress is not None:
             self._progress.is_wanted = True
@@ -306,8 +306,8 @@ class PipelineDataset(IterableDataset[T_co]):
         return self._state(behind=True)
 
     def _ends_empty_tail(self) -> bool:
-        """Whether the pass that was begun, or is to begin, is resumed behind its last item. Then
-        the one that begins now is the next.
+        """Return whether the present or coming pass resumes after its last item. If it is the
+        coming one, move on to the next pass.
         """
         try:
             length = len(self)
@@ -321,7 +321,7 @@ class PipelineDataset(IterableDataset[T_co]):
         return self._progress is not None and self._progress.resumed_at >= length > 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy or a pickle has loaded nothing yet."""
+        """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
         unused = ("_pass", "_last", "_cached_step", "_progress")
         return {**self.__dict__, **dict.fromkeys(unused)}
 
@@ -329,8 +329,8 @@ class PipelineDataset(IterableDataset[T_co]):
         return "\n".join(["PipelineDataset", *(f"  {part}" for part in self._spec.parts())])
 
     def _begin_pass(self) -> tuple[SourceSpec, PassProgress]:
-        """The source of the pass that begins: this rank's and worker's part, in its epoch, from
-        where a state stands.
+        """Return the source of the new pass, and its progress: this rank's and worker's part, in
+        its epoch, from the position of a state if there is one.
         """
         source = self._spec.source.iterable
         if self._source_is_spent:
@@ -364,7 +364,7 @@ class PipelineDataset(IterableDataset[T_co]):
         finally:
             stop_probing(ending)
             join_probing(_STOP_SECONDS)
-        # Whoever takes len() items and no more (Lightning does) would never hear of it.
+        # A loop that takes len() items and no more (Lightning's) never sees the failure raised.
         if ending.pipeline.failure is not None and not ending.is_failure_raised:
             _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)
         if self._pass is ending:
@@ -372,19 +372,19 @@ class PipelineDataset(IterableDataset[T_co]):
 
 
 def _transfer_stage(device: torch.device) -> StageSpec:
-    """The last stage: begins to copy each item; the thread that iterates receives it."""
+    """Return the last stage, which begins to copy each item; the iterating thread receives it."""
     return StageSpec(
         name="transfer",
         op=Transfer(device).stage,
         kind=OpKind.FUNCTION,
         output_order="input",
-        max_failures=0,  # an item that did not fit on the device is no bad item
+        max_failures=0,  # running out of device memory is not the item's fault: do not skip it
         buffer_size=AHEAD,
     )
 
 
 class _Pass:
-    """A running pipeline, and what the probes had counted when it began."""
+    """A running pipeline, and the probes' counters when it began."""
 
     def __init__(self, pipeline: Pipeline[Any], recorder: FlightRecorder) -> None:
         self.pipeline = pipeline
@@ -399,7 +399,7 @@ class _Pass:
 
 
 class _Ended:
-    """What is kept of a pass that is over."""
+    """The report and the recorder of a pass that has ended."""
 
     def __init__(self, report: Report, recorder: FlightRecorder) -> None:
         self._report = report
@@ -410,7 +410,7 @@ class _Ended:
 
 
 def _runs_once(source: Any) -> bool:
-    """Whether a source is its own iterator, as generators and files are."""
+    """Return whether a source is its own iterator, as generators and files are."""
     if isinstance(source, AsyncIterable):
         return hasattr(source, "__anext__")
     return hasattr(source, "__next__")

@@ -1,4 +1,4 @@
-"""What is said on the user's own exceptions: where they happened."""
+"""Notes on the user's own exceptions that say where they happened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def add_thread_note(error: BaseException, where: str, what: str = "") -> None:
-    """Say on the user's own exception where it happened, once, and on which worker thread."""
+    """Add a note to the user's own exception, once: where it happened, and on which worker."""
     thread = threading.current_thread().name
     note = f"{where} ({thread})" if thread.startswith("spdl-") else where
     note = f"{note}, {what}" if what else note
@@ -32,25 +32,28 @@ def add_thread_note(error: BaseException, where: str, what: str = "") -> None:
 
 
 def noted_sample(error: BaseException, index: Any) -> BaseException:
-    """An error of a map-style dataset's sample."""
+    """Return the error of a map-style dataset's sample, with a note."""
     error = not_stop_iteration(error, f"dataset[{describe(index)}]")
     add_thread_note(error, "in the dataset", f"sample index {describe(index)}")
     return error
 
 
-# These return the error instead of raising it: a frame that an error has passed, and that has it in
-# a variable, makes a cycle of both, which keeps the dataset alive until a garbage collection.
+# These functions return the error instead of raising it: a frame in the error's traceback with a
+# variable that holds the error is a cycle, which would keep the dataset alive until a garbage
+# collection.
 
 
 def noted_call(error: BaseException, function: str, where: str, what: str) -> BaseException:
-    """An error of a function of the user's that takes a whole batch."""
+    """Return the error of a user's function that takes a whole batch, with a note."""
     error = not_stop_iteration(error, function)
     add_thread_note(error, where, what)
     return error
 
 
 def not_stop_iteration(error: BaseException, where: str) -> BaseException:
-    """StopIteration would end the trainer's loop early and in silence; torch lets it."""
+    """Return a RuntimeError for StopIteration, which would silently end the trainer's loop early
+    (as it does in torch); return other errors unchanged.
+    """
     if isinstance(error, StopIteration):
         return RuntimeError(
             f"{where} raised StopIteration, which would end the epoch early. A map-style dataset "
@@ -60,12 +63,12 @@ def not_stop_iteration(error: BaseException, where: str) -> BaseException:
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """``raise ... from`` this keeps what the user's own ``raise ... from`` said."""
+    """Return the cause for ``raise ... from`` that keeps the user's own cause."""
     return error if isinstance(error, StopIteration) else error.__cause__
 
 
 def describe_indices(index: Any) -> str:
-    """Those of a batch in one short line. Never raises: an index may be anything."""
+    """Describe the indices of a batch in one short line. Never raises: an index may be anything."""
     try:
         text = ", ".join(map(describe, list(index)[:8]))
         return f"indices [{text}{', ...' if len(index) > 8 else ''}]"
@@ -74,17 +77,17 @@ def describe_indices(index: Any) -> str:
 
 
 def describe_batch(number: int, index: Any) -> str:
-    """A batch by its place in the epoch and what the sampler asked for, in one short line."""
+    """Describe a batch by its number in the epoch and its indices, in one short line."""
     if isinstance(index, list | tuple):
         return f"batch {number}, {describe_indices(index)}"
     return f"batch {number}, sample index {describe(index)}"
 
 
 class Reason:
-    """Why something cannot be had: raised once as the user's own error, then as what it was.
+    """The reason for a failure: raised once as the user's own error, later as its text.
 
-    Once, because an error that was raised refers to the frames of the training loop, perhaps to
-    its iterator: a worker thread that kept it would keep itself alive.
+    Only once, because an error that was raised refers to the frames of the training loop, perhaps
+    to its iterator: a worker thread that kept the error would keep itself alive.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -95,13 +98,13 @@ class Reason:
         return self._text
 
     def converted(self, convert: Callable[[Any], Any]) -> Reason:
-        """The same with another error, to be sent to another process or as it was before that."""
+        """Return the reason with its error converted, to or from the form sent to a process."""
         reason = Reason.__new__(Reason)
         reason._error = None if self._error is None else convert(self._error)
         reason._text = self._text
         return reason
 
     def taken(self, what: str) -> BaseException:
-        """The error to raise; ``what``: what came of it, for the errors after the first."""
+        """Return the error to raise. ``what``: the consequence, named in errors after the first."""
         error, self._error = self._error, None
         return error or RuntimeError(f"{what}, {self._text}")

@@ -1,4 +1,4 @@
-"""An image folder whose standard recipes run a batch in two calls that do not hold the GIL."""
+"""An image folder whose standard recipes run a batch in two calls that release the GIL."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ SampleContext = Callable[[int], "AbstractContextManager[torch.Generator | None]"
 
 
 class CollatedSamples(list[tuple[Any, Any]]):
-    """The samples of a batch, with the batch they are views of.
+    """The samples of a batch, with the batch that they are views of.
 
-    An ordinary list for every collate function; ``default_collate`` can be skipped where
-    ``collated`` is there.
+    It is an ordinary list for every collate function; ``default_collate`` can be skipped if
+    ``collated`` is set.
     """
 
     collated: tuple[Tensor, Tensor] | None = None
-    """What ``default_collate`` would make of the list: images (N, 3, H, W) and targets (int64,
-    shape (N,)). None: it has to be called."""
+    """The result of ``default_collate`` for the list: images (N, 3, H, W) and targets (int64, shape
+    (N,)). None: call ``default_collate``."""
 
 
 def load_pil_image(path: str | os.PathLike[str]) -> Image:
@@ -53,33 +53,33 @@ def load_pil_image(path: str | os.PathLike[str]) -> Image:
 class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
     """``torchvision.datasets.ImageFolder`` with faster images: same arguments, same samples.
 
-    The beginning of the transform runs a whole batch at a time, without the GIL, when it is
+    The start of the transform runs on a whole batch at a time, without the GIL, if it is
     ``RandomResizedCrop`` or ``Resize`` + ``CenterCrop`` or ``Resize((h, w))``, each bilinear, then
-    perhaps ``RandomHorizontalFlip`` (of ``torchvision.transforms`` or its ``v2``). What follows
-    runs on the whole batch too as far as it is ``ToTensor``, ``PILToTensor``, ``ToImage``,
-    ``ToDtype``, ``ConvertImageDtype`` or ``Normalize``; the rest runs sample by sample, on what it
-    has always been given (before ``ToTensor`` and the like, a Pillow image).
+    optionally ``RandomHorizontalFlip`` (of ``torchvision.transforms`` or its ``v2``). Following
+    ``ToTensor``, ``PILToTensor``, ``ToImage``, ``ToDtype``, ``ConvertImageDtype`` and ``Normalize``
+    run on the whole batch too; the rest runs sample by sample, on the same input as ever (before
+    ``ToTensor`` and the like, a Pillow image).
 
-    Any other transform gets the Pillow image of each file, or with ``loader=image_loader`` the
-    uint8 tensor (3, H, W). With any other ``loader`` this class does what torchvision's does.
+    Any other transform gets the Pillow image of each file or, with ``loader=image_loader``, the
+    uint8 tensor (3, H, W). With any other ``loader`` this class behaves like torchvision's.
 
     Random numbers are drawn as torchvision draws them: ``dataset[i]`` with the same random state
     has the same crop and flip, and pixels within one level (of 255) of Pillow's.
 
-    ``codec`` is that of :func:`spdl_torch.io.load_image_batch`: with libjpeg-turbo, a random crop
-    is all that is decoded of a JPEG. Neither samples nor random numbers depend on it.
+    ``codec`` is that of :func:`spdl_torch.io.load_image_batch`: libjpeg-turbo decodes only the
+    random crop of a JPEG. Neither samples nor random numbers depend on it.
 
     Raises (on access): DecodeError: a file cannot be decoded; OSError: it cannot be read.
     """
 
     sample_context: SampleContext | None = None
-    """Set by a loader that gives every sample a random stream of its own.
+    """The context of a sample's random stream, set by a loader that gives every sample its own.
 
     ``__getitems__`` enters ``sample_context(k)`` around everything random that it does for the
-    k-th of its indices. It may enter it twice for one sample, crop and flip of all samples first,
-    then the rest: the second time has to continue the stream where the first one left it. The
-    context gives torch's generator of that stream, or None where torch's functions draw from it
-    by themselves.
+    k-th of its indices. It may enter it twice for one sample (crop and flip of all samples first,
+    then the rest); the second time has to continue the stream where the first left it. The context
+    yields torch's generator of that stream, or None if torch's functions draw from it by
+    themselves.
     """
 
     def __init__(
@@ -103,18 +103,18 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
             is_valid_file=is_valid_file,
             allow_empty=allow_empty,
         )
-        is_compiled()  # compile the kernel now: it would be 7 ms of the first batch
+        is_compiled()  # compile the kernel now: that takes 7 ms, otherwise of the first batch
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Load one sample: what the transform returns, and the target."""
+        """Load one sample: the transformed image, and the target."""
         recipe = self._recipe()
         if recipe is None:
             return super().__getitem__(index)  # type: ignore[no-any-return]
         return self._load([index], recipe, None)[0]
 
     def __getitems__(self, indices: Sequence[int]) -> CollatedSamples:
-        """Load many samples; equal to ``[self[i] for i in indices]``, and one call if possible."""
-        # A subclass that adds to __getitem__ (the path, say) must see every sample pass there.
+        """Load many samples, as ``[self[i] for i in indices]`` would, in one call if possible."""
+        # A subclass that extends __getitem__ (to add the path, say) must see every sample.
         overridden = type(self).__getitem__ is not ImageFolder.__getitem__
         recipe = None if overridden else self._recipe()
         if recipe is None or len(indices) == 0 or not self._may_batch(recipe):
@@ -126,7 +126,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
         return self._load(indices, recipe, self.sample_context)
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """What a loader's report says of the dataset: which library decodes."""
+        """Return the remark of a loader's report that says which library decodes."""
         if self.loader is not load_pil_image and self.loader is not image_loader:
             return ()
         recipe = self._recipe()
@@ -136,15 +136,15 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
         return (f"fetch: of JPEGs only the part in the crop is decoded, by {library}.",)
 
     def _recipe(self) -> Recipe | None:
-        """The recipe in the present transform; not kept, because users replace transforms."""
+        """Return the recipe in the present transform; not cached, as users replace transforms."""
         if self.loader is load_pil_image or self.loader is image_loader:
             return recognise(self.transform, from_tensor=self.loader is image_loader)
         return None
 
     def _may_batch(self, recipe: Recipe) -> bool:
-        """Whether drawing all crops before all tails gives each sample the numbers it would get.
+        """Return whether drawing all crops before all tails leaves each sample's numbers the same.
 
-        With one random stream for all samples it does not, if the tail too may draw from it.
+        With one random stream for all samples it does not if the tail may draw from it too.
         """
         if self.sample_context is not None:
             return True
@@ -167,7 +167,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
             with stream(k) as generator:
                 if generator is None:
                     return recipe.plan(height, width)
-                with torch._C.DisableTorchFunction():  # nobody has to lead the draws to it
+                with torch._C.DisableTorchFunction():  # the draws name their generator
                     return recipe.plan(height, width, generator)
 
         paths, targets = zip(*[self.samples[index] for index in indices], strict=True)

@@ -1,17 +1,17 @@
-"""What Lightning's own saving and loading of loader states gets wrong, put right from a callback.
+"""Correct, from a callback, the loader states that Lightning itself saves and loads.
 
-Lightning 2.6 saves and loads the states of the training loaders itself. In three cases a loader
-that does everything right would lose batches:
+Lightning 2.6 saves and loads the states of the training loaders. In three cases even a correct
+loader would lose batches:
 
-- the loader has no length: Lightning holds one batch back, so the state is one batch ahead of what
-  was trained;
-- ``trainer.estimated_stepping_batches`` was asked for: the loaders are made before Lightning looks
-  for states, which it then never loads;
-- the state stands behind the last batch of an epoch: behind a step, Lightning goes on with the next
-  epoch on the iterator that has nothing left; behind the epoch's end it loads no state at all, so
-  that a generator of the loader's would begin anew.
+- the loader has no length: Lightning holds one batch back, so the state is one batch ahead of
+  training;
+- ``trainer.estimated_stepping_batches`` was read: the loaders are then made before Lightning looks
+  for states, which it never loads;
+- the state stands after the last batch of an epoch: if it was saved after a step, Lightning runs
+  the next epoch on the exhausted iterator; if after the epoch's end, it loads no state at all, so a
+  generator of the loader would start over.
 
-All access to Lightning's private attributes for this is here.
+All access to Lightning's private attributes for this is in this file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["correct_resumed_loaders", "correct_saved_states", "want_states"]
 
 
 def want_states(trainer: Any) -> None:
-    """Let the loaders know that checkpoints will hold their states: called when training starts."""
+    """Make the loaders collect states for checkpoints. Called when training starts."""
     if not trainer.checkpoint_callbacks:
         return
     for loader in _flattened(trainer):
@@ -37,10 +37,10 @@ def want_states(trainer: Any) -> None:
 
 
 def correct_saved_states(trainer: Any, checkpoint: MutableMapping[str, Any]) -> None:
-    """Let the states in a checkpoint be of what was trained: called while it is made."""
+    """Replace states in a checkpoint that are ahead of training. Called while it is made."""
     fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
     if not getattr(fetcher, "batches", None):
-        return  # nothing is held back
+        return  # Lightning holds no batch back
     saved = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
     loaders = [loader for loader in _flattened(trainer) if hasattr(loader, "state_dict")]
     states = saved.get("combined_loader", [])
@@ -50,8 +50,8 @@ def correct_saved_states(trainer: Any, checkpoint: MutableMapping[str, Any]) -> 
 
 
 def correct_resumed_loaders(trainer: Any) -> None:
-    """Load what was not loaded, and begin the epoch that the trainer is about to run: called when
-    training starts.
+    """Load the states that Lightning did not, and begin the epoch that the trainer is about to run.
+    Called when training starts.
     """
     loop = trainer.fit_loop
     fetcher = getattr(loop, "_data_fetcher", None)
@@ -62,11 +62,11 @@ def correct_resumed_loaders(trainer: Any) -> None:
         loop._combined_loader._load_state_dicts(states)
         loop._combined_loader_states_to_load = []
         iter(fetcher)
-    # Where an epoch was over, Lightning is about to run the next one, or (iteration-based training)
-    # through the end of that one again, for which an iterator with nothing left is right.
-    are_over = [_nothing_left(loader) for loader in _flattened(trainer)]  # each has to be asked
+    # If an epoch was over, Lightning is about to run the next one or, in iteration-based training,
+    # the end of that one again, for which an exhausted iterator is right.
+    are_over = [_nothing_left(loader) for loader in _flattened(trainer)]  # ask each: it may act
     if states and not loop.restarting:
-        # Whatever is left of it: with other ranks an epoch may be longer.
+        # Run the rest of the epoch: with another number of ranks it may be longer.
         if not all(state.get("finished", True) for state in states):
             iter(fetcher)
     elif loop.epoch_loop.restarted_on_train_batch_end and any(are_over):
@@ -74,7 +74,7 @@ def correct_resumed_loaders(trainer: Any) -> None:
 
 
 def _has_length(loader: Any) -> bool:
-    """Otherwise Lightning holds one batch back."""
+    """Return whether the loader has a length; if not, Lightning holds one batch back."""
     try:
         len(loader)
     except (TypeError, NotImplementedError):

@@ -1,7 +1,7 @@
-"""What all saved states have in common: a version, and fields that are checked before any is used.
+"""The parts that all saved states share: a version, and fields that are checked before use.
 
-A state comes out of a file. What does not fit is refused by the name of its field, before anything
-of the loader has changed.
+A state comes from a file. A field that does not fit is refused by name, before anything in the
+loader has changed.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Field", "check_fields", "check_version", "is_flag", "is_whole_number"]
 
-_MOST = 2**63 - 1  # of a number that a generator can be seeded with
+_MOST = 2**63 - 1  # the largest seed that a generator takes
 
 
 class Field(NamedTuple):
-    """What a field may hold."""
+    """The condition that a field's value has to meet."""
 
     what: str
-    """In words."""
+    """The condition in words."""
     fits: Callable[[Any], bool]
 
 
 def is_whole_number(value: Any, least: int = 0) -> bool:
-    """Of 64 bits; a bool is none."""
+    """Return whether this is an int of 64 bits that is at least ``least``, and not a bool."""
     return type(value) is int and least <= value <= _MOST
 
 
 def is_flag(value: Any) -> bool:
-    """True or false, and no number that counts as such."""
+    """Return whether this is a bool, and not a number that counts as one."""
     return isinstance(value, bool)
 
 
 def check_version(state: Mapping[str, Any], latest: int, owner: str) -> None:
-    """Raises: ValueError: not a state of ``owner``, or of a newer release than this one."""
+    """Check a state's version. Raises: ValueError: not ``owner``'s, or of a newer release."""
     version = state.get("version") if isinstance(state, dict) else None
     if not is_whole_number(version, 1):
         got = f"{type(state).__name__} without a version"
@@ -61,9 +61,9 @@ def check_fields(
     owner: str,
     where: str = "",
 ) -> None:
-    """Raises: ValueError: it names the field that is missing, unknown or holds something else.
+    """Check a state's fields. ``where`` goes before the names, for a state inside a state.
 
-    ``where``: goes before the names, for a state inside a state.
+    Raises: ValueError, which names the field that is missing, unknown or of the wrong kind.
     """
     for name in required:
         if name not in state:

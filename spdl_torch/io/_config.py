@@ -1,4 +1,4 @@
-"""How FFmpeg opens a file and which decoder it takes, called as in ``spdl.io``."""
+"""Options of FFmpeg's demuxer and decoder, named as in ``spdl.io``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 __all__ = ["RGB24", "DecodeConfig", "DemuxConfig", "decode_config", "demux_config"]
 
 RGB24 = "format=pix_fmts=rgb24"
-"""The filter that is used where none is given."""
+"""The default filter."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemuxConfig:
-    """How a container is opened."""
+    """The options for opening a container."""
 
     format: str | None = None
     """FFmpeg's name of the format, such as ``mp4`` or ``rawvideo``; None: told by the content."""
@@ -31,14 +31,14 @@ class DemuxConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """Which decoder, and how it is set up."""
+    """The choice of a decoder, and its options."""
 
     decoder: str | None = None
     """FFmpeg's name of a decoder for the stream's codec, such as ``libdav1d``; None: its own."""
     decoder_options: Mapping[str, str] | None = None
     """FFmpeg's options of that decoder, such as ``{"threads": "4"}``."""
     num_threads: int | None = field(init=False, default=None)
-    """What the option ``threads`` says; 0: as many as FFmpeg likes; None: it says nothing."""
+    """The value of the option ``threads``; 0: FFmpeg chooses; None: not given."""
 
     def __post_init__(self) -> None:
         _check_options("decode_config: decoder_options", self.decoder_options)

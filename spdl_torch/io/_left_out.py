@@ -1,4 +1,4 @@
-"""What ``spdl.io`` has and this package leaves out on purpose, and what to do instead."""
+"""The parts of ``spdl.io`` that this package leaves out on purpose, and what to use instead."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ LEFT_OUT: dict[str, str] = {
     "transfer_buffer_cpu": "Use tensor.cpu().",
     "transfer_tensor_d2h": "Use tensor.cpu(), or tensor.to('cpu', non_blocking=True) and an event.",
 }
-"""By name: the sentence that the AttributeError ends with."""
+"""The last sentence of the AttributeError for each name."""

@@ -1,4 +1,4 @@
-"""The reading stage: paths and URLs in, their bytes out, with another try where it may help."""
+"""The reading stage: from paths and URLs to their bytes, with retries where they may help."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Reader:
 
     @property
     def num_retries(self) -> int:
-        """Reads that were tried again so far, by this object in this process."""
+        """The number of retries so far, by this object in this process."""
         return self._policy.num_retries
 
     def __call__(self, path: str | os.PathLike[str]) -> Any:
-        """Read it; blocks.
+        """Read a path or URL; blocks.
 
         Returns: bytes, or ``(path, bytes)`` with ``keep_path``.
         Raises: OSError: a file that cannot be read; ImportError, ValueError: a protocol without
@@ -80,7 +80,7 @@ class Reader:
             time.sleep(wait)
 
     async def aread(self, path: str | os.PathLike[str]) -> Any:
-        """As the call, for many reads in flight on one event loop.
+        """Read a path or URL like the call, for many reads in flight on one event loop.
 
         Local files and file systems that are not asynchronous are read on the loop's threads, of
         which there are few: for those alone, ``pipe(reader, concurrency=...)`` is the quicker way.

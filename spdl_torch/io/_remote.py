@@ -1,4 +1,4 @@
-"""What lies behind a URL, opened and read through fsspec (torch installs it)."""
+"""Open and read URLs through fsspec (torch installs it)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PIP_NAMES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
 
 
 def is_url(source: str | os.PathLike[str]) -> bool:
-    """Whether a source's name has a protocol, as ``s3://bucket/key`` and ``memory://name`` have."""
+    """Return whether a name has a protocol, as ``s3://bucket/key`` and ``memory://name`` do."""
     match = _URL.match(source) if isinstance(source, str) else None
     if match is None:
         return False
@@ -63,7 +63,7 @@ def read_url(
     *,
     timeout_seconds: float | None = None,
 ) -> bytes:
-    """The whole content; errors as :func:`open_url`.
+    """Read the whole content; errors as :func:`open_url`.
 
     timeout_seconds: for the network file systems, which are asynchronous inside; others cannot be
         cut off. Then a TimeoutError.
@@ -87,7 +87,7 @@ async def aread_url(
     *,
     timeout_seconds: float | None = None,
 ) -> bytes:
-    """:func:`read_url` that any number of coroutines may await at once.
+    """Read like :func:`read_url`; any number of coroutines may await this at once.
 
     The network file systems (http, s3, gs, abfs) read on fsspec's own event loop, which outlives
     the caller's, so that connections are kept; others read on a thread of the caller's loop.
@@ -106,7 +106,7 @@ async def aread_url(
 
 
 def glob_url(pattern: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """URLs of the files that match, unsorted; errors as :func:`open_url`."""
+    """Return the URLs of the files that match, unsorted; errors as :func:`open_url`."""
     system, path = _file_system(pattern, storage_options)
     found = cast("dict[str, dict[str, Any]]", system.glob(path, detail=True))
     protocol = cast("re.Match[str]", _URL.match(pattern))[1]
@@ -158,7 +158,7 @@ def _is_known(protocol: str) -> bool:
 
 
 def _missing_package(url: str, error: ImportError) -> ImportError:
-    """fsspec says which protocol; which package it is stands in the cause alone."""
+    """Return an error that names the package: fsspec's names the protocol, only its cause that."""
     cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
     module = (cause.name or "").partition(".")[0]
     install = f" Run: pip install {_PIP_NAMES.get(module, module)}." if module else ""

@@ -1,4 +1,4 @@
-"""Which errors of reading pass by themselves, and how long to wait before the next attempt."""
+"""Retries of reading: which errors are transient, and the wait before the next attempt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CONNECTION_ERRORS = (
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether another attempt may succeed: timeouts, lost connections, a server that is busy.
+    """Return whether a retry may succeed: timeouts, lost connections, a busy server.
 
     Not: a missing file, a missing permission, a wrong name, and whatever is no error of reading.
     """
@@ -53,7 +53,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """What an HTTP server answered, as aiohttp, gcsfs and requests keep it."""
+    """Return the HTTP status of an error, as aiohttp, gcsfs and requests keep it."""
     answer = getattr(error, "response", None)
     for holder, name in ((error, "status"), (error, "code"), (answer, "status_code")):
         status = getattr(holder, name, None)
@@ -63,7 +63,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 class RetryPolicy:
-    """How often and how long; counts what it granted. Used by any number of threads at once."""
+    """The limit, the waits and the count of retries. Any number of threads may use it."""
 
     def __init__(self, retries: int, backoff_seconds: float, max_backoff_seconds: float) -> None:
         if retries < 0:
@@ -94,11 +94,11 @@ class RetryPolicy:
 
     @property
     def num_retries(self) -> int:
-        """Attempts granted beyond the first ones, in this process."""
+        """The number of retries granted in this process."""
         return self._num_retries
 
     def wait_after(self, error: Exception, name: str, num_failed: int) -> float | None:
-        """Seconds to wait before the next attempt, or None: the error is final.
+        """Return the seconds to wait before the next attempt, or None: the error is final.
 
         num_failed: attempts so far; all of them failed. A final error that came after retries
         gets a note with their number.

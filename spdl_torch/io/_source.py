@@ -1,4 +1,4 @@
-"""Sources of encoded data: what may be given, how it is named, how it becomes bytes."""
+"""Sources of encoded data: their types, their names in errors, and reading their bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ dimension), or a binary file."""
 
 
 def source_name(source: Source) -> str:
-    """How an error names the source: its path, or ``<bytes>``."""
+    """Return the source's name in errors: its path, or ``<bytes>``."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
     if isinstance(source, bytes | bytearray | memoryview | Tensor):

@@ -1,4 +1,4 @@
-"""Memory that is used again for every batch: what ``storage=`` takes."""
+"""Memory that is reused for every batch: the values of ``storage=``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class CPUStorage:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self._memory.numel()
 
     def tensor(self, shape: tuple[int, ...]) -> Tensor:
-        """The beginning of the memory: uint8 of that shape, contiguous.
+        """Return the beginning of the memory: uint8 of that shape, contiguous.
 
         Raises: ValueError: it is too small.
         """
@@ -64,7 +64,7 @@ def cpu_storage(size: int, pin_memory: bool = True) -> CPUStorage:
 
 
 def room_for(shape: tuple[int, ...], storage: CPUStorage | None) -> Tensor:
-    """Memory for a batch: uint8, CPU, contiguous; in ``storage``, if there is one."""
+    """Return memory for a batch: uint8, CPU, contiguous; in ``storage``, if given."""
     if storage is not None:
         return storage.tensor(shape)
     return torch.empty(shape, dtype=torch.uint8, device="cpu")

@@ -28,7 +28,7 @@ _MAX_TAIL_BYTES = 1 << 20  # read after the end of a compressed archive, for its
 def iter_tarfile(
     src: bytes | bytearray | memoryview | BinaryIO, *, max_member_bytes: int = DEFAULT_MAX_BYTES
 ) -> Iterator[tuple[str, bytes]]:
-    """The files of a tar archive, in its order: ``(name, content)``.
+    """Yield the files of a tar archive, in its order: ``(name, content)``.
 
     src: the archive, or a binary file, of which only ``read`` is needed; compressed by gzip,
         bzip2 or xz as well. Links, folders and devices are skipped; nothing is ever written.
@@ -97,7 +97,7 @@ class TarReader:
                 self._enter(name, size)
 
     def content(self) -> bytes:
-        """Of the file that advance() named."""
+        """Read the content of the file that advance() named."""
         size, self._size = self._size, 0
         content = self._take(size, repr(self._member)) if size else b""
         self._skip_padding()
@@ -251,7 +251,7 @@ class _Encoded(io.RawIOBase):
 
 
 def _decompressed(file: BinaryIO) -> tuple[BinaryIO, _Encoded | None, bool]:
-    """What to read the tar from, what it decompresses if it does, and whether it can seek.
+    """Return the file to read the tar from, the one it decompresses, and whether it can seek.
 
     Told by content, never by name.
     """
@@ -272,7 +272,7 @@ def _decompressed(file: BinaryIO) -> tuple[BinaryIO, _Encoded | None, bool]:
 
 
 def _sought_back(file: BinaryIO, size: int) -> bool:
-    """Whether the file went back; not every file that says it can seek does."""
+    """Seek back and return whether that worked; not every file that claims to seek does."""
     try:
         if file.seekable():
             file.seek(-size, io.SEEK_CUR)

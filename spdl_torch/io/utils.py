@@ -75,33 +75,33 @@ def set_ffmpeg_log_level(val: int, /) -> None:
 
 
 def get_ffmpeg_log_level() -> int:
-    """What :func:`set_ffmpeg_log_level` was told last; -8 before that."""
+    """Return the level set last by :func:`set_ffmpeg_log_level`; -8 before that."""
     return _log_level
 
 
 def get_ffmpeg_filters() -> list[str]:
-    """Names of the filters that ``filter_desc=`` may have, sorted."""
+    """Return the names of the filters for ``filter_desc=``, sorted."""
     import av.filter
 
     return sorted(av.filter.filters_available)
 
 
 def get_ffmpeg_versions() -> dict[str, tuple[int, int, int]]:
-    """Versions of FFmpeg's libraries by name, of the FFmpeg that PyAV brings."""
+    """Return the versions of the libraries, by name, of the FFmpeg that PyAV brings."""
     import av
 
     return dict(av.library_versions)
 
 
 def built_with_cuda() -> bool:
-    """Whether this torch was built for CUDA; a device need not be there."""
+    """Return whether this torch was built for CUDA, with or without a device."""
     import torch
 
     return torch.version.cuda is not None
 
 
 def built_with_nvcodec() -> bool:
-    """False: videos are decoded on the CPU."""
+    """Return False: videos are decoded on the CPU."""
     return False
 
 

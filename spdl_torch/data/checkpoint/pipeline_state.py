@@ -1,9 +1,9 @@
-"""Where a pass of a PipelineDataset stands, as a state, and how to get there again.
+"""The position in a pass of a PipelineDataset as a state, and how to resume there.
 
-Where every stage passes one item on for one, or aggregates, and nothing was dropped, what the
-trainer was handed tells which items of the source that was: the next pass begins behind those. As
-soon as an op has dropped or failed an item, it does not; then the pass runs from its beginning and
-what was handed out is thrown away.
+If every stage maps one item to one, or aggregates, and nothing was dropped, the number of items
+that the trainer received gives the number of source items: the next pass begins after those. Once
+an op has dropped or failed an item it does not, and the pass then runs from its beginning, with the
+items that were handed out thrown away.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ _ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassState:
-    """What a state says, checked."""
+    """The checked contents of a state."""
 
     epoch: int
     finished: bool
-    """The loop saw the end: the next pass begins at its beginning."""
+    """Whether the loop saw the end: the next pass then starts from the beginning."""
     begun: bool = True
-    """False: nothing was iterated over yet."""
+    """Whether a pass has ever begun."""
     num_items: int = 0
-    """Handed out on this rank."""
+    """The number of items handed out on this rank."""
     num_source: int | None = None
-    """Items of this rank's part of the source that are in those; None = that cannot be told."""
+    """The number of items of this rank's part of the source in those; None = unknown."""
     world: int = 1
     source: Any = None
-    """Of a source that keeps a state of its own, if it was asked;"""
+    """The source's own state, if it keeps one and was asked."""
     num_behind: int = 0
-    """items of it that came since then."""
+    """The number of source items since ``source`` was taken."""
     version: int = _VERSION
 
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> PassState:
-        """Raises: ValueError: not such a state, or of a newer release."""
+        """Check a state. Raises: ValueError: not a dataset's state, or of a newer release."""
         check_version(state, _VERSION, "PipelineDataset")
         check_fields(state, _FIELDS, ("epoch", "finished"), "PipelineDataset")
         resume = cls(**copy.deepcopy({**state}))
@@ -67,12 +67,12 @@ class PassState:
         return resume
 
     def as_dict(self) -> dict[str, Any]:
-        """Numbers alone, but for what the source puts in."""
-        return asdict(self)  # which copies what is inside
+        """Return the state as numbers alone, apart from the source's own state."""
+        return asdict(self)  # a deep copy
 
     def start_for(self, world: int, *, fixed: bool) -> int:
-        """How many items of a rank's part to pass over. ``fixed``: the parts are made by the
-        source, so their number must stay. Raises: ValueError: it does not fit.
+        """Return how many items of a rank's part to skip. ``fixed``: the source makes the parts,
+        so their number must stay. Raises: ValueError: the state does not fit.
         """
         assert self.num_source is not None, "guaranteed by the caller: it replays otherwise"
         if world == self.world:
@@ -108,14 +108,14 @@ _FIELDS = {
 
 
 def items_per_output(stages: Sequence[StageSpec]) -> int | None:
-    """Source items in one item of the last stage; None = that varies."""
+    """Return the number of source items in one item of the last stage; None = it varies."""
     if any(stage.kind not in (*_ONE_FOR_ONE, OpKind.AGGREGATE) for stage in stages):
         return None
     return prod(stage.batch_size for stage in stages if stage.kind is OpKind.AGGREGATE)
 
 
 def unordered_stage(stages: Sequence[StageSpec]) -> str | None:
-    """The first stage behind which items may come in another order than the source's."""
+    """Return the name of the first stage that may change the order of items, or None."""
     for stage in stages:
         is_open = stage.kind is OpKind.PATH_VARIANTS and not stage.batched
         if is_open or (stage.concurrency > 1 and stage.output_order == "completion"):
@@ -124,7 +124,7 @@ def unordered_stage(stages: Sequence[StageSpec]) -> str | None:
 
 
 def source_behind(source: Any, start: int) -> Any:
-    """The source without its first ``start`` items; at once where it can begin anywhere."""
+    """Return the source without its first ``start`` items; immediate if it can begin anywhere."""
     if not start:
         return source
     return (
@@ -159,15 +159,15 @@ class _AsyncBehind:
 
 
 class PassProgress:
-    """Of one pass. The thread that iterates writes, and asks for the state."""
+    """The progress of one pass. Only the iterating thread writes it and asks for the state."""
 
     def __init__(
         self, epoch: int, world: int, stages: Sequence[StageSpec], *, is_wanted: bool
     ) -> None:
         self.is_wanted = is_wanted
-        """Somebody asks for states: a source that keeps one is asked for it after every item."""
+        """Whether states are wanted: a source that keeps one is then asked after every item."""
         self.num_items = 0
-        """Handed out, those before a resume included."""
+        """The number of items handed out, including those before a resume."""
         self.pipeline: Pipeline[Any] | None = None
         self.resumed_at = 0
         self._epoch = epoch
@@ -179,7 +179,7 @@ class PassProgress:
         self._finished = False
 
     def begin(self, part: Any, resume: PassState | None, *, is_fixed: bool) -> Any:
-        """The part of the source that is still to come."""
+        """Begin the pass, and return the rest of the source's ``part`` after ``resume``."""
         start = 0
         if resume is not None:
             if resume.num_source is None:
@@ -189,7 +189,7 @@ class PassProgress:
                 self.num_items = start // (self._per_output or 1)
             self.resumed_at = resume.num_items
         if isinstance(part, AsyncIterable) or not keeps_state(part):
-            # With other ranks the parts are others, and every rank counts.
+            # A source's state fits only the same number of ranks: with another, ranks count items.
             if resume is not None and resume.source is not None and resume.world == self._world:
                 raise ValueError(
                     f"load_state_dict: source holds the state of a source that keeps one, but "
@@ -201,22 +201,22 @@ class PassProgress:
 
     @property
     def num_source_before_last(self) -> int:
-        """Items of the source in those that were handed out, without the last one."""
+        """The number of source items in the items handed out before the last one."""
         return max(0, self.num_items - 1) * (self._per_output or 0)
 
     def throw_away(self, items: Iterator[Any]) -> None:
-        """What was handed out before."""
+        """Make the items that were handed out before the resume again, and drop them."""
         if self._num_to_throw_away:
             _logger.info("PipelineDataset: making %d items again", self._num_to_throw_away)
         for _ in islice(items, self._num_to_throw_away):
             self.num_items += 1
 
     def finish(self) -> None:
-        """The loop has seen the end."""
+        """Mark the pass as finished: the loop has seen the end."""
         self._finished = True
 
     def state(self, *, behind: bool) -> PassState:
-        """``behind``: of before the last item was handed out."""
+        """Return the state now or, with ``behind``, as it was before the last item."""
         if self._finished and not behind:
             return PassState(epoch=self._epoch, finished=True, world=self._world)
         num_items, num_source = self.num_items - behind, None
@@ -227,7 +227,7 @@ class PassProgress:
         if self._watched is not None and num_source is not None:
             own = self._watched.state_behind(num_source)
         if own.failure is not None:
-            raise own.failure.taken("PipelineDataset.state_dict: the source's state cannot be had")
+            raise own.failure.taken("PipelineDataset.state_dict: cannot get the source's state")
         return PassState(
             epoch=self._epoch,
             finished=False,
@@ -240,8 +240,8 @@ class PassProgress:
 
 
 class Watched:
-    """A source that keeps its own state: remembers it behind each item that is on its way, as long
-    as somebody wants states.
+    """A source that keeps its own state, with the state after each item that is in flight, as long
+    as states are wanted.
     """
 
     def __init__(
@@ -259,7 +259,8 @@ class Watched:
         self._progress = progress
         self._start = start
         self._own = OwnState(None, keeper, begun_from)
-        # The source's thread writes, and forgets what was handed out before the last item.
+        # The source's thread appends, and removes states that the trainer is past; the trainer's
+        # thread copies the deque (one C call, atomic under the GIL) and looks through the copy.
         self._reached: deque[WorkerState] = deque([self._own.reached(start, ended=False)])
 
     def __iter__(self) -> Iterator[Any]:
@@ -274,7 +275,7 @@ class Watched:
             yield item
 
     def state_behind(self, num_items: int) -> WorkerState:
-        """The source's when it had given so many."""
+        """Return the source's state after ``num_items`` items."""
         found, *later = self._reached.copy()
         for each in later:
             if each.num_items <= num_items:

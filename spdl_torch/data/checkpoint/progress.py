@@ -1,4 +1,4 @@
-"""How far the loop has got in an epoch: from this comes the state of a loader."""
+"""The loop's progress in an epoch, from which a loader's state is made."""
 
 from __future__ import annotations
 
@@ -19,84 +19,85 @@ __all__ = ["Progress"]
 
 
 class _Place(NamedTuple):
-    """What changes with every batch that is handed out."""
+    """The part of the progress that changes with every batch."""
 
     num_in_order: int
-    """Batches of this iterator up to the first that was not handed out."""
+    """The number of this iterator's batches before the first that was not handed out."""
     local_samples: int
-    """On this rank, in those."""
+    """The number of this rank's samples in those."""
     handed: tuple[int, ...]
-    """Those among them that were handed out before their turn, perhaps with some of before."""
+    """The batches handed out before their turn, perhaps with some that are in order by now."""
     workers: tuple[WorkerState, ...]
     next_worker: int
 
     @property
     def ahead(self) -> tuple[int, ...]:
-        """Batches that were handed out before their turn, counted from the first that was not."""
+        """The batches handed out before their turn, counted from the first that was not."""
         numbers = (number - self.num_in_order for number in self.handed)
         return tuple(sorted(number for number in numbers if number > 0))
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Of one epoch. The iterator writes, on the trainer's thread; the loader reads. It does not
-    refer to the iterator, so that dropping that one ends its threads.
+    """The progress of one epoch. The iterator writes it, on the trainer's thread; the loader reads
+    it. It does not refer to the iterator, so dropping the iterator ends its threads.
     """
 
     epoch: int
     epoch_seed: int
     samplers: list[Any]
-    """From the outside in."""
+    """The loader's sampler and those inside it, from the outside in."""
     start: int
-    """Samples on all ranks before this iterator's first."""
+    """The number of samples on all ranks before this iterator's first."""
     world: int
     generators: list[torch.Tensor]
     workers: list[WorkerState]
-    """Of an iterable dataset; [] = map-style."""
+    """The states of the workers' iterables; [] = map-style."""
     sampler_epoch: int | None = None
     next_worker: int = 0
     base_seed: int
     num_epochs: int
-    """Of this iterator, before this one."""
+    """The number of this iterator's earlier epochs."""
     drew_base_seed: bool
     persistent: bool
     keeps_datasets: bool
-    """Later epochs go on with the same dataset objects."""
+    """Whether later epochs use the same dataset objects."""
     is_wanted: bool
-    """Somebody asks for states: those of iterables are taken after every batch. What has none yet
-    counts its items, which are made again by who resumes."""
+    """Whether states are wanted: those of iterables are taken after every batch. An iterable
+    without a state counts its items, and resuming makes them again."""
     own: OwnState | None = None
-    """Of an iterable that is loaded on the trainer's thread, which no batch is ahead of: it is
-    asked when the loader is."""
+    """The state of an iterable loaded on the trainer's thread. Nothing is prefetched there, so it
+    is asked when the loader is."""
     local_samples: int = 0
-    """Handed out on this rank, up to the first batch that was not."""
+    """The number of samples handed out on this rank, up to the first batch that was not."""
     first: list[Any] = field(default_factory=list)
-    """An index that was drawn before it was asked for."""
+    """The index that was drawn early, at ``iter()``; [] = none, or it was used."""
     nothing_left: bool = False
-    """It began after its last batch, from a state of a loop that had not seen the end."""
+    """Whether the epoch began after its last batch: the saved loop had not seen the end."""
     finished: bool = False
     _num_in_order: int = 0
     _drawn: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    """By the number of the batch, in ascending order: the samples of this rank up to its end, and
-    its index if the sampler keeps a state of its own. Of those that were not handed out in order,
-    and of the last ones."""
+    """The drawn batches that were not handed out in order, and the last ones that were. Keys are
+    batch numbers, ascending; values the samples of this rank up to the batch's end, and its index
+    if the sampler keeps its own state."""
     _ahead: set[int] = field(default_factory=set)
     _before: tuple[Any, ...] | None = None
-    """The fields of the place before the last batch was handed out."""
+    """The fields of the ``_Place`` before the last batch was handed out."""
 
     def __post_init__(self) -> None:
         self._sampler = stateful_sampler(self.samplers)
 
     def asked(self, number: int, local_samples: int, index: Any) -> None:
-        """Batch ``number`` was drawn from the sampler; up to its end that has given so many."""
+        """Record that batch ``number`` was drawn from the sampler, which has given
+        ``local_samples`` up to its end."""
         if self.workers:
-            return  # iterables have no sampler; their workers tell how far they are
+            return  # iterables have no sampler; their workers report their own progress
         if self.first:
             self.first.clear()
         self._drawn[number] = local_samples, None if self._sampler is None else index
 
     def handed(self, number: int) -> None:
-        """The trainer was given a batch of a map-style dataset, or the error in its place."""
+        """Record that the trainer received a map-style batch, or the error in its place."""
         self._advance()
         drawn = self._drawn
         while (oldest := next(iter(drawn))) < self._num_in_order:
@@ -106,25 +107,27 @@ class Progress:
         self._advance()
 
     def _advance(self) -> None:
-        """Past the batches that were handed out in order. Ctrl-C may come between any two of its
-        lines, and in ``handed``: it is done again before a state is made.
+        """Advance past the batches that were handed out in order.
+
+        Ctrl-C may come between any two lines here and in ``handed``: every line leaves a state
+        from which another call completes the step, and ``_place`` makes that call.
         """
         while (number := self._num_in_order) in self._ahead:
             self.local_samples, self._num_in_order = self._drawn[number][0], number + 1
             self._ahead.discard(number)
 
     def handed_by(self, worker: int, state: WorkerState) -> None:
-        """The trainer was given what came from this worker's iterable."""
+        """Record that the trainer received a batch, or an error, of this worker's iterable."""
         self._before = self._place()
         self.workers[worker] = state
         self.next_worker = (worker + 1) % len(self.workers)
 
     def ended(self, worker: int, state: WorkerState) -> None:
-        """This worker's iterable gave no more."""
+        """Record the end of this worker's iterable."""
         self.workers[worker] = state
 
     def unknown_ends(self) -> list[int]:
-        """Of an epoch that is over: the workers whose dataset outlives it with a state that nobody
+        """Return the workers whose dataset outlives this finished epoch with a state that nobody
         has asked for."""
         if not (self.finished and self.keeps_datasets):
             return []
@@ -136,7 +139,7 @@ class Progress:
 
     @property
     def is_vague(self) -> bool:
-        """A later epoch has just begun, on datasets that live on, whose state nobody knows."""
+        """Whether a later epoch has just begun on lasting datasets whose states are unknown."""
         has_begun_alike = self.own is not None or self.num_epochs == 0 or self.finished
         return not has_begun_alike and any(
             each.keeper == "dataset" and each.state is None and not each.num_items
@@ -145,16 +148,18 @@ class Progress:
 
     @property
     def num_counted(self) -> int:
-        """Items that who resumes makes again, though their iterable keeps a state."""
+        """The number of items that resuming makes again, though their iterable keeps a state."""
         if self.own is not None or self.finished:
             return 0
         return sum(w.num_items for w in self.workers if w.keeper and w.state is None)
 
     def state(self, generators: list[torch.Tensor], *, behind: bool = False) -> ResumeState:
-        """``generators``: as they are now, for an epoch that is over. ``behind``: the state before
-        the last batch was handed out, for who holds it back from its own consumer.
+        """Return the loader's state.
 
-        Raises: what an object of the user's raises when it is asked for its state.
+        ``generators``: their states now, for a finished epoch. ``behind``: return the state before
+        the last batch, for a caller that holds that batch back from its own consumer.
+
+        Raises: what a user's object raises when it is asked for its state.
         """
         if self.finished and not (behind and self._before):
             return ResumeState(
@@ -196,7 +201,7 @@ class Progress:
         )
 
     def left_to_next(self) -> list[WorkerState]:
-        """What the workers' datasets keep for the next epoch, as far as anybody knows."""
+        """Return the states that the workers' datasets keep for the next epoch, where known."""
         is_known = self.finished and self.keeps_datasets
         return [
             replace(each, num_items=0, num_behind=0, ended=False)
@@ -206,7 +211,8 @@ class Progress:
         ]
 
     def _at_end(self) -> tuple[WorkerState, ...]:
-        """What the datasets keep for the next epoch; not those whose copies end with the epoch."""
+        """Return the states that the datasets keep for the next epoch; () if their copies end with
+        this one."""
         if not self.keeps_datasets:
             return ()
         if self.own is not None:
@@ -222,7 +228,8 @@ class Progress:
         return (self.own.reached(worker.num_items, ended=worker.ended),)
 
     def _sampler_state(self) -> Any:
-        """As it is now: the batches that were asked for and not handed out are told beside it."""
+        """Return the sampler's own state now; drawn batches that were not handed out go into
+        ``pending`` beside it."""
         return None if self._sampler is None else state_of(self._sampler)
 
     def _place(self) -> _Place:
@@ -234,4 +241,4 @@ class Progress:
 def _raise_failures(workers: Sequence[WorkerState]) -> None:
     for worker in workers:
         if worker.failure is not None:
-            raise worker.failure.taken("DataLoader.state_dict: the dataset's state cannot be had")
+            raise worker.failure.taken("DataLoader.state_dict: cannot get the dataset's state")

@@ -1,12 +1,12 @@
-"""Where an epoch stands, as a state for a checkpoint, and how a loader gets there again.
+"""The position in an epoch as a state for a checkpoint, and how a loader resumes there.
 
-A state says what the trainer was handed, whatever was prefetched behind that. It holds numbers and
-text alone, so it goes through JSON and through ``torch.load(weights_only=True)``.
+A state says what the trainer has received, and ignores what was prefetched beyond that. It holds
+only numbers and text, so it survives JSON and ``torch.load(weights_only=True)``.
 
 Map-style datasets: the order is drawn again, from the generators as they were when the epoch began,
-and the samples that were handed out are passed over without being loaded. That does not depend on
-the number of threads, nor on the batch size, nor, with a sampler that deals samples out to ranks in
-turn, on the number of ranks. Iterable datasets: every worker goes on where it was.
+and the samples that were handed out are skipped without loading them. This does not depend on the
+number of threads, on the batch size or, with a sampler that deals samples out to ranks in turn, on
+the number of ranks. Iterable datasets: every worker goes on where it was.
 """
 
 from __future__ import annotations
@@ -49,40 +49,42 @@ _VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumeState:
-    """What a state says, checked."""
+    """The checked contents of a state."""
 
     epoch: int
-    """How many epochs were begun before this one."""
+    """The number of epochs begun before this one."""
     epoch_seed: int
-    """Of the random streams."""
+    """The seed of the random streams."""
     finished: bool
-    """The loop saw the end: the next epoch begins at its beginning."""
+    """Whether the loop saw the end: the next epoch then starts from the beginning."""
     num_samples: int = 0
-    """Handed out, on all ranks together."""
+    """The number of samples handed out, on all ranks together."""
     ahead: tuple[int, ...] = ()
-    """Batches behind those samples that were handed out before their turn (``in_order=False``)."""
+    """The batches after those samples that were handed out before their turn
+    (``in_order=False``)."""
     sampler_epoch: int | None = None
     sampler: Any = None
-    """Of a sampler that keeps a state of its own, after the batches that were asked for;"""
+    """The state of a sampler that keeps its own, after the batches that were drawn from it."""
     pending: tuple[Any, ...] = ()
-    """those of them that were not handed out, as their indices."""
+    """The indices of the drawn batches that were not handed out."""
     generators: tuple[str, ...] = ()
-    """As they were when the epoch began, or at its end; the first is torch's global one."""
+    """The generators' states when the epoch began, or at its end; torch's global one is first."""
     drew_base_seed: bool = True
-    """Whether the epoch to begin draws a base seed before its order: not the second one and later
-    ones of a loader with ``persistent_workers``, for which follow"""
+    """Whether the epoch to begin draws a base seed before its order. With ``persistent_workers``
+    only the first epoch does."""
     base_seed: int = 0
+    """The base seed that the first epoch drew."""
     num_epochs: int = 0
-    """that it drew, and the epochs begun since."""
+    """The number of epochs begun since ``base_seed`` was drawn."""
     workers: tuple[WorkerState, ...] = ()
     next_worker: int = 0
     dataset: Any = None
-    """Of a map-style dataset that has ``state_dict()``, with ``num_workers=0``."""
+    """The state of a map-style dataset that has ``state_dict()``, with ``num_workers=0``."""
     version: int = _VERSION
 
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> ResumeState:
-        """Raises: ValueError: not such a state, or of a newer release."""
+        """Check a state. Raises: ValueError: not a loader's state, or of a newer release."""
         check_version(state, _VERSION, "DataLoader")
         values = copy.deepcopy({**state})
         values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
@@ -104,7 +106,9 @@ class ResumeState:
         return cls(**{**values, "workers": tuple(WorkerState(**worker) for worker in workers)})
 
     def as_dict(self) -> dict[str, Any]:
-        """Numbers, text, lists and dicts alone, but for what samplers and datasets put in."""
+        """Return the state as numbers, text, lists and dicts alone, apart from the own states of
+        samplers and datasets.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in ("ahead", "generators", "pending"):
             values[name] = list(values[name])
@@ -162,7 +166,7 @@ _WORKER_FIELDS = {
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """Those from which the order of an epoch may be drawn; torch's global one is the first."""
+    """Return the generators from which an epoch's order may be drawn, torch's global one first."""
     found = [torch.default_generator]
     samplers = nested_samplers(loader._index_sampler)
     for holder in (loader, *samplers):
@@ -173,8 +177,8 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def stateful_sampler(samplers: list[Any]) -> Any:
-    """The outermost one that keeps its own state, if any does. One that can begin anywhere is not
-    asked for its state: it is told where to begin.
+    """Return the outermost sampler that keeps its own state, if any. One that can begin anywhere
+    (``start_at``) needs none: it is started at the position.
     """
     for sampler in samplers:
         if callable(getattr(sampler, "start_at", None)):
@@ -186,10 +190,10 @@ def stateful_sampler(samplers: list[Any]) -> Any:
 
 @contextmanager
 def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[list[torch.Tensor]]:
-    """While an epoch begins: its order is drawn as it was, if there is a state to resume from.
-    Yields the generators' states from which it is drawn.
+    """Let an epoch that begins draw the order of ``resume``, if given, and yield the generators'
+    states from which the order is drawn.
 
-    torch's global generator is left as it was before: what else draws from it is the trainer's. A
+    torch's global generator is restored afterwards: the trainer's code draws from it too. A
     generator that the user gave goes on from here as it did then.
     """
     generators = generators_of(loader)
@@ -209,23 +213,24 @@ def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[list[
 
 
 def draw_again_from(loader: Any, states: list[torch.Tensor]) -> None:
-    """Undo a draw from the generators."""
+    """Put the generators back to ``states``, from before a draw."""
     for generator, state in zip(generators_of(loader), states, strict=True):
         generator.set_state(state)
 
 
 def drawn_base_seed(generator: torch.Generator | None) -> int:
-    """As torch draws it when an iterator is made; None = from the global generator."""
+    """Draw a base seed as torch does for a new iterator; None = from the global generator."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
-    """What a state in an epoch's middle becomes when the user has named another epoch since: that
-    one begins as it would have after a ``break``.
+    """Return the state to use after ``set_epoch`` has named another epoch than that of ``resume``:
+    the named epoch begins as it would have after a ``break``.
     """
     generators = list(resume.generators)
     if resume.drew_base_seed and loader.generator is not None and len(generators) > 1:
-        # Such samplers draw from the epoch's number; what the epoch drew was its base seed.
+        # Samplers with set_epoch draw from the epoch's number, so the epoch drew its base seed
+        # alone from this generator: repeat that draw.
         own = torch.Generator()
         _set_states([own], (generators[1],))
         drawn_base_seed(own)
@@ -263,8 +268,10 @@ def _tell_samplers(loader: Any, resume: ResumeState) -> None:
 def skipped(
     sampler_iter: Iterator[Any], resume: ResumeState, samplers: list[Any], count: Any
 ) -> tuple[Iterator[Any], int, int]:
-    """Pass over what was handed out. Returns the rest of the sampler's iterator, the samples of all
-    ranks before it, and the local ones that were passed over. ``count``: samples of an index.
+    """Skip the samples that were handed out.
+
+    Returns: the rest of the sampler's iterator; the samples of all ranks before it; the local
+        samples that were skipped. ``count`` returns the number of samples of an index.
 
     Raises: ValueError: the state's position is not between two batches here.
     """
@@ -282,7 +289,7 @@ def skipped(
             break
     if passed != target or rest:
         raise ValueError(
-            f"load_state_dict: num_samples: the state stands behind {resume.num_samples} samples, "
+            f"load_state_dict: num_samples: the state stands after {resume.num_samples} samples, "
             f"which is not between two batches of this loader with {world} rank(s). Keep the "
             "global batch, batch_size times ranks, as it was, and the dataset."
         )
@@ -290,7 +297,7 @@ def skipped(
 
 
 def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeState:
-    """The state of a loader that was not iterated over yet."""
+    """Return the state of a loader before its first epoch."""
     samplers = list(nested_samplers(loader._index_sampler))
     sampler = stateful_sampler(samplers)
     return ResumeState(
@@ -304,7 +311,7 @@ def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeSta
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:
-    """Set the epoch of the sampler that can be told one."""
+    """Set the epoch of the first sampler that has ``set_epoch``."""
     for sampler in nested_samplers(loader._index_sampler):
         if callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)
@@ -312,7 +319,7 @@ def tell_epoch(loader: Any, epoch: int) -> None:
 
 
 def encoded(state: torch.Tensor) -> str:
-    """A generator's state as text."""
+    """Return a generator's state as text."""
     return base64.b85encode(state.numpy().tobytes()).decode()
 
 
@@ -332,11 +339,12 @@ def _set_states(generators: list[torch.Generator], states: tuple[str, ...]) -> N
             ) from error
 
 
-# Indices as JSON can hold them: a tuple would come back as a list, and mean another sample.
+# Indices in a form that survives JSON: a tuple would come back as a list, another index.
 
 
 def packed_index(index: Any) -> Any:
-    """For a state; what is no number, text, list, tuple, dict or slice of such stays as it is."""
+    """Return an index in a state's form; a value of a type other than list, tuple, slice or dict
+    stays as it is."""
     if isinstance(index, list):
         return [packed_index(each) for each in index]
     if isinstance(index, tuple):
@@ -349,7 +357,7 @@ def packed_index(index: Any) -> Any:
 
 
 def is_packed_batch(packed: Any) -> bool:
-    """Whether it can be what a batch sampler gave."""
+    """Return whether this can be a packed index of a batch sampler."""
     return not (packed is None or isinstance(packed, str | bytes | int | float))
 
 

@@ -1,9 +1,9 @@
 """States that the user's own objects keep: datasets, their iterators, samplers, sources.
 
-Only who asks for a loader's state has these objects asked for theirs. Their ``state_dict`` may be
-meant for somebody else (it takes arguments), may fail, and may take long: plain loading must not
-notice. A state is copied as soon as it is had, because some return a container that they go on
-using.
+These objects are asked for their states only if somebody asks for the loader's. Their
+``state_dict`` may serve another purpose (it takes arguments), may fail, and may be slow: plain
+loading must not be affected. A state is copied at once, because some objects return a container
+that they go on using.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ __all__ = ["OwnState", "WorkerState", "check_protocol", "give_state", "keeps_sta
 
 _CHEAP_NS = 1_000_000
 _MOST_SHARE = 20
-"""Of a worker's time, one in so many parts may go into asking for states that take longer."""
+"""The reciprocal of the share of a worker's time that may go into taking expensive states."""
 
 
 def keeps_state(each: Any) -> bool:
-    """Whether it has both methods, whatever arguments they take. Asks for nothing."""
+    """Return whether the object has both methods, with any arguments. Calls neither."""
     return all(callable(_attribute(each, name)) for name in ("state_dict", "load_state_dict"))
 
 
 def check_protocol(each: Any) -> TypeError | None:
-    """What is wrong with the methods of something that has both, if they cannot be called as
-    ``state_dict()`` and ``load_state_dict(state)``. Calls neither.
+    """Return an error if the object's methods cannot be called as ``state_dict()`` and
+    ``load_state_dict(state)``. The object has both; neither is called.
     """
     for name, arguments in (("state_dict", ()), ("load_state_dict", ({},))):
         try:
             signature = inspect.signature(_attribute(each, name))
         except (TypeError, ValueError):
-            continue  # written in C, perhaps: calling it will tell
+            continue  # perhaps written in C: a call will show
         try:
             signature.bind(*arguments)
         except TypeError:
@@ -53,9 +53,10 @@ def check_protocol(each: Any) -> TypeError | None:
 
 
 def state_of(each: Any) -> Any:
-    """Its state at this moment, as a copy.
+    """Return a copy of the object's state.
 
-    Raises: TypeError: it does not fit; what ``state_dict()`` or copying its result raises.
+    Raises: TypeError: its methods take other arguments; what ``state_dict()`` or copying its
+        result raises.
     """
     misfit = check_protocol(each)
     if misfit is not None:
@@ -68,9 +69,9 @@ def state_of(each: Any) -> Any:
 
 
 def give_state(each: Any, state: Any, field: str) -> None:
-    """Let it go on from a state, of which it gets a copy. ``field``: of the loader's state.
+    """Load a copy of ``state`` into the object. ``field``: its name in the loader's state.
 
-    Raises: ValueError: it does not take it.
+    Raises: ValueError: the object has no suitable method, or refuses the state.
     """
     kind = type(each).__name__
     if not keeps_state(each) or check_protocol(each) is not None:
@@ -88,29 +89,29 @@ def give_state(each: Any, state: Any, field: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerState:
-    """How far one worker's iterable has got."""
+    """The progress of one worker's iterable."""
 
     num_items: int = 0
     ended: bool = False
     state: Any = None
-    """Of the iterator or the dataset, if it keeps one and was asked; otherwise items are passed
-    over by making them again."""
+    """The state of the iterator or the dataset, if one keeps it and was asked. Without it, items
+    are skipped by making them again."""
     of_dataset: bool = False
-    """The state is the dataset's, which outlives an epoch."""
+    """Whether the state is the dataset's, which outlives an epoch."""
     num_behind: int = 0
-    """Items given since ``state`` was taken."""
+    """The number of items since ``state`` was taken."""
     keeper: Literal["iterator", "dataset"] | None = None
-    """Who keeps a state, asked or not; None = nobody. Not saved."""
+    """The object that keeps a state, asked or not; None = neither. Not saved."""
     failure: Reason | None = None
-    """Why a state that was wanted could not be had. Not saved."""
+    """The reason why a wanted state could not be taken. Not saved."""
 
 
 class OwnState:
     """The state of one worker's iterable: its iterator's or, if that keeps none, its dataset's.
 
-    It is asked for behind a batch. One that takes more than a millisecond is asked for only so
-    often that this takes no more than a twentieth of the worker's time; who resumes from it passes
-    over the items that came since.
+    It is taken after a batch. A state that takes more than a millisecond is taken only so often
+    that this costs at most a twentieth of the worker's time; resuming from it skips the items that
+    came since.
     """
 
     def __init__(self, iterator: Any, dataset: Any, begun_from: WorkerState) -> None:
@@ -123,15 +124,15 @@ class OwnState:
         misfit = None if self._owner is None else check_protocol(self._owner)
         self._can_ask = self._owner is not None and misfit is None
         self._failure = None if misfit is None else Reason(misfit)
-        self._state = begun_from.state  # the last one; None = nobody asked
-        self._num_items = begun_from.num_items - begun_from.num_behind  # given before that
+        self._state = begun_from.state  # the last one; None = none was taken
+        self._num_items = begun_from.num_items - begun_from.num_behind  # items before it
         self._is_of_end = begun_from.ended
         self._cost_ns = self._asked_ns = 0
 
     def ask(self, num_items: int, *, ended: bool, now: bool = False) -> None:
-        """Take the state, behind so many items; unless it is dear, where it need not be ``now``.
+        """Take the state after ``num_items`` items; skip one that is expensive, unless ``now``.
 
-        Never raises: who wants the state is told.
+        Never raises: an error is kept for whoever wants the state.
         """
         begun_ns, outer = perf_counter_ns(), sys.exception()
         is_dear = self._cost_ns > _CHEAP_NS
@@ -141,8 +142,8 @@ class OwnState:
         try:
             self._state, self._num_items, self._failure = state_of(self._owner), num_items, None
         except Exception as error:
-            # Its frames would keep this worker's objects alive, and so would those of the end of
-            # the iterable, or of an error, which is being handled here.
+            # The error's frames would keep this worker's objects alive. So would the frames of its
+            # context: the exception, or the iterable's end, that is being handled here.
             _cut_context(error, outer)
             self._failure = Reason(error.with_traceback(None))
         self._is_of_end = ended
@@ -150,9 +151,9 @@ class OwnState:
         self._cost_ns = self._asked_ns - begun_ns
 
     def reached(self, num_items: int, *, ended: bool) -> WorkerState:
-        """Where the iterable stands, behind so many items."""
+        """Return the iterable's progress after ``num_items`` items."""
         is_known = self._state is not None and self._failure is None
-        # What the last item left is not yet what the end left: the code behind its last yield.
+        # The state after the last item is not that of the end: code may follow the last yield.
         if not is_known or (ended and not self._is_of_end):
             return WorkerState(
                 num_items=num_items, ended=ended, keeper=self._keeper, failure=self._failure
@@ -168,7 +169,7 @@ class OwnState:
 
 
 def _cut_context(error: BaseException, outer: BaseException | None) -> None:
-    """Where it comes to what was being handled when it was raised."""
+    """Cut the error's context at ``outer``, the exception that was being handled."""
     each: BaseException | None = error
     while each is not None:
         if each.__context__ is outer:
@@ -179,5 +180,5 @@ def _cut_context(error: BaseException, outer: BaseException | None) -> None:
 def _attribute(each: Any, name: str) -> Any:
     try:
         return getattr(each, name, None)
-    except Exception:  # a property of the user's: torch does not look at it
+    except Exception:  # the user's property fails; torch would not read it
         return None

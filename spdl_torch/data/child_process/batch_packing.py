@@ -1,8 +1,8 @@
-"""A batch as a small pickle and large blocks, which are copied once: from the worker into a slab.
+"""Pack a batch into a small pickle and large blocks, which are copied once: into a slab.
 
-Tensors and arrays of 64 KiB or more lie in the slab, and what the trainer gets views them. Smaller
-ones are in the pickle and get memory of their own: labels that are kept keep no images alive.
-Everything else that pickle knows travels in the pickle.
+Tensors and arrays of 64 KiB or more lie in the slab, and the trainer's batch views them. Smaller
+ones are in the pickle and get their own memory, so labels that are kept keep no images alive.
+Everything else that pickle can handle is in the pickle too.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ LARGE_BYTES = 64 * 1024
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
-_ALIGNMENT = 128  # bytes; at least what torch gives to tensors in host memory
+_ALIGNMENT = 128  # bytes; at least torch's alignment of tensors in host memory
 _INLINE_BYTES = 32 * 1024  # a longer pickle lies in the slab too, so that the pipe stays quick
 
 
 class Packed(NamedTuple):
-    """A batch on its way."""
+    """A batch in the form in which it is sent."""
 
     ticket: Ticket | None
-    """None = it needs no slab."""
+    """The slab's ticket; None = the batch needs no slab."""
     body: bytes | Span
-    """The pickle."""
+    """The pickle, or where it lies in the slab."""
     blocks: tuple[Span, ...]
-    """Of the large tensors and arrays, in the order in which the pickle has them."""
+    """The spans of the large tensors and arrays, in the pickle's order."""
 
 
 class PackedBatch(NamedTuple):
-    """The same before it is sent."""
+    """A packed batch before it is sent, with the lease of its slab."""
 
     lease: Lease | None
     body: bytes | Span
@@ -58,9 +58,9 @@ class PackedBatch(NamedTuple):
 
 
 def pack(batch: Any, slabs: SlabPool) -> PackedBatch:
-    """Copy the batch, without the GIL where it is large. Called by the worker that made it.
+    """Pack a batch on the worker that made it. Large copies release the GIL.
 
-    Raises: what pickle raises on something in it that cannot be pickled.
+    Raises: what pickle raises on a part that cannot be pickled.
     """
     buffers: list[pickle.PickleBuffer] = []
 
@@ -99,7 +99,7 @@ def pack(batch: Any, slabs: SlabPool) -> PackedBatch:
 
 
 def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
-    """What the trainer is given. Raises: what a class in the batch raises when it is rebuilt."""
+    """Rebuild a batch in the trainer. Raises: what a class in the batch raises when rebuilt."""
     packed: Packed = loaded.batch
     content: Any = packed.body
     if packed.ticket is None:
@@ -111,22 +111,22 @@ def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
     parts = [_part(owner, span) for span in packed.blocks]
     batch = pickle.loads(content, buffers=parts)
     if mappings.are_locked and not is_moved_whole(batch):
-        # Out of locked pages a copy that the loop begins would run on behind its back, and the
-        # slab could be written before it is done. Out of ordinary memory none does.
+        # A copy to the GPU that the loop itself begins is asynchronous from locked pages: the slab
+        # could be written again before the copy is done. From pageable memory it is synchronous.
         batch = pickle.loads(content, buffers=[part.copy() for part in parts])
     return replace(loaded, batch=batch)
 
 
 def _part(owner: Any, span: Span) -> Any:
-    """An array of bytes, which is a buffer though numpy does not declare it."""
+    """Return a span as an array of bytes; an array is a buffer, though numpy's types hide it."""
     return owner[span.offset : span.offset + span.size]
 
 
 class TensorReducer(pickle.Pickler):
-    """Pickles tensors in host memory by their bytes, without torch's file format around them."""
+    """Pickles tensors in host memory as plain bytes, without torch's file format."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """As pickle asks for; what is not ours goes its usual way."""
+        """Reduce tensors in host memory; leave everything else to pickle."""
         if isinstance(obj, torch.Tensor):
             if _is_plain(obj):
                 return _reduced_tensor(obj)
@@ -148,7 +148,7 @@ def _is_on_host(storage: torch.UntypedStorage) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether shape, strides, type and bytes are all there is to it."""
+    """Return whether shape, strides, type and bytes describe the tensor completely."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -186,7 +186,7 @@ def _is_plain_sparse(tensor: torch.Tensor) -> bool:
 
 
 def _reduced_sparse(tensor: torch.Tensor) -> Any:
-    # torch's own way, made for files, keeps every such tensor until the next torch.load.
+    # torch's own reducer, made for files, keeps every such tensor until the next torch.load.
     layout, shape = tensor.layout, tuple(tensor.shape)
     if layout is torch.sparse_coo:
         parts = tensor._indices(), tensor._values()

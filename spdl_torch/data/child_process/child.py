@@ -1,8 +1,7 @@
 """The loading process: a WorkerPool between two ends of a pipe.
 
-Its main thread does nothing but read what the trainer says, so that it notices at once when the
-trainer is gone, whatever the workers do. A thread of its own, the sender, makes the pool and sends
-what comes of it.
+Its main thread only reads the trainer's messages, so it notices at once when the trainer is gone,
+whatever the workers do. Another thread, the sender, makes the pool and sends its results.
 """
 
 from __future__ import annotations
@@ -45,31 +44,33 @@ __all__ = ["Beginning", "main"]
 
 _FINISH_SECONDS = 5.0  # for the samples that are being fetched when the trainer hangs up
 
-_READINGS_NS = 100_000_000  # between two readings that are sent; the last batch always has one
+_READINGS_NS = 100_000_000  # least time between readings sent; the last batch always has one
 
 _MOST_RESTARTS = 1_000
 
 
 class Beginning(NamedTuple):
-    """What the child is started with."""
+    """The arguments with which the child is started."""
 
     spec: Any
     key: StreamKey
     workers: Sequence[WorkerState]
     default_dtype: torch.dtype
-    """Of torch in the trainer, which threads there would see."""
+    """torch's default dtype in the trainer, which worker threads there would use."""
     environment: dict[str, str]
-    """The trainer's, and its rank: a fork server's children have that of the server's start."""
+    """The trainer's environment, and its rank: a fork server's children have the environment of
+    the server's start."""
 
 
 def main(line: Connection, beginning: Beginning) -> None:
     """Run until the trainer hangs up, or is gone; then end the process."""
     leave_to_the_trainer()
     if hasattr(os, "register_at_fork"):
-        # What the dataset forks would hold the line, and a trainer that is gone be never missed.
+        # A process that the dataset forks must not hold the line open: the trainer would not see
+        # the child's end.
         os.register_at_fork(after_in_child=line.close)
     Child(line, beginning).run()
-    # Threads that are still inside the user's code must not be met by a dying interpreter.
+    # Skip the interpreter's teardown: threads may still be inside user code, and would crash.
     getattr(atexit, "_run_exitfuncs", int)()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -78,16 +79,18 @@ def main(line: Connection, beginning: Beginning) -> None:
 
 
 class Child:
-    """The pool, what waits for it, and the way back."""
+    """The pool, the messages that wait for it, and the way back to the trainer."""
 
     def __init__(self, line: Connection, beginning: Beginning) -> None:
         self._line = line
         self._beginning = beginning
         self._slabs = SlabPool()
-        self._send_lock = threading.RLock()  # a warning may be logged while a message is pickled
+        # Held while writing to the line. Re-entrant: sending may log, and log lines are sent too.
+        self._send_lock = threading.RLock()
+        # Guards _pool and _backlog: a message goes to the backlog or to the pool, never to neither.
         self._pool_lock = threading.Lock()
         self._pool: WorkerPool | None = None
-        self._backlog: list[Submit | Restart | Free] = []  # came before there was a pool
+        self._backlog: list[Submit | Restart | Free] = []  # messages before there was a pool
         self._restarts = Channel[Restart](_MOST_RESTARTS)
         self._restarted = threading.Semaphore(0)
         self._epoch = 0
@@ -95,7 +98,7 @@ class Child:
         self._readings_ns = 0
 
     def run(self) -> None:
-        """The main thread: read until the other end is closed."""
+        """Read messages until the other end is closed. Runs on the main thread."""
         logger = logging.getLogger("spdl_torch")
         logger.addHandler(_ToTrainer(self))
         logger.propagate = False
@@ -108,7 +111,7 @@ class Child:
         except (EOFError, OSError):
             pass  # the trainer has hung up, or is gone
         except BaseException as error:
-            self._tell_fatal("the loading process did not understand what it was told", error)
+            self._tell_fatal("the loading process could not handle a message", error)
         self._restarts.close()
         if self._pool is not None:
             self._pool.stop(_FINISH_SECONDS)
@@ -126,7 +129,9 @@ class Child:
                 self._backlog.append(message)
                 return
         if isinstance(message, Restart):
-            # The sender restarts, so that it knows of each result in which epoch it was made.
+            # The sender does the restart, so that it knows the epoch of each result. interrupt()
+            # wakes it from pool.get(); wait here until it is done: the next jobs are for the new
+            # epoch.
             pool.interrupt()
             self._restarts.put(message)
             self._restarted.acquire()
@@ -185,13 +190,13 @@ class Child:
                     self._restarted.release()
                     continue
                 self._send_result(result)
-                del result  # or its slab would not be free while this thread waits
+                del result  # it would keep its slab from being reused while this thread waits
         except (ChannelClosed, PipelineStopped, OSError):
-            pass  # the end
+            pass  # the trainer has hung up, or is gone
         except BaseException as error:
             self._tell_fatal("the loading process failed", error)
         finally:
-            self._restarted.release()  # who waits for a restart would wait for ever
+            self._restarted.release()  # the main thread may be waiting for a restart
 
     def _make_pool(self) -> WorkerPool:
         beginning = self._beginning
@@ -234,7 +239,7 @@ class Child:
     # -- any thread ----------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:
-        """Say it, unless nobody listens any more."""
+        """Send a message, unless the trainer is gone."""
         content = pickle.dumps(message, 5)
         try:
             with self._send_lock:
@@ -247,8 +252,8 @@ class Child:
 
 
 def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Result, bool]:
-    """The result without its iterable's own state, if that is what cannot be pickled, and True;
-    else the error in its place.
+    """Return the result without its iterable's own state, if that is what cannot be pickled, and
+    True; else the error in place of the result, and False.
     """
     progress = result.progress
     if progress is not None and progress.state is not None:
@@ -261,12 +266,12 @@ def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Resu
 
 
 class _ToTrainer(logging.Handler):
-    """What our loggers say here is said there."""
+    """Sends the records of our loggers to the trainer, which logs them."""
 
     def __init__(self, child: Child) -> None:
         super().__init__()
         self._child = child
 
     def emit(self, record: logging.LogRecord) -> None:
-        """As logging asks for."""
+        """Send the record; see ``logging.Handler``."""
         self._child.send(LogLine(record.name, record.levelno, record.getMessage()))

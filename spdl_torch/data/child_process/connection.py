@@ -1,8 +1,8 @@
-"""The trainer's end of the pipe, and the process at the other one.
+"""The trainer's end of the pipe, and the process at the other end.
 
-One thread, the receiver, starts the process, reads what it says and reaps it, so that neither a
-zombie nor a running child is left. It is the only one that holds what a child needs, and no Ctrl-C
-is ever raised on it: one that comes while ``iter()`` waits for the start leaves nothing half done.
+One thread, the receiver, starts the process, reads its messages and reaps it, so neither a zombie
+nor a running child is left. Only the receiver handles the child's resources, and Ctrl-C is never
+raised on it: if it comes while ``iter()`` waits for the start, nothing is left half done.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildConnection"]
 
-_END_SECONDS = 10.0  # of a child that was told to end; twice what it gives to its last samples
+_END_SECONDS = 10.0  # for a child to end when asked; twice what it gives to its last samples
 
-_MOST_LIVES = 3  # of children that a signal meets too early
+_MOST_LIVES = 3  # attempts, if a signal kills the child before it handles signals
 
 _NO_GUARD = (
-    ' A script whose loop does not stand under `if __name__ == "__main__":` is run again by the '
-    "child, and ends so."
+    ' The child runs a script again whose loop is not under `if __name__ == "__main__":`, and ends '
+    "this way."
 )
 
 
 class ChildConnection:
-    """One child, from its start to its end.
+    """One child process, from its start to its end.
 
     hear: called with every Answer, on the receiver's thread.
-    ended: called when the child has ended, on that thread too.
+    ended: called on the same thread when the child has ended.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class ChildConnection:
         self._context = context
         self._beginning: Beginning | None = beginning
         self._hear, self._ended = hear, ended
-        # Released when it was tried to start a process. An Event that Ctrl-C meets in its wait may
-        # keep its lock, and who sets it would wait for ever.
+        # Released once the receiver has tried to start a process. Not an Event: Ctrl-C during its
+        # wait may leave its lock held, and the receiver would wait for ever to set it.
         self._tried = threading.Lock()
         self._tried.acquire()
         self._was_tried = False
@@ -84,9 +84,9 @@ class ChildConnection:
         self._hook: socket.socket | None = None
         self._child: ChildProcess | None = None
         self._threads: ThreadGroup | None = None
-        self._backlog: list[bytes] = []  # for a child that has not spoken yet
-        # Re-entrant, as a signal handler may ask while its thread sends or asks; it is told that
-        # there is no answer then.
+        self._backlog: list[bytes] = []  # messages for a child that is not up yet
+        # Re-entrant: a signal handler may ask while the thread that it interrupted sends or asks;
+        # it then gets no answer. _send_lock also guards _backlog and closing _connection.
         self._send_lock = threading.RLock()
         self._ask_lock = threading.RLock()
         self._is_sending = self._is_asking = False
@@ -96,7 +96,7 @@ class ChildConnection:
     # -- the trainer's threads -----------------------------------------------------------------
 
     def start(self, threads: ThreadGroup, begin: Callable[[], None] | None = None) -> None:
-        """Start the child; returns when there is a process. The receiver calls ``begin`` first.
+        """Start the child, and return when its process exists. The receiver calls ``begin`` first.
 
         Raises: as ``start_child``.
         """
@@ -106,19 +106,19 @@ class ChildConnection:
                 begin()
             self._run_receiver()
 
-        self._threads = threads  # held because the interpreter's exit waits for them
+        self._threads = threads  # keep them: the interpreter's exit waits for them
         threads.spawn("receiver", run)
         self._tried.acquire()
         if self._child is None and self._broken is not None:
             try:
                 raise self._broken
             finally:
-                self._broken = None  # it has this frame, which has this object
+                self._broken = None  # break the cycle: the error's traceback holds this frame
 
     def send(self, message: Any) -> bool:
-        """Say it. If the child is gone, the receiver notices. False: the caller is a signal handler
-        that has interrupted this very method.
+        """Send a message. If the child is gone, nothing happens here: the receiver notices.
 
+        Returns: False if the caller is a signal handler that interrupted this very method.
         Raises: what pickle raises.
         """
         content = pickle.dumps(message, 5)
@@ -133,7 +133,7 @@ class ChildConnection:
                     self._is_sending = False
         except OSError:
             pass
-        except BaseException:  # Ctrl-C in the middle of a message: the child would not follow
+        except BaseException:  # Ctrl-C mid-message: the child could not parse what follows
             self._is_cut_off = True
             self.hang_up()
             raise
@@ -146,15 +146,18 @@ class ChildConnection:
             self._backlog.append(content)
 
     def ask(self, question: str, argument: Any = None, *, timeout: float) -> Any:
-        """The child's answer; None = it is gone, did not answer in that many seconds, or cannot be
-        asked because the caller is a signal handler that came in between."""
+        """Ask the child and return its answer.
+
+        None: the child is gone or did not answer within ``timeout`` seconds, or the caller is a
+        signal handler that interrupted another question.
+        """
         with self._ask_lock:
             if self._is_asking:
                 return None
             self._is_asking = True
             try:
                 while len(self._replies):
-                    self._replies.get()  # to somebody who waited no longer
+                    self._replies.get()  # a late answer, for a caller that has given up
                 if not self.send(Ask(question, argument)):
                     return None
                 reply = self._replies.get(timeout)
@@ -175,15 +178,14 @@ class ChildConnection:
             if hook is not None:
                 hook.shutdown(socket.SHUT_RDWR)
             elif child is not None and os.name != "posix":
-                # Elsewhere no hook means that the line is closed, which has told the child: it has
-                # its seconds for the samples that it is fetching.
+                # On posix, no hook means that the line is closed, and the child knows: it has its
+                # seconds for the samples that it is fetching. Elsewhere there never is a hook.
                 child.kill()
         except (OSError, ValueError):
             pass  # it has ended
 
     def forget(self) -> None:
-        """In a forked process: the parent's line stays the parent's, and seen from the child it
-        must end with the parent."""
+        """Close this forked process's copy of the parent's line, which must end with the parent."""
         for each in (self._connection, self._hook):
             if each is not None:
                 each.close()
@@ -191,7 +193,7 @@ class ChildConnection:
             self._child.forget()
 
     def death(self) -> BaseException:
-        """Why the child ended without being told to; a new exception at each call."""
+        """Return a new exception that says why the child ended unasked."""
         if self._fatal is not None:
             what, error = self._fatal
             cause = unpack_error(error)
@@ -215,8 +217,8 @@ class ChildConnection:
         if self._was_terminated:
             return RuntimeError(
                 f"DataLoader: {where} was ended by Process.terminate(), which something in this "
-                "program has called. Leave those of multiprocessing.active_children() alone whose "
-                'name is "spdl-loader".'
+                "program called. When ending multiprocessing.active_children(), leave out those "
+                'named "spdl-loader".'
             )
         end = _describe_end(self._exit_code)
         return RuntimeError(f"DataLoader: {where} {end}{'' if self._is_up else _NO_GUARD}")
@@ -271,20 +273,20 @@ class ChildConnection:
     def _connect(self) -> Any:
         self._connection, theirs = self._context.Pipe(duplex=True)
         if os.name == "posix":
-            # A socket of its own to hang up with: its descriptor is never another's.
+            # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
             self._hook = socket.socket(fileno=os.dup(self._connection.fileno()))
-        # Who hangs up sets the mark and looks for a hook; here it is the other way round, so that
-        # one of the two sees the other.
+        # hang_up() on another thread sets the flag and then looks for a hook; here the hook is set
+        # first and the flag read after, so at least one of the two sees the other.
         if self._is_hung_up:
             self.hang_up()
         return theirs
 
     def _listen(self, child: ChildProcess) -> None:
-        """Until one side hangs up, or the child is gone."""
+        """Read messages until one side hangs up, or the child is gone."""
         line = self._connection
         assert line is not None, "guaranteed by _connect"
         while True:
-            # A process that the dataset has forked may hold the child's end of the line.
+            # The line alone may never end: a process that the dataset forked may hold it open.
             ready = connection.wait([line, *child.ends])
             if line not in ready and not line.poll(0):
                 return
@@ -296,7 +298,7 @@ class ChildConnection:
                 return
 
     def _take(self, message: Any, line: Connection) -> bool:
-        """False where nothing may follow."""
+        """Handle a message. Return False if nothing may follow."""
         if isinstance(message, Answer):
             packed = getattr(message.result, "batch", None)
             if packed is not None and packed.ticket is not None and packed.ticket.is_new:
@@ -327,11 +329,11 @@ class ChildConnection:
                 for content in self._backlog:
                     line.send_bytes(content)
             except OSError:
-                pass  # it has just ended
+                pass  # the child has just ended
             self._backlog.clear()
 
     def _disconnect(self) -> None:
-        """Which tells the child, if it lives, to end."""
+        """Close the line, which makes a living child end."""
         hook, self._hook = self._hook, None
         if hook is not None:
             try:
@@ -352,9 +354,10 @@ class ChildConnection:
         child.close()
 
     def _met_a_signal(self) -> bool:
-        """Whether it may have ended because a signal came before it left those to the trainer.
-        Where it is a fork server's child this can only be seen afterwards; nothing is lost then,
-        it has not spoken. Nobody can tell how it ended where the signal met the server, too.
+        """Return whether a signal may have killed the child before it left signals to the trainer.
+
+        A fork server's child cannot be protected from that, but nothing is lost, as it has not
+        answered yet. If the signal also killed the server, the exit code is unknown.
         """
         return self._exit_code is None or -self._exit_code in TRAINERS
 
@@ -363,7 +366,7 @@ _live: weakref.WeakSet[ChildConnection] = weakref.WeakSet()
 
 
 def _forget_parents_lines() -> None:
-    """A forked process keeps no child of its parent's alive."""
+    """Close the lines in a forked process, so that it does not keep its parent's child alive."""
     for line in tuple(_live):
         line.forget()
 
@@ -373,10 +376,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _descriptor_from(line: Connection) -> int:
-    """Raises: EOFError: the child is gone; OSError: it cannot be received here."""
+    """Receive a descriptor. Raises: EOFError: the child is gone; OSError: it was not received."""
     try:
         return reduction.recv_handle(line)
-    except RuntimeError as error:  # it has come without: there was no room for it
+    except RuntimeError as error:  # this process had no free descriptor for it
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
 
@@ -384,7 +387,7 @@ def _describe_end(code: int | None) -> str:
     if code is None:
         return (
             "has ended with exit code 255, or in a way that only multiprocessing's fork server "
-            "could tell, which has ended too."
+            "knew, which has ended too."
         )
     if code >= 0:
         return (

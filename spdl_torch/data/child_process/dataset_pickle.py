@@ -1,7 +1,7 @@
-"""The loader's way to the child: pickled while the process is started, opened by its main function.
+"""Send the loader to the child: pickled while the process starts, opened by its main function.
 
-Pickled then, because only then multiprocessing lets locks, queues and shared values of its own
-through; opened late, so that what goes wrong there is an error that the trainer can be told.
+Only while a process starts does multiprocessing pickle its own locks, queues and shared values. The
+pickle is opened late, so that an error in opening it can be reported to the trainer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PickledSpec", "find_unpicklable", "shown"]
 
-_MOST_STEPS = 12  # of a path
-_MOST_MEMBERS = 1_000  # of one container that are looked at
+_MOST_STEPS = 12  # the depth to which the search goes
+_MOST_MEMBERS = 1_000  # the members of one container that it looks at
 
 
 class PickledSpec:
-    """A LoadSpec, packed by whoever pickles it."""
+    """A LoadSpec that is packed when it is pickled."""
 
     def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
@@ -43,17 +43,17 @@ class _Packed:
         self._content = content
 
     def open(self) -> LoadSpec:
-        """Raises: what pickle raises, where a class or function is not found."""
+        """Return the spec. Raises: what pickle raises if a class or function is not found."""
         content, self._content = self._content, b""
         spec: LoadSpec = pickle.loads(content)
         return spec
 
 
 class _Pickler(ForkingPickler, TensorReducer):
-    """multiprocessing's objects its own way; tensors by value unless they are shared already."""
+    """Pickles multiprocessing's objects its way, and tensors by value unless already shared."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """As pickle asks for."""
+        """Reduce an object; see ``pickle.Pickler``."""
         if isinstance(obj, torch.Tensor | torch.UntypedStorage) and obj.is_shared():
             return NotImplemented
         return TensorReducer.reducer_override(self, obj)
@@ -85,7 +85,7 @@ def _dumps_or_explain(spec: LoadSpec) -> bytes:
 
 
 def find_unpicklable(value: Any, path: str, seen: set[int] | None = None) -> tuple[str, Any] | None:
-    """Return the innermost part that cannot be pickled, and the way to it; None = all can."""
+    """Return the innermost part that cannot be pickled, with its path; None = all can."""
     seen = set() if seen is None else seen
     if id(value) in seen or _can_pickle(value):
         return None
@@ -122,7 +122,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _state_of(value: Any) -> dict[str, Any]:
-    """What pickle would take of an object."""
+    """Return the attributes of an object that pickle would take."""
     try:
         state = value.__getstate__()
     except Exception:
@@ -138,6 +138,6 @@ def _state_of(value: Any) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a short text."""
+    """Return the value's ``repr``, shortened to 120 characters."""
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,7 +1,7 @@
-"""Exceptions across the border: the user's own type, with its notes, its cause and its traceback.
+"""Exceptions between processes: the user's own type, with its notes, cause and traceback.
 
-A traceback cannot be pickled; it becomes a note. What cannot be pickled, or not rebuilt from its
-pickle, becomes a RuntimeError that names its type and text.
+A traceback cannot be pickled; it becomes a note. An exception that cannot be pickled, or not
+rebuilt from its pickle, becomes a RuntimeError that names its type and text.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _MOST_CAUSES = 8
 
 
 class PackedError(NamedTuple):
-    """An exception on its way."""
+    """An exception in the form in which it is sent."""
 
     content: bytes | None
-    """The pickle; None = it has none."""
+    """The pickle; None = it cannot be pickled."""
     text: str
-    """Type, text and why there is no pickle, for the RuntimeError in its place."""
+    """The type, the text and why there is no pickle, for the RuntimeError in its place."""
     notes: tuple[str, ...]
     cause: PackedError | None
 
 
 def pack_error(error: BaseException, depth: int = 0) -> PackedError:
-    """Called where it was raised. Its traceback becomes a note."""
+    """Pack an exception in the process that raised it. Its traceback becomes a note."""
     notes = (*getattr(error, "__notes__", ()), *_trace_of(error))
     cause = error.__cause__
     packed_cause = pack_error(cause, depth + 1) if cause and depth < _MOST_CAUSES else None
@@ -54,7 +54,7 @@ def pack_error(error: BaseException, depth: int = 0) -> PackedError:
 
 
 def unpack_error(packed: PackedError) -> BaseException:
-    """Called where it is to be raised."""
+    """Rebuild an exception in the process that will raise it."""
     error: BaseException = RuntimeError(packed.text)
     if packed.content is not None:
         try:
@@ -69,12 +69,12 @@ def unpack_error(packed: PackedError) -> BaseException:
 
 
 def pack_errors_of(result: Result) -> Result:
-    """With errors that can be sent."""
+    """Return the result with its errors packed for sending."""
     return _with_errors(result, pack_error)
 
 
 def unpack_errors_of(result: Result) -> Result:
-    """With errors that can be raised."""
+    """Return the result with its errors rebuilt."""
     return _with_errors(result, unpack_error)
 
 
@@ -92,7 +92,7 @@ def _with_errors(result: Result, convert: Any) -> Result:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """Raises: what pickle raises, and TypeError: it comes back as something else."""
+    """Pickle an exception. Raises: what pickle raises; TypeError: it unpickles as another type."""
     if isinstance(error, BaseExceptionGroup):
         error = error.derive([unpack_error(pack_error(member)) for member in error.exceptions])
     content = pickle.dumps(error)

@@ -1,4 +1,4 @@
-"""What passes between the trainer and the loading process; small, whatever the size of a batch."""
+"""The messages between the trainer and the loading process: small, whatever the batch size."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Answer", "Ask", "Fatal", "Free", "LogLine", "Reply", "Restart", "Spa
 
 
 class Free(NamedTuple):
-    """To the child: no tensor of the trainer views these slabs any more."""
+    """To the child: no tensor in the trainer views these slabs any more."""
 
     slabs: tuple[int, ...]
-    """They may be written again."""
+    """The slabs that may be written again."""
     spent: tuple[int, ...]
-    """These may not: the views of a forked process may have outlived the trainer's."""
+    """The slabs that may not: views in a forked process may have outlived the trainer's."""
 
 
 class Submit(NamedTuple):
@@ -36,7 +36,7 @@ class Submit(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """To the child: begin another epoch; what is outstanding is dropped."""
+    """To the child: begin another epoch, and drop outstanding jobs."""
 
     epoch: int
     key: StreamKey
@@ -44,10 +44,10 @@ class Restart(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """To the child: what do you say to this? A ``Reply`` follows."""
+    """To the child: a question, answered by a ``Reply``."""
 
     question: str
-    """``at_work`` or ``timeline``."""
+    """The question: ``at_work`` or ``timeline``."""
     argument: Any = None
 
 
@@ -59,29 +59,29 @@ class Span(NamedTuple):
 
 
 class Up(NamedTuple):
-    """From the child, its first word: from now on no signal of the trainer's group ends it."""
+    """From the child, its first message: signals to the trainer's group no longer end it."""
 
 
 class Answer(NamedTuple):
-    """From the child: what came of a job. A batch is a ``Packed`` here."""
+    """From the child: the result of a job, whose batch is a ``Packed``."""
 
     epoch: int
     result: Result
     retired: tuple[int, ...]
-    """Slabs that will not be used again, because they were too small."""
+    """The slabs that will not be used again, because they were too small."""
     readings: bytes | None
-    """The pickle of a ``Readings``, opened when somebody asks; None = as told last."""
+    """The pickle of a ``Readings``, opened on demand; None = no newer ones."""
 
 
 class Reply(NamedTuple):
-    """From the child."""
+    """From the child: the answer to an ``Ask``."""
 
     question: str
     value: Any
 
 
 class LogLine(NamedTuple):
-    """From the child: what one of our loggers said there."""
+    """From the child: a record of one of our loggers."""
 
     logger: str
     level: int
@@ -89,7 +89,7 @@ class LogLine(NamedTuple):
 
 
 class Fatal(NamedTuple):
-    """From the child, its last word: why it cannot go on."""
+    """From the child, its last message: why it cannot go on."""
 
     what: str
     error: PackedError

@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["ChildProcess", "server_is_anothers", "start_child"]
 
 _MOST_STARTS = 3
-_SERVER_END_SECONDS = 10.0  # in which one that takes no more requests has ended
-_TELL_SECONDS = 2.0  # for a fork server to say how a process has ended that has ended
+_SERVER_END_SECONDS = 10.0  # for a fork server to end that takes no more requests
+_TELL_SECONDS = 2.0  # for a fork server to report how its child ended
 
 _UNKNOWN_CODE = 255  # multiprocessing's, for a process whose fork server is gone
 
 
-# Or the server that another thread has started by then would be the one that is waited for.
+# Held while starting a process: _server_ends must wait for the server that failed, not for one that
+# another thread has started by then.
 _one_at_a_time = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """In a forked process nobody would let go of it."""
+    """Replace the lock in a forked process, where the thread that held it does not exist."""
     global _one_at_a_time
     _one_at_a_time = threading.Lock()
 
@@ -40,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ChildProcess:
-    """Used by the thread that started it; ``forget`` is called in forked processes."""
+    """A child process, used by the thread that started it; forked processes call ``forget``."""
 
     def __init__(self, process: BaseProcess, *, is_served: bool) -> None:
         self._process = process
@@ -48,32 +49,32 @@ class ChildProcess:
         assert process.pid is not None, "guaranteed by start()"
         self.pid = process.pid
         self.was_terminated = False
-        """By ``Process.terminate()`` in this process."""
-        # Tells of the end by itself. What multiprocessing has in its place for the child of a fork
-        # server is closed by the server, which may be ended before the child is.
+        """Whether this process called ``Process.terminate()`` on it."""
+        # Signals the child's end directly. multiprocessing's own sentinel of a fork server's child
+        # is closed by the server, which may end before the child does.
         self._pidfd = _pidfd_of(self.pid)
-        # The child leaves SIGTERM to the trainer. multiprocessing, which ends processes by it when
-        # somebody asks it to, and all that are left at exit, shall have another way.
+        # The child leaves SIGTERM to the trainer, but multiprocessing ends processes by it, on
+        # request and at exit: give it another way.
         popen: Any = getattr(process, "_popen", None)  # private: without it, SIGTERM has no effect
         if popen is not None and os.name == "posix":
             popen.terminate = self._terminate
 
     @property
     def ends(self) -> list[Any]:
-        """What ``multiprocessing.connection.wait`` finds ready when the process has ended."""
+        """The objects that ``multiprocessing.connection.wait`` reports when the process ends."""
         if self._pidfd is not None:
             return [self._pidfd]
         return [] if self._is_served else [self._process.sentinel]
 
     def join(self, seconds: float) -> bool:
-        """Wait until it has ended; False if it has not in that time."""
+        """Wait for the process to end; return False if it has not within ``seconds``."""
         if self._pidfd is not None:
             return bool(connection.wait([self._pidfd], seconds))
         self._process.join(seconds)
         return self._process.exitcode is not None
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         try:
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -83,28 +84,28 @@ class ChildProcess:
             pass  # it has just ended
 
     def exit_code(self) -> int | None:
-        """How it has ended, as ``Process.exitcode`` says; None = nobody can tell."""
+        """Return the exit code, as ``Process.exitcode`` gives it; None = unknown."""
         self._process.join(_TELL_SECONDS)
         code = self._process.exitcode
         if not self._is_served or code not in (None, _UNKNOWN_CODE):
             return code
         try:
-            # A process that has lost its parent becomes that of process 1, which may be this one.
+            # A process that lost its parent becomes a child of process 1, which may be this one.
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
             return None
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def close(self) -> None:
-        """Give back what belongs to a process that has ended."""
+        """Release the resources of a process that has ended."""
         self.forget()
         try:
             self._process.close()
         except ValueError:
-            pass  # somebody else has waited for it, so multiprocessing believes that it runs
+            pass  # other code has reaped it, so multiprocessing believes that it still runs
 
     def forget(self) -> None:
-        """In a forked process: it is the parent's."""
+        """Close this forked process's descriptor: the child belongs to the parent."""
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
@@ -117,8 +118,8 @@ class ChildProcess:
 def start_child(
     context: BaseContext, target: Callable[..., None], arguments: tuple[Any, ...]
 ) -> ChildProcess:
-    """Start a process. A fork server that is on its way out (Ctrl-C met it while it was being
-    started) takes requests to its grave: then another one is asked.
+    """Start a process. A fork server that is ending (Ctrl-C came while it was starting) may take
+    the request and never answer; another server is then started and asked.
 
     Raises: what pickle raises on an argument; RuntimeError: the fork server is another process's;
         OSError, EOFError: it could not be started.
@@ -145,7 +146,7 @@ def start_child(
 
 
 def server_is_anothers() -> bool:
-    """Whether the fork server was started by the process from which this one was forked."""
+    """Return whether the fork server belongs to the process from which this one was forked."""
     pid = _server_pid()
     if pid is None or not hasattr(os, "waitid"):
         return False
@@ -157,19 +158,22 @@ def server_is_anothers() -> bool:
 
 
 def _held_for(context: BaseContext) -> Any:
-    """A child that is forked or spawned inherits what is held back. A fork server, which may be
-    started here, would hand it on to children of others: see ``ChildConnection`` for what is done
-    there.
+    """Return a context that blocks the trainer's signals while a process is started.
+
+    A child that is spawned inherits the block until it handles the signals itself. A fork server,
+    which may be started here, would pass the block on to other code's children, so nothing is
+    blocked for it; ``ChildConnection`` starts a child again that a signal has killed.
     """
     if context.get_start_method() == "forkserver":
         return nullcontext()
     if os.name == "posix":
-        resource_tracker.ensure_running()  # or it would be started meanwhile, and let go of them
+        resource_tracker.ensure_running()  # starting it inside would unblock the signals
     return trainers_signals_held()
 
 
 def _server_ends(error: Exception) -> bool:
-    """Wait until it has ended, if that is what the error says; multiprocessing then starts one."""
+    """Wait for the fork server to end, if the error means that; multiprocessing then starts a new
+    one. Return False if it still runs."""
     pid = _server_pid()
     pidfd = None if pid is None else _pidfd_of(pid)
     if pidfd is None:
@@ -187,7 +191,7 @@ def _server_pid() -> int | None:
 
 
 def _pidfd_of(pid: int) -> int | None:
-    """None where the system has none, or the process is gone."""
+    """Return a pidfd; None where the system has none, or the process is gone."""
     try:
         return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     except OSError:

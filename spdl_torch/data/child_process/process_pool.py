@@ -1,6 +1,6 @@
-"""What the trainer's iterator talks to in place of a WorkerPool: the same surface, and a child.
+"""A pool with the interface of WorkerPool whose workers are threads of a child process.
 
-Nothing here refers to the iterator that the trainer holds, so that dropping it ends the child.
+Nothing here refers to the iterator that the trainer holds, so dropping it ends the child.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["ProcessPool"]
 
 _MOST_KEPT = 8
-"""Batches that the loop may keep, besides those that wait for it, before more are copied: enough
-for accumulating gradients or a prefetcher of the user's own."""
+"""The number of batches that the loop may keep, besides those that wait for it, before more are
+copied: enough for gradient accumulation or a prefetcher of the user's."""
 
 _JOIN_SECONDS = 1.0
 _ASK_SECONDS = 2.0
@@ -57,11 +57,11 @@ _MOST_EPOCHS_WAITING = 1_000
 
 
 class ProcessPool:
-    """The child of one iterator and the epoch that it works on.
+    """The child of one iterator, and the epoch that it works on.
 
-    ``break``, an exception and Ctrl-C reach it as ``request_stop``: the child is told to end. It
-    has 5 s for the sample that it is fetching; then it is killed. Nobody waits for that but the
-    interpreter's exit.
+    ``break``, an exception and Ctrl-C call ``request_stop``, which asks the child to end. It has
+    5 s to finish the sample that it is fetching; then it is killed. Only the interpreter's exit
+    waits for that.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ProcessPool:
     # -- the trainer's thread ------------------------------------------------------------------
 
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
-        """As ``WorkerPool.start``: start the child, and the first epoch in it."""
+        """Start the child, and the first epoch in it; see ``WorkerPool.start``."""
         self._connection = self._new_connection(key, workers)
         try:
             self._start_child()
@@ -102,21 +102,21 @@ class ProcessPool:
     def submit(
         self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
     ) -> None:
-        """As ``WorkerPool.submit``. Raises: what pickle raises on an index."""
+        """Submit a job; see ``WorkerPool.submit``. Raises: what pickle raises on an index."""
         self._running()
         freed = self._connection.mappings.freed()
         self._connection.send(Submit(number, index, worker, first, wants_state, freed))
 
     @property
     def num_taken(self) -> int:
-        """As ``WorkerPool.num_taken``."""
+        """The number of results that ``get`` has taken; see ``WorkerPool.num_taken``."""
         return 0 if self._epoch is None else self._epoch.outlet.num_got
 
     def get(self, timeout: float | None) -> Result:
-        """The next result. Raises: TimeoutError; RuntimeError: the child has ended."""
+        """Return the next result. Raises: TimeoutError; RuntimeError: the child has ended."""
         epoch, connection = self._running(), self._connection
         if connection.mappings.has_freed and not len(epoch.outlet):
-            # The workers may need them for the batch that is awaited.
+            # The workers may need the freed slabs for the very batch that the loop waits for.
             connection.send(connection.mappings.freed())
         epoch.consumer.ask(epoch.outlet)
         try:
@@ -130,7 +130,7 @@ class ProcessPool:
         return result if self._device_stage is None else self._device_stage.hand_over(result)
 
     def at_work(self, awaited: int | None) -> str:
-        """What the child's threads do, in words."""
+        """Describe what the child's threads do. Blocks up to 2 s for the child's answer."""
         told = self._connection.ask("at_work", awaited, timeout=_ASK_SECONDS)
         if told is None:
             told = (
@@ -141,7 +141,7 @@ class ProcessPool:
         return f"{told}\n{describe_activities([], own, None)}" if own else told
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
-        """Begin another epoch in the same child, or in a new one if that has died."""
+        """Begin another epoch in the same child, or in a new one if the child has died."""
         self._running().close()
         self._num_epochs += 1
         if self._connection.is_over:
@@ -153,13 +153,13 @@ class ProcessPool:
             self._connection.send(Restart(self._num_epochs, key, tuple(workers)))
 
     def request_stop(self) -> None:
-        """End every wait, and tell the child to end. Never blocks; safe in a finalizer."""
+        """End every wait, and ask the child to end. Never blocks; safe in a finalizer."""
         if not self.in_this_process:
             return
         epoch, connection = self._epoch, self._connection
         try:
             self.figures.end()
-        finally:  # whatever becomes of the figures
+        finally:  # the child ends even if the figures fail
             if epoch is not None:
                 epoch.close()
             self._epoch = None
@@ -168,18 +168,18 @@ class ProcessPool:
                 connection.hang_up()
 
     def __del__(self) -> None:
-        # A finalizer that the iterator has for this may be met by Ctrl-C before it begins.
+        # The iterator's finalizer does this too, but Ctrl-C may come before it begins.
         if hasattr(self, "_connection"):
             self.request_stop()
 
     def stop(self) -> None:
-        """``request_stop`` and wait for the child, which has nothing left to do."""
+        """Call ``request_stop`` and wait for the child, which has nothing left to do."""
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
 
     @property
     def in_this_process(self) -> bool:
-        """False in a forked process: the child and the threads are the parent's."""
+        """Whether this is the pool's process, and not one forked from it."""
         return os.getpid() == self._pid
 
     def _running(self) -> Epoch:
@@ -194,10 +194,11 @@ class ProcessPool:
     # -- beginning -----------------------------------------------------------------------------
 
     def _new_connection(self, key: StreamKey, workers: Sequence[WorkerState]) -> ChildConnection:
-        """To a child that is not there yet."""
+        """Return a connection to a child that is yet to be started."""
         most_held = self._spec.max_outstanding + _MOST_KEPT
-        # Without a device stage nobody would know until when the GPU copies: pin_memory() shall
-        # find memory that it has to copy into its own, which torch does not give out too early.
+        # Lock the slabs' pages only for a device stage, which knows when the GPU has copied.
+        # Otherwise pin_memory() has to find pageable memory: it then copies into pinned memory of
+        # its own, which torch does not reuse too early.
         lock = None if self._device_stage is None else self._device_stage.region
         mappings = self.figures.mappings = Mappings(most_held, lock=lock)
         beginning = Beginning(
@@ -213,7 +214,8 @@ class ProcessPool:
         if self._finalize is None:
             self._connection.start(self._threads)
             return
-        # Pinning copies, on the receiver's thread. As for the workers of a WorkerPool: see there.
+        # Pinning copies, on the receiver's thread: give it one intra-op thread, and restore the
+        # trainer's setting, as WorkerPool._start_threads does for its workers.
         intra_op = torch.get_num_threads()
         try:
             self._connection.start(self._threads, begin=use_one_intra_op_thread)
@@ -229,7 +231,7 @@ class ProcessPool:
         )
         recorder.belongs_to(self.figures)
         epoch = Epoch(
-            jobs=(),  # they wait in the child
+            jobs=(),  # jobs wait in the child
             results=results,
             outlet=outlet,
             in_order=False,  # the child has put the results in order
@@ -249,12 +251,13 @@ class ProcessPool:
             recorder.add_queue(2, "device batches", outlet.capacity)
             self._epochs.put(epoch)
         self._epoch = epoch
-        if self._connection.is_over:  # it found no epoch to close
+        # The child may have ended before the receiver could see this epoch: nobody else closes it.
+        if self._connection.is_over:
             epoch.close()
 
     def _start_transfer(self, stage: DeviceStage) -> None:
         def run(epochs: Channel[Epoch] = self._epochs, group: ThreadGroup = self._threads) -> None:
-            stage.run(epochs)  # the group is held because the interpreter's exit waits for it
+            stage.run(epochs)  # group is a default so it stays alive: the exit waits for it
 
         self._threads.spawn("transfer", run)
 
@@ -288,12 +291,12 @@ class ProcessPool:
     def _child_has_ended(self) -> None:
         epoch = self._epoch
         if epoch is not None:
-            epoch.close()  # who waits for a batch is told why there will be none
+            epoch.close()  # wakes a waiting get(), which raises the reason
 
 
 def _environment() -> dict[str, str]:
-    """With this process's rank, which datasets that share themselves out ask for: there is no
-    process group in the child."""
+    """Return the environment with this process's rank and world size: datasets that divide
+    themselves among ranks read them, as the child has no process group."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return dict(os.environ)
@@ -305,8 +308,8 @@ _STAGES = ((1, "fetch"), (2, "collate"))
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """The same for threads, which must not keep the pool: nobody but them may be left to it if
-    Ctrl-C meets the trainer between the pool's beginning and its first use.
+    """Return the method without a reference to its pool, for threads. They must not keep the pool
+    alive: if Ctrl-C comes right after the pool was made, nothing else refers to it.
     """
     reference = weakref.WeakMethod(method)
 

@@ -1,4 +1,4 @@
-"""Shared memory that is used over and over: the child writes batches, the trainer views them.
+"""Shared memory that is reused: the child writes batches, the trainer views them.
 
 A *slab* holds one batch. The child makes it, without a name (``memfd_create``; where there is
 none, a temporary file that is unlinked at once), and passes its descriptor to the trainer once. So
@@ -35,18 +35,18 @@ _HAS_DESCRIPTORS = os.name == "posix"
 
 
 class Ticket(NamedTuple):
-    """What a message says of a slab."""
+    """The description of a slab in a message."""
 
     slab: int
     size: int
     is_new: bool
-    """The trainer has not mapped it yet; behind the message follows the descriptor."""
+    """Whether the trainer has yet to map it; the descriptor then follows the message."""
     tag: str | None
-    """Its name where there are no descriptors to pass (Windows), else None."""
+    """The slab's name where descriptors cannot be passed (Windows), else None."""
 
 
 class _Slab:
-    """The child's side of one."""
+    """The child's side of a slab."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
@@ -64,7 +64,7 @@ class _Slab:
         self.array: np.ndarray[Any, Any] = np.frombuffer(self.memory, np.uint8)
 
     def close_descriptor(self) -> None:
-        """The trainer has it: the mappings are enough."""
+        """Close the descriptor, which the trainer has received: the mappings are enough."""
         self.is_new = False
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -75,7 +75,8 @@ class _Slab:
 
 
 class Lease:
-    """A slab that is being written, or is on its way; gone before it was sent, it is free again."""
+    """The use of a slab that is being written or sent. Dropped before it is sent, it frees the
+    slab."""
 
     __slots__ = ("_is_sent", "_pool", "slab")
 
@@ -87,7 +88,7 @@ class Lease:
         return Ticket(slab.number, slab.size, slab.is_new, slab.tag)
 
     def sent(self) -> None:
-        """The trainer has it now, and will tell when it is free."""
+        """Mark the slab as sent: the trainer has it now, and reports when it is free."""
         self._is_sent = True
         self.slab.close_descriptor()
 
@@ -108,8 +109,8 @@ class SlabPool:
         self._largest = 0
 
     def take(self, num_bytes: int) -> Lease:
-        """A free slab of at least that many bytes, the one used last if there are several: its
-        memory is warm. One that is too small is replaced by a new one.
+        """Lease a free slab of at least ``num_bytes``, preferably the one used last, whose memory
+        is warm. If none is large enough, a new one replaces a free one.
         """
         with self._lock:
             self._largest = max(self._largest, rounded_up(num_bytes))
@@ -126,55 +127,57 @@ class SlabPool:
             return Lease(self, slab)
 
     def give_back(self, number: int) -> None:
-        """Nobody views it any more."""
+        """Take back a slab that nobody views any more."""
         with self._lock:
             if number in self._slabs:
                 self._free.append(number)
 
     def drop(self, number: int) -> None:
-        """The trainer has no use for it any more, and does not want it to be written."""
+        """Drop a slab that the trainer is done with but that must not be written again."""
         with self._lock:
             self._slabs.pop(number, None)
 
     def retired(self) -> tuple[int, ...]:
-        """Those that were replaced since the last call."""
+        """Return the slabs replaced since the last call."""
         with self._lock:
             numbers, self._retired = tuple(self._retired), []
         return numbers
 
 
 class Mappings:
-    """The trainer's views of the slabs. The receiver lends them out, the trainer's thread asks
-    which are free again; they become so on any thread.
+    """The trainer's views of the slabs.
 
-    A process that is forked from the trainer has the same memory, and the views that there are at
-    that moment. For it they are never to change. So the slabs that are lent out then are *spent*:
-    when the trainer lets go of them they are not written again, but go.
+    The receiver lends slabs; their last tensor, and with it the slab, may be freed on any thread;
+    the trainer's thread collects those that are free again.
+
+    A process forked from the trainer shares this memory and the views that exist at that moment,
+    which must never change for it. The slabs that are lent at a fork are therefore *spent*: when
+    the trainer frees them they are dropped, not written again.
     """
 
     def __init__(
         self, most_held: int, *, lock: Callable[[mmap.mmap], Region] | None = None
     ) -> None:
         self.num_copied = 0
-        """Batches that were copied out because the loop keeps many."""
+        """The number of batches that were copied out because the loop keeps many."""
         self.are_locked = lock is not None
-        """Whether the GPU may copy from the slabs: somebody waits for it before batches die."""
+        """Whether the GPU may copy from the slabs; the device stage then waits for the copies."""
         self._most_held = most_held
         self._region_of = lock or Region
         self._regions: dict[int, Region] = {}
-        self._lent: set[int] = set()  # those that are free again too, until that is told
-        self._freed: deque[int] = deque()
+        self._lent: set[int] = set()  # includes freed ones until freed() reports them
+        self._freed: deque[int] = deque()  # appended by finalizers, on any thread, without a lock
         self._spent: set[int] = set()
         with _no_fork:
             _live.add(self)
 
     def open(self, ticket: Ticket, descriptor: int | None) -> None:
-        """Map a new slab; the descriptor is closed."""
+        """Map a new slab, and close the descriptor."""
         if descriptor is None:
             memory = mmap.mmap(-1, ticket.size, ticket.tag)  # type: ignore[arg-type]
         else:
             try:
-                # Its pages are there already, so that mapping them all at once is quick.
+                # The child has already touched the pages, so mapping them all at once is quick.
                 flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
                 memory = mmap.mmap(descriptor, ticket.size, flags=flags)
             finally:
@@ -182,7 +185,7 @@ class Mappings:
         self._regions[ticket.slab] = self._region_of(memory)
 
     def lend(self, slab: int, num_bytes: int) -> np.ndarray[Any, Any]:
-        """Its bytes, to be viewed; when nothing views them any more it is free."""
+        """Return a slab's bytes to be viewed; when nothing views them any more, it is free."""
         owner = self._regions[slab].array(num_bytes)
         if self.num_held >= self._most_held:
             self.num_copied += 1
@@ -194,25 +197,25 @@ class Mappings:
         return owner
 
     def give_back(self, slab: int) -> None:
-        """Nothing was made of it."""
+        """Free a slab from which no batch was made."""
         self._lent.add(slab)
         self._freed.append(slab)
 
     def forget(self, slabs: tuple[int, ...]) -> None:
-        """They will not come again."""
+        """Unmap slabs that will not come again."""
         for slab in slabs:
             self._regions.pop(slab, None)
 
     def close(self) -> None:
-        """None will come again: what the loop still holds keeps its own memory."""
+        """Unmap all slabs. Batches that the loop still holds keep their own memory alive."""
         self._regions.clear()
-        self._region_of = Region  # the loader's figures stay, the way to the device need not
+        self._region_of = Region  # the figures keep this object: drop the device stage from it
 
     def freed(self) -> Free:
-        """Those that have become free since the last call."""
+        """Return the slabs that have become free since the last call."""
         free: list[int] = []
         spent: list[int] = []
-        with _no_fork:  # between a fork and ``spend`` none may be told
+        with _no_fork:  # a fork on another thread must spend a slab before it is reported free
             while self._freed:
                 slab = self._freed.popleft()
                 self._lent.discard(slab)
@@ -222,17 +225,17 @@ class Mappings:
         return Free(tuple(free), tuple(spent))
 
     def spend(self) -> None:
-        """A process was forked: it may view all that is lent."""
+        """Mark all lent slabs as spent: a forked process may view them."""
         self._spent |= self._lent
 
     @property
     def has_freed(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether ``freed`` has slabs to return."""
         return bool(self._freed)
 
     @property
     def num_held(self) -> int:
-        """Slabs that something views."""
+        """The number of slabs that something views."""
         return len(self._lent) - len(self._freed)
 
 
@@ -245,7 +248,7 @@ def _anonymous_file() -> int:
 
 _live: weakref.WeakSet[Mappings] = weakref.WeakSet()
 
-# Held while a process is forked, by the thread that forks.
+# Held by a forking thread during the fork, so that freed() on another thread waits for spend().
 _no_fork = threading.RLock()
 
 

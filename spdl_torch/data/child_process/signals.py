@@ -1,8 +1,8 @@
-"""Signals that are the trainer's business, also where its whole process group gets them.
+"""Leave signals to the trainer, also when its whole process group gets them.
 
 Ctrl-C goes to every process of a terminal, a batch system's SIGTERM or SIGUSR1 to every process of
-a job. What is to be done then (save a checkpoint, take some more batches for it, end) the trainer
-knows. Its children go on, and end when it hangs up or is gone.
+a job. Only the trainer knows what to do then (save a checkpoint, take some more batches for it,
+end). Its children go on, and end when it hangs up or is gone.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ TRAINERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, nam
 
 
 def leave_to_the_trainer() -> None:
-    """Called in the child, first of all. What ``trainers_signals_held`` has held back is dropped.
+    """Make the child disregard the trainer's signals. Called first of all in the child; signals
+    that ``trainers_signals_held`` has held back are dropped.
 
-    By handlers that do nothing: being ignored would be inherited by programs that the dataset
-    starts, which then could not be ended by SIGTERM. Those that are ignored already (nohup), or
-    are handled by a library, stay as they are.
+    It sets handlers that do nothing instead of ignoring the signals: programs that the dataset
+    starts would inherit that, and SIGTERM could not end them. Signals that are already ignored
+    (nohup), or handled by a library, stay as they are.
     """
     taken = [each for each in TRAINERS if signal.getsignal(each) not in (signal.SIG_IGN, None)]
     for each in taken:
         signal.signal(each, _do_nothing)
         if hasattr(signal, "siginterrupt"):
-            signal.siginterrupt(each, False)  # reads of the workers' libraries go on
+            signal.siginterrupt(each, False)  # do not interrupt system calls of the workers
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TRAINERS)
     if hasattr(os, "register_at_fork"):
@@ -41,7 +42,8 @@ def leave_to_the_trainer() -> None:
 
 @contextmanager
 def trainers_signals_held() -> Iterator[None]:
-    """A process that is started meanwhile gets none before it leaves them to the trainer."""
+    """Block the trainer's signals, so that a process started meanwhile gets none before it has
+    called ``leave_to_the_trainer``."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -57,7 +59,7 @@ def _do_nothing(*_: object) -> None:
 
 
 def _back_to_default(taken: list[signal.Signals]) -> None:
-    """A process that the dataset forks is its own affair."""
+    """Restore default handling in a process that the dataset forks."""
     for each in taken:
         is_ctrl_c = each is signal.SIGINT
         signal.signal(each, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)

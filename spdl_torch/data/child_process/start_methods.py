@@ -1,9 +1,8 @@
-"""How the loading process is started.
+"""Choose how the loading process is started.
 
-``forkserver`` where it is the rule (Linux): a server process imports torch once, and every child
-is forked from it in tens of milliseconds. Elsewhere ``spawn``: every child imports everything.
-``fork`` is refused: the trainer has threads, and a lock that one of them holds stays held in a
-forked child for ever.
+``forkserver`` on Linux: a server process imports torch once, and every child is forked from it in
+tens of milliseconds. Elsewhere ``spawn``: every child imports everything. ``fork`` is refused: the
+trainer has threads, and a lock that one of them holds stays held in a forked child for ever.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _PRELOADED = "spdl_torch.data.child_process.child"
 
 
 def check_context(context: Any) -> None:
-    """Raises: UnsupportedOptionError: it would fork."""
+    """Refuse a start method that forks. Raises: UnsupportedOptionError."""
     name = context if isinstance(context, str) else getattr(context, "get_start_method", str)()
     if name == "fork":
         raise UnsupportedOptionError(
@@ -36,10 +35,10 @@ def check_context(context: Any) -> None:
 
 
 def context_of(given: Any) -> BaseContext:
-    """The context that was given, else the one that the user has set for the whole program, else
-    the quickest that is safe.
+    """Return the given context, else the one that the user has set for the whole program, else the
+    fastest safe one.
 
-    Raises: UnsupportedOptionError: it would fork; RuntimeError: this process may start none.
+    Raises: UnsupportedOptionError: it would fork; RuntimeError: this process may not start another.
     """
     if multiprocessing.current_process().daemon:
         raise RuntimeError(
@@ -63,7 +62,7 @@ def context_of(given: Any) -> BaseContext:
 
 
 def _preload(context: Any) -> None:
-    """Let the server import us, unless it runs already or the user has said what it imports."""
+    """Let the server import this package, unless it already runs or the user set its imports."""
     server = getattr(forkserver, "_forkserver", None)  # private: without it, only slower
     is_untouched = getattr(server, "_preload_modules", None) == ["__main__"]
     if is_untouched and getattr(server, "_forkserver_pid", 0) is None:

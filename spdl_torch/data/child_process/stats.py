@@ -1,4 +1,4 @@
-"""A loader's figures where the workers count in another process."""
+"""A loader's figures when its workers run in another process."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ _ASK_SECONDS = 2.0
 
 
 class ProcessFigures(PoolFigures):
-    """The stages' figures are those of the moment when the last batch arrived; what concerns the
-    trainer is of now. The probes' readings are the child's: its GIL, its cores."""
+    """The figures of workers in a child process.
+
+    The stages' figures are as of the last batch received, the trainer's are current. The probes'
+    readings are the child's: its GIL, its cores.
+    """
 
     latest: bytes | None = None
-    """The pickle of the last Readings of this epoch."""
+    """The pickle of this epoch's last ``Readings``. The receiver replaces it; readers load it."""
     mappings: Mappings | None = None
 
     def begin(self, epoch: Epoch) -> None:
-        """As in threads."""
+        """Read the figures of this epoch from now on."""
         self.latest = None
         super().begin(epoch)
 
     def report(self) -> Report:
-        """As in threads, and whether batches were copied."""
+        """Return the report, with a remark if batches were copied."""
         report = super().report()
         copied = 0 if self.mappings is None else self.mappings.num_copied
         if not copied or self._epoch is None:
@@ -63,14 +66,14 @@ class ProcessFigures(PoolFigures):
 
 
 class ProcessRecorder(FlightRecorder):
-    """Shows the child's rows beside the trainer's, as long as the child lives."""
+    """A recorder that adds the child's rows to the trainer's, as long as the child lives."""
 
     def __init__(self, connection: ChildConnection, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._connection = weakref.ref(connection)
 
     def timeline(self, since_ns: int = 0) -> Timeline:
-        """Asks the child, which takes some milliseconds."""
+        """Return the timeline with the child's rows; asking it takes some milliseconds."""
         own = super().timeline(since_ns)
         connection = self._connection() if self.enabled else None
         theirs: Timeline | None = None

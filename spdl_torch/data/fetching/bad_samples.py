@@ -1,9 +1,9 @@
-"""``on_error="skip"``: what becomes of samples that fail, and when there are too many of them.
+"""``on_error="skip"``: handle samples that fail, and fail when there are too many of them.
 
-The workers find them: they leave a bad sample out of its batch, or take another one in its place,
-by rules that do not depend on the threads. Counting, logging and the verdict "too many" happen on
-the trainer's thread, where batches are handed out: what was only prefetched does not count, and
-the same epoch fails at the same batch whatever the number of threads.
+Workers leave a bad sample out of its batch, or replace it, by rules that do not depend on the
+threads. The trainer's thread counts, logs and decides when there are too many, as it receives the
+batches: samples that were only prefetched do not count, and the same epoch fails at the same batch
+for any number of threads.
 """
 
 from __future__ import annotations
@@ -40,67 +40,68 @@ _logger = logging.getLogger("spdl_torch.data")
 
 DEFAULT_ERROR_BUDGET = 0.05  # the share from which a report says that failures should concern you
 
-_MOST_IN_A_ROW = 100  # bad samples; who meets that many has lost the storage, not a file
-_LOGGED_ERRORS = 10  # one by one; later ones when their count reaches a power of two
+_MOST_IN_A_ROW = 100  # bad samples; more mean that the storage is gone, not one file
+_LOGGED_ERRORS = 10  # are logged one by one; later ones when the count reaches a power of two
 _KEPT_KEYS = 1_000
-# Their frames tell users nothing.
+# Frames in these files tell the user nothing; an error's note leaves them out.
 _FETCHING = {str(path) for path in Path(__file__).parent.glob("*.py")}
 _SHOWN_KEYS = 5
 
 MISSING: Any = object()
-"""In place of a sample that is left out of its batch."""
+"""The placeholder of a sample that is left out of its batch."""
 
 
 class NoGoodSample(Exception):
-    """Of a batch; never seen by users."""
+    """A batch without any good sample. Internal: users never see it."""
 
 
 class SkippedSample(NamedTuple):
     """A sample that failed and is not in its batch."""
 
     key: Any
-    """What the dataset was asked for; of an iterable dataset the number of the item, from 0, in
-    its worker's iterator."""
+    """The key given to the dataset; for an iterable dataset the number of the item, from 0, in its
+    worker's iterator."""
     stage: str
     error: str
-    """Type and text."""
+    """The type and text of the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """What a worker tells of a try that failed."""
+    """A failed try, as a worker reports it."""
 
     place: int
-    """In its batch."""
+    """The sample's position in its batch."""
     key: Any
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """What it took to fetch a batch."""
+    """The tries that it took to fetch a batch."""
 
     num_good: int
     bad: tuple[BadSample, ...]
-    """In the order of their places."""
+    """The failed tries, in the order of their places."""
 
     @classmethod
     def of(cls, num_good: int, bad: Sequence[BadSample]) -> Tries:
-        """``bad`` in any order of places; the tries of one place in theirs."""
+        """Build from ``bad`` in any order of places, with the tries of one place in order."""
         return cls(num_good, tuple(sorted(bad, key=lambda each: each.place)))
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How a worker treats a sample that fails."""
+    """The treatment of samples that fail."""
 
     num_samples: int = 0
-    """Of a map-style dataset whose next good sample takes a bad one's place; 0 = left out."""
+    """The length of a map-style dataset whose next good sample replaces a bad one; 0 = leave it
+    out."""
 
     def instead_of(self, index: Any) -> Iterator[int]:
-        """Indices to try in turn, behind this one and from the beginning again.
+        """Yield the indices to try in turn: those after ``index``, then from 0 again.
 
-        Raises: UnsupportedOptionError: it is no number.
+        Raises: UnsupportedOptionError: ``index`` is not a number.
         """
         try:
             first = operator.index(index)
@@ -118,14 +119,14 @@ class Tolerance:
 
 
 def too_many_in_a_row(bad: Sequence[BadSample]) -> PipelineFailure | None:
-    """The end of a worker's patience: these tries, one behind the other, all failed."""
+    """Return the error if this many tries failed in a row; None = go on."""
     if len(bad) < _MOST_IN_A_ROW:
         return None
     return nothing_good(bad)
 
 
 def nothing_good(bad: Sequence[BadSample]) -> PipelineFailure:
-    """No sample was found among these."""
+    """Return the error for tries that all failed."""
     return PipelineFailure(
         f"DataLoader: {len(bad)} samples in a row failed, the first is {describe(bad[0].key)}. "
         "The first and the last errors follow",
@@ -134,7 +135,7 @@ def nothing_good(bad: Sequence[BadSample]) -> PipelineFailure:
 
 
 class SkippedSamples(FailureBudget):
-    """Those of one epoch, up to where the trainer is. Only its thread writes."""
+    """The skipped samples of one epoch, up to the trainer's position. Only its thread writes."""
 
     def __init__(self, limit: MaxFailures | None) -> None:
         super().__init__("fetch", DEFAULT_ERROR_BUDGET if limit is None else limit)
@@ -143,8 +144,8 @@ class SkippedSamples(FailureBudget):
         self._is_over = False
 
     def hand_out(self, tries: Tries | None) -> PipelineFailure | None:
-        """Count a batch that the trainer is given; what it is to be given instead if that was one
-        too many.
+        """Count the tries of a batch that the trainer receives. Return the error to raise instead
+        if they exceed the budget.
         """
         if tries is None:
             return None
@@ -158,14 +159,14 @@ class SkippedSamples(FailureBudget):
         return self._failure() if is_overdrawn else None
 
     def end(self) -> PipelineFailure | None:
-        """The epoch is over; what it is to end with, if nothing else was good of it either."""
+        """End the epoch. Return the error to raise if it exceeded its budget as a whole."""
         if self._is_over:
             return None
         self._is_over = True
         return self._failure() if self.overdrawn_at_end(self._num_tries) else None
 
     def remarks(self) -> tuple[str, ...]:
-        """For a report."""
+        """Return the report's remark on the skipped samples."""
         samples = list(self.samples)
         if not samples:
             return ()
@@ -178,7 +179,7 @@ class SkippedSamples(FailureBudget):
         return (f"fetch: samples that were skipped: {', '.join(shown)}{more}.",)
 
     def message(self, num_tasks: int) -> str:
-        """What the failure says."""
+        """Return the text of the failure."""
         limit = self._limit if isinstance(self._limit, int) else f"{float(self._limit):.4g} of all"
         return (
             f"DataLoader: {self.num_failures} of {num_tasks} samples failed, error_budget is "
@@ -205,8 +206,8 @@ class SkippedSamples(FailureBudget):
 
 
 def _let_go(error: Exception) -> Exception:
-    """The error without the frames that it passed: they hold the samples of its batch, and without
-    workers the training loop. Where it came from is kept as text.
+    """Return the error without its traceback, whose frames hold the samples of its batch and,
+    without workers, the training loop. A note keeps the traceback as text.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _FETCHING:

@@ -1,4 +1,4 @@
-"""The batch that one thread makes: where it begins, the streams of its samples, and bad samples."""
+"""The batch that a thread is making: its position, the streams of its samples, its bad samples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Batch"]
 
 
 class Batch:
-    """Belongs to one thread, for one batch after the other.
+    """The current batch of one thread, reused for every batch.
 
-    streams: of the thread; None = draws are left as they are.
-    key: of the epoch, from which every stream follows.
+    streams: the thread's; None = draws are left as they are.
+    key: the epoch's, from which every stream follows.
     tolerance: None = an error of a sample is an error of its batch.
     """
 
@@ -31,7 +31,7 @@ class Batch:
         self.key = key
         self.tolerance = tolerance
         self.first = 0
-        """The position of its first sample in the epoch."""
+        """The position in the epoch of the batch's first sample."""
         self.bad: list[BadSample] = []
 
     def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
@@ -44,7 +44,7 @@ class Batch:
             self.streams.begin(self.key, first)
 
     def begin_again_at(self, place: int) -> None:
-        """Begin every stream anew: no sample has drawn anything. The one at ``place`` follows."""
+        """Restart every stream, as if no sample had drawn; the sample at ``place`` is next."""
         if self.streams is not None and self.key is not None:
             self.streams.begin(self.key, self.first)
             self.streams.at(place)

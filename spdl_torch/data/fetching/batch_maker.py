@@ -1,4 +1,4 @@
-"""From indices to a batch: torch's rules for fetching and collating, one call a batch.
+"""Make a batch from its indices, by torch's rules for fetching and collating: one call a batch.
 
 Used by the worker threads and, for ``num_workers=0``, on the trainer's thread.
 """
@@ -33,8 +33,8 @@ __all__ = ["BatchMaker", "EndOfIterable"]
 class BatchMaker:
     """Fetches and collates for one worker, and counts the time of each in a cell (None: off).
 
-    Errors are the user's own, with a note that says which sample or batch they come from.
-    Raises: as :class:`Items`, for an iterable dataset.
+    Errors are the user's own, with a note that names the sample or batch.
+    Raises: for an iterable dataset, as :class:`Items`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BatchMaker:
         self._is_collating = False
         self._batch = batch = Batch(streams, key, tolerance)
         self.items: Items | None = None
-        """Of an iterable dataset; None = map-style."""
+        """The items of an iterable dataset; None = map-style."""
         self._samples: Samples | None = None
         if iterable:
             kind = Items if auto_collation else SingleItems
@@ -72,8 +72,9 @@ class BatchMaker:
             )
 
     def make(self, first: int, index: Any, number: int) -> tuple[Any, Tries | None]:
-        """Return batch ``number``, of ``index``, whose first sample is at position ``first`` of the
-        epoch, and what it took to fetch it if samples may fail.
+        """Return batch ``number``, and the tries that it took if samples may fail.
+
+        ``index`` is the sampler's, ``first`` the position in the epoch of the first sample.
 
         Raises: EndOfIterable, NoGoodSample, or what the user's code raises.
         """
@@ -91,18 +92,18 @@ class BatchMaker:
         return made, tries
 
     def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
-        """Begin a batch on this thread; as ``Batch.begin``."""
+        """Begin a batch on this thread, as ``Batch.begin``."""
         self._is_collating = False
         self._batch.begin(first, bad)
 
     def sample_at(self, place: int, index: Any) -> Any:
-        """Return the sample at ``place`` of a batch that several threads make; MISSING: it failed
-        and may."""
+        """Return the sample at ``place`` of a batch that several threads make; MISSING for a
+        tolerated failure."""
         assert self._samples is not None, "guaranteed by LoadSpec.shares_jobs"
         return self._samples.fetch_at(place, index)
 
     def good_of(self, samples: Any, bad: list[BadSample]) -> tuple[Any, Tries]:
-        """Return what is to be collated of samples some of which failed.
+        """Return the samples to collate, without those that failed.
 
         Raises: NoGoodSample, with the tries.
         """
@@ -119,14 +120,14 @@ class BatchMaker:
         return samples, tries
 
     def collate(self, samples: Any, index: Any, number: int) -> Any:
-        """Return the samples as batch ``number``, for which the sampler gave ``index``."""
+        """Collate the samples into batch ``number``, for which the sampler gave ``index``."""
         self._is_collating = True
         if self._batch.streams is not None:
             self._batch.streams.at_collate()
         if self._collate_fn is default_collate:
             made = getattr(samples, "collated", None)
             if made is not None:
-                return made  # the dataset wrote its samples into one batch already
+                return made  # the dataset has already written its samples into one batch
         try:
             return timed(self._collate_cell, self._collate_fn, samples)
         except BaseException as error:
@@ -139,7 +140,7 @@ class BatchMaker:
             raise noted_call(error, "collate_fn", "in collate_fn", given) from cause_of(error)
 
     def at_work(self, index: Any) -> str:
-        """Say what is done for the batch of ``index`` now; for other threads to ask."""
+        """Describe the work on the batch of ``index``. Called from other threads."""
         if self._is_collating:
             return "stage 'collate'"
         source: Any = self._samples or self.items
@@ -150,11 +151,11 @@ class BatchMaker:
         self._batch.forget_bad()
 
     def tries(self) -> Tries | None:
-        """Return those of a batch that came to nothing, once; None = no sample may fail."""
+        """Return the tries of a batch that failed, once; None = no sample may fail."""
         bad = self._batch.bad
         self._batch.forget_bad()
         return None if self._batch.tolerance is None else Tries.of(0, bad)
 
     def progress(self, *, wanted: bool) -> WorkerState | None:
-        """Return where an iterable stands, as ``Items.progress``; None for a map-style dataset."""
+        """Return an iterable's progress, as ``Items.progress``; None for a map-style dataset."""
         return None if self.items is None else self.items.progress(wanted=wanted)

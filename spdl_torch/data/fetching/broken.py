@@ -1,4 +1,4 @@
-"""What stands in for a worker's BatchMaker that could not be made."""
+"""The stand-in for a worker's BatchMaker that could not be made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Broken"]
 
 
 class Broken:
-    """Stands for a BatchMaker that could not be made: raises the reason."""
+    """A stand-in for a BatchMaker that could not be made: every call raises the reason."""
 
     def __init__(self, error: BaseException, *, raised: bool = False) -> None:
         self._reason = Reason(error)
@@ -23,13 +23,13 @@ class Broken:
     sample_at = collate = good_of = make
 
     def tries(self) -> None:
-        """It fetched nothing."""
+        """Return None: nothing was fetched."""
 
     def progress(self, *, wanted: bool) -> None:
-        """It gets nowhere."""
+        """Return None: there is no progress."""
 
     def begin(self, *_: Any) -> None:
-        """Nothing will follow."""
+        """Do nothing: no sample follows."""
 
     def forget_bad(self) -> None:
-        """It notes none."""
+        """Do nothing: no bad sample was noted."""

@@ -1,4 +1,4 @@
-"""The items of an iterable dataset, in groups or one by one, from where a state stands."""
+"""The items of an iterable dataset, in groups or one by one, from the start or from a state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _logger = logging.getLogger("spdl_torch.data")
 
 
 class EndOfIterable(Exception):
-    """An iterable dataset has ended. Not StopIteration, which user code may raise by mistake."""
+    """The end of an iterable dataset. Not StopIteration, which user code may raise by mistake."""
 
 
 class Items:
@@ -51,8 +51,8 @@ class Items:
         self._drop_last = drop_last
         self._ended = resume is not None and resume.ended
         self.num_taken = 0
-        """Items since the epoch began, those of before the state included."""
-        self._under_way: list[Any] = []  # of the batch, so far
+        """The number of items since the epoch began, including those before the state."""
+        self._under_way: list[Any] = []  # the batch's items so far; describe() reads it
         if batch.streams is not None and batch.key is not None:
             batch.streams.begin_iterable(batch.key)
         begun_from = resume or WorkerState()
@@ -60,7 +60,7 @@ class Items:
         self.own_state = OwnState(self._iterator, dataset, begun_from)
 
     def fetch(self, index: Sequence[Any]) -> Any:
-        """Return as many items as ``index`` has entries, or as there are left.
+        """Return one item for each entry of ``index``, or as many as are left.
 
         Raises: EndOfIterable: none is left, or too few for a batch with ``drop_last``.
         """
@@ -78,15 +78,15 @@ class Items:
         return items
 
     def progress(self, *, wanted: bool) -> WorkerState:
-        """Return where the iterable stands after the last batch. ``wanted``: somebody asks for its
-        own state, if it keeps one.
+        """Return the iterable's progress after the last batch. ``wanted``: include its own state,
+        if it keeps one.
         """
         if wanted:
             self.own_state.ask(self.num_taken, ended=self._ended)
         return self.own_state.reached(self.num_taken, ended=self._ended)
 
     def describe(self, _: Any) -> str:
-        """Say what is fetched now; for other threads to ask."""
+        """Describe the item that is being fetched. Called from other threads."""
         number = self.num_taken + len(self._under_way)
         return f"item {number} of the iterator of {self._name}"
 
@@ -111,8 +111,9 @@ class Items:
         return iterator
 
     def _pass_over(self, iterator: Iterator[Any], first: int) -> None:
-        """Take the items from number ``first`` on that were handed out, and errors in their place.
-        They draw what they drew then: it may decide what comes after them.
+        """Make the items from number ``first`` on that were handed out again, and drop them.
+
+        They draw the random numbers that they drew then, which may decide what comes after them.
         """
         batch = self._batch
         if batch.streams is not None and batch.key is not None:
@@ -122,11 +123,11 @@ class Items:
             try:
                 if next(iterator, END) is END:
                     return
-            except Exception:  # it was reported when the item's turn was
+            except Exception:  # it was raised when the item was handed out
                 continue
 
     def _take(self, items: list[Any], index: Sequence[Any]) -> None:
-        """Fill ``items``; none of them may fail."""
+        """Fill ``items``, without tolerance for errors."""
         if self._ended:
             return
         self._under_way, streams = items, self._batch.streams
@@ -134,7 +135,7 @@ class Items:
         try:
             self._ended = timed(self._cell, items_into, items, self._iterator, turns, into=items)
         except BaseException as error:
-            if isinstance(error, Exception):  # an iterable that goes on has left that item behind
+            if isinstance(error, Exception):  # the failed item counts: the iterable moves past it
                 self.num_taken += 1
             add_thread_note(error, f"in the iterator of {self._name}")
             raise
@@ -152,7 +153,7 @@ class Items:
             except EndOfIterable:
                 if num_bad:
                     _logger.warning(
-                        "DataLoader: the iterator of %s ended right behind an error that was "
+                        "DataLoader: the iterator of %s ended right after an error that was "
                         "skipped. If it reads from a generator, that ended there, and the rest "
                         "of its data is lost.",
                         self._name,
@@ -164,7 +165,7 @@ class Items:
                 if inspect.isgenerator(self._iterator):
                     attach_note(
                         error,
-                        'on_error="skip" cannot go on behind it: a generator ends at its first '
+                        'on_error="skip" cannot go on after it: a generator ends at its first '
                         "error. Catch it inside, or return an iterator that has __next__.",
                     )
                     raise
@@ -191,7 +192,7 @@ class Items:
 
 
 class SingleItems(Items):
-    """Without batches: an item at a time."""
+    """Fetches one item at a time, for a loader without batches."""
 
     def fetch(self, _: Any) -> Any:
         return self._next_good()

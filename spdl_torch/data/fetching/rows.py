@@ -1,9 +1,9 @@
-"""Batches of a TensorDataset by one call for each tensor instead of one for each row.
+"""Read batches of a TensorDataset with one call for each tensor instead of one for each row.
 
-torch takes the rows one by one and stacks them again. Under torch's own collate function the
-result is that of indexing with all row numbers at once, at a tenth of the time. Only an exact
-``TensorDataset`` is read so: it says by its type that taking rows is all it does. What a dataset's
-own ``__getitem__`` does is for nobody else to guess; it can offer ``__getitems__``.
+torch takes the rows one by one and stacks them again. With torch's own collate function, indexing
+with all row numbers at once gives the same result in a tenth of the time. Only an exact
+``TensorDataset`` is read this way, because its type guarantees that it only takes rows. Nothing
+can be assumed of a dataset's own ``__getitem__``; such a dataset can offer ``__getitems__``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["RowBatch", "RowReader", "Rows", "is_torchs_collate", "row_reader"]
 
 
 class RowBatch:
-    """Samples that are one batch already."""
+    """Samples that are already one batch."""
 
     def __init__(self, collated: list[torch.Tensor], num_samples: int) -> None:
         self.collated = collated
-        """As ``default_collate`` returns it."""
+        """The batch, as ``default_collate`` returns it."""
         self._num_samples = num_samples
 
     def __len__(self) -> int:
@@ -33,23 +33,23 @@ class RowBatch:
 
 
 class Rows:
-    """The rows of one batch, which are known to exist in every tensor."""
+    """The rows of one batch, checked to exist in every tensor."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], numbers: list[int]) -> None:
         self._tensors = tensors
         self._numbers = numbers
 
     def read(self) -> RowBatch:
-        """Return the batch."""
+        """Read the rows into one batch."""
         numbers = torch.tensor(self._numbers, dtype=torch.int64)
         columns = [tensor[numbers].contiguous() for tensor in self._tensors]
         return RowBatch(columns, len(self._numbers))
 
 
 class RowReader:
-    """Reads rows of a TensorDataset, or of a Subset of one by way of its ``indices``.
+    """Reads rows of a TensorDataset, or of a Subset of one through its ``indices``.
 
-    The dataset's tensors are looked at for every batch: they may be replaced at any time.
+    It looks up the dataset's tensors for every batch: they may be replaced at any time.
     """
 
     def __init__(self, dataset: TensorDataset, indices: Sequence[int] | None) -> None:
@@ -62,7 +62,7 @@ class RowReader:
         return tensors if tensors and all(map(_is_plain, tensors)) else None
 
     def find(self, index: Any) -> Rows | None:
-        """Return the rows of an index; None if they do not all exist, or if it holds anything but
+        """Return the rows of ``index``; None if some do not exist, or if it holds anything but
         plain integers: a bool or a slice would mean something else.
         """
         if not isinstance(index, list | tuple) or set(map(type, index)) != {int}:
@@ -84,7 +84,7 @@ class RowReader:
 
 
 def is_torchs_collate(collate_fn: Any) -> bool:
-    """Return whether this is ``default_collate``, and the user has added nothing to it."""
+    """Return whether this is ``default_collate`` without types that the user has registered."""
     functions = default_collate_fn_map.values()
     return collate_fn is default_collate and all(
         getattr(function, "__module__", None) == default_collate.__module__
@@ -93,7 +93,7 @@ def is_torchs_collate(collate_fn: Any) -> bool:
 
 
 def row_reader(dataset: Any, collate_fn: Any) -> RowReader | None:
-    """Return None where the batches might differ in anything from torch's."""
+    """Return a reader of the dataset's rows; None where a batch might differ from torch's."""
     if not is_torchs_collate(collate_fn):
         return None
     indices = None
@@ -106,7 +106,7 @@ def row_reader(dataset: Any, collate_fn: Any) -> RowReader | None:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Return whether taking rows of it is all that happens, and torch stacks them unchanged."""
+    """Return whether indexing the tensor only takes rows, which torch stacks unchanged."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided

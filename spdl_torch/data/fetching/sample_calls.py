@@ -1,4 +1,4 @@
-"""The calls of user code that fetch samples, and which of them a dataset takes."""
+"""The calls of user code that fetch samples, and the choice among them for a dataset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["is_read_at_once", "items_into", "one_sample_of", "samples_into", "ta
 
 def samples_into(samples: list[Any], dataset: Any, indices: Iterable[Any]) -> None:
     """Append the samples of ``indices``; at an error, the length is the failing position."""
-    # Not map() and extend(): a call of __getitem__ from C takes 10 to 50 ns longer.
+    # Not extend(map(...)): calling __getitem__ from C takes 10 to 50 ns longer.
     for index in indices:
         samples.append(dataset[index])  # noqa: PERF401
 
@@ -34,7 +34,7 @@ def items_into(samples: list[Any], iterator: Iterator[Any], turns: Iterable[Any]
 
 
 def one_sample_of(dataset: Any) -> Callable[[Any], Any]:
-    """Return the function of an index that fetches one sample; some have ``__getitems__`` alone."""
+    """Return a function that fetches the sample of an index, if need be by ``__getitems__``."""
     own = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
     if own is Dataset.__getitem__ and hasattr(dataset, "__getitems__"):
         return lambda index: dataset.__getitems__([index])[0]
@@ -49,7 +49,7 @@ def is_read_at_once(dataset: Any, collate_fn: Any) -> bool:
 def takes_batches(dataset: Any) -> bool:
     """Return whether a batch takes one call of ``__getitems__``, as torch's loader asks for it.
 
-    torch's Subset always has that method; around a dataset that does not, it only loops.
+    torch's Subset always has that method; around a dataset without it, it only loops.
     """
     if type(dataset) is Subset:
         return takes_batches(dataset.dataset)

@@ -1,4 +1,4 @@
-"""The samples of a map-style dataset: one by one, by one call for a batch, or as rows."""
+"""Fetch the samples of a map-style dataset: one by one, in one call a batch, or as rows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Samples:
         self._fetch_one = one_sample_of(dataset)
         self._batch = batch
         self._cell = cell
-        self._under_way: list[Any] = []  # of the batch, so far
+        self._under_way: list[Any] = []  # the batch's samples so far; describe() reads it
 
     def fetch(self, index: Any) -> Any:
-        """Return the samples of ``index``; MISSING stands for one that failed and may."""
+        """Return the samples of ``index``, with MISSING in place of tolerated failures."""
         indices = index if isinstance(index, list | tuple) else list(index)
         batch = self._batch
         samples: list[Any] = []
@@ -47,16 +47,16 @@ class Samples:
                 raise noted_sample(error, indices[place]) from cause_of(error)
             bad = cast("Exception", noted_sample(error, indices[place]))
             batch.note_bad(place, indices[place], bad)
-            del bad  # or this frame, which the error has come through, would keep it
+            del bad  # the error's traceback holds this frame: avoid the cycle
         if len(samples) < len(indices):
             place = len(samples)
             samples.append(self._instead_of(place, indices[place]))
             samples += [self.fetch_at(n, indices[n]) for n in range(place + 1, len(indices))]
-        self._under_way = []  # or the batch would stay alive while this thread waits
+        self._under_way = []  # do not keep the batch alive while this thread waits
         return samples
 
     def fetch_at(self, place: int, index: Any) -> Any:
-        """Return the sample at ``place`` of the batch; MISSING: it failed and may."""
+        """Return the sample at ``place`` of the batch; MISSING for a tolerated failure."""
         self._batch.at(place)
         if self._batch.tolerance is None:
             return self._sample(index)
@@ -67,7 +67,7 @@ class Samples:
         return self._instead_of(place, index)
 
     def describe(self, index: Any) -> str:
-        """Say what is fetched now for the batch of ``index``; for other threads to ask."""
+        """Describe what is being fetched for the batch of ``index``. Called from other threads."""
         streams = self._batch.streams
         place = len(self._under_way) if streams is None else streams.place
         if not 0 <= place < len(index):
@@ -81,9 +81,9 @@ class Samples:
             raise noted_sample(error, index) from cause_of(error)
 
     def _instead_of(self, place: int, index: Any) -> Any:
-        """Return what takes the place of a sample that failed; MISSING: nothing does.
+        """Return the replacement of a sample that failed; MISSING: none.
 
-        It depends on the indices alone, and draws what the first one would have drawn.
+        It depends on the indices alone, and draws from the failed sample's stream.
         """
         tolerance = self._batch.tolerance
         assert tolerance is not None, "guaranteed by the callers: it is their branch"
@@ -99,7 +99,7 @@ class Samples:
 
 
 class SingleSamples(Samples):
-    """Without batches: an index is that of one sample."""
+    """Fetches one sample per index, for a loader without batches."""
 
     def fetch(self, index: Any) -> Any:
         if self._batch.tolerance is None:
@@ -111,7 +111,7 @@ class SingleSamples(Samples):
 
 
 class SamplesAtOnce(Samples):
-    """A batch is one call of the dataset's ``__getitems__``."""
+    """Fetches a batch in one call of the dataset's ``__getitems__``."""
 
     def fetch(self, index: Any) -> Any:
         try:
@@ -123,7 +123,7 @@ class SamplesAtOnce(Samples):
                 raise noted_call(
                     error, "__getitems__", where, describe_indices(index)
                 ) from cause_of(error)
-        if self._cell is not None:  # its samples are counted now
+        if self._cell is not None:  # uncount the call: its samples are counted one by one below
             self._cell.num_tasks -= 1
             self._cell.num_failures -= 1
         self._batch.begin_again_at(0)
@@ -134,7 +134,7 @@ class SamplesAtOnce(Samples):
 
 
 class Rows(Samples):
-    """A batch is a row of each tensor of a TensorDataset, by one call for each tensor."""
+    """Fetches a batch of a TensorDataset with one call for each tensor."""
 
     def __init__(
         self, dataset: Any, batch: Batch, cell: TaskCell | None, reader: RowReader
@@ -145,7 +145,7 @@ class Rows(Samples):
     def fetch(self, index: Any) -> Any:
         rows = self._reader.find(index)
         if rows is None:
-            return super().fetch(index)  # which says what sample is wrong, if one is
+            return super().fetch(index)  # one by one, so that an error names its sample
         return timed(self._cell, rows.read, tasks=len(index))
 
 
@@ -157,7 +157,7 @@ def samples_of(
     auto_collation: bool,
     reader: RowReader | None,
 ) -> Samples:
-    """Return the way to fetch that the dataset takes."""
+    """Return the fetcher that fits the dataset."""
     if not auto_collation:
         return SingleSamples(dataset, batch, cell)
     if takes_batches(dataset):

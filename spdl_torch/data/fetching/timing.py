@@ -1,5 +1,4 @@
-"""What a worker's calls of user code take, counted in its cells and, if they take long, kept in its
-ring.
+"""Time a worker's calls of user code: count them in its cells, and record long ones in its ring.
 
 The wall clock is read for every call. The thread's CPU clock is read for one in eight of the many
 calls for single samples and of the short ones for whole batches, which says enough about all of
@@ -22,13 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["END", "record_parts", "timed", "timed_sample"]
 
 END = object()
-"""What a call returns when there was nothing to do: it is not counted."""
+"""The result of a call that had nothing to do: it is not counted."""
 
 _CLOCKED_MASK = 7
 _SHORT_NS = 50_000
-"""Below this, reading the CPU clock would take 0.6 % and more of a call for a batch."""
+"""The length of a batch's call below which reading the CPU clock would take 0.6 % of it or more."""
 _LONG_SAMPLES = 100
-"""A sample is kept from so many times the time on that a batch is: 10 ms, or any at item level."""
+"""The factor by which a sample has to take longer than a batch to be recorded: from 10 ms on, or
+always at item level."""
 
 
 def timed(
@@ -38,10 +38,10 @@ def timed(
     tasks: int = 1,
     into: Sized | None = None,
 ) -> Any:
-    """Return ``call(*args)``; its wall and CPU time on this thread are counted in ``cell``.
+    """Return ``call(*args)``, and count its wall and CPU time on this thread in ``cell``.
 
-    tasks: what it counts for. ``into``: an empty list that it fills, with one task for each entry,
-    also for those before an error.
+    tasks: the number of tasks that the call counts for. ``into``: an empty list that it fills; each
+    entry counts as a task, also those before an error.
     """
     if cell is None:
         return call(*args)
@@ -61,7 +61,7 @@ def timed(
     if tasks:
         cell.add_many(tasks, took_ns, cpu_ns)
     if is_clocked and took_ns < _SHORT_NS:
-        cell.num_unclocked = _CLOCKED_MASK  # of the calls that follow
+        cell.num_unclocked = _CLOCKED_MASK  # calls that follow without the CPU clock
     elif not is_clocked:
         cell.num_unclocked -= 1
     if ring is not None and took_ns >= ring.shortest_ns:
@@ -70,7 +70,7 @@ def timed(
 
 
 def timed_sample(cell: TaskCell | None, call: Callable[..., Any], *args: Any) -> Any:
-    """The same for one sample of many, at less cost."""
+    """Return ``call(*args)`` like :func:`timed`, at less cost, for one sample of many."""
     if cell is None:
         return call(*args)
     is_clocked = not cell.num_tasks & _CLOCKED_MASK
@@ -93,7 +93,7 @@ def timed_sample(cell: TaskCell | None, call: Callable[..., Any], *args: Any) ->
 
 
 def record_parts(ring: Ring, **cells: TaskCell | None) -> None:
-    """What is timed with these cells is from now on kept in ``ring``, under their names."""
+    """Record the calls timed with these cells in ``ring`` from now on, under their names."""
     for name, cell in cells.items():
         if cell is not None:
             cell.part, cell.ring = name, ring

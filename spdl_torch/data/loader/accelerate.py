@@ -1,4 +1,4 @@
-"""The mark by which Accelerate knows loaders that its ``prepare`` is to leave alone."""
+"""The mark by which Accelerate's ``prepare`` recognises loaders to leave alone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _logger = logging.getLogger("spdl_torch.data")
 class AcceleratePrepared:
     """A loader's attribute ``_is_accelerate_prepared``; False unless it is set.
 
-    Accelerate reads it right before it builds a plain DataLoader in the loader's place. There is no
-    other moment at which that can be noticed, so this is where it is logged, once in a process. Who
-    wants a loader prepared knowingly sets the mark to False first.
+    Accelerate reads it right before it replaces the loader by a plain DataLoader. Nothing else
+    shows that this is about to happen, so the read logs a warning, once per process. To have a
+    loader replaced without the warning, set the mark to False first.
     """
 
     _has_logged = False
@@ -39,5 +39,5 @@ class AcceleratePrepared:
 
 
 def _caller() -> str:
-    """The package of the code that reads the attribute."""
+    """Return the package of the code that reads the attribute."""
     return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0]

@@ -1,4 +1,4 @@
-"""Refuse arguments of a wrong type, and warn at the line of the user's code."""
+"""Refuse arguments of the wrong type, and warn at the line of the user's code."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def check_arguments(
     worker_init_fn: object,
     snapshot_every_n_steps: Any,
 ) -> None:
-    """Refuse values of a wrong type, for which torch would fail later or in other words.
+    """Refuse values of the wrong type on which torch would fail later, or less clearly.
 
-    What torch itself refuses with a clear message, such as ``num_workers=-1``, is left to it.
+    Values that torch refuses with a clear message, such as ``num_workers=-1``, are left to it.
     Raises: TypeError; UnsupportedOptionError.
     """
     if not (isinstance(num_workers, AutoWorkers) or _is_integer(num_workers)):
@@ -58,7 +58,7 @@ def check_arguments(
             f"None, got {prefetch_factor!r}."
         )
     for name, order in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        # Objects of other classes may stand in for one, as mocks in the tests of trainers do.
+        # Accept any object that may stand in for one, such as a mock in a trainer's tests.
         if isinstance(order, type | numbers.Number) or inspect.isfunction(order):
             raise TypeError(f"DataLoader: {name} must be iterable, got {order!r}.")
     for name, function in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
@@ -80,7 +80,7 @@ def check_arguments(
 
 
 def refuse_foreign_state(state: object) -> None:
-    """Refuse a state of torchdata's loader in words that say what to do. Raises: ValueError."""
+    """Refuse a state of torchdata's loader, and say what to do instead. Raises: ValueError."""
     if isinstance(state, Mapping) and not {"_snapshot", "_num_yielded"}.isdisjoint(state):
         raise ValueError(
             "load_state_dict: this is a state of torchdata's StatefulDataLoader. Finish its epoch "
@@ -93,14 +93,14 @@ def _is_integer(value: object) -> bool:
 
 
 def warn_once(text: str) -> None:
-    """Warn at the line of the user's code that is being run; the same text only once a process."""
+    """Warn at the line of the user's code that is running; each text once per process."""
     if text not in _warned:
         warnings.warn(text, stacklevel=_users_level())
         _warned.add(text)
 
 
 def _users_level() -> int:
-    """For ``warnings.warn`` in the calling function: the first level that is the user's code."""
+    """Return ``stacklevel`` for ``warnings.warn`` in the caller: the first level of user code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and _package(frame) in _NOT_THE_USERS:
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""``num_workers="auto"``: a loader's threads grow and shrink, on the trainer's thread."""
+"""``num_workers="auto"``: the trainer's thread adds and removes a loader's threads."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["WORKERS", "LoaderTuner"]
 
 WORKERS = "num_workers"
-"""Name of the loader's one stage in decisions."""
+"""The name of the loader's one stage in decisions."""
 
 
 class LoaderTuner:
-    """Of one iterator; what it finds is kept in ``state`` and in ``loader.num_workers``."""
+    """Tunes the threads of one iterator; keeps its result in ``state`` and in the loader's
+    ``num_workers``.
+    """
 
     def __init__(self, loader: TorchDataLoader[Any], state: TuningState, pool: WorkerPool) -> None:
         self._loader = weakref.ref(loader)
@@ -41,17 +43,17 @@ class LoaderTuner:
         self.begin()
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Begin to measure an epoch."""
         self._num_batches = 0
-        if self._state.meter.is_within_run:  # the loop was left before the end of its epoch
+        if self._state.meter.is_within_run:  # the last loop was left before its epoch's end
             self._state.meter.restart(skip=1)
         self._part_seconds = self._state.tuning.window_seconds / PARTS
         self._due = perf_counter()
 
     @property
     def max_outstanding(self) -> int:
-        """Batches to be under way: the prefetch of all workers, if the memory has room for it, and
-        one for each in any case.
+        """The number of batches in flight: the prefetch of all workers as far as the memory limit
+        allows, and at least one for each worker.
         """
         workers, bounds = self._num_workers, self._state.bounds
         wanted = self._prefetch * workers
@@ -61,7 +63,7 @@ class LoaderTuner:
         return max(workers, min(wanted, room))
 
     def after(self, batch: Any) -> None:
-        """A batch was received; what this costs when nothing is due is 0.1 µs."""
+        """Count a received batch, and tune when a reading is due. Costs 0.1 µs otherwise."""
         self._num_batches += 1
         if not self._is_sized and batch is not None:
             self._batch_bytes, self._is_sized = nbytes_of(batch), True
@@ -76,7 +78,7 @@ class LoaderTuner:
             self._state.meter.restart(skip=int(has_changed))
 
     def end(self) -> None:
-        """The epoch is over."""
+        """Take the epoch's last reading, and log the settings found so far."""
         self._state.meter.end_run(self._pool.figures.snapshot(), self._num_batches)
         if self._state.found:
             self._state.tell_settings(self._settings())
@@ -113,7 +115,7 @@ class LoaderTuner:
 
 
 def _load_of(num_workers: int, fetch: StageStats, collate: StageStats) -> StageLoad:
-    """Both are done by the same threads."""
+    """Return the load of fetching and collating together: the same threads do both."""
     busy = fetch.tasks.busy_time + collate.tasks.busy_time
     return StageLoad(
         name=WORKERS,

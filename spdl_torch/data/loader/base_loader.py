@@ -1,4 +1,4 @@
-"""The part of a ``DataLoader`` that its iterators work with."""
+"""The part of a ``DataLoader`` that its iterators use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class BaseLoader(TorchDataLoader[T_co]):
-    """torch's loader with the options that this package adds, and what it keeps between epochs."""
+    """torch's loader with the options that this package adds, and its state between epochs."""
 
     device: torch.device | str | int | None
     isolation: Literal["thread", "process"]
@@ -38,10 +38,12 @@ class BaseLoader(TorchDataLoader[T_co]):
 
     @property
     def is_tuned(self) -> bool:
-        """Whether the number of workers changes while they run: ``num_workers="auto"``, where it
-        shows in nothing but the speed. An iterable dataset divides itself among its workers, and
-        with ``rng="worker"`` each has a stream of its own, so there the first number stays; so it
-        does with ``isolation="process"``, where this process has no workers to add to.
+        """Whether ``num_workers="auto"`` may change the number of workers while they run.
+
+        It may only where that affects nothing but the speed. The first number stays for an
+        iterable dataset, which divides itself among its workers; with ``rng="worker"``, where each
+        worker has its own random stream; and with ``isolation="process"``, where this process has
+        no workers to add to.
         """
         is_fixed = (
             isinstance(self.dataset, IterableDataset)
@@ -51,7 +53,7 @@ class BaseLoader(TorchDataLoader[T_co]):
         return isinstance(self.num_workers, AutoWorkers) and not is_fixed and self.stats
 
     def tuning_state(self) -> TuningState:
-        """What tuning has found so far, over all epochs. Only where ``is_tuned``."""
+        """Return what tuning has found so far, over all epochs. Requires ``is_tuned``."""
         if self._tuning_state is None:
             assert isinstance(self.num_workers, AutoWorkers), "guaranteed by is_tuned"
             self._tuning_state = TuningState(self.num_workers.tuning, "DataLoader")

@@ -1,4 +1,4 @@
-"""The drop-in: torch's DataLoader with threads of this process in place of worker processes."""
+"""The drop-in: torch's DataLoader with threads of this process instead of worker processes."""
 
 from __future__ import annotations
 
@@ -50,45 +50,46 @@ class DataLoader(BaseLoader[T_co]):
 
     Change the import and nothing else: the arguments, the order of the batches, the batches and
     the errors are torch's. ``num_workers=N`` starts N threads; 0 loads in the calling thread;
-    ``"auto"`` finds the number while training runs (see ``is_tuned``), ``num_workers`` tells it.
+    ``"auto"`` finds the number while training runs (see ``is_tuned``) and keeps it in
+    ``num_workers``.
 
-    What differs, each for a reason told in the documentation: an exception of the dataset
-    arrives as the very same object with a note instead of a copy rebuilt from text; a map-style
-    dataset that raises StopIteration raises RuntimeError instead of ending the epoch early;
+    Three things differ, for reasons that the documentation gives: an exception of the dataset
+    arrives as the same object with a note, not as a copy rebuilt from text; a map-style dataset
+    that raises StopIteration raises RuntimeError instead of ending the epoch early;
     ``multiprocessing_context`` has no effect on threads, and a warning says so.
 
-    Ends: ``break``, an error in the loop, dropping the iterator and Ctrl-C stop the threads; a
-    sample that is being fetched is finished first. The interpreter's exit waits for it at most
+    Stopping: ``break``, an error in the loop, dropping the iterator and Ctrl-C stop the threads. A
+    sample that is being fetched is finished first; the interpreter's exit waits for it at most
     5 s.
 
     Extra arguments, keyword-only:
-        device: a CUDA device on which batches arrive, ready for the stream that is current where
-            they are taken; ``"cuda"`` is the device that is current at ``iter()``. None or the
-            CPU: they stay in host memory.
+        device: a CUDA device on which batches arrive, ready for the stream that is current when
+            the loop receives them; ``"cuda"`` is the device that is current at ``iter()``. With
+            None or the CPU, batches stay in host memory.
         isolation: ``"thread"``: the workers are threads of this process. ``"process"``: they are
             threads of one child process, and batches come back through shared memory; the
             dataset, ``collate_fn`` and ``worker_init_fn`` have to be picklable.
         seed: base seed of the random streams. With None it is drawn from ``generator`` or torch's
             global generator at ``iter()``, as torch draws it. With a number the streams of an
             epoch depend on it and on the epoch alone: the one given to the sampler by
-            ``set_epoch``, else the count of ``iter(loader)``. The order is not seeded by it.
-        rng: ``"sample"``: a sample draws from a stream of its own, by its position in the epoch,
-            through the functions of torch, ``random`` and ``numpy.random``: the same bits for
-            any ``num_workers``, 0 included, and for any number of ranks. ``"worker"``: torch's
-            rule, a stream for each worker, which makes whole batches; the process's generators
+            ``set_epoch``, else the count of ``iter(loader)``. It does not seed the order.
+        rng: ``"sample"``: each sample draws from its own stream, given by its position in the
+            epoch, through the functions of torch, ``random`` and ``numpy.random``: the same bits
+            for any ``num_workers``, 0 included, and for any number of ranks. ``"worker"``: torch's
+            rule, one stream for each worker, which makes whole batches; the process's generators
             with ``num_workers=0``.
-        on_error: ``"raise"``: a sample that fails is its batch's error. ``"skip"``: it is told in
-            the log and the report, and its batch is made of the others. Errors of ``collate_fn``
+        on_error: ``"raise"``: a sample that fails raises in place of its batch. ``"skip"``: it is
+            logged and reported, and the batch is built from the rest. Errors of ``collate_fn``
             are never skipped.
-        error_budget: with ``"skip"``, how many samples of an epoch may fail: a count, or from 100
-            samples on a share (``0.01``); None is 5 %. The batch in which it is overdrawn raises
-            PipelineFailure, a group of the samples' own errors.
-        replace: with ``"skip"``, the next good sample (index + 1, ...) takes the place of one that
-            fails, so that batches stay whole and ranks have as many as each other. Without it a
-            batch without any good sample is left out or, with several ranks, PipelineFailure.
+        error_budget: with ``"skip"``, how many samples of an epoch may fail: a count, or a share
+            (``0.01``) that counts from 100 samples on; None is 5 %. The batch that exceeds it
+            raises PipelineFailure, a group of the samples' own errors.
+        replace: with ``"skip"``, the next good sample (index + 1, ...) replaces one that fails, so
+            batches stay whole and all ranks have the same number. Without it, a batch without any
+            good sample is left out or, with several ranks, raises PipelineFailure.
         stats: collect the figures that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
-        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted at its
-            default alone: ``state_dict()`` is exact after every batch.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted only with
+            its default: ``state_dict()`` is exact after every batch.
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
         everything else as torch does.
     """
@@ -146,8 +147,8 @@ class DataLoader(BaseLoader[T_co]):
         )
         _check_options(dataset, num_workers, device, isolation, seed, rng)
         _check_error_options(dataset, on_error, error_budget, replace)
-        # Lightning builds a copy of a loader from its attributes, so each parameter is kept under
-        # its own public name as it was given.
+        # Lightning copies a loader from its attributes, so each parameter stays under its own
+        # public name, as it was given.
         self.device = device
         self.isolation = isolation
         self.seed = seed
@@ -181,7 +182,7 @@ class DataLoader(BaseLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        # Accelerate would share out a second time what its ranks share already.
+        # Accelerate would divide among its ranks a second time what they already share.
         if is_shared_out(self) or isinstance(dataset, PipelineDataset):
             self._is_accelerate_prepared = True
         if isolation == "process":
@@ -208,28 +209,28 @@ class DataLoader(BaseLoader[T_co]):
 
     @property
     def decisions(self) -> list[Decision]:
-        """With ``num_workers="auto"``, what was changed so far, and why; at most the last 1000."""
+        """The changes made so far by ``num_workers="auto"``, and why; at most the last 1000."""
         return [] if self._tuning_state is None else list(self._tuning_state.decisions)
 
     def snapshot(self) -> PipelineStats:
-        """Figures of the epoch that is running or, between epochs, of the last one: the stages
-        ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time in
-        which the trainer waited.
+        """Return the figures of the running epoch or, between epochs, of the last one: the stages
+        ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time that
+        the trainer waited.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
         return self._measured().snapshot()
 
     def report(self) -> Report:
-        """What holds training back in the epoch that is running or, between epochs, did in the
-        last one: ``print(loader.report())`` shows a verdict, its evidence and what to do.
+        """Return what holds training back in the running epoch or, between epochs, did in the last
+        one: ``print(loader.report())`` shows a verdict, its evidence and what to do.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
         return self.profile().report() if self._cached_step else self._report()
 
     def profile(self) -> Profile:
-        """The report, and what every thread did in the last seconds of the epoch that is running
+        """Return the report, and what every thread did in the last seconds of the running epoch
         or, between epochs, of the last one: ``loader.profile().write_trace("trace.json.gz")``.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
@@ -237,11 +238,11 @@ class DataLoader(BaseLoader[T_co]):
         return profile_of_run(self._report(), self._measured().timeline(), self._cached_step)
 
     def headspace(self, num_batches: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
-        """Loop over this instead of the loader to see how fast training is without loading: it
-        keeps ``num_batches`` batches and yields them over and over, for ``num_steps`` steps.
-        From then on ``report()`` tells how much longer the loader's steps take than these.
+        """Yield cached batches: loop over this instead of the loader to see how fast training is
+        without loading. It keeps ``num_batches`` batches and repeats them for ``num_steps`` steps.
+        From then on ``report()`` says how much longer the loader's steps take than these.
 
-        It holds ``num_batches`` in memory, and draws the order of an epoch.
+        It holds ``num_batches`` batches in memory, and draws the order of an epoch.
         Raises: ValueError: a number < 1.
         """
 
@@ -249,15 +250,15 @@ class DataLoader(BaseLoader[T_co]):
             self._cached_step = seconds
             self._figures = measured or self._figures
 
-        measured = self._figures  # that of a real epoch is not to be replaced
+        measured = self._figures  # the figures of a real epoch stay; tell() puts them back
         return cached_batches(self, num_batches, num_steps, tell)
 
     @property
     def skipped(self) -> list[SkippedSample]:
-        """With ``on_error="skip"``, the samples that failed in the epoch that is running or,
-        between epochs, in the last one, in the order of their batches, up to where the loop is: at
-        most the last 1000. ``key`` is what the dataset was asked for (of an iterable dataset the
-        number of the item in its worker's iterator), ``error`` the type and text.
+        """The samples that ``on_error="skip"`` left out in the running epoch or, between epochs,
+        in the last one: in the order of their batches, up to the loop's position, at most the last
+        1000. ``key`` is the key given to the dataset (for an iterable dataset, the number of the
+        item in its worker's iterator), ``error`` the type and text.
         """
         skipped = None if self._figures is None else self._figures.skipped
         return [] if skipped is None else list(skipped.samples)
@@ -276,47 +277,50 @@ class DataLoader(BaseLoader[T_co]):
         return self._figures
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands: what the loop was handed, not what was prefetched. Numbers and
-        text alone, but for what a dataset's or sampler's own ``state_dict()`` puts in, so it can
-        be saved as JSON and by ``torch.save``. Do not call it from another thread than the loop's.
+        """Return the position in the epoch: what the loop has received, not what was prefetched.
+
+        It holds only numbers and text, apart from what the ``state_dict()`` of a dataset or
+        sampler adds, so it can be saved as JSON and by ``torch.save``. Call it only from the
+        loop's thread.
 
         From the first call on, workers ask an iterable dataset that keeps a state for it after
-        every batch. The first one, in the middle of an epoch with workers, counts its items, which
-        are then made again by who resumes; call this once before training to avoid it.
+        every batch. If the first call comes in the middle of an epoch with workers, the state
+        counts the items instead, and resuming makes them again; call this once before training to
+        avoid that.
 
-        Raises: TypeError: a ``state_dict()`` of the dataset's or sampler's that takes arguments;
-            what it raises.
+        Raises: TypeError: the dataset's or sampler's ``state_dict()`` takes arguments; whatever
+            that ``state_dict()`` raises.
         """
         return self._state.state(self, behind=False)
 
     def _state_before_last(self) -> dict[str, Any]:
-        """The state of before the last batch was handed out."""
+        """Return the state as it was before the last batch was handed out."""
         return self._state.state(self, behind=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next ``iter(loader)`` go on where a state stands, or, if that is of an epoch
-        whose end the loop had seen, begin the next one. Later epochs follow as they would have.
+        """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,
+        begin the next one. Later epochs follow as they would have.
 
-        The loader is made as it was then; ``num_workers`` may be another (of a map-style
-        dataset), ``batch_size`` and the number of ranks too, as long as the state stands between
-        two batches. A sampler that has ``set_epoch`` is told the state's epoch.
+        Build the loader as it was then. For a map-style dataset ``num_workers`` may differ, and so
+        may ``batch_size`` and the number of ranks, as long as the state stands between two
+        batches. A sampler with ``set_epoch`` gets the state's epoch.
 
-        Raises: ValueError, which names the field of the state: not such a state, or it does not
-            fit. Some of it is seen at ``iter()``; that a worker's iterable does not take its state
-            at the first batch.
+        Raises: ValueError, which names the field of the state: not a loader's state, or one that
+            does not fit. Some misfits show only at ``iter()``, and a worker's iterable that
+            refuses its state at the first batch.
         """
         refuse_foreign_state(state_dict)
         self._state.load(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy or a pickle has loaded nothing yet."""
+        """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
         unused = dict.fromkeys(("_figures", "_cached_step", "_tuning_state"))
         return {**self.__dict__, **unused, "_state": LoaderState()}
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more workers than usable cores; torch's constructor calls it."""
         if isinstance(self.num_workers, AutoWorkers):
-            return  # nobody asked for so many
+            return  # the user did not choose the number
         cores = torch._utils.cpu_count()
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by torchrun
         num_ranks = max(1, int(ranks)) if ranks.isdecimal() else 1

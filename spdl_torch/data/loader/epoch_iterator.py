@@ -1,4 +1,4 @@
-"""What both iterators of a loader know of the epoch."""
+"""The state of an epoch that both iterators of a loader share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _is_profiled = _autograd._profiler_enabled
 
 
 class EpochIterator(_BaseDataLoaderIter):
-    """What both iterators know of the epoch: where it stands and from which seed it draws."""
+    """The base of both iterators: the position in the epoch, and the seed it draws from."""
 
     def __init__(self, loader: BaseLoader[Any]) -> None:
         resume = loader._state.begin(loader)
@@ -56,7 +56,7 @@ class EpochIterator(_BaseDataLoaderIter):
             self._begin_epoch(loader, resume, generators)
 
     def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
-        """Another epoch of a persistent loader."""
+        """Begin another epoch of a persistent loader."""
         resume = loader._state.begin(loader)
         with order_drawn_again(loader, resume) as generators:
             super()._reset(loader, first_iter)
@@ -69,7 +69,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def _begin_epoch(
         self, loader: BaseLoader[Any], resume: ResumeState | None, generators: list[torch.Tensor]
     ) -> None:
-        """Another epoch, at its first sample or where a state stands."""
+        """Begin an epoch at its first sample, or where ``resume`` stands."""
         known = loader._state
         if resume is not None:
             known.num_epochs_begun = resume.epoch + resume.finished
@@ -119,9 +119,9 @@ class EpochIterator(_BaseDataLoaderIter):
         )
 
     def _go_to(self, resume: ResumeState) -> None:
-        """Pass over what the trainer was handed already."""
+        """Skip what the trainer has already received."""
         if isinstance(self._dataset, IterableDataset):
-            return  # the workers do
+            return  # the workers skip in their own iterables
         if self._auto_collation and not all(map(is_packed_batch, resume.pending)):
             raise ValueError(
                 "load_state_dict: pending must be a list of batches, a list of indices each."
@@ -131,15 +131,17 @@ class EpochIterator(_BaseDataLoaderIter):
         )
 
     def _draw_first_index(self) -> list[Any]:
-        """What it takes to begin an order comes from the generators as they are now, before the
-        global one is put back. Returns the first index, or [] if there is none.
+        """Draw the first index and return it in a list; [] if there is none.
+
+        A sampler seeds its order at the first draw. That has to happen here, while the generators
+        are as the state says: the global one is restored right after.
         """
         first = list(itertools.islice(self._sampler_iter, 1))
         self._sampler_iter = itertools.chain(tuple(first), self._sampler_iter)
         return first
 
     def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
-        """How far each worker's iterable is to go before its first batch; [] = map-style."""
+        """Return how far each worker's iterable advances before its first batch; [] = map-style."""
         if not isinstance(self._dataset, IterableDataset):
             return []
         num_workers = max(1, self._num_workers)
@@ -156,16 +158,18 @@ class EpochIterator(_BaseDataLoaderIter):
     def _known_of_workers(
         self, resume: ResumeState | None, before: Progress | None
     ) -> list[WorkerState]:
-        """What is known of the workers' iterables before the first batch: of persistent ones that
-        nobody resumes, how the epoch before has left their datasets."""
+        """Return the states of the workers' iterables before the first batch.
+
+        For persistent workers without a state to resume, it is how the previous epoch left them.
+        """
         known = self._begun_from
         if resume is None and self._num_epochs > 1 and before is not None and known:
             known = before.left_to_next() or known
         return list(known)
 
     def __next__(self) -> Any:
-        # torch labels every batch for a profiler, which takes 4 µs also when there is none; and it
-        # counts the items of an iterable whose length was asked for.
+        # torch's __next__ labels every batch for the profiler, which costs 4 µs even without one,
+        # and counts the items of an iterable whose length was asked for. Skip both when idle.
         if _is_profiled() or self._IterableDataset_len_called is not None:
             return super().__next__()
         batch: Any = self._next_data()
@@ -173,7 +177,7 @@ class EpochIterator(_BaseDataLoaderIter):
         return batch
 
     def _stream_key(self) -> StreamKey:
-        """From which the samples of this epoch draw."""
+        """Return the key from which the samples of this epoch draw."""
         return StreamKey(
             self._epoch_seed,
             self._start_position,
@@ -183,12 +187,13 @@ class EpochIterator(_BaseDataLoaderIter):
         )
 
     def _take_index(self) -> tuple[Any, int]:
-        """The next index of the sampler, and the position of its first sample in the epoch.
+        """Return the sampler's next index, and the position of its first sample in the epoch.
 
         Raises: StopIteration.
         """
         if not self._num_taken and inspect.isgenerator(self._sampler_iter):
-            # It begins now, without workers maybe long after iter(): in the epoch told last.
+            # A generator begins at its first next(): without workers that may be long after
+            # iter(), so the epoch given last to set_epoch() counts.
             self._progress.sampler_epoch = epoch_of(self._index_sampler)
         while True:
             index, first = next(self._sampler_iter), self._num_samples_submitted
@@ -199,17 +204,18 @@ class EpochIterator(_BaseDataLoaderIter):
             self._progress.asked(number, self._num_samples_submitted, index)
             if self._resume is None or number not in self._resume.ahead:
                 return index, first
-            self._progress.handed(number)  # before its turn, and before the state was taken
+            # Received out of order before the state was taken: it is not loaded again.
+            self._progress.handed(number)
 
     def _tolerance(self, loader: BaseLoader[Any]) -> Tolerance | None:
-        """What workers are to do about samples that fail; None = they are the batch's error."""
+        """Return how workers treat samples that fail; None = the batch fails with them."""
         if loader.on_error != "skip":
             return None
         replaces = loader.replace and not isinstance(self._dataset, IterableDataset)
         return Tolerance(len(cast("Sized", self._dataset)) if replaces else 0)
 
     def _failure_of(self, tries: Tries | None, number: int, *, empty: bool) -> Any:
-        """What the trainer is given in place of batch ``number``; None = the batch, if any."""
+        """Return the error that the trainer gets in place of batch ``number``; None = no error."""
         if self._skipped is None:
             return None
         failure = self._skipped.hand_out(tries)
@@ -229,11 +235,11 @@ class EpochIterator(_BaseDataLoaderIter):
         return None
 
     def _failure_at_end(self) -> Any:
-        """What is raised instead of StopIteration."""
+        """Return the error to raise instead of StopIteration, if any."""
         return None if self._skipped is None else self._skipped.end()
 
     def _count(self, index: Any) -> int:
-        """The samples of an index."""
+        """Return the number of samples of an index."""
         if not self._auto_collation:
             return 1
         try:
@@ -243,7 +249,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
 
 def _num_ranks(sampler: Any) -> int:
-    """Processes that load in step with this one."""
+    """Return the number of processes that load in step, this one included."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_world_size())

@@ -1,7 +1,7 @@
-"""The two iterators behind :class:`~spdl_torch.DataLoader`: inline and on threads.
+"""The two iterators of :class:`~spdl_torch.DataLoader`: inline and on threads.
 
-Both derive from torch's ``_BaseDataLoaderIter``, whose constructor draws from the generators in
-torch's order, and by which Lightning recognises an iterator that must not be pickled.
+Both derive from torch's ``_BaseDataLoaderIter``: its constructor draws from the generators in
+torch's order, and Lightning recognises by it an iterator that must not be pickled.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NO_STREAMS: AbstractContextManager[Any] = nullcontext()
 
 
 class InlineIterator(EpochIterator):
-    """``num_workers=0``: batches are made on the trainer's thread when they are asked for."""
+    """``num_workers=0``: makes each batch on the trainer's thread when it is asked for."""
 
     def __init__(
         self, loader: BaseLoader[Any], device: Device, *, stats: bool, pipeline_number: int
@@ -77,7 +77,7 @@ class InlineIterator(EpochIterator):
         self._ring = recorder.new_consumer_ring(0)
         cells = [stage.new_cell() if stats else None for stage in self._stages]
         record_parts(self._ring, fetch=cells[0], collate=cells[1])
-        # Without streams, what user code draws comes from the process's generators.
+        # Without streams, user code draws from the process's generators.
         self._streams = SampleStreams(self._epoch_seed) if loader.rng == "sample" else None
         self._borrowers = borrowers_in(self._dataset)
         self._owned: OwnedGenerators | None = None
@@ -99,7 +99,8 @@ class InlineIterator(EpochIterator):
                 fetch_cell=cells[0],
                 collate_cell=cells[1],
             )
-        # Not the maker, nor an iterator that keeps no state: dropping this one ends that.
+        # Keep the state's owner only: a reference to the maker, or to an iterator without a state,
+        # would outlive this object, whose dropping has to end them.
         items = self._maker.items
         if items is not None and items.progress(wanted=False).keeper is not None:
             self._progress.own = items.own_state
@@ -116,7 +117,7 @@ class InlineIterator(EpochIterator):
                 try:
                     raise failure
                 finally:
-                    del failure  # or this frame, which the error has come through, would keep it
+                    del failure  # the error's traceback holds this frame: avoid the cycle
             if not is_empty:
                 break
         if self._pin_memory:
@@ -137,8 +138,8 @@ class InlineIterator(EpochIterator):
             raise self._failure_instead_of_end(tries) or StopIteration from None
         except NoGoodSample as nothing:
             batch, tries = _NO_BATCH, nothing.args[0]
-        except Exception:  # not Ctrl-C: who resumes behind that makes the batch again
-            self._failure_of(self._maker.tries(), self._num_taken, empty=False)  # which is told
+        except Exception:  # not Ctrl-C: resuming after that makes the batch again
+            self._failure_of(self._maker.tries(), self._num_taken, empty=False)  # logs what failed
             self._note()  # an error in place of a batch counts as handed out
             raise
         self._note()
@@ -168,7 +169,9 @@ class InlineIterator(EpochIterator):
             self._progress.handed(self._num_taken - 1)
 
     def _own_streams(self) -> AbstractContextManager[Any]:
-        """While user code runs; what runs between batches is the trainer's."""
+        """Install the sample streams while user code runs; between batches the trainer's code
+        keeps the process's generators.
+        """
         if self._streams is None:
             return _NO_STREAMS
         if self._borrowers or self._owned:
@@ -176,15 +179,17 @@ class InlineIterator(EpochIterator):
         return self._streams
 
     def figures(self) -> Figures:
-        """Reads the figures, also after the end, without keeping this iterator alive."""
+        """Return the figures; they stay readable after the end and do not keep this iterator
+        alive.
+        """
         return self._figures
 
 
 class ThreadIterator(EpochIterator):
-    """Batches made by threads ahead of the trainer, received in torch's order.
+    """Yields batches that threads make ahead of the trainer, in torch's order.
 
-    The sampler is pulled here, on the trainer's thread, where torch pulls it: for
-    ``prefetch_factor * num_workers`` batches at ``iter()``, then for one at each ``next()``.
+    As in torch, the trainer's thread advances the sampler: by ``prefetch_factor * num_workers``
+    batches at ``iter()``, then by one at each ``next()``.
     """
 
     def __init__(
@@ -203,9 +208,8 @@ class ThreadIterator(EpochIterator):
         spec = self._load_spec(loader, stats, pipeline_number)
         self._pool = _open_pool(loader, spec, open_device_stage(device, stats=stats))
         self._pool.figures.skipped = self._skipped
-        # The pool knows nothing of this object: dropping it (Lightning's way to end a loader)
-        # stops the threads. Arranged before the first one starts, because Ctrl-C may come while
-        # they start.
+        # The pool does not refer to this object, so dropping it (Lightning's way to end a loader)
+        # stops the threads. Register that before the first one starts: Ctrl-C may come between.
         self._finalizer = weakref.finalize(self, self._pool.request_stop)
         # A second one: Ctrl-C may meet the first before it has done anything, and be dropped.
         again = weakref.finalize(self, self._pool.request_stop)
@@ -218,7 +222,7 @@ class ThreadIterator(EpochIterator):
                 self._tuner = LoaderTuner(loader, loader.tuning_state(), self._pool)
             self._prime()
         except BaseException:
-            self._finalizer()  # whoever keeps the error keeps its frames, and this object
+            self._finalizer()  # the error's frames may keep this object alive: stop now
             raise
 
     def _load_spec(self, loader: BaseLoader[Any], stats: bool, pipeline_number: int) -> LoadSpec:
@@ -245,7 +249,7 @@ class ThreadIterator(EpochIterator):
         )
 
     def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
-        """Another epoch of a persistent loader; what is still outstanding is dropped."""
+        """Begin another epoch of a persistent loader; outstanding jobs are dropped."""
         super()._reset(loader, first_iter)
         self._pool.restart(self._stream_key(), self._begun_from)
         self._pool.figures.skipped = self._skipped
@@ -256,8 +260,8 @@ class ThreadIterator(EpochIterator):
     def _prime(self) -> None:
         self._num_submitted = 0
         self._is_over = False
-        # Where workers take turns: which one has job n, and how many each has. Of iterables, who
-        # has not ended yet; as in torch, a job of a worker that had ended is passed over.
+        # Where workers take turns: the worker of job n, and the number of jobs of each. For
+        # iterables also the workers that have not ended; as in torch, ended ones lose their turn.
         self._worker_of: dict[int, int] = {}
         self._jobs_of = [0] * self._num_workers
         self._taken_of: dict[int, int] = {}  # map-style: the number of job n in the sampler's order
@@ -268,7 +272,9 @@ class ThreadIterator(EpochIterator):
         self._submit_more()
 
     def _submit_more(self) -> None:
-        """As many as there is room for: one for each that was received, as long as that stays."""
+        """Submit jobs up to the limit: one for each received batch, unless tuning moves the
+        limit.
+        """
         if self._tuner is not None:
             self._max_outstanding = self._tuner.max_outstanding
         while self._num_submitted - self._pool.num_taken < self._max_outstanding:
@@ -296,8 +302,10 @@ class ThreadIterator(EpochIterator):
         self._num_submitted += 1
 
     def _next_worker(self) -> Any:
-        """Whose turn it is; None = nobody's. Where order does not matter, of those that have no
-        more than their share to do, or all places would in the end belong to one that is stuck.
+        """Return the worker whose turn it is; None = nobody's.
+
+        Where order does not matter, a worker with its full share of jobs is passed over:
+        otherwise one that is stuck would in the end hold every place.
         """
         share = self._max_outstanding // max(1, len(self._active))
         for worker in itertools.islice(self._turns, self._num_workers):
@@ -334,8 +342,8 @@ class ThreadIterator(EpochIterator):
         if isinstance(result, Failed):
             self._num_yielded -= 1
             error = result.error
-            # The error keeps this frame. It must not keep the iterator and with it the threads;
-            # nor, being kept by it, itself.
+            # The error's traceback holds this frame. Drop the iterator from it, which would keep
+            # the threads alive, and the error itself, which would be a cycle.
             del self, result
             try:
                 raise error
@@ -344,7 +352,7 @@ class ThreadIterator(EpochIterator):
         return result.batch
 
     def _note(self, result: Any) -> None:
-        """What the trainer is given now is what a state of this moment says."""
+        """Record ``result`` as handed out, so a state taken now continues after it."""
         worker = self._worker_of.pop(result.number)
         self._jobs_of[worker] -= 1
         if not self._iterable:
@@ -358,10 +366,12 @@ class ThreadIterator(EpochIterator):
             note(worker, result.progress)
 
     def ask_ended(self, workers: Sequence[int]) -> None:
-        """Of an epoch that is over, in which nobody had asked: the states of these workers'
-        datasets, which have nothing to do."""
+        """Ask these idle workers for the states of their datasets, after an epoch in which nobody
+        had asked for states.
+        """
         for worker in workers:
-            self._submit([None], worker, 0, wants_state=True)  # an item that it does not have
+            # The iterable has ended: the worker only answers that, with its state.
+            self._submit([None], worker, 0, wants_state=True)
         for _ in workers:
             self._note(self._receive())
 
@@ -381,11 +391,13 @@ class ThreadIterator(EpochIterator):
 
     def _at_work(self) -> str:
         awaited = self._pool.num_taken if self._in_order else None
-        which = "Any batch" if awaited is None else f"Batch {awaited}"
-        return f"{which} is awaited. {self._pool.at_work(awaited)}"
+        which = "any batch" if awaited is None else f"batch {awaited}"
+        return f"Waiting for {which}. {self._pool.at_work(awaited)}"
 
     def figures(self) -> Figures:
-        """Reads this epoch's figures, also after its end, without keeping this iterator alive."""
+        """Return this epoch's figures; they stay readable after its end and do not keep this
+        iterator alive.
+        """
         return self._pool.figures
 
 

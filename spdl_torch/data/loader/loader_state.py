@@ -1,4 +1,4 @@
-"""What a loader knows of its states: how far it is, from where to go on, and who wants to know."""
+"""A loader's checkpoint state: its progress, where to resume, and whether states are wanted."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _logger = logging.getLogger("spdl_torch.data")
 
 
 class LoaderState:
-    """Of one loader; a copy of the loader has another."""
+    """The checkpoint state of one loader; a copy of the loader gets its own."""
 
     def __init__(self) -> None:
         self.num_epochs_begun = 0
         self.progress: Progress | None = None
-        """Of the epoch that runs or, between epochs, of the last one."""
+        """The progress of the running epoch or, between epochs, of the last one."""
         self.to_resume: ResumeState | None = None
-        """From which the next epoch goes on. It stays until that has begun: who is interrupted
-        there, or gets an error, has it still."""
+        """The state that the next epoch resumes. It stays until that epoch has begun, so an error
+        or Ctrl-C in ``iter()`` does not lose it."""
         self._is_wanted = self._is_wanted_before = False
 
     def want(self, *, before: bool = False) -> None:
-        """From now on somebody asks for states. ``before``: also for those before the last batch,
-        which can no longer be asked for when the loop has that batch.
+        """Collect states from now on. ``before``: also those before the last batch, which can no
+        longer be asked for once the loop has that batch.
         """
         self._is_wanted = True
         self._is_wanted_before = self._is_wanted_before or before
@@ -49,12 +49,16 @@ class LoaderState:
             self.progress.is_wanted = self.is_collected(inline=self.progress.own is not None)
 
     def is_collected(self, *, inline: bool) -> bool:
-        """Whether an iterable is asked for its state after every batch. Without workers it can be
-        asked at any time, but for the one before the last batch."""
+        """Return whether an iterable is asked for its state after every batch.
+
+        Without workers it can be asked at any time, except for the state before the last batch.
+        """
         return self._is_wanted_before if inline else self._is_wanted
 
     def state(self, loader: TorchDataLoader[Any], *, behind: bool) -> dict[str, Any]:
-        """``behind``: of before the last batch was handed out."""
+        """Return the state now or, with ``behind``, as it was before the last batch was handed
+        out.
+        """
         was_wanted = self._is_wanted
         self.want(before=behind)
         if self.to_resume is not None:
@@ -71,14 +75,14 @@ class LoaderState:
             if progress.is_vague or (progress.num_counted and not was_wanted):
                 _tell_counted(loader.dataset, progress)
         values = state.as_dict()
-        # With workers each has a copy, which go on in different ways.
+        # With workers, each has a copy of the dataset, and the copies diverge.
         is_alone = loader.num_workers == 0 and not isinstance(loader.dataset, IterableDataset)
         if is_alone and keeps_state(loader.dataset):
             values["dataset"] = state_of(loader.dataset)
         return values
 
     def load(self, loader: TorchDataLoader[Any], state: dict[str, Any]) -> None:
-        """Raises: ValueError: it is none."""
+        """Resume ``state`` at the next epoch. Raises: ValueError: not a loader's state."""
         resume = ResumeState.checked(state)
         if resume.sampler_epoch is not None:
             tell_epoch(loader, resume.sampler_epoch)
@@ -86,7 +90,7 @@ class LoaderState:
         self.want()
 
     def begin(self, loader: TorchDataLoader[Any]) -> ResumeState | None:
-        """What the iterator that begins is to go on from."""
+        """Return the state that the new iterator resumes, if any, and give the dataset its part."""
         resume = self.to_resume
         if resume is None:
             return None

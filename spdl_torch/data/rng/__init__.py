@@ -1,6 +1,6 @@
-"""Random numbers while loading: a stream for each sample, and the trainer's left alone.
+"""Random numbers while loading: a stream for each sample; the trainer's generators are untouched.
 
-keys: from an epoch and a position follows a seed. streams: the generators of one thread, seeded
-anew at the first draw of each sample. dispatch, patches: how user code that draws from the
-process's generators reaches them. owned: generators that a dataset or a transform keeps itself.
+keys: the seed of an epoch and a position. streams: the generators of one thread, seeded anew at the
+first draw of each sample. dispatch, patches: redirect user code that draws from the process's
+generators to those. owned: generators that a dataset or a transform keeps itself.
 """

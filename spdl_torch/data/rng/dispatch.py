@@ -1,18 +1,18 @@
-"""Draws of torch's operators, led to a generator of the calling thread by a dispatch key.
+"""Redirect the draws of torch's operators to a generator of the calling thread by a dispatch key.
 
-torch's dispatcher looks at a set of keys for every operator that is called. A thread can add a
-key to that set for itself alone. This file uses a key that nothing else uses
-(``TESTING_ONLY_GenericMode``): all operators fall through it, at no cost, but for those that
-draw random numbers. These get a kernel that hands on the thread's generator. So a call that draws
-nothing costs nothing, and draws made in C++ (dropout), in TorchScript and by functions that were
-imported by name are seen like any other.
+torch's dispatcher looks at a set of keys for every operator call, and a thread can add a key to the
+set for itself alone. This file uses a key that nothing else uses (``TESTING_ONLY_GenericMode``):
+all operators fall through it at no cost, except those that draw random numbers. These get a kernel
+that passes the thread's generator. A call that draws nothing therefore costs nothing, and draws
+made in C++ (dropout), in TorchScript and by functions that were imported by name are redirected
+like any other.
 
 Only operators that draw by themselves have a kernel. All others draw through these: ``rand`` and
-``randint`` fill a new tensor by ``uniform_`` and ``random_``. Under a TorchDispatchMode what such
-an operator calls is not seen; the first call of a compiled function is under one.
+``randint`` fill a new tensor by ``uniform_`` and ``random_``. Under a TorchDispatchMode the inner
+call is not seen; the first call of a compiled function runs under one.
 
-The names are private to torch: where they are not found, :func:`install` says so and
-``function_mode.py`` serves in their place, with the same bits at a higher cost.
+The names are private to torch. Where they are missing, :func:`install` returns False and
+``function_mode.py`` takes over, with the same bits at a higher cost.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ DRAWING = (
 
 
 class Leader(Protocol):
-    """Gives the generator from which the calling thread is to draw."""
+    """The object that provides the generator of the calling thread."""
 
     def lead(self) -> torch.Generator:
-        """Called before an operator draws on the CPU without a generator of its own."""
+        """Return the generator. Called before an operator draws on the CPU without one."""
 
 
 class Thread(Protocol):
-    """Whichever thread asks: a ``threading.local``."""
+    """The calling thread's values: a ``threading.local``."""
 
     @property
     def streams(self) -> Leader | None:
-        """Of this thread; None: it draws from the process's default generator."""
+        """The thread's streams; None: it draws from the process's default generator."""
 
 
 _C: Any = torch._C  # private, and without types
 _Library: Any = torch.library.Library
-_libraries: list[Any] = []  # an entry ends with its library
+_libraries: list[Any] = []  # keeps the registrations, which end with their library object
 _key: Any = None
 _include: Callable[[Any, bool], None]
 
 
 def install(thread: Thread) -> bool:
-    """Register the kernels, once for the process; takes 5 ms. False: this torch has no such key."""
+    """Register the kernels, once per process; takes 5 ms. Return False if torch has no such key."""
     global _key, _include
     if _key is not None:
         return True
@@ -80,7 +80,7 @@ def install(thread: Thread) -> bool:
     except (AttributeError, RuntimeError):
         return False
     if is_included:
-        return False  # somebody else's
+        return False  # other code uses the key
     libraries[0].fallback(fall_through)
     for name, operator in operators.items():
         kernel = _kernel(operator, below, thread)
@@ -91,12 +91,12 @@ def install(thread: Thread) -> bool:
 
 
 def lead(on: bool) -> None:
-    """From now on this thread's draws are led, or not; 0.1 µs."""
+    """Switch redirection on or off for this thread's draws; takes 0.1 µs."""
     _include(_key, on)
 
 
 def is_led() -> bool:
-    """Whether this thread's draws are led."""
+    """Return whether this thread's draws are redirected."""
     return _key is not None and bool(_C._dispatch_tls_is_dispatch_key_included(_key))
 
 
@@ -106,9 +106,9 @@ def _operator(name: str) -> torch._ops.OpOverload:
 
 
 def _kernel(operator: torch._ops.OpOverload, below: Any, thread: Thread) -> Callable[..., Any]:
-    """``operator`` with the thread's generator in place of none.
+    """Return a kernel that calls ``operator`` with the thread's generator if none is given.
 
-    Called by torch's dispatcher, which leaves out trailing arguments that have their defaults.
+    torch's dispatcher calls the kernel, and leaves out trailing arguments with default values.
     """
     redispatch: Any = operator._handle.redispatch_boxed
     arguments = operator._schema.arguments

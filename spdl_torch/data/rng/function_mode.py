@@ -1,7 +1,7 @@
-"""Draws of torch's functions, led to a generator by a mode of the calling thread.
+"""Redirect the draws of torch's functions to a generator by a mode of the calling thread.
 
-The fallback where torch lacks the dispatch key of ``dispatch.py``. It gives the same bits, but
-every torch call made under it passes a Python function (1 to 2 µs), and it does not see draws
+This is the fallback where torch lacks the dispatch key of ``dispatch.py``. It gives the same bits,
+but every torch call under it goes through a Python function (1 to 2 µs), and it does not see draws
 inside C++ (dropout) and TorchScript.
 """
 
@@ -26,7 +26,7 @@ _METHODS = (
     *("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_"),
     *("multinomial", "normal_", "random_", "uniform_"),
 )
-# Written in Python, so the mode sees these and not what they call.
+# Written in Python: the mode sees these functions, not the operators that they call.
 _INIT = (
     *("kaiming_normal_", "kaiming_uniform_", "normal_", "orthogonal_", "sparse_"),
     *("trunc_normal_", "uniform_", "xavier_normal_", "xavier_uniform_"),
@@ -41,8 +41,8 @@ _TAKES_GENERATOR: frozenset[Callable[..., Any]] = frozenset(
 
 
 class FunctionMode(TorchFunctionMode):
-    """While it is entered, torch's random functions called on this thread draw from
-    ``generator()``, unless they name a generator or draw on an accelerator.
+    """A mode in which torch's random functions on this thread draw from ``generator()``, unless
+    they name a generator or draw on an accelerator.
     """
 
     def __init__(self, generator: Callable[[], torch.Generator]) -> None:
@@ -51,12 +51,12 @@ class FunctionMode(TorchFunctionMode):
         self._is_cpu_default: bool | None = None
 
     def enter(self) -> None:
-        """From now on, on this thread."""
-        self._is_cpu_default = None  # another default may be in force now
+        """Enter the mode on this thread."""
+        self._is_cpu_default = None  # the default device may have changed
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's has no types
 
     def leave(self) -> None:
-        """Until now."""
+        """Leave the mode."""
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # neither
 
     def __torch_function__(

@@ -1,16 +1,16 @@
 """Random generators that a dataset, a transform or a collate function keeps as its own.
 
-``self.rng = np.random.default_rng()`` in a transform (albumentations and MONAI keep theirs so)
-would be copied in one state into every worker: two workers draw 32 distinct numbers of 64, four
-16, and which sample gets which depends on the number of workers. So the loader finds these objects
-and seeds each one anew for every sample.
+``self.rng = np.random.default_rng()`` in a transform (albumentations and MONAI do this) would be
+copied into every worker in the same state: of 64 numbers, two workers draw 32 distinct ones, four
+draw 16, and the numbers of a sample depend on the number of workers. So the loader finds these
+objects and seeds each one anew for every sample.
 
 The seed follows from the state in which the loader found the generator, from the epoch's number
-and from the sample's position. A user's own seed therefore keeps its meaning: the same seed gives
-the same numbers, another seed others, and every epoch differs. Where the loader has ``seed=``,
-that takes the place of the state, so that generators without a seed are reproducible, too.
+and from the sample's position. A user's own seed keeps its meaning: the same seed gives the same
+numbers, another seed gives others, and every epoch differs. With the loader's ``seed=``, that
+replaces the state, so generators without a seed are reproducible too.
 
-The walk is bounded; what it does not reach is left as it is.
+The search is bounded; generators that it does not reach are left as they are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["GENERATOR_KINDS", "OwnedGenerators"]
 
 _MOST_OBJECTS = 2_000
 _MOST_MEMBERS = 256
-"""Members of one container; a longer one holds data."""
+"""The most members of a container that is searched; a longer one holds data."""
 _Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
 GENERATOR_KINDS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), np.ndarray, torch.Tensor)
@@ -46,21 +46,21 @@ _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
 class OwnedGenerators:
-    """Those reachable from a worker's dataset and functions, in a fixed order."""
+    """The generators reachable from a worker's dataset and functions, in a fixed order."""
 
     def __init__(self, *roots: Any) -> None:
         self.found = tuple(_walk(roots))
-        """Path and generator."""
+        """The path of each generator, and the generator."""
         self._generators = [generator for _, generator in self.found]
         self._identities = [_identity(generator) for generator in self._generators]
         self._key: StreamKey | None = None
-        self._seeds: list[int] = []  # of the epoch, one for each
+        self._seeds: list[int] = []  # this epoch's seed of each generator
 
     def __bool__(self) -> bool:
         return bool(self._generators)
 
     def seed(self, key: StreamKey, position: int, purpose: Purpose) -> None:
-        """Begin the sample at ``position`` of the epoch: 2 to 15 µs for each generator."""
+        """Seed the generators for the sample at ``position`` of the epoch: 2 to 15 µs for each."""
         if key is not self._key:
             self._begin(key)
         at = key.place_of(position)
@@ -69,7 +69,7 @@ class OwnedGenerators:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Put the generators back as they were: without workers they are the trainer's own."""
+        """Restore the generators afterwards: without workers they are the trainer's own."""
         states = [_state(generator) for generator in self._generators]
         try:
             yield
@@ -78,7 +78,7 @@ class OwnedGenerators:
                 _set_state(generator, state)
 
     def _begin(self, key: StreamKey) -> None:
-        """Another epoch."""
+        """Compute the generators' seeds of another epoch."""
         self._key = key
         base = mix(key.epoch_seed)
         self._seeds = [
@@ -91,7 +91,7 @@ class OwnedGenerators:
 
 
 def _walk(roots: tuple[Any, ...]) -> Iterator[tuple[str, _Generator]]:
-    """Breadth first, so that the bound leaves out what is deepest."""
+    """Yield the generators breadth first, so that the bound leaves out the deepest."""
     waiting = [(type(root).__name__, root) for root in roots]
     seen = {id(random.__dict__.get("_inst")), id(vars(np.random.mtrand).get("_rand"))}
     seen.add(id(torch.default_generator))
@@ -108,7 +108,7 @@ def _walk(roots: tuple[Any, ...]) -> Iterator[tuple[str, _Generator]]:
                 continue
             try:
                 waiting += _members(path, value)
-            except Exception:  # a class of the user's that does not like to be looked into
+            except Exception:  # a user's class that cannot be inspected
                 continue
 
 
@@ -132,8 +132,8 @@ def _members(path: str, value: Any) -> list[tuple[str, Any]]:
     else:
         named = [(f"{path}.{name}", each) for name, each in _attributes(value)]
         if isinstance(value, IterableDataset):
-            # Its workers may depend on having one state: all shuffle the list of files alike, and
-            # each takes its share.
+            # Its workers may rely on equal states: all shuffle the list of files in the same way,
+            # and each takes its share.
             named = [(name, each) for name, each in named if not isinstance(each, GENERATOR_KINDS)]
     return [(name, each) for name, each in named if not isinstance(each, (*_PLAIN, *_CODE))]
 
@@ -145,7 +145,7 @@ def _few(members: Any) -> list[Any]:
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     try:
         found = list(vars(value).items())
-    except Exception:  # it has none, or its class answers for it in a way of its own
+    except Exception:  # it has no __dict__, or its class computes one and fails
         found = []
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -158,13 +158,13 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _reseed(generator: _Generator, seed: int) -> None:
-    """A stream of its own for each of the 64-bit seeds."""
+    """Seed a generator so that each 64-bit seed gives a stream of its own."""
     if isinstance(generator, np.random.Generator):
         _reseed_bits(generator.bit_generator, seed)
     elif isinstance(generator, np.random.RandomState):
         bits = generator._bit_generator
         if isinstance(bits, np.random.MT19937):
-            generator.seed(seed & 0xFFFFFFFF)  # one word is quick: 1.3 µs, against 8.7 for two
+            generator.seed(seed & 0xFFFFFFFF)  # one word: 1.3 µs, against 8.7 µs for two
         else:
             _reseed_bits(bits, seed)
     elif isinstance(generator, torch.Generator):
@@ -175,7 +175,7 @@ def _reseed(generator: _Generator, seed: int) -> None:
 
 def _reseed_bits(bits: Any, seed: int) -> None:
     if type(bits) is np.random.PCG64:
-        # Its state is a number of 128 bits, its increment an odd one
+        # The state has 128 bits, the increment 128 bits and is odd
         # (https://www.pcg-random.org/paper.html). A SeedSequence would take five times as long.
         state = mix(seed) << 64 | mix(seed + 1)
         increment = mix(seed + 2) << 64 | mix(seed + 3) | 1
@@ -205,7 +205,7 @@ def _set_state(generator: _Generator, state: Any) -> None:
 
 
 def _identity(generator: _Generator) -> int:
-    """64 bits that tell the state in which it was found from others."""
+    """Return a 64-bit digest of the generator's state."""
     state = _state(generator)
     if isinstance(state, torch.Tensor):
         state = state.numpy().tobytes()

@@ -1,13 +1,13 @@
-"""Every patch of the process that loading needs: the one room for them.
+"""All patches of the process that loading needs, in one place.
 
-Threads share the generators of ``random``, ``numpy.random`` and torch, and torch keeps the answer
-of ``get_worker_info()`` in one module global. User code reaches all of these by functions of
+Threads share the generators of ``random``, ``numpy.random`` and torch, and torch keeps the result
+of ``get_worker_info()`` in one module global. User code reaches all of these through functions of
 modules, often imported by name long before a loader exists. On a thread that runs user code for a
-loader they have to mean that thread's own; on all other threads they do what they always did, after
-one look at which thread calls (50 to 150 ns). :data:`PATCHES` is the table of what is done.
+loader these functions have to use that thread's own; on all other threads they work as before,
+after a check of the calling thread (50 to 150 ns). :data:`PATCHES` is the table of the patches.
 
-They are installed when the first loader starts, and stay: taking them out would race with threads
-that are inside.
+They are installed when the first loader starts, and stay: removing them would race with threads
+that are inside a patched function.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = ["PATCHES", "Generators", "Patch", "install", "of_thread", "process_ge
 
 
 class Patch(NamedTuple):
-    """One row of the table."""
+    """One row of the table of patches."""
 
     target: str
-    """The function or object whose meaning depends on the thread from then on."""
+    """The functions whose behaviour depends on the calling thread from then on."""
     way: str
-    """How it is led there."""
+    """The technique of the patch."""
     escapes: str
-    """Calls that keep their old meaning on a loader's threads, too."""
+    """The calls that the patch does not reach: they use the process's generators as before."""
 
 
 PATCHES = (
@@ -74,38 +74,38 @@ PATCHES = (
 
 
 class Generators(Protocol):
-    """Where a thread's draws come from, each ready for the sample that it works on."""
+    """A thread's generators, each seeded for the current sample."""
 
     def lead(self) -> torch.Generator:
-        """torch's, for an operator that is about to draw."""
+        """Return torch's generator for an operator that is about to draw."""
 
     def generator(self) -> torch.Generator:
-        """torch's."""
+        """Return torch's generator."""
 
     def python(self) -> random.Random:
-        """The one in place of the module ``random``'s."""
+        """Return the generator that replaces that of the module ``random``."""
 
     def numpy(self) -> np.random.RandomState:
-        """The one in place of the module ``numpy.random``'s."""
+        """Return the generator that replaces that of the module ``numpy.random``."""
 
 
 class _OfThread(threading.local):
-    # On the class: ten times faster than a missing attribute.
+    # Defaults on the class: reading them is ten times faster than handling a missing attribute.
     streams: Generators | None = None
     worker_info: Any = None
 
 
 of_thread = _OfThread()
-"""``streams``: the generators of this thread; None = the process's. ``worker_info``: what
-``get_worker_info()`` answers here; None = what torch says."""
+"""The values of the calling thread. ``streams``: its generators; None = the process's.
+``worker_info``: the result of ``get_worker_info()``; None = torch's own."""
 
 _lock = threading.Lock()
 _is_led_by_key: bool | None = None
 
 
 def install() -> bool:
-    """Install every patch; once is enough. False: this torch has no dispatch key to lead its draws,
-    so that threads have to enter a ``FunctionMode``.
+    """Install every patch, unless that is done. Return False if this torch has no dispatch key to
+    redirect its draws; threads then have to enter a ``FunctionMode``.
     """
     global _is_led_by_key
     with _lock:
@@ -120,10 +120,10 @@ def install() -> bool:
 
 @contextmanager
 def process_generators_kept() -> Iterator[None]:
-    """Put torch's, Python's and numpy's global generators back as they were.
+    """Restore torch's, Python's and numpy's global generators afterwards.
 
-    Around ``worker_init_fn``, which in a worker process may seed all three (Lightning's does).
-    What it calls by a name that escapes would seed the trainer's.
+    Used around ``worker_init_fn``, which in a worker process may seed all three (Lightning's
+    does). A call in it that the patches do not reach would seed the trainer's generators.
     """
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
@@ -140,9 +140,10 @@ _Core = _random.Random
 
 
 class _Primitives(_Core):
-    """What the methods of ``random.Random`` are made of.
+    """The primitives on which the methods of ``random.Random`` build.
 
-    Stands between ``random.Random`` and its C base, so that ``super().seed()`` there comes here.
+    The class stands between ``random.Random`` and its C base, so ``super().seed()`` in the former
+    calls the method here.
     """
 
     __slots__ = ()
@@ -172,11 +173,11 @@ _core_random, _core_bits = _Core.random, _Core.getrandbits
 
 
 class _ProcessRandom(random.Random, _Primitives):
-    """The class of the object behind the module ``random``."""
+    """The class of the hidden object whose methods are the functions of ``random``."""
 
     @property
     def gauss_next(self) -> float | None:
-        """The second of two numbers that ``gauss`` makes at once."""
+        """The second of the two numbers that ``gauss`` makes at once."""
         streams = of_thread.streams
         where = self if streams is None else streams.python()
         gauss: float | None = where.__dict__["gauss_next"]
@@ -189,14 +190,14 @@ class _ProcessRandom(random.Random, _Primitives):
         where.__dict__["gauss_next"] = value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as what it was, for processes that do not know this class."""
+        """Pickle as a plain ``random.Random``, for processes without this class."""
         return random.Random, (), self.getstate()
 
 
 def _install_python() -> None:
     process = getattr(random, "_inst", None)
     if type(process) is not random.Random:
-        return  # another Python, or somebody was here before
+        return  # another Python, or other code has patched it
     process.__class__ = _ProcessRandom
     random.random = process.random
     random.getrandbits = process.getrandbits
@@ -204,7 +205,7 @@ def _install_python() -> None:
 
 # -- numpy.random ----------------------------------------------------------------------------
 
-# Those that are no methods themselves, and the methods that do the same.
+# Functions that are not methods of the hidden object, and the methods that do the same.
 _NUMPY_FUNCTIONS = {"ranf": "random_sample", "sample": "random_sample", "seed": "seed"}
 
 
@@ -229,7 +230,7 @@ def _numpy_dispatcher(name: str, original: Callable[..., Any], method: str) -> C
             return original(*args, **kwargs)
         return getattr(streams.numpy(), method)(*args, **kwargs)
 
-    # Pickled by its name, it is numpy's own function in a process that has no loader.
+    # Pickled by this name, it becomes numpy's own function in a process without a loader.
     dispatch.__module__, dispatch.__qualname__ = "numpy.random", name
     return dispatch
 
@@ -251,20 +252,20 @@ def _install_torch_seeding() -> None:
         originals[name] = types.FunctionType(
             function.__code__, function.__globals__, name, function.__defaults__
         )
-    # The new code runs with torch.random's globals: what it needs is put there.
+    # The new code runs with torch.random's globals: put what it needs there.
     vars(torch.random)["_spdl_torch"] = _Redirect(originals)
     for name, redirect in redirects.items():
         getattr(torch.random, name).__code__ = redirect.__code__
 
 
 class _Redirect:
-    """Finds the generator of this thread, or torch's own function."""
+    """The redirection of torch's seeding functions to this thread's generator, if it has one."""
 
     def __init__(self, originals: dict[str, Any]) -> None:
         self.originals = originals
 
     def generator(self) -> torch.Generator | None:
-        """This thread's generator; None on threads that have none."""
+        """Return this thread's generator, or None."""
         streams = of_thread.streams
         return None if streams is None else streams.generator()
 
@@ -308,7 +309,7 @@ def _set_rng_state(new_state: torch.Tensor) -> None:
 
 
 def _install_worker_info() -> None:
-    # The new code runs with the globals of torch's module: what it needs is put there.
+    # The new code runs with the globals of torch's module: put what it needs there.
     vars(torch_worker)["_spdl_torch_of_thread"] = of_thread
     vars(torch_worker)["_spdl_torch_sys"] = sys
     torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
@@ -319,7 +320,7 @@ def _get_worker_info() -> Any:
     info = module["_spdl_torch_of_thread"].worker_info
     if info is None:
         return module["_worker_info"]
-    # torch's collate would put every batch into shared memory when it finds itself in a worker;
-    # a thread needs none.
+    # torch's collate puts every batch into shared memory when it runs in a worker; threads do not
+    # need that.
     caller = module["_spdl_torch_sys"]._getframe(1).f_globals.get("__name__")
     return None if caller == "torch.utils.data._utils.collate" else info

@@ -1,14 +1,14 @@
-"""The generators from which one thread draws while it runs user code: a stream for each sample.
+"""The generators from which a thread draws while it runs user code: a stream for each sample.
 
 Threads share the process's generators. If the dataset drew from them, augmentations would depend
 on which thread came first, and so would the next epoch's shuffle, whose seed comes from torch's.
-So a thread that runs user code has generators of its own (torch's, Python's and numpy's), seeded
-anew for every sample from the epoch's seed and the sample's position in the epoch. The results are
-the same for any number of threads and processes, 0 included.
+So a thread that runs user code has its own generators (torch's, Python's and numpy's), seeded anew
+for every sample from the epoch's seed and the sample's position in the epoch. The results are the
+same for any number of threads and processes, 0 included.
 
-torch's default generator gives the same bits as one of our own with the same seed. On the main
-thread, where torch's own loader draws from it too, it is therefore enough to seed that one at a
-sample's first draw, and to put it back after the batch: later draws run at torch's own speed.
+torch's default generator gives the same bits as another one with the same seed. On the main thread,
+where torch's own loader draws from it too, it is therefore enough to seed the default generator for
+a sample and to restore it after the batch: draws then run at torch's own speed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = ["SampleStreams", "borrowers_in", "lent"]
 _WORKER, _ITERABLE, _COLLATE = -3, -2, -1
 
 _LOOK_EVERY = 64
-"""Batches, or single samples where there are no batches, of which in one is looked for draws."""
+"""The interval, in batches (or samples without batches), at which draws are looked for."""
 
-_main_thread = threading.main_thread().ident  # asked for once: it takes longer than all the rest
+_main_thread = threading.main_thread().ident  # cached: the lookup would dominate the cost
 
 
 def _after_fork() -> None:
@@ -56,12 +56,12 @@ if hasattr(os, "register_at_fork"):
 
 _MOST_WRAPPERS = 8  # datasets inside datasets; a bound, should one contain itself
 
-# The generators that draw side by side.
+# The numbers of the three generators of a stream.
 _TORCH, _PYTHON, _NUMPY = range(3)
 
 
 class SampleStreams:
-    """While it is entered, the calling thread draws from the streams of the samples it makes.
+    """A context in which the calling thread draws from the streams of the samples it makes.
 
     torch calls that name a generator, or that draw on an accelerator, are left alone. A stream
     starts at its first draw, so that samples which draw nothing cost nothing. Until a batch is
@@ -76,14 +76,14 @@ class SampleStreams:
     """
 
     def __init__(self, base_seed: int, number: int = 0) -> None:
-        # Where torch lacks the dispatch key: the same bits, at a cost for every call.
+        # The fallback where torch lacks the dispatch key: the same bits, at a cost for every call.
         self._mode = None if install() else FunctionMode(self.generator)
         self._own = self._torch = torch.Generator()
         self._python: random.Random | None = None
         self._numpy: np.random.RandomState | None = None
         self._owned: OwnedGenerators | None = None
         self._number = number
-        self._left: dict[int, tuple[Any, Any, Any]] = {}  # where streams that may go on were left
+        self._left: dict[int, tuple[Any, Any, Any]] = {}  # states of streams that may be re-entered
         self._outer: Generators | None = None
         self._outer_is_led = False
         self._process_state: torch.Tensor | None = None  # of the default generator, to put back
@@ -93,8 +93,8 @@ class SampleStreams:
         self._filling: list[Any] | None = None
         self._first = self._num_samples = 0
         self._seeds_of: list[list[int] | None] = [None, None, None]
-        """Of the samples of the batch, once one has been asked for, for each generator."""
-        # The place for which each generator was seeded last.
+        """The seeds of the batch's samples for each generator; None until one is needed."""
+        # The place for which each generator was last seeded.
         self._torch_at: int | None = None
         self._python_at: int | None = None
         self._numpy_at: int | None = None
@@ -122,22 +122,22 @@ class SampleStreams:
             self._torch, self._torch_at = self._own, None
 
     def seed_owned(self, owned: OwnedGenerators) -> None:
-        """From now on every sample begins with these generators seeded for it."""
+        """Seed these generators at the beginning of every sample from now on."""
         self._owned = owned if owned else None
 
     def begin_worker(self, base_seed: int) -> None:
-        """The worker's own stream follows, from its beginning."""
+        """Begin the worker's own stream."""
         self._key = StreamKey(base_seed)
         self._go_to(_WORKER)
 
     def begin_iterable(self, key: StreamKey) -> None:
-        """``iter(dataset)`` follows."""
+        """Begin the stream of ``iter(dataset)``."""
         self._key = key
         self._go_to(_ITERABLE)
 
     def begin(self, key: StreamKey, first: int) -> None:
-        """The samples of a batch follow, the first of them at position ``first`` of the epoch.
-        Until another place is named they share one stream."""
+        """Begin a batch whose first sample is at position ``first`` of the epoch. Until another
+        place is named, its samples share one stream."""
         self._key, self._first, self._num_samples = key, first, 0
         self._seeds_of = [None, None, None]
         self._num_batches += 1
@@ -150,7 +150,7 @@ class SampleStreams:
             self._left.clear()
 
     def at(self, place: int) -> None:
-        """The sample at ``place`` of the batch follows, with a stream of its own."""
+        """Begin the stream of the sample at ``place`` of the batch."""
         self._place, self._filling = place, None
         if self._seeds:
             self._take_default()
@@ -160,24 +160,24 @@ class SampleStreams:
             self._seed_owned(self._owned)
 
     def over(self, indices: Sequence[Any], samples: list[Any]) -> Iterable[Any]:
-        """``indices``, each with its own stream while its sample is made, for who takes one after
-        another and appends each sample to ``samples``.
+        """Return ``indices`` so that each sample has its own stream while it is made: the caller
+        takes one index after another and appends each sample to ``samples``.
         """
         self._num_samples = len(indices)
         if self._seeds:
             return self._seeded(indices)
         if self._owned is not None:
             return self._placed(indices)
-        self._filling = samples  # its length is the place: no code runs for a sample
+        self._filling = samples  # its length is the place, so no code has to run per sample
         return indices
 
     @property
     def place(self) -> int:
-        """The place, in its batch, of the sample that is being made."""
+        """The place in its batch of the sample that is being made."""
         return self._place if self._filling is None else len(self._filling)
 
     def at_collate(self) -> None:
-        """The batch's collate function follows; it has a stream of its own."""
+        """Begin the stream of the batch's collate function."""
         self._filling = None
         if self._torch is not self._own:
             self._watch()
@@ -187,9 +187,9 @@ class SampleStreams:
 
     @contextmanager
     def sample_context(self, place: int) -> Iterator[torch.Generator]:
-        """The stream of one sample of the batch; entered again, it goes on where it was left.
+        """Draw from the stream of one sample of the batch, and yield its torch generator.
 
-        Gives torch's generator of it.
+        Entered again for the same sample, the stream continues where it was left.
         """
         self._go_to(place)
         self._go_on(place)
@@ -201,12 +201,13 @@ class SampleStreams:
     # -- the generators, each ready for the present stream --------------------------------------
 
     def lead(self) -> torch.Generator:
-        """torch's, for an operator that is about to draw: see ``dispatch.Leader``."""
+        """Return torch's generator for an operator that is about to draw; see
+        ``dispatch.Leader``."""
         self._has_drawn = True
         return self.generator()
 
     def generator(self) -> torch.Generator:
-        """torch's."""
+        """Return torch's generator, seeded for the present stream."""
         place = self.place
         if self._torch_at != place:
             self._torch.manual_seed(self._seed(_TORCH))
@@ -214,18 +215,18 @@ class SampleStreams:
         return self._torch
 
     def python(self) -> random.Random:
-        """Python's."""
+        """Return Python's generator, seeded for the present stream."""
         generator, place = self._python, self.place
         if generator is None:
             generator = self._python = random.Random(0)
         if self._python_at != place:
-            _random.Random.seed(generator, self._seed(_PYTHON))  # as its own method, in less time
+            _random.Random.seed(generator, self._seed(_PYTHON))  # its own method takes longer
             generator.gauss_next = None  # type: ignore[attr-defined]  # Random's, without a type
             self._python_at = place
         return generator
 
     def numpy(self) -> np.random.RandomState:
-        """numpy's."""
+        """Return numpy's generator, seeded for the present stream."""
         generator, place = self._numpy, self.place
         if generator is None:
             generator = self._numpy = np.random.RandomState(0)
@@ -235,7 +236,7 @@ class SampleStreams:
                     self._key.epoch_seed, self._number
                 )
                 generator.seed(words)
-            else:  # one word is quick: 1.3 µs, against 8.7 for two
+            else:  # one word: 1.3 µs, against 8.7 µs for two
                 generator.seed(self._seed(_NUMPY) & 0xFFFFFFFF)
             self._numpy_at = place
         return generator
@@ -259,7 +260,7 @@ class SampleStreams:
             yield index
 
     def _take_default(self) -> None:
-        """From here on draws are torch's own, at its own speed, from its default generator."""
+        """Draw from torch's default generator from here on, at torch's own speed."""
         if self._torch is self._own:
             if self._process_state is None:
                 self._process_state = torch.default_generator.get_state()
@@ -267,7 +268,7 @@ class SampleStreams:
             dispatch.lead(self._looks)
 
     def _watch(self) -> None:
-        """Every draw is seen from here on, and led to the generator of our own."""
+        """Watch every draw from here on, and redirect it to the thread's own generator."""
         self._torch, self._torch_at = self._own, None
         if self._mode is None:
             dispatch.lead(True)
@@ -275,7 +276,7 @@ class SampleStreams:
     # -- where the streams stand -----------------------------------------------------------------
 
     def _go_to(self, place: int) -> None:
-        """A stream follows from its beginning, also if it is of the same place as before."""
+        """Begin the stream at ``place``, even if it is the present one."""
         self._place, self._filling = place, None
         self._torch_at = self._python_at = self._numpy_at = None
         if self._torch is not self._own:
@@ -284,13 +285,13 @@ class SampleStreams:
             self._seed_owned(self._owned)
 
     def _seed_owned(self, owned: OwnedGenerators) -> None:
-        """Each from its own seed, the position and the epoch; see ``owned``."""
+        """Seed the owned generators for the present place; see ``owned``."""
         purpose = Purpose.COLLATE if self._place == _COLLATE else Purpose.SAMPLE
         owned.seed(self._key, self._first + max(0, self._place), purpose)
 
     def _seed(self, generator: int) -> int:
         key, place = self._key, self.place
-        if 0 <= place < self._num_samples:  # who draws for one sample draws for others, too
+        if 0 <= place < self._num_samples:  # a dataset that draws does so for every sample
             seeds = self._seeds_of[generator]
             if seeds is None:
                 seeds = key.seeds(self._first, self._num_samples, generator)
@@ -323,15 +324,15 @@ class SampleStreams:
 
 
 def borrowers_in(dataset: Any) -> list[Any]:
-    """The datasets, this one and those inside it, that make whole batches and ask for the stream
-    of each sample: their class has ``sample_context``, which the loader sets."""
+    """Return the datasets, this one and those inside it, that make whole batches and enter the
+    stream of each sample: their class has ``sample_context``, which the loader sets."""
     found = []
     for _ in range(_MOST_WRAPPERS):
         if hasattr(type(dataset), "sample_context"):
             found.append(dataset)
         try:
-            inner = getattr(dataset, "dataset", None)  # torch's Subset and its kin pass lists on
-        except Exception:  # a property of the user's, which torch does not look at
+            inner = getattr(dataset, "dataset", None)  # torch's Subset passes lists of indices on
+        except Exception:  # the user's property fails; torch would not read it
             return found
         if inner is None or inner is dataset:
             return found
@@ -343,8 +344,8 @@ def borrowers_in(dataset: Any) -> list[Any]:
 def lent(
     streams: SampleStreams, datasets: list[Any], owned: OwnedGenerators | None
 ) -> Iterator[None]:
-    """``streams``, where the datasets that ask for each sample's, and the generators that are
-    seeded for each, are the trainer's own: they are left as they were."""
+    """Enter ``streams`` on the trainer's thread. ``datasets`` and ``owned`` are the trainer's own
+    objects there, so their contexts and generators are restored afterwards."""
     before = [vars(dataset).get("sample_context") for dataset in datasets]
     with streams, nullcontext() if owned is None else owned.kept():
         try:

@@ -1,1 +1,1 @@
-"""Which samples each rank has, and in what order."""
+"""The samples of each rank, and their order."""

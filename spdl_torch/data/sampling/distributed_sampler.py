@@ -1,4 +1,4 @@
-"""Which indices of a map-style dataset belong to this rank, in which order, and from where on."""
+"""A sampler of this rank's indices of a map-style dataset, in an order that can be resumed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class DistributedSampler(TorchDistributedSampler[int]):
     ranks, are one stretch of that order, and any number of ranks with the same global batch trains
     on the same global batches. The order and the shares are those of torch's DistributedSampler.
 
-    The rank is asked for whenever it is needed, not when this object is made: of the process
-    group, else of torchrun's variables ``RANK`` and ``WORLD_SIZE``, else there is one rank.
+    The rank is looked up whenever it is needed, not when this object is made: from the process
+    group, else from torchrun's variables ``RANK`` and ``WORLD_SIZE``, else there is one rank.
 
-    Where the ranks do not divide the samples, ``tail`` says what the last round is::
+    Where the number of ranks does not divide that of samples, ``tail`` decides the last round::
 
         10 samples, 4 ranks       rank 0      rank 1      rank 2   rank 3
         tail="drop"               0 4         1 5         2 6      3 7      8, 9 left out
@@ -51,16 +51,16 @@ class DistributedSampler(TorchDistributedSampler[int]):
         tail="uneven"             0 4 8       1 5 9       2 6      3 7      each once
 
     Args:
-        dataset: map-style, or how many samples there are.
-        num_replicas, rank: in place of torch.distributed's world size and rank.
+        dataset: a map-style dataset, or the number of samples.
+        num_replicas, rank: override torch.distributed's world size and rank.
         shuffle: another order for every epoch. False = 0, 1, 2, ...
-        seed: of the order; the same on every rank.
-        tail: ``"drop"``: equal shares, up to ``n - 1`` samples of the epoch left out (when
-            shuffled, others each epoch). ``"pad"``: equal shares, the last sample of some ranks is
-            one that another rank has too; ``num_valid`` tells. ``"uneven"``: each sample once, some
-            ranks have one more; training hangs where that makes one batch more.
+        seed: the seed of the order; the same on every rank.
+        tail: ``"drop"``: equal shares, up to ``n - 1`` samples of the epoch left out (different
+            ones each epoch when shuffled). ``"pad"``: equal shares, the last sample of some ranks
+            repeats one of another rank; see ``num_valid``. ``"uneven"``: each sample once, some
+            ranks have one more; training hangs if that makes one batch more.
     Raises: TypeError: ``dataset`` is a sampler; ValueError: see the message; RuntimeError, when
-        asked for indices or length: one of several ranks that cannot know which one.
+        asked for indices or length: this is one of several ranks and cannot know which.
 
     Memory: 4 bytes a sample of the dataset while an epoch begins, then 4 bytes a sample of this
     rank (8 for 2**31 samples and more); nothing when not shuffled.
@@ -90,44 +90,44 @@ class DistributedSampler(TorchDistributedSampler[int]):
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
-        """Ranks that share the samples."""
+        """The number of ranks that share the samples."""
         return self._shard().count
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Whose share this is."""
+        """The rank whose share this is."""
         return self._shard().index
 
     @property
     def drop_last(self) -> bool:  # type: ignore[override]
-        """As of torch's sampler: whether samples are left out to make shares equal."""
+        """Whether samples are left out to make shares equal, as in torch's sampler."""
         return self.tail == "drop"
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
-        """As of torch's sampler: ``len()``."""
+        """The same as ``len()``, as in torch's sampler."""
         return len(self)
 
     @property
     def total_size(self) -> int:  # type: ignore[override]
-        """As of torch's sampler: samples of an epoch on all ranks together."""
+        """The number of samples of an epoch on all ranks together, as in torch's sampler."""
         return _end(0, len(self.dataset), self._shard().count, self.tail)
 
     @property
     def num_padded(self) -> int:
-        """How many samples of this rank's epoch repeat another: 1, its last one, or 0."""
+        """The number of padding samples in this rank's epoch: 1, its last one, or 0."""
         numbers = self._numbers(0, self._shard())
         return int(len(numbers) > 0 and numbers[-1] >= len(self.dataset))
 
     def num_valid(self, batch: int, batch_size: int) -> int:
-        """How many samples of this rank's batch number ``batch``, from 0 at the beginning of the
-        epoch, are no padding. They are its first ones; ``batch_size`` where it is a whole one.
+        """Return the number of samples in this rank's batch number ``batch`` (from 0 in the epoch)
+        that are not padding. They come first; in a whole batch it is ``batch_size``.
         """
         first = batch * batch_size
         return max(0, min(batch_size, len(self) - self.num_padded - first))
 
     def __len__(self) -> int:
-        """Samples of a whole epoch on this rank, also where a pass starts in its middle."""
+        """Return the samples of a whole epoch on this rank, even if a pass starts in its middle."""
         return len(self._numbers(0, self._shard()))
 
     def __iter__(self) -> Iterator[int]:
@@ -137,7 +137,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
         return self._walk(current, _Indices(numbers, len(self.dataset), self._permutation))
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the passes that begin from now on; one that runs keeps its own.
+        """Set the epoch of the passes that begin from now on; a running one keeps its own.
 
         A start in the middle (``start_at``, ``load_state_dict``) belongs to its epoch: naming that
         one again keeps it, naming another begins at the beginning.
@@ -148,11 +148,11 @@ class DistributedSampler(TorchDistributedSampler[int]):
             self.epoch, self._start, self._pass = epoch, 0, None
 
     def start_at(self, num_consumed: int) -> None:
-        """Let the next pass begin where all ranks together have had ``num_consumed`` samples of
-        this epoch, without walking there. Passes after it begin at the beginning.
+        """Start the next pass after ``num_consumed`` samples of this epoch, on all ranks together,
+        without walking there. Later passes start from the beginning.
 
-        Raises: ValueError: there are not so many. (Where ranks pad or differ, a count of one rank's
-        samples times the ranks may be above all by a part of a round; that is the end.)
+        Raises: ValueError: there are fewer samples. (With ``"pad"`` or ``"uneven"``, one rank's
+        count times the ranks may exceed the length by part of a round; that means the end.)
         """
         length = len(self.dataset)
         if num_consumed < 0 or (num_consumed > length and self.tail == "drop"):
@@ -164,10 +164,10 @@ class DistributedSampler(TorchDistributedSampler[int]):
         self._start, self._pass = num_consumed, None
 
     def state_dict(self, num_samples: int | None = None) -> dict[str, Any]:
-        """Where the pass that runs has got to: of numbers alone, the same for every rank.
+        """Return the position of the running pass: numbers alone, the same on every rank.
 
-        num_samples: how many samples of the pass were used on this rank. None = as many as were
-            taken out of this sampler, which is more where a loader works ahead.
+        num_samples: the number of samples of the pass used on this rank. None = those taken from
+            this sampler, which are more if a loader prefetches.
         """
         current = self._pass
         if current is None:
@@ -175,7 +175,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
         else:
             taken = current.num_taken if num_samples is None else num_samples
             epoch, num_consumed = current.epoch, current.start + taken * current.world
-            # Nobody gets what is left over in the end, so it counts as had.
+            # No rank gets the samples left over at the end, so they count as consumed.
             if taken >= current.length or num_consumed > len(self.dataset):
                 num_consumed = len(self.dataset)
         return {
@@ -188,10 +188,10 @@ class DistributedSampler(TorchDistributedSampler[int]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next pass go on behind a state, with any number of ranks.
+        """Resume a state in the next pass, with any number of ranks.
 
-        The seed is taken over with it. Raises: ValueError: the state is of another version, of a
-        dataset of another length, or of another ``shuffle``.
+        The state's seed is taken over. Raises: ValueError: the state has another version, another
+        length of the dataset, or another ``shuffle``.
         """
         if not isinstance(state_dict, dict):
             raise ValueError(
@@ -215,22 +215,23 @@ class DistributedSampler(TorchDistributedSampler[int]):
         return rank_shard(*self._given, owner="DistributedSampler")
 
     def _numbers(self, start: int, shard: Shard) -> range:
-        """The places in the epoch's order that are a rank's. Padding is behind the order's end."""
+        """Return the rank's places in the epoch's order. Padding lies after the order's end."""
         end = _end(start, len(self.dataset), shard.count, self.tail)
         return range(start + shard.index, end, shard.count)
 
     def _permutation(self) -> torch.Tensor | None:
-        """The order of this epoch; None = as it is."""
+        """Return the order of this epoch; None = the dataset's."""
         if not self.shuffle:
             return None
         length = len(self.dataset)
         generator = torch.Generator(device="cpu").manual_seed(self.seed + self.epoch)
-        # The numbers are the same for both types.
+        # Both dtypes give the same permutation.
         dtype = torch.int32 if length < 1 << 31 else torch.int64
         return torch.randperm(length, generator=generator, dtype=dtype, device="cpu")
 
     def _walk(self, current: _Pass, indices: _Indices) -> Iterator[int]:
-        # From the first index on: Lightning and loaders call iter() also just to look.
+        # The pass begins at the first index, not at iter(), which Lightning and loaders also call
+        # without iterating.
         self._start, self._pass = 0, current
         for index in indices:
             current.num_taken += 1
@@ -239,13 +240,13 @@ class DistributedSampler(TorchDistributedSampler[int]):
 
 @dataclass(slots=True)
 class _Pass:
-    """How far one iteration over a sampler has got."""
+    """The progress of one iteration over a sampler."""
 
     epoch: int
     start: int
-    """Where in the epoch's order all ranks began."""
+    """The place in the epoch's order where all ranks began."""
     length: int
-    """Samples of this rank from there on."""
+    """The number of this rank's samples from there on."""
     world: int
     num_taken: int = 0
 
@@ -259,7 +260,7 @@ class _Indices:
         # A part must not keep the whole permutation.
         self._own = inside if order is None else order[inside.start :: inside.step].clone()
         self._own = self._own[: len(inside)]
-        # Behind the order's end it begins again; that is one sample at most.
+        # Padding: after its end the order begins again, for one sample at most.
         beyond = [number % length for number in numbers[len(inside) :]]
         self._beyond = beyond if order is None else [int(order[number]) for number in beyond]
 
@@ -271,7 +272,7 @@ class _Indices:
 
 
 def _end(start: int, length: int, world: int, tail: Tail) -> int:
-    """Where an order ends that ``world`` ranks share from ``start`` on."""
+    """Return the end of an order that ``world`` ranks share from ``start`` on."""
     left_over = (length - start) % world
     if tail == "uneven" or left_over == 0:
         return length

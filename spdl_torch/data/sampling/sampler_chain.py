@@ -1,4 +1,4 @@
-"""A loader's sampler and those inside it: which of them know a rank or an epoch."""
+"""The rank and the epoch that a loader's sampler, or one inside it, knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUM_WRAPPED = 8  # samplers inside samplers; a bound, should one contain itself
 
 
 def shard_of(sampler: Any) -> tuple[int, int]:
-    """``num_replicas`` and ``rank`` of a sampler that deals samples out to ranks, else (1, 0)."""
+    """Return ``num_replicas`` and ``rank`` of a sampler that deals out to ranks, else (1, 0)."""
     for each in nested_samplers(sampler):
         replicas, rank = getattr(each, "num_replicas", None), getattr(each, "rank", None)
         if isinstance(replicas, int) and isinstance(rank, int) and 0 <= rank < replicas:
@@ -22,7 +22,7 @@ def shard_of(sampler: Any) -> tuple[int, int]:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """The epoch that a sampler was told by ``set_epoch``; None for one that cannot be told."""
+    """Return the epoch given to a sampler by ``set_epoch``; None if no sampler has that."""
     for each in nested_samplers(sampler):
         epoch = getattr(each, "epoch", None)
         if callable(getattr(each, "set_epoch", None)) and isinstance(epoch, int):
@@ -31,7 +31,7 @@ def epoch_of(sampler: Any) -> int | None:
 
 
 def nested_samplers(sampler: Any) -> Iterator[Any]:
-    """The sampler and those inside it, from the outside in."""
+    """Yield the sampler and those inside it, from the outside in."""
     for _ in range(_NUM_WRAPPED):
         if sampler is None:
             return

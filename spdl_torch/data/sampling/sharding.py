@@ -1,4 +1,4 @@
-"""Which part of a source belongs to this rank and worker, and how long that part is."""
+"""The part of a source that belongs to this rank and worker, and its length."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ __all__ = [
 _MOST_WRAPPERS = 8
 
 Tail = Literal["drop", "pad", "uneven"]
-"""What becomes of a last round that is too short for every rank to get one of it."""
+"""The treatment of a last round that is too short for every rank to get an item."""
 
 
 def check_tail(tail: object, owner: str) -> None:
-    """Refuse what is none of the three."""
+    """Refuse a ``tail`` that is none of the three."""
     if tail not in get_args(Tail):
         raise ValueError(f'{owner}: tail must be "drop", "pad" or "uneven", got {tail!r}.')
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part ``index`` of ``count`` parts that have no item in common and together are the whole."""
+    """Part ``index`` of ``count`` disjoint parts that together are the whole."""
 
     index: int = 0
     count: int = 1
@@ -54,12 +54,13 @@ class Shard:
 def rank_shard(
     num_replicas: int | None, rank: int | None, *, owner: str = "PipelineDataset"
 ) -> Shard:
-    """What was given, else what the process group says, else torchrun's variables, else all.
+    """Return the rank's shard: as given, else from the process group, else from torchrun's
+    variables, else everything.
 
-    Asked at the first iteration and not before: Lightning sets the process group up after the
-    datasets were made, and of the variables only ``LOCAL_RANK``.
+    Call it at the first iteration, not before: Lightning sets up the process group after the
+    datasets are made, and sets only ``LOCAL_RANK`` of the variables.
 
-    Raises: RuntimeError: one of several ranks that cannot know which one.
+    Raises: RuntimeError: this is one of several ranks and cannot know which.
     """
     if num_replicas is not None and rank is not None:
         return Shard(rank, num_replicas)
@@ -77,20 +78,20 @@ def rank_shard(
 
 
 def worker_shard() -> Shard:
-    """Of the DataLoader's worker that this is; all of it outside of workers."""
+    """Return the shard of the DataLoader worker that calls this; outside of workers, everything."""
     info = get_worker_info()
     return Shard() if info is None else Shard(info.id, info.num_workers)
 
 
 def take_shard(source: Any, ranks: Shard, workers: Shard, tail: Tail = "uneven") -> Any:
-    """The items of ``source`` that belong to a worker of a rank.
+    """Return the items of ``source`` that belong to a worker of a rank.
 
-    A source with ``shard(index, count)`` knows best; torch's DistributedSampler has chosen the
-    rank's part already; of any other iterable every ``count``-th item is taken. ``tail`` is for
-    the ranks; workers share theirs unevenly.
+    A source with ``shard(index, count)`` divides itself; torch's DistributedSampler has already
+    chosen the rank's part; from any other iterable every ``count``-th item is taken. ``tail``
+    applies to ranks; workers share their rank's part unevenly.
 
-    Raises: UnsupportedOptionError: parts that the source makes are to be of one length, but the
-        source does not tell theirs.
+    Raises: UnsupportedOptionError: ``tail`` asks for parts of one length, but the source's parts
+        have no ``len()``.
     """
     ranks = _without_ranks_of(source, ranks)
     if ranks.count > 1:
@@ -99,23 +100,23 @@ def take_shard(source: Any, ranks: Shard, workers: Shard, tail: Tail = "uneven")
 
 
 def length_of_shard(source: Any, ranks: Shard, tail: Tail = "uneven") -> int:
-    """How many items of ``source`` belong to a rank. Raises: TypeError: ``source`` has no len."""
+    """Return how many items of ``source`` belong to a rank. Raises: TypeError: it has no len."""
     ranks = _without_ranks_of(source, ranks)
     return _fitting_length(_lengths_of_parts(source, ranks), ranks, tail)
 
 
 def padding_of_shard(source: Any, ranks: Shard, tail: Tail) -> int:
-    """How many of a rank's items, its last ones, are other ranks' as well. Errors as above."""
+    """Return how many of a rank's items, its last ones, repeat other ranks'. Raises: TypeError."""
     if tail != "pad":
         return 0
     return length_of_shard(source, ranks, tail) - length_of_shard(source, ranks, "uneven")
 
 
 def is_shared_out(source: Any) -> bool:
-    """Whether each rank has its own part already: a DistributedSampler, one of
-    ``spdl_torch.source``, or what is around one, such as a batch sampler or a loader.
+    """Return whether each rank already has its own part: a DistributedSampler, one of
+    ``spdl_torch.source``, or a wrapper of one, such as a batch sampler or a loader.
     """
-    for _ in range(_MOST_WRAPPERS):  # one that answers to every name would go on for ever
+    for _ in range(_MOST_WRAPPERS):  # an object with any attribute name would never end
         if source is None or _is_one_ranks(source):
             break
         inner = (getattr(source, name, None) for name in ("batch_sampler", "sampler", "_items"))
@@ -141,7 +142,7 @@ def _lengths_of_parts(source: Any, ranks: Shard) -> list[int]:
 
 
 def _fitting_length(lengths: list[int], ranks: Shard, tail: Tail) -> int:
-    """How long this rank's part is, made to fit the others'."""
+    """Return the length of this rank's part under ``tail``."""
     return {"drop": min(lengths), "pad": max(lengths), "uneven": lengths[ranks.index]}[tail]
 
 
@@ -168,7 +169,7 @@ def _part(source: Any, shard: Shard, tail: Tail) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Stride:
-    """Every ``count``-th item of an iterable, beginning with ``index``."""
+    """Every ``count``-th item of an iterable, starting at ``index``."""
 
     source: Any
     part: Shard
@@ -181,7 +182,7 @@ class _Stride:
         return self._of_rounds(items, count)
 
     def _of_rounds(self, items: Iterator[Any], count: int) -> Iterator[Any]:
-        """One item of each round, once the round is known to be whole."""
+        """Yield one item of each round, once the round is known to be whole."""
         first = dealt = list(islice(items, count))
         while len(dealt) == count:
             yield dealt[self.part.index]
@@ -191,7 +192,7 @@ class _Stride:
 
 @dataclass(frozen=True, slots=True)
 class _AsyncStride:
-    """The same of an async iterable."""
+    """Every ``count``-th item of an async iterable, starting at ``index``."""
 
     source: AsyncIterable[Any]
     part: Shard
@@ -213,7 +214,7 @@ class _AsyncStride:
 
 
 def _of_last_round(dealt: list[Any], first: list[Any], part: Shard, tail: Tail) -> list[Any]:
-    """This part's share of a round that is not whole, filled up from the first one or not."""
+    """Return this part's share of an incomplete round, padded from the first round or dropped."""
     if tail != "pad" or not dealt:
         return []
     return [*islice(chain(dealt, cycle(first)), part.index, part.index + 1)]
@@ -221,7 +222,7 @@ def _of_last_round(dealt: list[Any], first: list[Any], part: Shard, tail: Tail) 
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """A part that a source made, shortened, or filled up from the source's beginning."""
+    """A part that a source made, cut short or padded from the source's beginning."""
 
     part: Any
     source: Any
@@ -231,7 +232,7 @@ class _Fitted:
         return self.iterate()
 
     def iterate(self, start: int = 0) -> Iterator[Any]:
-        """From the ``start``-th item on; at once where the part can do that."""
+        """Iterate from the ``start``-th item on; immediate if the part has ``iterate``."""
         if not hasattr(self.part, "iterate"):
             items = chain(self.part, cycle(self.source))
             return islice(items, start, max(start, self.length))

@@ -1,6 +1,6 @@
-"""Where items come from: files, lists of files, tar shards, any iterable; shuffled and shared out.
+"""Sources of items: files, lists of files, tar shards, any iterable; shuffled and sharded.
 
-A source is handed to ``PipelineBuilder.add_source`` or to ``PipelineDataset``.
+Pass a source to ``PipelineBuilder.add_source``; a ``PipelineDataset`` shards it among ranks.
 """
 
 from spdl_torch.data.sources._any import as_source

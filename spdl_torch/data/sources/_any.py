@@ -1,4 +1,4 @@
-"""Whatever can be iterated, as a source."""
+"""Any iterable as a source."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 def as_source(items: Iterable[T] | Sequence[T] | Callable[[], Iterable[T]]) -> DataSource[T]:
-    """A source of these items: a :class:`ListSource` where they have ``len()`` and numbers.
+    """Return a source of these items: a :class:`ListSource` if they have ``len()`` and indices.
 
-    items: a list, range or map-style dataset; any other iterable that can be iterated anew, such
-        as a sampler (its ``set_epoch`` is called) or an iterable dataset; or a function that
+    items: a list, range or map-style dataset; any other iterable that can be iterated repeatedly,
+        such as a sampler (its ``set_epoch`` is called) or an iterable dataset; or a function that
         returns one, such as a generator function.
-    Raises: TypeError: no such thing, or one that would be empty the second time.
+    Raises: TypeError: none of these, or an iterable that would be empty the second time.
     """
     if isinstance(items, DataSource):
         return items
@@ -57,6 +57,6 @@ def as_source(items: Iterable[T] | Sequence[T] | Callable[[], Iterable[T]]) -> D
 
 
 def _is_stream(items: object) -> bool:
-    """torch's iterable datasets inherit a ``[number]`` that they do not have."""
+    """Return whether this is torch's IterableDataset, which inherits a useless ``__getitem__``."""
     data: Any = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(items, data.IterableDataset)

@@ -1,4 +1,4 @@
-"""What every source promises, and the numbers that all of them draw alike."""
+"""The interface of all sources, and the random numbers that they share."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class DataSource(ABC, Generic[T_co]):
-    """Items in an order that the seed and the epoch fix, which can be shared out.
+    """Items in an order that the seed and the epoch determine, which can be sharded.
 
-    ``for item in source`` may be written any number of times, also at the same time, and gives
-    the same items in the same order until the epoch is set to another. ``len(source)`` works
-    where the number is known without reading.
+    A source may be iterated any number of times, also concurrently, and gives the same items in
+    the same order until another epoch is set. ``len(source)`` works if the number is known without
+    reading.
 
     ``shard`` and ``shuffle`` return a new source, which shares the list of names but not the
     epoch, and leave this one as it was. Sources can be pickled.
@@ -31,11 +31,11 @@ class DataSource(ABC, Generic[T_co]):
 
     @property
     def epoch(self) -> int:
-        """Which epoch's order the next iteration has; 0 at first."""
+        """The epoch whose order the next iteration has; 0 at first."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next iteration. One that runs already keeps its own.
+        """Choose the order of the next iteration; running ones keep theirs.
 
         Only shuffled sources change their order. Raises: ValueError: ``epoch`` < 0.
         """
@@ -45,22 +45,22 @@ class DataSource(ABC, Generic[T_co]):
 
     @abstractmethod
     def shard(self, index: int, count: int) -> DataSource[T_co]:
-        """Part ``index`` of ``count``: the parts have no item in common and all items together.
+        """Return part ``index`` of ``count``: the parts are disjoint and together have all items.
 
-        A part can be divided again, for instance among workers. Give all of them the same seed.
+        A part can be divided again, for instance among workers. Give all parts the same seed.
         Raises: ValueError: not ``0 <= index < count``.
         """
 
     @abstractmethod
     def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> DataSource[T_co]:
-        """The same items in another order for every ``(seed, epoch)``.
+        """Return a source of the same items in another order for every ``(seed, epoch)``.
 
-        It draws from a generator of its own: torch's and Python's are left alone.
+        It draws from its own generator: torch's and Python's are left alone.
         """
 
     @abstractmethod
     def iterate(self, start: int = 0) -> Iterator[T_co]:
-        """What iteration gives from its ``start``-th item on, without handing out those before.
+        """Iterate from the ``start``-th item on, without yielding those before.
 
         Raises: ValueError: ``start`` < 0. A start past the end gives nothing.
         """
@@ -83,17 +83,17 @@ class DataSource(ABC, Generic[T_co]):
 
 
 def check_start(source: DataSource[Any], start: int) -> None:
-    """Refuse what would count from the end: streams do not know theirs."""
+    """Refuse a negative start, which would count from the end: streams do not know theirs."""
     if start < 0:
         raise ValueError(f"{type(source).__name__}.iterate: start must be >= 0, got {start}.")
 
 
 def seed_of(*parts: int | str) -> int:
-    """63 bits that differ wherever a part does; the same on every machine."""
+    """Return a 63-bit seed that depends on every part, the same on every machine."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def random_of(*parts: int | str) -> random.Random:
-    """A generator of its own for these parts."""
+    """Return a new generator, seeded from the parts."""
     return random.Random(seed_of(*parts))

@@ -20,14 +20,14 @@ __all__ = ["FileList", "Files", "find_files", "nothing_found"]
 class Files(ListSource[str]):
     """Paths or URLs of the files that match, each once, sorted by name.
 
-    patterns: one or more of: a path, a folder, or a glob with ``*``, ``?``, ``[abc]`` and ``**``
-        (any number of folders); a URL with the same, where fsspec can list it. Names that begin
-        with a dot match only where the pattern has the dot too.
-    suffixes: keep names with one of these ends, in any case, such as ``{".jpg", ".jpeg"}``.
-    recursive: of a folder, the files in the folders below it as well.
-    storage_options: what fsspec's file system takes, for URLs.
+    patterns: one or more paths, folders, or globs with ``*``, ``?``, ``[abc]`` and ``**`` (any
+        number of folders); or URLs with the same, if fsspec can list them. Names that begin with
+        a dot match only if the pattern has the dot too.
+    suffixes: keep names with one of these endings, in any case, such as ``{".jpg", ".jpeg"}``.
+    recursive: include the files in the folders below a folder.
+    storage_options: options of fsspec's file system, for URLs.
 
-    The names are found once, here. Raises: FileNotFoundError: a pattern has no file.
+    The names are found once, here. Raises: FileNotFoundError: a pattern matches no file.
     """
 
     def __init__(
@@ -57,12 +57,11 @@ class Files(ListSource[str]):
 class FileList(ListSource[str]):
     """The paths or URLs that a text file lists, one a line, in its order.
 
-    path: of the list, which may be a URL. UTF-8; white space around a line and empty lines are
-        left out. Everything else counts as a path, lines that begin with ``#`` too, unless
-        ``comment="#"``.
-    prefix: a folder or URL put in front of every path that is not absolute and no URL.
+    path: the path or URL of the list, in UTF-8. White space around a line and empty lines are left
+        out. Every other line is a path, also one that begins with ``#``, unless ``comment="#"``.
+    prefix: a folder or URL put in front of every path that is neither absolute nor a URL.
     split: ``(k, n)`` keeps the lines whose number, from 0, has ``number % n == k``; empty lines
-        and comments have a number as well.
+        and comments count too.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class FileList(ListSource[str]):
         if not 0 <= k < n:
             raise ValueError(f"FileList: split must be (k, n) with 0 <= k < n, got {split}.")
         content: bytes = Reader(storage_options=storage_options)(path)
-        # Names that are no UTF-8 reach open() as they are; "sig" is for lists from Windows.
+        # Names that are not UTF-8 reach open() unchanged; "sig" is for lists from Windows.
         lines = content.decode("utf-8-sig", "surrogateescape").split("\n")[k::n]
         names = [name for line in lines if (name := line.strip())]
         if comment is not None:
@@ -95,7 +94,7 @@ class FileList(ListSource[str]):
 def find_files(
     pattern: str, recursive: bool, storage_options: Mapping[str, Any] | None
 ) -> list[str]:
-    """Files that a path, a folder, a glob or a URL names; none when there are none."""
+    """Return the files that a path, a folder, a glob or a URL names, if any."""
     if is_url(pattern):
         names = glob_url(pattern, storage_options)
         if not names and not glob.has_magic(pattern):
@@ -104,7 +103,7 @@ def find_files(
         return names
     if os.path.isdir(pattern):
         return list(_files_in(pattern, recursive))
-    if os.path.exists(pattern):  # also where the name itself has brackets
+    if os.path.exists(pattern):  # even if the name itself has brackets
         return [pattern]
     return [name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name)]
 
@@ -121,7 +120,7 @@ def _files_in(folder: str, recursive: bool) -> Iterator[str]:
 
 
 def nothing_found(who: str, pattern: str, ends: tuple[str, ...] | None = None) -> FileNotFoundError:
-    """The error for a pattern without files, with the nearest folder that is there."""
+    """Return the error for a pattern without files, with the nearest folder that exists."""
     ending = f" with an ending of {', '.join(ends)}" if ends is not None else ""
     hint = ""
     if not is_url(pattern):

@@ -1,4 +1,4 @@
-"""Sources whose items have a number: any position is reached at once."""
+"""Sources with random access: any position is reached immediately."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Shuffle:
 
 
 class ListSource(DataSource[T_co], Sequence[T_co]):
-    """A list, a range, or whatever else has ``len()`` and ``[number]``, map-style datasets too.
+    """A list, a range, a map-style dataset, or anything else with ``len()`` and ``[number]``.
 
     ``source[position]`` is the item at that position of this epoch's order, and ``iterate(start)``
-    begins there, both without touching those before. Items are taken when they are handed out.
+    begins there, both without touching earlier items. Items are read as they are yielded.
 
     Shuffled, an epoch's order is a permutation of all items; it takes 8 bytes an item, once.
     ``shuffle`` before ``shard``: the parts have other items every epoch. After: each part keeps
@@ -46,8 +46,8 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
 
     def __init__(self, items: Sequence[T_co]) -> None:
         self._items = items
-        self._steps: tuple[_Shard | _Shuffle, ...] = ()  # what was asked for, in order
-        self._order: tuple[int, range | Tensor] | None = None  # with the epoch it belongs to
+        self._steps: tuple[_Shard | _Shuffle, ...] = ()  # the calls of shard and shuffle, in order
+        self._order: tuple[int, range | Tensor] | None = None  # the epoch, and its order
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_order": None}
@@ -73,7 +73,7 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
     @overload
     def __getitem__(self, position: slice) -> list[T_co]: ...
     def __getitem__(self, position: int | slice) -> Any:
-        """The item at a position of this epoch's order, or a list of them for a slice."""
+        """Return the item at a position of this epoch's order, or a list of them for a slice."""
         order = self._positions()
         if isinstance(position, slice):
             return [self._items[int(number)] for number in order[position]]
@@ -87,7 +87,7 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
         return self.iterate()
 
     def shard(self, index: int, count: int) -> ListSource[T_co]:
-        """Every ``count``-th item of this epoch's order, from ``index`` on.
+        """Return a source of every ``count``-th item of this epoch's order, from ``index`` on.
 
         Lengths differ by one at most. Raises: ValueError: not ``0 <= index < count``.
         """
@@ -95,9 +95,9 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
         return self._with(_steps=(*self._steps, _Shard(index, count)), _order=None)
 
     def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> ListSource[T_co]:
-        """All items in an order drawn anew for every ``(seed, epoch)``.
+        """Return a source of all items in an order drawn anew for every ``(seed, epoch)``.
 
-        Raises: UnsupportedOptionError: a ``buffer_size``; nothing has to wait in a buffer here.
+        Raises: UnsupportedOptionError: ``buffer_size`` was given; no buffer is needed here.
         """
         if buffer_size is not None:
             raise UnsupportedOptionError(
@@ -107,12 +107,12 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
         return self._with(_steps=(*self._steps, _Shuffle(int(seed))), _order=None)
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:
-        """What iteration gives from position ``start`` on; nothing before it is touched."""
+        """Iterate from position ``start`` on, without touching earlier items."""
         check_start(self, start)
         return _walk(self._items, self._positions(), start)
 
     def _positions(self) -> range | Tensor:
-        """Where in the list this epoch's items are, in order."""
+        """Return the positions in the list of this epoch's items, in order."""
         if self._order is None or self._order[0] != self._epoch:
             order: range | Tensor = range(len(self._items))
             for step in self._steps:
@@ -134,7 +134,7 @@ def _walk(items: Sequence[T_co], order: range | Tensor, start: int) -> Iterator[
 
 
 def _permuted(order: range | Tensor, seed: int) -> Tensor:
-    import torch  # a list that is not shuffled needs none of it
+    import torch  # here, because a list that is not shuffled does not need it
 
     generator = torch.Generator(device="cpu").manual_seed(seed)
     permutation = torch.randperm(len(order), generator=generator, device="cpu")

@@ -20,7 +20,7 @@ __all__ = ["numbered_samples", "read_samples"]
 
 # Folder and basename up to its first dot, then the field. No match: no dot, or one in front.
 _KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
-_META = re.compile(r"__[^/]*__(/|$)")  # WebDataset keeps its own remarks under such names
+_META = re.compile(r"__[^/]*__(/|$)")  # WebDataset keeps metadata under such names
 
 _BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
 _HEADER_BYTES = 512
@@ -33,11 +33,11 @@ def read_samples(
     max_sample_bytes: int = DEFAULT_MAX_BYTES,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The samples of one tar shard; for ``pipe(read_samples, concurrency=n)`` after a source of
-    URLs, which reads ``n`` shards at once.
+    """Yield the samples of one tar shard. ``pipe(read_samples, concurrency=n)`` after a source of
+    URLs reads ``n`` shards at once.
 
-    Each is ``{"__key__": str, "__url__": str, "jpg": bytes, "cls": bytes, ...}``. Arguments,
-    layout and errors as :class:`TarShards`.
+    Each sample is ``{"__key__": str, "__url__": str, "jpg": bytes, "cls": bytes, ...}``. Arguments,
+    layout and errors are those of :class:`TarShards`.
     """
     policy = RetryPolicy(retries, 0.1, 5.0)
     name = os.fspath(url)
@@ -53,10 +53,10 @@ def numbered_samples(
     max_bytes: int,
     storage_options: Mapping[str, Any] | None,
 ) -> Iterator[dict[str, Any] | None]:
-    """One entry for each sample, in order: None where ``wanted(number)`` is false, and then its
-    contents are not read.
+    """Yield one entry for each sample, in order. If ``wanted(number)`` is false, the entry is None
+    and the contents are not read.
 
-    A lost connection is opened again, and what was handed out already is passed over.
+    A lost connection is opened again, and samples that were already yielded are skipped.
     """
     num_done = num_failed = 0
     while True:
@@ -93,7 +93,7 @@ def _grouped(
                 yield sample if keep else None
             last_key, number, size = key, number + 1, 0
             sample, keep = {"__key__": key, "__url__": url}, wanted(number)
-        # Judged also where nobody wants it: all who share the shard must see it end alike.
+        # Check unwanted samples too: all parts that share a shard must see it end at one sample.
         size += _HEADER_BYTES + member[1]
         if size > max_bytes:
             raise DecodeError(f"{url}: sample {key!r} has more than max_sample_bytes={max_bytes}.")

@@ -17,11 +17,11 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 DEFAULT_BUFFER_SIZE = 1000
-_FIRST = 100  # items that wait before the first is handed out
+_FIRST = 100  # items in the buffer before the first is yielded
 
 
 class Mix:
-    """How a stream is shuffled: its seed, and how many items wait to be drawn."""
+    """The shuffle of a stream: its seed, and the size of the buffer to draw from."""
 
     def __init__(self, seed: int, buffer_size: int | None, where: str) -> None:
         self.seed = int(seed)
@@ -30,27 +30,28 @@ class Mix:
             raise ValueError(f"{where}: buffer_size must be >= 1 or None, got {buffer_size}.")
 
     def drawn(self, items: Iterator[T], *place: int) -> Iterator[T]:
-        """The items, each drawn from those that wait.
+        """Yield the items, each drawn from the buffer.
 
-        The buffer grows to its size while items are handed out, so that the first comes soon.
+        The buffer grows to its size while items are yielded, so the first comes soon.
         """
         return _drawn(items, self.buffer_size, random_of("buffer", self.seed, *place))
 
 
 class StreamSource(DataSource[T_co]):
-    """What streams have in common: one place among the parts, one way to be shuffled."""
+    """The base of all streams: sharding by a stride, and a buffered shuffle."""
 
     _index, _count = 0, 1
     _mix: Mix | None = None
 
     def shard(self, index: int, count: int) -> StreamSource[T_co]:
-        """Part ``index`` of ``count``; see :meth:`DataSource.shard`."""
+        """Return part ``index`` of ``count``; see :meth:`DataSource.shard`."""
         self._check_shard(index, count)
-        # Every count-th of every _count-th: one stride, whatever the number of divisions.
+        # Every count-th of every _count-th item is one stride, however often a part is divided.
         return self._with(_index=self._index + index * self._count, _count=self._count * count)
 
     def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> StreamSource[T_co]:
-        """Items drawn at random from a buffer of ``buffer_size`` (None = 1000) that wait.
+        """Return a source that draws items at random from a buffer of ``buffer_size`` (None =
+        1000).
 
         A part draws from its own items alone. Raises: ValueError: ``buffer_size`` < 1.
         """
@@ -68,10 +69,10 @@ class Stream(StreamSource[T_co], Generic[T_co]):
         return f"<{type(self).__name__} of {self._items!r}, shard({self._index}, {self._count})>"
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:
-        """What iteration gives from its ``start``-th item on; those before are read and dropped."""
+        """Iterate from the ``start``-th item on; earlier ones are read and dropped."""
         check_start(self, start)
         items: Any = self._items
-        set_epoch = getattr(items, "set_epoch", None)  # samplers have it
+        set_epoch = getattr(items, "set_epoch", None)  # a sampler's
         if callable(set_epoch):
             set_epoch(self._epoch)
         opened = iter(items() if callable(items) and not hasattr(items, "__iter__") else items)

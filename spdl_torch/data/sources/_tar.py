@@ -1,4 +1,4 @@
-"""Tar shards in WebDataset's layout, shuffled and shared out."""
+"""Tar shards in WebDataset's layout, shuffled and sharded."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ _MOST_SHARDS = 1_000_000
 class TarShards(StreamSource[dict[str, Any]]):
     """The samples of tar files in WebDataset's layout, read from front to back.
 
-    Files that follow one another with the same key (the name up to the first dot of its last
-    part) are one sample: ``{"__key__": "train/0001", "__url__": "...", "jpg": bytes, "cls":
-    bytes}``; fields are in lower case. Names without a dot or that begin with one, names like
-    ``__this__``, folders and links are left out. gzip, bzip2 and xz are told by content.
+    Consecutive files with the same key (the name up to the first dot of its last part) are one
+    sample: ``{"__key__": "train/0001", "__url__": "...", "jpg": bytes, "cls": bytes}``; fields are
+    in lower case. Names without a dot or that begin with one, names like ``__this__``, folders and
+    links are left out. gzip, bzip2 and xz are recognised by content.
 
-    urls: paths, URLs, globs and brace patterns, ``"s3://bucket/train-{000..099}.tar"``; one or
-        more. What a glob finds is sorted; everything else keeps its order.
+    urls: one or more paths, URLs, globs and brace patterns, such as
+        ``"s3://bucket/train-{000..099}.tar"``. The matches of a glob are sorted; everything else
+        keeps its order.
     on_error: ``"skip"`` logs a shard that is damaged or cut short and goes on with the next one;
-        the samples before the damage are handed out in both modes. A missing shard is an error.
-    retries: attempts to open a shard again, at the sample that comes next, when its connection
-        is lost.
-    max_sample_bytes: a larger sample is a damaged or hostile one.
-    storage_options: what fsspec's file system takes.
+        the samples before the damage are yielded in both modes. A missing shard is an error.
+    retries: attempts to open a shard again, at the next sample, when its connection is lost.
+    max_sample_bytes: a larger sample counts as damaged or hostile.
+    storage_options: options of fsspec's file system.
 
-    ``shard``: each part has shards of its own where there are as many shards as parts. Else the
-    shards are dealt to groups of parts of equal size, as many as divide both numbers, and the
-    parts of a group read the same shards and take turns at the samples. The parts of a stream
-    have no known length, and not always the same.
+    ``shard``: each part has its own shards if there are at least as many shards as parts.
+    Otherwise the shards are dealt to groups of parts of equal size, as many groups as divide both
+    numbers, and the parts of a group read the same shards and take turns at the samples. The
+    lengths of the parts are unknown, and may differ.
 
     ``shuffle``: the order of the shards by ``(seed, epoch)``, then a buffer of samples.
 
-    Raises, while iterating: DecodeError: a shard that is no tar, damaged, cut short, with two
-    fields of one name in a sample, or beyond the limit; its name and the last good file are in
-    the message. OSError: a shard that cannot be read. At once: FileNotFoundError: a glob without
-    a match; ValueError: no shards.
+    Raises, while iterating: DecodeError: a shard that is not a tar, damaged, cut short, with two
+    fields of one name in a sample, or beyond the limit; the message has its name and the last good
+    file. OSError: a shard that cannot be read. At once: FileNotFoundError: a glob without a match;
+    ValueError: no shards.
     """
 
     def __init__(
@@ -89,24 +89,24 @@ class TarShards(StreamSource[dict[str, Any]]):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of all shards, in the order given, parts and shuffling aside."""
+        """The names of all shards in the order given, regardless of parts and shuffling."""
         return self._urls
 
     @property
     def num_retries(self) -> int:
-        """Shards opened again so far, in this process, by this source and those made of it."""
+        """The number of times that this source, and those made from it, opened a shard again in
+        this process."""
         return self._policy.num_retries
 
     def shard(self, index: int, count: int) -> TarShards:
-        """Part ``index`` of ``count``, by shards or by samples; see the class."""
+        """Return part ``index`` of ``count``, by shards or by samples; see the class."""
         self._check_shard(index, count)
         return self._with(_parts=(*self._parts, (index, count)))
 
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
-        """What iteration gives from its ``start``-th sample on.
+        """Iterate from the ``start``-th sample on.
 
-        Those before are passed over: their contents are not even read, unless samples are
-        shuffled.
+        Earlier ones are skipped: their contents are not even read, unless samples are shuffled.
         """
         check_start(self, start)
         shards, member, members = self._part()
@@ -117,7 +117,8 @@ class TarShards(StreamSource[dict[str, Any]]):
         return islice(self._mix.drawn(samples, self._epoch, *place), start, None)
 
     def _part(self) -> tuple[list[tuple[int, str]], int, int]:
-        """The shards to read, each with its place in the epoch, and which of their samples."""
+        """Return the shards to read, each with its place in the epoch, and this part's turn at
+        their samples: its number in its group, and the group's size."""
         shards = list(enumerate(self._urls))
         if self._mix is not None:
             random_of("shards", self._mix.seed, self._epoch).shuffle(shards)
@@ -136,7 +137,7 @@ class TarShards(StreamSource[dict[str, Any]]):
         num_passed = 0  # of our own samples
 
         for place, url in shards:
-            # Whose turn comes first changes from shard to shard: short shards serve all alike.
+            # Rotate the first turn from shard to shard, so that short shards serve all parts alike.
             first = (member - place) % members
             skipped = num_passed
 
@@ -160,7 +161,7 @@ class TarShards(StreamSource[dict[str, Any]]):
     def _found(self, pattern: str) -> list[str]:
         found = []
         for name in expand_braces(pattern):
-            # "?" is a glob's, but in a web address the beginning of a query.
+            # "?" belongs to a glob, but in a web address it begins the query.
             magic = glob.has_magic(name.replace("?", "") if name.startswith("http") else name)
             if magic and (is_url(name) or not os.path.exists(name)):
                 names = sorted(find_files(name, False, self._options))
@@ -173,7 +174,7 @@ class TarShards(StreamSource[dict[str, Any]]):
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """``"{08..10}{a,b}"`` -> ``08a 08b 09a 09b 10a 10b``. Other braces stay as they are."""
+    """Expand ``"{08..10}{a,b}"`` to ``08a 08b 09a 09b 10a 10b``. Other braces stay as they are."""
     names, start = [""], 0
     for group in _BRACES.finditer(pattern):
         choices = _choices(group[1], pattern)

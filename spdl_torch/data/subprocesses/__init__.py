@@ -1,1 +1,1 @@
-"""Pipelines and iterables that run whole in a child process."""
+"""Pipelines and iterables that run entirely in a child process."""

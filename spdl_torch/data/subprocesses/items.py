@@ -27,18 +27,19 @@ __all__ = ["NOTHING", "Passes", "Sent", "SubprocessItems", "random_states"]
 
 T = TypeVar("T")
 
-_FIGURES_SECONDS = 0.1  # between two readings that are sent; the end of a pass always has one
+_FIGURES_SECONDS = 0.1  # least time between readings sent; the end of a pass always has one
 
 
 class Sent(NamedTuple):
-    """An item as the child sends it, with the figures of that moment if they are due."""
+    """An item as the child sends it, with the current figures if they are due."""
 
     item: Any
     figures: PipelineStats | None
 
 
 class _Nothing:
-    """At the end of a pass, when there are figures and no item. It stays the same by pickling."""
+    """The type of ``NOTHING``, sent at the end of a pass with figures but no item. Unpickling gives
+    the same object."""
 
     def __reduce__(self) -> str:
         return "NOTHING"
@@ -48,7 +49,8 @@ NOTHING = _Nothing()
 
 
 class SubprocessItems(IterableDataset[Sent]):
-    """Makes the iterable, in the child, and sends its items and figures."""
+    """The dataset of the child's one worker: makes the iterable there, and yields its items and
+    figures."""
 
     def __init__(
         self,
@@ -79,13 +81,13 @@ class SubprocessItems(IterableDataset[Sent]):
             if now >= due:
                 figures, due = _figures_of(iterable), now + _FIGURES_SECONDS
             yield Sent(item, figures)
-            del item  # or it would stay alive while the next one is awaited
+            del item  # do not keep it alive while waiting for the next one
         if (figures := _figures_of(iterable)) is not None:
             yield Sent(NOTHING, figures)
 
     def _set_up(self, states: _RandomStates) -> None:
-        # Threads that are started later, those of a pipeline, begin with this setting: as in
-        # torch's workers, none of them starts a team.
+        # Threads started later, such as a pipeline's, begin with this setting: as in torch's
+        # workers, none of them starts a team of intra-op threads.
         torch.set_num_threads(1)
         states.restore()
         for initializer in self._initializers:
@@ -123,7 +125,7 @@ class Passes:
         try:
             yield from pipeline
         except Exception:
-            self._pipeline = None  # it has ended; the next epoch is that of another one
+            self._pipeline = None  # it has ended; the next epoch needs a new one
             raise
 
     def _build(self) -> Pipeline[Any]:
@@ -132,12 +134,12 @@ class Passes:
         return self._pipeline
 
     def snapshot(self) -> PipelineStats | None:
-        """Figures of the pipeline that runs, or ran last; None = there was none."""
+        """Return the figures of the pipeline that runs, or ran last; None = there was none."""
         return None if self._pipeline is None else self._pipeline.snapshot()
 
 
 class _RandomStates(NamedTuple):
-    """States of the global generators, as the trainer's are when the child is started."""
+    """The states of the trainer's global generators when the child is started."""
 
     python: Any
     numpy: Any
@@ -160,8 +162,11 @@ def random_states() -> _RandomStates:
 
 
 def _on_a_plain_thread(function: Callable[[], T]) -> T:
-    """A loader's worker has random streams and an intra-op setting of its own, which are neither
-    the process's nor those of threads that start here."""
+    """Call ``function`` on a new thread and return its result.
+
+    A loader's worker has its own random streams and intra-op setting; set-up code has to see those
+    of the process, and of the threads that start here.
+    """
     results: list[T] = []
     errors: list[BaseException] = []
 

@@ -4,8 +4,8 @@
       SubprocessIterable ── iter(), room for items ──▶ the one worker of a loader
         items that view shared memory ◀───── slabs ────  SubprocessItems ─▶ pipeline, any iterable
 
-The process and the way between are those of ``DataLoader(isolation="process")``: how it starts and
-ends, what becomes of errors, log lines, forks and Ctrl-C is written there. Here is a dataset whose
+The process and its connection are those of ``DataLoader(isolation="process")``, which documents how
+it starts and ends, and handles errors, log lines, forks and Ctrl-C. This file adds a dataset whose
 "samples" are the iterable's items.
 """
 
@@ -60,16 +60,17 @@ def run_pipeline_in_subprocess(
     timeout: float | None = None,
     daemon: bool = False,
 ) -> SubprocessIterable[T]:
-    """Run a pipeline in a child process; each ``iter()`` of what is returned is one pass, or, if
-    the source is continuous, one epoch.
+    """Run a pipeline in a child process; each ``iter()`` of the result is one pass or, if the
+    source is continuous, one epoch.
 
-    The child is started now and serves every pass. A continuous source has one pipeline in it,
+    The child is started now and serves every pass. With a continuous source it has one pipeline,
     which goes on between epochs; otherwise each pass builds a new one. The definition, its ops and
-    its source have to be picklable, and stages without an executor. In the child ``random``,
-    numpy's and torch's global generators begin as they are here now.
+    its source have to be picklable, and its stages must have no executor. In the child, the global
+    generators of ``random``, numpy and torch begin in the states that they have here now.
 
     num_threads, max_failures, report_stats_interval, queue_class, task_hook_factory,
-        use_thread_output_queue: as for ``PipelineBuilder.build``; hooks and queues work there.
+        use_thread_output_queue: as for ``PipelineBuilder.build``; hooks and queues run in the
+        child.
     buffer_size, initializer, mp_context, timeout, daemon: as for ``iterate_in_subprocess``.
     Raises: UnsupportedOptionError: ``mp_context="fork"``; pickle.PicklingError: see above. From the
         loop: ``PipelineFailure`` and all that a pipeline raises; RuntimeError: the child has died.
@@ -107,20 +108,19 @@ def iterate_in_subprocess(
     timeout: float | None = None,
     daemon: bool = False,
 ) -> SubprocessIterable[T]:
-    """Iterate, in a child process, over what ``fn()`` returns there.
+    """Iterate in a child process over the iterable that ``fn()`` returns there.
 
-    The child is started now and serves every ``iter()``. ``fn`` is called once; again for each
-    pass if it returns an iterator, such as a generator, which can be used only once.
+    The child is started now and serves every ``iter()``. ``fn`` is called once, or for each pass if
+    it returns an iterator, such as a generator, which can be used only once.
 
-    buffer_size: items that may wait for the loop, besides those that wait in the child.
-    initializer: called in the child first; one function or several.
-    mp_context: ``"forkserver"``, ``"spawn"`` or such a context; None = the first where there is
-        one. A script's own code has to stand under ``if __name__ == "__main__":``.
+    buffer_size: the number of items that may wait for the loop, besides those in the child.
+    initializer: one function or several, called first in the child.
+    mp_context: ``"forkserver"``, ``"spawn"`` or such a context; None = ``"forkserver"`` where the
+        system has it. A script's own code has to be under ``if __name__ == "__main__":``.
     timeout: seconds that the loop waits for an item before RuntimeError; the child is then ended,
-        and the next pass has another. None = no limit.
-    daemon: makes no difference: the child never outlives this process, and is none of those that
-        may have children of their own.
-    Raises: as ``run_pipeline_in_subprocess``; from the loop what the iterable raises.
+        and the next pass starts another. None = no limit.
+    daemon: no effect: the child never outlives this process, and may not have children of its own.
+    Raises: as ``run_pipeline_in_subprocess``; from the loop, what the iterable raises.
     """
     return SubprocessIterable(
         "iterate_in_subprocess",
@@ -135,12 +135,12 @@ def iterate_in_subprocess(
 
 
 class SubprocessIterable(Generic[T]):
-    """Iterates in a child process. One loop at a time; a new ``iter()`` ends the one before,
-    or, of a continuous pipeline, goes on where that stands in the epoch.
+    """An iterable whose items are made in a child process, for one loop at a time. A new ``iter()``
+    ends the previous one or, for a continuous pipeline, continues its epoch.
 
-    Ends: dropping this object and the interpreter's exit end the child, which has 5 s for what its
-    ops are doing. ``break``, an exception in the loop and Ctrl-C do not, for it serves the next
-    ``iter()``; until then it waits.
+    Stopping: dropping this object and the interpreter's exit end the child, which has 5 s to finish
+    its running ops. ``break``, an exception in the loop and Ctrl-C do not end it: it waits to serve
+    the next ``iter()``.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class SubprocessIterable(Generic[T]):
             raise ValueError(f"{name}: timeout must be > 0 seconds or None, got {timeout}.")
         _check_context(name, mp_context)
         self._name = name
-        self._parts = parts  # of what is sent, by the names of the arguments
+        self._parts = parts  # the parts that are sent, by argument name
         self._is_continuous = is_continuous
         self._loader: DataLoader[Any] = DataLoader(
             SubprocessItems(make, _as_list(initializer), random_states()),
@@ -170,15 +170,15 @@ class SubprocessIterable(Generic[T]):
             collate_fn=_as_it_is,
             timeout=timeout or 0,
             multiprocessing_context=mp_context,
-            generator=torch.Generator(),  # the global one is the user's: nothing is drawn from it
+            generator=torch.Generator(),  # draw nothing from the global one, which is the user's
             prefetch_factor=buffer_size,
             persistent_workers=True,
             isolation="process",
             rng="worker",
         )
-        # One thread at a time may ask the loader. It waits inside: who begins another pass while
-        # somebody waits for an item of the last one, as the source's thread of a pipeline that
-        # was stopped, has to wait for that item.
+        # Held by the thread that asks the loader, also while it waits for an item. A thread that
+        # begins another pass meanwhile has to wait for that item: for instance while the source's
+        # thread of a stopped pipeline still waits for an item of the last pass.
         self._lock = threading.Lock()
         self._num_passes = 0
         self._figures: PipelineStats | None = None
@@ -206,10 +206,10 @@ class SubprocessIterable(Generic[T]):
             yield sent.item
 
     def snapshot(self) -> PipelineStats:
-        """Figures of the child's pipeline since it began; of the moment when the last item came,
+        """Return the figures of the child's pipeline since it began, as of the last item received
         or up to 0.1 s older.
 
-        Raises: RuntimeError: no item has come yet, or it is no pipeline that runs there.
+        Raises: RuntimeError: no item has come yet, or the child does not run a pipeline.
         """
         if self._figures is None:
             raise RuntimeError(
@@ -221,7 +221,7 @@ class SubprocessIterable(Generic[T]):
     def report(self) -> Report:
         """Judge what holds the loop back: the child's stages, and how long the loop waits.
 
-        Raises: as ``stats``.
+        Raises: as ``snapshot``.
         """
         waits = self._loader.snapshot().consumer_wait_ratio
         return make_report(replace(self.snapshot(), consumer_wait_ratio=waits))
@@ -238,7 +238,7 @@ class SubprocessIterable(Generic[T]):
             self._raise_renamed(error)
 
     def _next(self) -> Sent | None:
-        """Return what was sent next; None = the end of the pass."""
+        """Return the next item sent; None = the end of the pass."""
         while self._items is not None:
             try:
                 sent = next(self._items)
@@ -257,7 +257,7 @@ class SubprocessIterable(Generic[T]):
         return None
 
     def _raise_renamed(self, error: RuntimeError) -> NoReturn:
-        """Raise a loader's error in the name of this function: nobody here knows of a loader."""
+        """Raise a loader's error under this function's name: its caller knows of no loader."""
         text = str(error)
         if type(error) is RuntimeError and text.startswith(_PREFIX):
             error.args = (self._name + text[len(_PREFIX) :],)
@@ -266,14 +266,14 @@ class SubprocessIterable(Generic[T]):
         raise error
 
     def _end_child(self) -> None:
-        """Not by dropping its iterator alone, which the error's traceback keeps."""
+        """Stop the child explicitly: the error's traceback keeps the iterator alive."""
         iterator: Any = self._loader._iterator
         self._loader._iterator = None
         iterator._pool.request_stop()
 
 
 def _as_it_is(item: Any) -> Any:
-    """torch's own conversion would make tensors of arrays."""
+    """Return the item unchanged: torch's own conversion would turn arrays into tensors."""
     return item
 
 

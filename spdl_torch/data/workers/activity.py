@@ -1,4 +1,4 @@
-"""What each worker of a loader works on, for the message of a loop that waited too long."""
+"""The activity of each worker of a loader, for the message of a loop that waited too long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_STACKS = 8
 
 
 class Activity:
-    """One worker's. It writes, once for a batch; anyone may read."""
+    """The job that one worker has now. The worker writes it once per batch; any thread may read."""
 
     __slots__ = ("job", "maker", "since_ns", "thread")
 
@@ -31,8 +31,8 @@ class Activity:
         self.thread: threading.Thread | None = None
 
     def describe(self) -> tuple[int, str]:
-        """The batch that is made, and what is done for it; -1 = none is."""
-        job, maker = self.job, self.maker
+        """Return the number of the worker's batch, -1 between batches, and a description."""
+        job, maker = self.job, self.maker  # read once: the worker may clear them meanwhile
         if job is None or maker is None:
             return -1, "between batches"
         seconds = (perf_counter_ns() - self.since_ns) / 1e9
@@ -42,8 +42,8 @@ class Activity:
 def describe_activities(
     activities: Sequence[Activity], threads: Sequence[threading.Thread], awaited: int | None
 ) -> str:
-    """The threads that do something, with their stacks; first those that make the batch that is
-    awaited (None = any would do). ``threads``: those of the activities, and perhaps others.
+    """Describe the threads that are at work, with their stacks, those on the ``awaited`` batch
+    first (None = any batch would do). ``threads``: those of the activities, and perhaps others.
     """
     found = []
     activity_of = {activity.thread: activity for activity in activities}

@@ -1,11 +1,11 @@
-"""How many workers work at once, and how many of them on one batch.
+"""Decide how many workers run at once, and how many of them on one batch.
 
-Small samples whose Python code holds the GIL are made faster by one thread than by several, which
-take it from each other at every call that lets go of it. It shows in how often they give up the
-processor while together they use no more than one (measured with 2, 4 and 8 threads on 2 cores:
-20 to 70 times a millisecond with three calls of torch for a row, or to read a small file; 1 to 5
-times in numpy's or Pillow's longer calls). Then one worker is tried alone, and stays alone while
-it makes more samples a second than all did together. What is loaded does not depend on it.
+One thread makes small samples whose Python code holds the GIL faster than several, which contend
+for the GIL at every call that releases it. The sign is how often they give up the processor while
+together they use no more than one core (measured with 2, 4 and 8 threads on 2 cores: 20 to 70 times
+a millisecond with three calls of torch for a row, or to read a small file; 1 to 5 times in numpy's
+or Pillow's longer calls). Then one worker is tried alone, and stays alone while it makes more
+samples a second than all did together. The data does not depend on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...pipeline.channel.channel import Channel, ChannelClosed
 
 try:
     from resource import RUSAGE_THREAD, getrusage
-except ImportError:  # only Linux counts for each thread
+except ImportError:  # only Linux counts per thread
     CAN_TELL = False
 else:
     CAN_TELL = True
@@ -31,43 +31,44 @@ if TYPE_CHECKING:
 
 __all__ = ["CAN_TELL", "Crowd", "Spell"]
 
-# Below this time for a whole batch, waking other threads costs more than they gain (a wake-up
+# If a whole batch takes less than this, waking other threads costs more than they gain (a wake-up
 # takes 10 to 50 µs, measured), so one thread makes the batch alone.
 _SHARE_ABOVE_NS = 1_000_000
 
 _SWITCHES_PER_MS = 8
-"""In a millisecond on the processor; from here on threads may give it up for the GIL."""
+"""Voluntary switches in a millisecond of CPU time from which threads may be contending for the
+GIL."""
 _LEAST_AT_ONCE = 1.3
-"""Workers, on average; fewer are not in each other's way."""
+"""The average number of busy workers below which they do not contend."""
 _LEAST_CORES, _MOST_CORES = 0.7, 1.35
-"""That all use together (measured: 1.0 to 1.25). Who waits for storage uses less, and who works
-side by side more."""
+"""The range of cores that contending workers use together (measured: 1.0 to 1.25). Workers that
+wait for storage use less, and workers that run in parallel more."""
 _LONGEST_BATCH_NS = 30_000_000
-"""Of the processor's time; with longer ones the trial itself would cost too much."""
+"""The CPU time of a batch above which the trial itself would cost too much."""
 _WINDOW_NS, _WINDOW_JOBS = 50_000_000, 8
 _GAIN, _LOSS = 1.1, 1.5
-"""Times as much as together that one alone has to make, and times as long that ends its trial."""
+"""The speedup that one worker alone has to reach, and the slowdown that ends its trial."""
 _FIRST_HOLD_NS, _LONGEST_HOLD_NS = 1_000_000_000, 60_000_000_000
-"""Until the other way is tried again; twice as long each time."""
+"""The first and the longest time until the other way is tried again; it doubles each time."""
 _LOOK_SECONDS = 1.0
-_ENOUGH = 1_000_000  # calls to come back, more than are ever left over
+_ENOUGH = 1_000_000  # room for wake-up calls, more than are ever left over
 
 
 class Spell(NamedTuple):
-    """A worker's readings when it began with a job."""
+    """A worker's readings when it began a job."""
 
     wall_ns: int
     cpu_s: float = 0.0
     switches: int = -1
-    """Of the thread, since it began; -1 = not counted."""
+    """The thread's voluntary switches since it started; -1 = not counted."""
 
 
 @dataclass(slots=True)
 class _Window:
-    """What was done in some time."""
+    """The work of all workers over a period."""
 
-    busy_ns: int = 0  # in which at least one worker worked
-    wall_ns: int = 0  # of all workers together
+    busy_ns: int = 0  # time in which at least one worker was busy
+    wall_ns: int = 0  # busy time, summed over the workers
     cpu_ns: float = 0.0
     switches: int = 0
     jobs: int = 0
@@ -84,7 +85,7 @@ class _Window:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether it looks as if workers took the GIL from each other."""
+        """Whether the workers seem to contend for the GIL."""
         return (
             self.wall_ns >= _LEAST_AT_ONCE * self.busy_ns
             and self.switches >= _SWITCHES_PER_MS * self.cpu_ns / 1e6
@@ -94,29 +95,33 @@ class _Window:
 
 
 class Crowd:
-    """The workers of one epoch."""
+    """The workers of one epoch, and whether one of them works alone.
+
+    Workers read ``alone`` without the lock: a stale value lets one more job through, or costs one
+    more look, and changes nothing in what is loaded. Only the holder of the lock sets it.
+    """
 
     def __init__(self, activities: Sequence[Activity], *, shares_jobs: bool, adapts: bool) -> None:
         self.parked: Channel[None] = Channel(_ENOUGH)
-        """Where workers wait while one works alone."""
+        """The channel on which workers wait while one works alone."""
         self.alone: int | None = None
-        """Who that is."""
+        """The worker that works alone; None = all work."""
         self._activities = activities
         self._shares_jobs = shares_jobs
         self._adapts = adapts and CAN_TELL  # else all always work together
-        self._sample_ns = 0.0  # of the last job
-        self._lock = threading.Lock()  # of all that follows
-        self._inside = 0
-        self._marked_ns = 0  # up to here the busy time is counted
+        self._sample_ns = 0.0  # time per sample of the last job
+        self._lock = threading.Lock()  # guards all that follows, and writes to alone
+        self._inside = 0  # workers that have a job
+        self._marked_ns = 0  # busy time is counted up to here
         self._window = _Window()
-        self._together_ns = 0.0  # for a sample, before one was left alone
-        self._is_settled = True  # nobody but that one is still at work
-        self._is_proven = False
-        self._until_ns = 0  # the present way is kept
+        self._together_ns = 0.0  # time per sample before one worked alone
+        self._is_settled = True  # the others have finished their last jobs
+        self._is_proven = False  # one alone was faster than all together
+        self._until_ns = 0  # no change before this
         self._hold_ns = _FIRST_HOLD_NS
 
     def hands(self, index: Any, num_workers: int) -> int:
-        """How many workers shall work on a batch: all, or one if it is too small to share."""
+        """Return how many workers share a batch: all, or one if it is too small to share."""
         if not self._shares_jobs or not isinstance(index, list | tuple) or self.alone is not None:
             return 1
         if 0 < self._sample_ns * len(index) < _SHARE_ABOVE_NS:
@@ -124,7 +129,7 @@ class Crowd:
         return max(1, min(num_workers, len(index)))
 
     def wait(self, worker: int) -> None:
-        """Before a job is taken: blocks while another worker works alone.
+        """Block while another worker works alone. Called before a job is taken.
 
         Raises: ChannelClosed.
         """
@@ -135,7 +140,7 @@ class Crowd:
                 self._look_after()
 
     def enter(self) -> Spell:
-        """A job begins."""
+        """Take the readings at the start of a job."""
         if not self._adapts:
             return Spell(perf_counter_ns())
         usage, now = getrusage(RUSAGE_THREAD), perf_counter_ns()
@@ -145,7 +150,9 @@ class Crowd:
         return Spell(now, usage.ru_utime + usage.ru_stime, usage.ru_nvcsw)
 
     def leave(self, worker: int, spell: Spell, num_samples: int, size: int) -> None:
-        """It has ended; ``num_samples`` of the batch's ``size`` were made by this worker."""
+        """Count a finished job, of which this worker made ``num_samples`` of ``size`` samples, and
+        decide who works next.
+        """
         now = perf_counter_ns()
         if num_samples:
             self._sample_ns = (now - spell.wall_ns) / num_samples
@@ -165,7 +172,7 @@ class Crowd:
             self._judge(worker, now)
 
     def gone(self, worker: int | None) -> None:
-        """If this is who works alone: it leaves, and all work together."""
+        """Let all work together again if ``worker``, which works alone, leaves."""
         with self._lock:
             if worker is not None and self.alone == worker:
                 self._open(perf_counter_ns())
@@ -176,9 +183,10 @@ class Crowd:
         self._marked_ns = now
 
     def _judge(self, worker: int, now: int) -> None:
+        """Decide, at the end of a job, who works next. The caller holds the lock."""
         window = self._window
         if self.alone is not None and not self._is_settled:
-            if self._inside:
+            if self._inside:  # the others still finish jobs: this would not be one alone
                 return
             self._is_settled = True
         elif not (window.is_full or self._is_hopeless(window)):
@@ -199,21 +207,21 @@ class Crowd:
         self._window = _Window()
 
     def _is_hopeless(self, window: _Window) -> bool:
-        """Whether one alone is so slow that the trial can end."""
+        """Return whether one alone is so slow that its trial can end."""
         is_tried = self.alone is not None and not self._is_proven and window.samples > 0
         return is_tried and window.sample_ns > _LOSS * self._together_ns
 
     def _open(self, until_ns: int) -> None:
-        """All work together, at least until then."""
+        """Let all work together, at least until ``until_ns``. The caller holds the lock."""
         self.alone, self._until_ns = None, until_ns
         try:
             for _ in self._activities:
                 self.parked.put(None)
         except ChannelClosed:
-            pass  # it was, and with it every wait ended
+            pass  # the epoch ended, and every wait with it
 
     def _look_after(self) -> None:
-        """Nobody waits long for one that is stuck: it may wait for the others."""
+        """Let all work if the one alone is stuck: its sample may be waiting for the others."""
         with self._lock:
             alone = self.alone
             if alone is None or self._activities[alone].job is None:

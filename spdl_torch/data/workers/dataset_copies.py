@@ -1,4 +1,4 @@
-"""A worker's own copy of the dataset: what a forked process would have, without the memory."""
+"""A worker's own copy of the dataset, as a forked process would have, without the memory."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ _TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvisio
 
 
 def own_copy(dataset: Any, turn: threading.Lock) -> Any:
-    """A copy of the dataset object, and of every dataset inside it, for one worker.
+    """Copy the dataset object, and every dataset inside it, for one worker.
 
     The copies are shallow: attributes that user code sets in a worker (a lazily opened file, a
     shard chosen in ``worker_init_fn``) stay in that worker, while lists of samples are shared.
-    Transforms are copied deeply, because many keep state, and so is every attribute in which there
-    is a random generator; one that cannot be copied is shared.
+    Transforms are copied deeply, because many keep state, and so is every attribute that holds a
+    random generator; one that cannot be copied is shared.
 
-    The workers copy in ``turn``, one after another. Copying looks at ``__dict__``, and Python 3.11
-    makes that dictionary at the first look; if the allocation starts the garbage collector, which
-    may switch threads, a second one is made, both own the object's values, and the interpreter
-    later crashes in a collection. Not one lock for all loaders: a copy may use a loader itself.
+    ``turn`` is held while copying, so workers copy one after another. Copying reads ``__dict__``,
+    and Python 3.11 creates that dictionary at the first read. If the allocation starts the garbage
+    collector, which may switch threads, another thread creates a second one: both own the object's
+    values, and the interpreter crashes in a later collection. The lock belongs to one pool, not to
+    all loaders: a copy may itself use a loader.
     """
     with turn:
         return _copy_dataset(dataset, {})
@@ -43,8 +44,8 @@ def own_copy(dataset: Any, turn: threading.Lock) -> Any:
 def own_function(
     function: Callable[..., Any], dataset: Any, own: Any, turn: threading.Lock
 ) -> Callable[..., Any]:
-    """A worker's own ``collate_fn``: a method of the dataset becomes that of the worker's copy, and
-    one that keeps a random generator is copied deeply.
+    """Return a worker's own ``collate_fn``: a method of the dataset is bound to the worker's copy,
+    and a function that keeps a random generator is copied deeply.
     """
     if isinstance(function, types.MethodType) and function.__self__ is dataset:
         return types.MethodType(function.__func__, own)
@@ -60,7 +61,7 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
     if not isinstance(dataset, Dataset) and (
         not hasattr(dataset, "__dict__") or isinstance(dataset, list | dict | tuple | np.ndarray)
     ):
-        return dataset  # a plain container: nothing that a worker would set, much to copy
+        return dataset  # a plain container: workers set nothing on it, and a copy would be large
     try:
         own = copy.copy(dataset)
         attributes = {} if own is dataset else _own_attributes(own)
@@ -81,27 +82,27 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
 
 
 def _own_attributes(own: Any) -> dict[str, Any]:
-    """The attributes of a copy, made its own: where ``__getstate__`` returns ``self.__dict__`` and
-    ``__setstate__`` assigns it, copy and original have one dictionary between them.
+    """Return a copy's attributes, in its own dictionary: where ``__getstate__`` returns
+    ``self.__dict__`` and ``__setstate__`` assigns it, copy and original would share one.
     """
     if not hasattr(own, "__dict__"):
         return {}
     attributes = cast("dict[str, Any]", vars(own))
     if type(attributes) is dict:
         attributes = dict(attributes)
-        object.__setattr__(own, "__dict__", attributes)  # whatever the class makes of assignments
+        object.__setattr__(own, "__dict__", attributes)  # past a __setattr__ of the class
     return attributes
 
 
 def _holds_datasets(value: Any) -> bool:
     try:
         return isinstance(next(iter(value.values() if isinstance(value, dict) else value)), Dataset)
-    except Exception:  # it is empty, or a container of the user's that cannot be looked into
+    except Exception:  # empty, or a user's container that cannot be iterated
         return False
 
 
 def _copy_datasets_in(value: Any, memo: dict[int, Any]) -> Any:
-    """A container of the same kind with the worker's own datasets in it."""
+    """Return a container of the same kind that holds the worker's own datasets."""
     members = value.values() if isinstance(value, dict) else value
     own = [_copy_dataset(member, memo) for member in members]
     try:
@@ -127,7 +128,7 @@ def _deep_copy_or_share(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _tell_shared(value: Any, error: Exception) -> None:
-    """Processes would each have had one of their own."""
+    """Warn that the workers share ``value``: processes would each have their own."""
     _logger.warning(
         "DataLoader: %s cannot be copied (%s: %s), so all worker threads share it. If it keeps "
         "state, give it a __copy__ or __deepcopy__.",

@@ -1,4 +1,4 @@
-"""One pass over the dataset: its queues, and the readings that its figures start from."""
+"""One pass over the dataset: its queues, and the readings from which its figures start."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Epoch:
     """The queues of one pass. Another pass gets new ones, so nothing stale can reach it."""
 
     jobs: tuple[Channel[Job], ...]
-    """One for all workers, or one each where they take turns."""
+    """One queue for all workers, or one each where they take turns."""
     results: Channel[Result]
-    """What the workers made."""
+    """The results of the workers."""
     outlet: Channel[Result]
-    """What the trainer takes: the results, or behind them what was sent to its device."""
+    """The queue that the trainer takes from: ``results``, or that of batches on its device."""
     in_order: bool
     key: StreamKey
     workers: Sequence[WorkerState]
-    """How far each worker's iterable is to go before its first batch; () = map-style."""
+    """The state to which each worker's iterable advances before its first batch; () = map-style."""
     fetch_before: TaskCounters
     collate_before: TaskCounters
     transfer_before: TaskCounters
@@ -42,10 +42,11 @@ class Epoch:
     crowd: Crowd
     recorder: FlightRecorder
     consumer: ConsumerRing
-    """The trainer's."""
+    """The ring in which the trainer's waits are recorded."""
 
     def key_of(self, worker: int) -> StreamKey:
-        """Workers with iterables of their own count their items each for itself."""
+        """Return the worker's stream key. Workers with their own iterables number their items
+        separately, as ranks do."""
         if not self.workers:
             return self.key
         return replace(self.key, num_replicas=len(self.workers), rank=worker)
@@ -54,22 +55,23 @@ class Epoch:
         return self.jobs[worker % len(self.jobs)]
 
     def idle_ns(self) -> int:
-        """For which all workers together had no job."""
+        """Return the time that all workers together had no job."""
         return sum(jobs.counters().get_wait[0] for jobs in self.jobs)
 
     def parked_ns(self) -> int:
-        """For which all workers together left the work to one of them."""
+        """Return the time that all workers together left the work to one of them."""
         return self.crowd.parked.counters().get_wait[0]
 
     def deliver(self, result: Result) -> None:
-        """Never blocks: the outstanding jobs are bounded by the room."""
+        """Hand a result to the trainer. Never blocks: the queue has room for all outstanding
+        jobs."""
         if self.in_order:
             self.results.put_at(result.number, result)
         else:
             self.results.put(result)
 
     def record_bad(self, result: Result) -> None:
-        """Keep the moment of samples that failed and are left out."""
+        """Record when samples failed that are left out."""
         for each in () if result.tries is None else result.tries.bad:
             self.recorder.failed("fetch", result.number, each.error)
 

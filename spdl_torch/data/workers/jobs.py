@@ -15,19 +15,19 @@ __all__ = ["Exhausted", "Failed", "Job", "Loaded", "NoBatch", "Result"]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A batch."""
+    """A finished batch."""
 
     number: int
     batch: Any
     progress: WorkerState | None = None
-    """Of the worker's iterable, behind this batch; None = map-style."""
+    """The state of the worker's iterable after this batch; None = map-style."""
     tries: Tries | None = None
-    """None = no sample may fail."""
+    """The samples that were tried; None = no sample may fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoBatch:
-    """None of the batch's samples was good."""
+    """A batch without any good sample."""
 
     number: int
     tries: Tries
@@ -36,7 +36,7 @@ class NoBatch:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What came instead of a batch: the user's own exception."""
+    """The user's own exception, in place of a batch."""
 
     number: int
     error: BaseException
@@ -46,7 +46,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """This worker's iterable has ended."""
+    """The end of this worker's iterable."""
 
     number: int
     progress: WorkerState | None = None
@@ -57,7 +57,7 @@ Result = Loaded | Failed | Exhausted | NoBatch
 
 
 class Job:
-    """One batch to make; if shared, also which of its samples are taken, done or failed."""
+    """One batch to make; if several workers share it, also which samples are taken and done."""
 
     __slots__ = (
         *("_done", "_next", "bad", "errors", "first", "first_error", "index", "number", "samples"),
@@ -71,20 +71,24 @@ class Job:
         self.first = first  # the position of its first sample in the epoch
         self.index = index
         self.shared = shared
-        self.wants_state = wants_state  # that of the worker's iterable is asked for after it
+        self.wants_state = wants_state  # ask the worker's iterable for its state afterwards
         self.size = len(index) if isinstance(index, list | tuple) else 1
         self.samples: list[Any] = [None] * len(index) if shared else []
         self.errors: dict[int, BaseException] = {}
-        self.bad: list[BadSample] = []  # those that are tolerated
+        self.bad: list[BadSample] = []  # failures that are tolerated
+        # Workers race to lower it. Losing that race only costs fetches: _collate raises the
+        # first of all the errors.
         self.first_error = len(index) if shared else 0
-        self._next = itertools.count()  # a step is one C call, so it is atomic
+        # Workers take and finish samples at once, without a lock: a step of a counter is one C
+        # call that holds the GIL, so no two of them get the same number.
+        self._next = itertools.count()
         self._done = itertools.count(1)
 
     def take(self) -> int | None:
-        """The position of a sample that nobody has taken yet."""
+        """Take the next sample: return its position, or None if all are taken."""
         position = next(self._next)
         return position if position < len(self.index) else None
 
     def finish_one(self) -> bool:
-        """Count a sample as done; True for the last one."""
+        """Count a sample as done. Return True for the last one: its worker collates."""
         return next(self._done) == len(self.index)

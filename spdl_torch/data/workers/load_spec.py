@@ -1,4 +1,4 @@
-"""What the workers need to know of a loader."""
+"""The part of a loader's configuration that its workers need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["LoadSpec"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadSpec:
-    """The loader, as it was when iteration began."""
+    """The loader's configuration when iteration began."""
 
     dataset: Any
     iterable: bool
@@ -27,29 +27,30 @@ class LoadSpec:
     drop_last: bool
     num_workers: int
     max_outstanding: int
-    """Jobs given out and not yet received: ``prefetch_factor * num_workers``."""
+    """The limit of jobs given out and not yet received: ``prefetch_factor * num_workers``."""
     in_order: bool
     base_seed: int
     stream_per_sample: bool
-    """Otherwise each worker has one stream for all it does, and makes whole batches."""
+    """True: each sample has its own random stream. False: each worker has one stream for all its
+    work, and makes whole batches."""
     is_seeded: bool
-    """The user gave the seed: an epoch's streams follow from its number, whatever went before."""
+    """Whether the user gave the seed: an epoch's streams then depend on its number alone."""
     worker_init_fn: Callable[[int], None] | None
     stats: bool
     finalize: Callable[[Any], Any] | None
-    """Applied to every batch by the thread that made it (pinning); None = nothing to do."""
+    """The function that the thread which made a batch applies to it (pinning), or None."""
     pipeline_number: int
-    """Of the loader, in traces."""
+    """The loader's number in traces."""
     device_index: int | None
     """The accelerator that is current on the trainer's thread; None = none is in use."""
     tolerance: Tolerance | None = None
-    """Of samples that fail; None = none may."""
+    """The treatment of samples that fail; None = the batch fails with them."""
     most_workers: int | None = None
-    """As many as there may ever be; None = their number stays."""
+    """The most workers that tuning may start; None = their number stays."""
 
     @property
     def told_workers(self) -> int:
-        """What workers are told of their number: every id is below it, and it stays."""
+        """The number of workers in ``get_worker_info()``: constant, and above every worker's id."""
         return self.most_workers or self.num_workers
 
     @property

@@ -1,4 +1,4 @@
-"""What a loader measures, computed from the counters of its threads and queues."""
+"""A loader's figures, computed from the counters of its threads and queues."""
 
 from __future__ import annotations
 
@@ -35,41 +35,41 @@ _ENOUGH_SAMPLES = 1_000
 
 
 class Figures(Protocol):
-    """Readable during an epoch, and of the last one after it."""
+    """A loader's figures: of the running epoch or, after it, of the last one."""
 
     skipped: SkippedSamples | None
-    """None = samples may not fail."""
+    """The samples left out; None = samples may not fail."""
 
     def snapshot(self) -> PipelineStats:
-        """The figures alone."""
+        """Return the figures alone."""
         ...
 
     def report(self) -> Report:
-        """With the probes' readings and the verdict, which cost more."""
+        """Return the figures with the probes' readings and the verdict, which cost more."""
         ...
 
     def timeline(self) -> Timeline | None:
-        """What every thread did in the last seconds; None = nothing ran yet."""
+        """Return what every thread did in the last seconds; None = nothing ran yet."""
         ...
 
 
 class Readings(NamedTuple):
-    """What the workers of an epoch have counted so far."""
+    """The counts of an epoch's workers so far."""
 
     fetch: TaskCounters
     collate: TaskCounters
     jobs_wait_ns: int
-    """For which all workers together waited for a job."""
+    """The time that all workers together waited for a job."""
     probes_before: ProbeCounters
-    """When the epoch began."""
+    """The probes' counters when the epoch began."""
     probes_now: ProbeCounters
     parked_ns: int = 0
-    """For which all workers together left the work to one of them."""
+    """The time that all workers together left the work to one of them."""
     one_at_a_time: bool = False
 
 
 class PoolFigures:
-    """Of the epoch that runs on a loader's threads or, when they have ended, of the last one."""
+    """The figures of the epoch on a loader's threads or, after they have ended, of the last one."""
 
     def __init__(
         self, fetch: TaskStatsHook, collate: TaskStatsHook, transfer: TaskStatsHook | None
@@ -85,15 +85,15 @@ class PoolFigures:
 
     @property
     def recorder(self) -> FlightRecorder | None:
-        """Of the last epoch that began."""
+        """The recorder of the last epoch that began."""
         return self._recorder
 
     def begin(self, epoch: Epoch) -> None:
-        """From now on this is the epoch."""
+        """Read the figures of this epoch from now on."""
         self._epoch, self._recorder = epoch, epoch.recorder
 
     def end(self) -> None:
-        """The epoch's figures stay as they are now; the epoch itself may go."""
+        """Keep the epoch's figures as they are now, and let go of the epoch itself."""
         if self._epoch is not None:
             self._epoch.consumer.end()
             self._last, self._epoch = self.report(), None
@@ -119,7 +119,8 @@ class PoolFigures:
         return None if self._recorder is None else self._recorder.timeline()
 
     def readings(self) -> Readings | None:
-        """Of the running epoch, for another process that computes the figures; None = none runs."""
+        """Return the running epoch's counts, for a process that computes the figures; None = no
+        epoch runs."""
         epoch = self._epoch
         return None if epoch is None else self._readings_of(epoch)
 
@@ -157,7 +158,7 @@ class PoolFigures:
 
 
 class InlineFigures:
-    """Of loading in the trainer's own thread, which waits for all of its time."""
+    """The figures of loading on the trainer's own thread, which waits all of that time."""
 
     def __init__(self, stages: list[TaskStatsHook], recorder: FlightRecorder) -> None:
         self.skipped: SkippedSamples | None = None
@@ -166,7 +167,7 @@ class InlineFigures:
         recorder.belongs_to(self)
 
     def end(self) -> None:
-        """The epoch is over: its time stands still."""
+        """Stop the epoch's clock."""
         for stage in self._stages:
             stage.end()
 
@@ -195,23 +196,23 @@ class InlineFigures:
 
 
 def _with_skipped(report: Report, skipped: SkippedSamples | None) -> Report:
-    """The report, which names the samples too."""
+    """Return the report with the skipped samples named."""
     return _with(report, () if skipped is None else skipped.remarks())
 
 
 def with_remarks_of(dataset: object, report: Report, *, one_by_one: bool) -> Report:
-    """The report with what ``loading_remarks()`` of the dataset, or of that in a Subset, says, and
-    with a word on samples that are short. ``one_by_one``: each takes a call of its own.
+    """Return the report with the remarks of ``loading_remarks()`` of the dataset, or of the dataset
+    in a Subset, and a remark on short samples. ``one_by_one``: each sample takes its own call.
     """
     if one_by_one:
         report = _with(report, _remarks_on_short_samples(dataset, report))
     for _ in range(_MOST_WRAPPERS):
-        # Of the class: an object with attributes of any name would seem to have it.
+        # Ask the class: an object that answers to any attribute name would seem to have it.
         if hasattr(type(dataset), "loading_remarks"):
             return _with(report, tuple(dataset.loading_remarks()))  # type: ignore[attr-defined]
         try:
             dataset = getattr(dataset, "dataset", None)
-        except Exception:  # a property of the user's: no reason for no report
+        except Exception:  # the user's property fails: the report goes on without its remarks
             break
     return report
 
@@ -245,7 +246,8 @@ def _stage_stats(
     wait_out_ns: int = 0,
     parked_ns: int = 0,
 ) -> StageStats:
-    """For ``parked_ns`` of their time threads were not meant to work, as if they were fewer."""
+    """Return a stage's figures. Threads that were parked for ``parked_ns`` in all count as absent
+    for that time."""
     all_ns = max(1, threads.thread_ns(lap.elapsed_ns))
     thread_ns = max(1, all_ns - parked_ns)
     return StageStats(

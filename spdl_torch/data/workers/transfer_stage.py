@@ -1,12 +1,12 @@
-"""``device=`` of the loader: one thread that owns the way to the GPU, and the hand-over.
+"""``device=`` of the loader: one thread that copies batches to the GPU, and the hand-over.
 
-The owner takes finished batches in the order of delivery and begins to copy them; the trainer's
-thread receives them on its own stream. The owner is at most two batches ahead of the trainer:
-one waits, one is staged and waits for its place.
+The transfer thread takes finished batches in the order of delivery and begins to copy them; the
+trainer's thread receives them on its own stream. The transfer thread is at most two batches ahead
+of the trainer: one waits in the outlet, one is staged and waits for its place there.
 
-``break``, an exception and Ctrl-C close the channels between which the owner stands. A copy that it
-waits for is not interrupted: it ends in milliseconds, and then the thread. Nobody waits for that
-but the interpreter's exit, at most 5 s. Batches that nobody took are freed.
+``break``, an exception and Ctrl-C close the thread's channels. A copy in progress is not
+interrupted: it ends within milliseconds, and the thread after it. Only the interpreter's exit waits
+for that, at most 5 s. Batches that nobody took are freed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 __all__ = ["DeviceStage", "check_device", "open_device_stage"]
 
 AHEAD = 1
-"""Staged batches that wait for the trainer, besides the one in the owner's hand: enough to copy
-one while the trainer works on another. More would only hold memory of the device."""
+"""The number of staged batches that wait for the trainer, besides the one that the thread holds:
+enough to copy one while the trainer works on another. More would only hold device memory."""
 
 
 def check_device(
     device: torch.device | str | int | None, where: str = "DataLoader"
 ) -> torch.device | None:
-    """None for host memory, else a CUDA device. Does not touch CUDA: the loader may be built
+    """Return the CUDA device, or None for host memory. Does not touch CUDA: the loader may be built
     before the process that uses it is forked, or before its device is chosen.
 
     Raises: UnsupportedOptionError: neither CUDA nor the CPU.
@@ -70,7 +70,7 @@ def check_device(
 def open_device_stage(
     device: torch.device | str | int | None, *, stats: bool
 ) -> DeviceStage | None:
-    """What ``iter()`` begins with; None for host memory.
+    """Return a new iterator's transfer stage, or None for host memory.
 
     Raises: RuntimeError: torch finds no CUDA, or no such device.
     """
@@ -79,7 +79,7 @@ def open_device_stage(
 
 
 class DeviceStage:
-    """Stages batches and counts the time; one for each iterator."""
+    """Copies one iterator's batches to the device and counts the time."""
 
     def __init__(self, transfer: Transfer, *, stats: bool) -> None:
         self._transfer = transfer
@@ -87,11 +87,11 @@ class DeviceStage:
         self._cell: TaskCell | None = self.hook.new_cell() if stats else None
 
     def region(self, memory: mmap.mmap) -> Region:
-        """Memory that workers elsewhere write: batches in it are copied from where they are."""
+        """Register memory that workers elsewhere write: its batches are copied from there."""
         return self._transfer.region(memory)
 
     def run(self, epochs: Channel[Epoch]) -> None:
-        """The owner's thread: epoch after epoch, until ``epochs`` is closed."""
+        """Transfer epoch after epoch, until ``epochs`` is closed. Runs on its own thread."""
         while True:
             try:
                 epoch = epochs.get()
@@ -110,8 +110,8 @@ class DeviceStage:
                 result = self._staged(result)
             ended_ns = perf_counter_ns()
             outlet.put(result)
-            # Or the last error would stay alive while this thread waits, and with it the frames
-            # of the loop, the iterator among them.
+            # While this thread waits, its last error would otherwise stay alive, and with it the
+            # frames of the loop, the iterator among them.
             del result
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
@@ -127,7 +127,7 @@ class DeviceStage:
             return Failed(result.number, error, result.progress)
 
     def hand_over(self, result: Result) -> Result:
-        """Called on the trainer's thread: from now on its current stream may use the batch."""
+        """Make the batch ready for the current stream. Called on the trainer's thread."""
         if not isinstance(result, Loaded):
             return result
         try:
@@ -137,7 +137,7 @@ class DeviceStage:
             return Failed(result.number, error, result.progress)
 
     def move(self, batch: Any, number: int) -> Any:
-        """Without a thread of its own: the batch, for the calling thread's current stream."""
+        """Copy a batch without the thread, and return it for the caller's current stream."""
         try:
             return self._stage(batch, number).receive()
         except BaseException as error:

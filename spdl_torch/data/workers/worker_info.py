@@ -1,4 +1,4 @@
-"""What makes a thread look like one of torch's worker processes to the user's code."""
+"""Let a thread look like one of torch's worker processes to the user's code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["acting_as_worker", "rebound", "use_one_intra_op_thread"]
 
 @contextmanager
 def acting_as_worker(number: int, num_workers: int, base_seed: int, dataset: Any) -> Iterator[None]:
-    """On this thread, and on no other, ``get_worker_info()`` describes worker ``number``."""
+    """Let ``get_worker_info()`` describe worker ``number``, on this thread alone."""
     install()
     of_thread.worker_info = _make_info(number, num_workers, base_seed, dataset)
     try:
@@ -32,17 +32,17 @@ def acting_as_worker(number: int, num_workers: int, base_seed: int, dataset: Any
 
 
 def rebound(function: Callable[..., Any], dataset: Any, own: Any) -> Callable[..., Any]:
-    """A bound method of the dataset becomes the same method of the worker's copy."""
+    """Bind a method of ``dataset`` to the worker's copy ``own``; return others unchanged."""
     if isinstance(function, types.MethodType) and function.__self__ is dataset:
         return types.MethodType(function.__func__, own)
     return function
 
 
 def use_one_intra_op_thread() -> None:
-    """On this thread: workers do not each start a team of them."""
+    """Limit this thread to one intra-op thread, so that workers do not each start a team."""
     torch.set_num_threads(1)
-    # torch applies its process-wide setting to a thread at the thread's first look at it: let
-    # that happen now, before the trainer's setting is put back.
+    # torch copies its process-wide setting to a thread when the thread first reads it: read it
+    # now, before _start_threads restores the trainer's setting.
     torch.get_num_threads()
 
 

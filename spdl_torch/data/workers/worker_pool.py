@@ -1,11 +1,11 @@
-"""The loader's worker threads, seen from the trainer: it gives out jobs and is given batches.
+"""The loader's worker threads, as the trainer sees them: it submits jobs and receives batches.
 
-A *job* is the work of one batch. For a map-style dataset without ``__getitems__`` all threads
-work on the same job, a sample each, so that the first batch comes as many times sooner as there
-are threads; the last one to finish collates. Handing a sample to a thread is one step of an
-atomic counter, not a queue operation.
+A *job* is the work of one batch. For a map-style dataset without ``__getitems__`` all threads work
+on the same job, one sample each, so N threads deliver the first batch N times sooner; the thread
+that finishes the last sample collates. Handing a sample to a thread is one step of an atomic
+counter, not a queue operation.
 
-Nothing here refers to the iterator that the trainer holds, so that dropping it ends the threads.
+Nothing here refers to the iterator that the trainer holds, so dropping it ends the threads.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ _logger = logging.getLogger("spdl_torch.data")
 
 _JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
 
-_TRANSFER = -1  # in place of a worker's number
+_TRANSFER = -1  # the transfer thread's key, among the workers' numbers
 
 _MOST_WORKERS = 1_000_000
 
-_MAX_EPOCHS_WAITING = 1_000  # resets of a persistent loader before its workers look again
+_MAX_EPOCHS_WAITING = 1_000  # epochs that a persistent loader may begin before a worker looks
 
 
 class WorkerPool:
-    """The threads of one iterator and the epoch that they work on.
+    """The threads of one iterator, and the epoch that they work on.
 
-    ``break``, an exception and Ctrl-C reach it as ``request_stop``: every wait ends at once; a
-    sample that is being fetched is finished, then its thread ends. Only the interpreter's exit
-    waits for that, for a bounded time.
+    ``break``, an exception and Ctrl-C call ``request_stop``: every wait ends at once; a thread
+    that is fetching a sample finishes it and then ends. Only the interpreter's exit waits for
+    that, for a bounded time.
     """
 
     def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
@@ -75,16 +75,18 @@ class WorkerPool:
         self._shares_jobs = spec.shares_jobs
         self._device_stage = device_stage
         self._pid = os.getpid()
-        # Weakly: else only a garbage collection would free the pool, and with it the dataset.
+        # A weak reference: with a strong one only a garbage collection would free the pool, and
+        # the dataset with it.
         self._threads = ThreadGroup(partial(_stop, weakref.ref(self)))
         self._activities = [Activity() for _ in range(spec.told_workers)]
         self._copying = threading.Lock()
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
         self._init_errors: dict[int, BaseException] = {}
-        self._death: BaseException | None = None  # of a thread of ours, by a mistake of ours
-        self._is_whole = True  # no worker has left because it could not start
-        # One for each worker that there is, and one for the owner of the way to the device.
+        self._death: BaseException | None = None  # a thread's failure through a bug of ours
+        self._is_whole = True  # False once a worker could not start
+        # A queue of epochs for each running worker, and one for the transfer thread. Workers
+        # remove their own when they leave, so iterate over a copy.
         self._epochs = {n: Channel[Epoch](_MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
         if device_stage is not None:
             self._epochs[_TRANSFER] = Channel(_MAX_EPOCHS_WAITING)
@@ -100,8 +102,9 @@ class WorkerPool:
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
         """Start the threads, and the first epoch on them.
 
-        Apart from ``__init__``, so that whoever holds the pool can arrange for ``request_stop``
-        before there is anything to stop: Ctrl-C may come at any moment of this.
+        This is not part of ``__init__``, so that the holder can register ``request_stop`` before
+        there is anything to stop: Ctrl-C may come at any moment in here.
+
         Raises: RuntimeError: the system has no more threads; those that were started end.
         """
         if self._spec.stats:
@@ -112,10 +115,10 @@ class WorkerPool:
     def submit(
         self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
     ) -> None:
-        """Give out a job: to ``worker``, or to whoever is free where all share one queue.
+        """Submit a job to ``worker`` or, where all share one queue, to any free one.
 
-        ``first`` is the position of its first sample in the epoch. ``wants_state``: an iterable
-        that keeps a state is asked for it after this batch.
+        ``first`` is the position of its first sample in the epoch. ``wants_state``: ask an
+        iterable that keeps a state for it after this batch.
         """
         epoch = self._running()
         hands = epoch.crowd.hands(index, self._spec.num_workers)
@@ -128,7 +131,7 @@ class WorkerPool:
             raise
 
     def get(self, timeout: float | None) -> Result:
-        """The next result, in order if the spec says so. Raises: TimeoutError."""
+        """Return the next result, in order if the spec says so. Raises: TimeoutError."""
         epoch = self._running()
         epoch.consumer.ask(epoch.outlet)
         try:
@@ -145,20 +148,24 @@ class WorkerPool:
 
     @property
     def num_taken(self) -> int:
-        """Results of this epoch that ``get`` has taken, be it to be cut off by Ctrl-C."""
+        """The number of results that ``get`` has taken in this epoch, including one that Ctrl-C
+        kept it from returning.
+        """
         return 0 if self._epoch is None else self._epoch.outlet.num_got
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
-        """Work on so many threads from now on, where all take from one queue; returns how many
-        there are. Those that join are waited for; those too many leave before another job. If
-        ``worker_init_fn`` fails on one, it leaves again, the log tells, and their number stays.
+        """Change the number of workers that share one queue, and return the new number.
+
+        Waits until added workers have started; surplus workers leave before their next job. If
+        ``worker_init_fn`` fails on an added worker, that worker stops, the log says so, and the
+        number no longer changes.
         """
         epoch, more = self._running(), num_workers - self._spec.num_workers
         assert not self._spec.has_turns, "guaranteed by the iterator"
         if not self._is_whole or max_outstanding < 1:
             return self._spec.num_workers
         jobs = epoch.jobs[0]
-        epoch.crowd.gone(epoch.crowd.alone)  # who is parked hears of nothing
+        epoch.crowd.gone(epoch.crowd.alone)  # parked workers see no dismissal: wake them first
         jobs.grow(max_outstanding * num_workers)
         epoch.results.grow(max_outstanding)
         self._set_size(num_workers, max_outstanding)
@@ -174,7 +181,13 @@ class WorkerPool:
             self._start_threads(joining)
         if not self._is_whole:
             errors = [self._init_errors.pop(n) for n in joining if n in self._init_errors]
-            _logger.warning("DataLoader: %d workers left again", len(errors), exc_info=errors[0])
+            _logger.warning(
+                "DataLoader: %d of %d new workers could not start; the others go on, and their "
+                "number stays",
+                len(errors),
+                len(joining),
+                exc_info=errors[0],
+            )
             self._set_size(num_workers - len(errors), max_outstanding)
         return self._spec.num_workers
 
@@ -184,31 +197,32 @@ class WorkerPool:
         self.figures.workers.change(num_workers)
 
     def at_work(self, awaited: int | None) -> str:
-        """What the threads do, in words; ``awaited``: the batch that the trainer waits for."""
+        """Describe what the threads do; ``awaited``: the batch that the trainer waits for."""
         return describe_activities(self._activities, self._threads.threads(), awaited)
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
-        """Begin another epoch on the same threads; what is outstanding is dropped."""
+        """Begin another epoch on the same threads, and drop outstanding jobs."""
+        # Dismissed workers that have not left yet would miss it: their queue is about to close.
         leaving = self._running().jobs[0].recall(self._spec.told_workers)
         self.interrupt()
         epoch = self._begin_epoch(key, workers)
-        epoch.jobs[0].dismiss(leaving)  # who has not left yet
+        epoch.jobs[0].dismiss(leaving)
 
     def interrupt(self) -> None:
-        """Drop what is outstanding, so that who waits in ``get`` goes on; ``restart`` follows."""
+        """Drop outstanding jobs and wake a waiting ``get``; ``restart`` has to follow."""
         self._running().close()
 
     def request_stop(self) -> None:
         """End every wait and with it the threads. Never blocks; safe in a finalizer."""
         if not self.in_this_process:
-            return  # a forked child has no threads to stop, and perhaps locks that nobody holds
+            return  # a forked child has none of the threads, and locks may stay held for ever
         epoch = self._epoch
         try:
             self.figures.end()
-        finally:  # whatever becomes of the figures
+        finally:  # the threads end even if the figures fail
             try:
                 self._end_waits(epoch)
-            except BaseException:  # Ctrl-C, in a finalizer perhaps, where nobody would try again
+            except BaseException:  # Ctrl-C: in a finalizer nobody would try again, so do it here
                 self._end_waits(epoch)
                 raise
 
@@ -217,7 +231,7 @@ class WorkerPool:
             channel.close()
         if epoch is not None:
             epoch.close()
-        # What nobody will take is freed, whoever keeps the pool; errors know it by their frames.
+        # Free the batches that nobody will take: the frames of a kept error may hold the pool.
         self._epoch = None
         self._init_errors.clear()
         stop_probing(self)
@@ -250,7 +264,7 @@ class WorkerPool:
         recorder.belongs_to(self.figures)
         outlet = results if stage is None else Channel[Result](AHEAD)
         epoch = Epoch(
-            # A job stands in its queue once for every worker that is to help with it.
+            # A shared job stands in its queue once for every worker that helps with it.
             jobs=tuple(
                 Channel[Job](spec.max_outstanding * spec.num_workers)
                 for _ in range(spec.num_workers if spec.has_turns else 1)
@@ -273,20 +287,20 @@ class WorkerPool:
         recorder.add_queue(1, "batches", results.capacity)
         if stage is not None:
             recorder.add_queue(2, "device batches", epoch.outlet.capacity)
-        # Ours before anybody has it: Ctrl-C in between must not leave workers in an epoch that
-        # nobody can close.
+        # Store the epoch before any worker gets it: Ctrl-C in between must not leave workers in an
+        # epoch that request_stop cannot close.
         self._epoch = epoch
         for epochs in tuple(self._epochs.values()):
             epochs.put(epoch)
         return epoch
 
     def _start_threads(self, more: Sequence[int] = ()) -> None:
-        """All, or some more workers; waits until they are ready."""
-        # set_num_threads(1) in a worker also changes what later threads start with, and the
-        # trainer's own setting if that was never used: read it first, put it back at the end.
+        """Start all threads, or ``more`` workers, and wait until they are ready."""
+        # set_num_threads(1) in a worker also changes the default of later threads, and the
+        # trainer's own setting if that was never read: read it first, restore it at the end.
         intra_op = torch.get_num_threads()
-        # A channel: Ctrl-C in the wait of a Semaphore may leave its lock held, and the threads
-        # that are to release it would wait for ever.
+        # Not a Semaphore: Ctrl-C during its wait may leave its lock held, and the threads that
+        # release it would wait for ever.
         ready, num_started = Channel[None](_MOST_WORKERS), 0
         try:
             with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
@@ -313,8 +327,10 @@ class WorkerPool:
             self._threads.spawn(f"loader-{number}", partial(self._run, serve, ready))
 
     def _run(self, serve: Callable[[_Once], None], ready: Channel[None]) -> None:
-        """A thread's whole life. Whatever goes wrong, nobody waits for it for ever: neither who
-        starts it nor who waits for its batches.
+        """Run a thread from start to end.
+
+        Whatever goes wrong, nobody waits for ever: ``say_ready`` releases the trainer in
+        ``_start_threads``, and closing the epoch releases it in ``get``.
         """
         say_ready = _Once(partial(ready.put, None))
         try:
@@ -353,22 +369,24 @@ class WorkerPool:
             could_not_start=self._could_not_start,
         )
         worker.serve(say_ready, self._can_be_spared)
-        self._epochs.pop(number, None)  # last: the number may be given again
+        self._epochs.pop(number, None)  # last: from here on resize() may give the number again
 
     def _could_not_start(self, number: int, error: BaseException) -> None:
-        """The loop is given the error in place of the batch that torch would give this worker
-        first."""
+        """Keep the error for the loop, in place of the batch that torch gives this worker first."""
         self._init_errors[number] = error
         self._is_whole = False
 
     def _can_be_spared(self) -> bool:
-        """Where all share one queue, the workers that could start do the work; if none could, the
-        last one to find out stays, to fail the jobs."""
+        """Return whether a worker that could not start may leave.
+
+        Where all share one queue, the others do its work. If none could start, the last one to
+        fail stays, to answer the jobs with its error.
+        """
         return not self._spec.has_turns and len(self._init_errors) < self._spec.num_workers
 
 
 class _Once:
-    """A call that is made once, however often it is asked for."""
+    """A call that happens once, however often it is made."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call: Callable[[], object] | None = call
@@ -380,7 +398,7 @@ class _Once:
 
 
 def _stop(pool: weakref.ref[WorkerPool]) -> None:
-    """At the interpreter's exit."""
+    """Stop the pool at the interpreter's exit, if it still exists."""
     found = pool()
     if found is not None:
         found.request_stop()

@@ -1,6 +1,7 @@
-"""One worker thread of a loader: its own view of the dataset, and what it makes of its jobs.
+"""One worker thread of a loader: its own view of the dataset, and the batches that it makes.
 
-Of a shared job it takes samples as long as there are any; who finishes the last one collates.
+On a shared job, each worker takes samples until none is left; the one that finishes the last
+sample collates.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-_NOTHING_LEFT = Exhausted(-1)  # the others took all samples of a shared job
+_NOTHING_LEFT = Exhausted(-1)  # the other workers took all samples of a shared job
 
 
 class Worker:
-    """Belongs to the thread that calls :meth:`serve`."""
+    """A worker, owned by the thread that calls :meth:`serve`."""
 
     def __init__(
         self,
@@ -53,8 +54,10 @@ class Worker:
         cells: Sequence[TaskCell | None],
         could_not_start: Callable[[int, BaseException], None],
     ) -> None:
-        """``copying``: held by the worker that copies the dataset. ``cells``: where fetching and
-        collating are counted. ``could_not_start``: told why, before the trainer goes on.
+        """Take the worker's parts; the thread itself starts in ``serve``.
+
+        ``copying``: held while a worker copies the dataset. ``cells``: the counters of fetching
+        and collating. ``could_not_start``: called with the reason, before the trainer goes on.
         """
         self._number = number
         self._spec = spec
@@ -66,9 +69,9 @@ class Worker:
         self._streams = SampleStreams(spec.base_seed, number)
 
     def serve(self, say_ready: Callable[[], None], is_spare: Callable[[], bool]) -> None:
-        """Epoch after epoch, until the channel that they come through is closed.
+        """Work on epoch after epoch, until the channel that delivers them is closed.
 
-        is_spare: asked, if this worker could not start, whether others can do without it.
+        ``is_spare``: called if this worker could not start; True if the others can do without it.
         """
         spec, number = self._spec, self._number
         dataset, broken = self._copied_dataset()
@@ -117,10 +120,10 @@ class Worker:
                     assert epoch is not None, "guaranteed: only who takes jobs is dismissed"
                     epoch.crowd.gone(number)
                 finally:
-                    epoch = None  # for the same reason as in _work
+                    epoch = None  # keep no reference while waiting, for the reason in _work
 
     def _copied_dataset(self) -> tuple[Any, Broken | None]:
-        """The worker's own, or why there is none."""
+        """Return the worker's own dataset, and why it could not be copied, if so."""
         try:
             dataset = own_copy(self._spec.dataset, self._copying)
             for each in borrowers_in(dataset) if self._spec.stream_per_sample else ():
@@ -152,7 +155,7 @@ class Worker:
         make_batches: Callable[[], BatchMaker],
         broken: Broken | None,
     ) -> None:
-        """One epoch; ends by ChannelClosed."""
+        """Work on one epoch until its queues close. Raises: ChannelClosed, Dismissed."""
         self._activity.maker = None
         maker = broken or self._opened(make_batches)
         self._activity.maker = maker if isinstance(maker, BatchMaker) else None
@@ -162,12 +165,12 @@ class Worker:
                 epoch.crowd.wait(self._number)
                 since_ns = self._do(jobs.get(), maker, epoch, ring, since_ns)
         finally:
-            # An error that nobody has taken keeps its frames and, by them, their callers' ones.
-            # This one must not lead to where the error lies, or both would stay.
+            # An undelivered error keeps its frames alive, this one among them. Drop what leads
+            # from here back to the error, or the cycle would keep both.
             del epoch, jobs, maker
 
     def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Broken:
-        """An error in setting up comes in place of batches."""
+        """Return the maker of the epoch's batches; an error in setting it up answers every job."""
         try:
             return make_batches()
         except BaseException as error:
@@ -177,8 +180,8 @@ class Worker:
     def _do(
         self, job: Job, maker: BatchMaker | Broken, epoch: Epoch, ring: Ring, since_ns: int
     ) -> int:
-        """A job and its delivery. ``since_ns``: when this worker had done the one before; returns
-        when it has done this one.
+        """Do a job and deliver its result. ``since_ns``: when this worker finished the previous
+        one; returns when it finished this one.
         """
         result: Result | None = None
         try:
@@ -189,7 +192,7 @@ class Worker:
                 result, taken = self._help(maker, job)
             else:
                 result = self._make(maker, job)
-                taken = job.size if isinstance(result, Loaded) else 0  # failures take other times
+                taken = job.size if isinstance(result, Loaded) else 0  # do not time failures
             epoch.crowd.leave(self._number, spell, taken, job.size)
             self._activity.job = None
             if result is _NOTHING_LEFT:
@@ -226,13 +229,14 @@ class Worker:
             return Failed(job.number, error, maker.progress(wanted=wanted), maker.tries())
 
     def _help(self, maker: BatchMaker | Broken, job: Job) -> tuple[Result | None, int]:
-        """Take samples of a shared job until none is left: their number, and if one of them was
-        the last of all, the result.
+        """Fetch samples of a shared job until none is left.
+
+        Returns: the result, if this worker finished the last sample; the number of samples taken.
         """
         last, taken = False, 0
         maker.begin(job.first, job.bad)
         while (position := job.take()) is not None:
-            if position < job.first_error:  # torch fetches nothing behind a batch's first error
+            if position < job.first_error:  # torch fetches nothing after a batch's first error
                 try:
                     job.samples[position] = maker.sample_at(position, job.index[position])
                 except BaseException as error:
@@ -246,10 +250,10 @@ class Worker:
         return (self._collate(maker, job) if last else None), taken
 
     def _collate(self, maker: BatchMaker | Broken, job: Job) -> Result:
-        """The result of a shared job whose samples are all there."""
+        """Build the result of a shared job whose samples are all finished."""
         if job.errors:
             error = job.errors[min(job.errors)]
-            job.errors.clear()  # their frames know the job: a cycle
+            job.errors.clear()  # their frames refer to the job: break the cycle
             return Failed(job.number, error)
         samples, tries = job.samples, None
         try:

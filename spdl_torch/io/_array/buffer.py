@@ -34,7 +34,7 @@ class Memory(Protocol):
 
 
 def open_memory(source: Source | Buffer) -> Memory:
-    """The bytes of a source, not copied if it has the buffer protocol or is a CPU tensor.
+    """Return the bytes of a source, not copied if it has the buffer protocol or is a CPU tensor.
 
     The returned memory keeps the source alive; while it lives, a bytearray cannot be resized and
     an mmap cannot be closed.
@@ -68,7 +68,7 @@ def open_memory(source: Source | Buffer) -> Memory:
 
 
 def memory_name(source: Source | Buffer) -> str:
-    """How an error names the source: its path, or ``<bytes>`` for memory of any kind."""
+    """Return the source's name in errors: its path, or ``<bytes>`` for memory of any kind."""
     is_named = isinstance(source, str | os.PathLike) or not _has_buffer(source)
     return source_name(cast("Source", source)) if is_named else "<bytes>"
 
@@ -110,7 +110,7 @@ def _read_file(path: str | os.PathLike[str]) -> Memory:
 
 
 def _fill(file: FileIO, memory: NDArray[np.uint8]) -> int:
-    """Bytes read; fewer than there is room for if the file became shorter."""
+    """Fill the memory and return the number of bytes read, fewer if the file became shorter."""
     num_read = 0
     while count := file.readinto(memory[num_read:].data):
         num_read += count

@@ -1,4 +1,4 @@
-"""Inflate in one call that does not hold the GIL: libdeflate where it is installed, else zlib.
+"""Inflate in one call without the GIL: by libdeflate where it is installed, else by zlib.
 
 Loads a second of 1.2 MB in two members, checksums included, against SPDL's: smooth pixels 1567
 (libdeflate), 1067 (ISA-L), 998 (zlib-ng), 1043 (SPDL); resized noise 859, 691, 607, 696; a
@@ -28,13 +28,13 @@ __all__ = ["crc32", "inflate"]
 _RAW = -zlib.MAX_WBITS
 """A bare deflate stream, without zlib's or gzip's frame."""
 _LARGEST_RATIO = 1032
-"""What deflate can make of one byte at most: 258 bytes out of two bits."""
+"""The largest ratio of deflate: 258 bytes out of two bits."""
 _LARGEST_FOR_DEFLATE = 2**31 - 1
-"""The package cuts sizes to 32 bits, without a word."""
+"""The largest size for the package, which silently truncates sizes to 32 bits."""
 
 
 def crc32(memory: Memory) -> int:
-    """The checksum that zip archives have; does not hold the GIL."""
+    """Return the checksum of zip archives; releases the GIL."""
     return deflate.crc32(memory) if deflate else zlib.crc32(memory)
 
 

@@ -58,7 +58,7 @@ def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
 
 
 def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
-    """The array whose npy file begins at ``start`` and has its end at ``stop`` or before.
+    """Return the array whose npy file begins at ``start`` and ends at ``stop`` or before.
 
     Returns: the view and where its data ends.
     Raises: MalformedError: there is none; the message does not name the source.
@@ -96,7 +96,7 @@ class _Layout(NamedTuple):
 
 
 def _end_of_header(memory: Memory, start: int, stop: int) -> int:
-    """Where the header ends, for any version."""
+    """Return the end of the header, for any version."""
     first = bytes(memory[start : min(stop, start + 12)])
     _check_magic(first)
     size = 2 if first[6] == 1 else 4
@@ -130,7 +130,7 @@ def _what_begins(first: bytes) -> str:
 
 @lru_cache(maxsize=256)
 def _parse(header: bytes) -> _Layout:
-    """What a header of any version, magic included, says of the data behind it."""
+    """Parse a header of any version, magic included, into the layout of the data after it."""
     _check_magic(header)
     version = header[6]
     text = header[10 if version == 1 else 12 :]

@@ -84,7 +84,7 @@ class NpzFile(Mapping[str, "NDArray[Any]"]):
         return list(self._members)
 
     def __getitem__(self, key: str) -> NDArray[Any]:
-        """The array of that name.
+        """Return the array of that name.
 
         Raises: KeyError: no such name; DecodeError: the member is damaged or no array.
         """

@@ -33,7 +33,7 @@ _WIDE = [Struct(f"<{count}Q") for count in range(4)]
 _END_MAGIC, _ENTRY_MAGIC, _HEADER_MAGIC = b"PK\5\6", b"PK\1\2", b"PK\3\4"
 _END64_LOCATOR_MAGIC, _END64_MAGIC = b"PK\6\7", b"PK\6\6"
 _IN_ZIP64 = 0xFFFFFFFF
-"""Stands for a number that does not fit and is in the zip64 field."""
+"""The placeholder of a number that does not fit and is in the zip64 field."""
 _ZIP64 = 1
 _IN_ZIP64_COUNT = 0xFFFF
 _LONGEST_COMMENT = 0xFFFF
@@ -41,7 +41,7 @@ _ON_SEVERAL_DISKS = "a part of an archive on several disks."
 
 _ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13
 _SIZES_FOLLOW = 1 << 3
-"""The header was written before the sizes were known; they stand behind the data too."""
+"""The flag of a header written before the sizes were known; they follow the data too."""
 _UTF8 = 1 << 11
 
 _PATH_TRICK = re.compile(r"[/\\]|[A-Za-z]:[/\\]|(.*[/\\])?\.\.([/\\]|$)", re.DOTALL)
@@ -52,21 +52,21 @@ class Member(NamedTuple):
     """An entry of the directory."""
 
     name: str
-    """Without ``.npy``."""
+    """The name without ``.npy``."""
     raw_name: bytes
     offset: int
-    """Where the member's header begins."""
+    """The offset of the member's header."""
     flags: int
     method: int
     crc: int
     num_stored: int
-    """Bytes of the data as it lies in the archive."""
+    """The size in bytes of the data in the archive."""
     num_bytes: int
-    """Bytes of the data when inflated."""
+    """The size in bytes of the inflated data."""
 
 
 def read_directory(memory: Memory) -> tuple[dict[str, Member], dict[int, int]]:
-    """What an archive holds.
+    """Read the directory of an archive.
 
     Returns: the members by name, in the directory's order; and, for the offset of each, where
         the next one's header (or the directory) begins.
@@ -88,7 +88,7 @@ def read_directory(memory: Memory) -> tuple[dict[str, Member], dict[int, int]]:
 
 
 def find_data(memory: Memory, member: Member, limit: int) -> tuple[int, int]:
-    """Where the data of a member begins and ends, after its header was checked.
+    """Check a member's header, and return where its data begins and ends.
 
     Raises: MalformedError: the header differs from the directory, or the data reaches ``limit``,
         where something else begins.
@@ -118,7 +118,7 @@ def find_data(memory: Memory, member: Member, limit: int) -> tuple[int, int]:
 
 
 def _locate_directory(memory: Memory) -> tuple[int, int, int]:
-    """Where the directory begins and ends, and how many entries it has."""
+    """Return the start and the end of the directory, and the number of its entries."""
     end = _locate_end(memory)
     _, disk, first_disk, count_here, count, num_bytes, start, _ = _END.unpack_from(memory, end)
     if count == _IN_ZIP64_COUNT or start + num_bytes != end:
@@ -172,7 +172,7 @@ def _read_end64(memory: Memory, locator: int) -> tuple[int, int, int, int, int, 
 
 
 def _read_entries(entries: bytes, count: int) -> tuple[dict[str, Member], list[int]]:
-    """The members by name, and their offsets."""
+    """Return the members by name, and their offsets."""
     if count * _ENTRY.size > len(entries):
         raise MalformedError(f"{count} members do not fit into {len(entries)} bytes of directory.")
     members: dict[str, Member] = {}
@@ -208,7 +208,7 @@ def _read_entries(entries: bytes, count: int) -> tuple[dict[str, Member], list[i
 
 @lru_cache(maxsize=1024)
 def _name_of(raw_name: bytes, is_utf8: int) -> str:
-    """The name as text, without numpy's suffix."""
+    """Return the name as text, without numpy's suffix."""
     try:
         name = raw_name.decode("utf-8" if is_utf8 else "cp437")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Which library decodes a JPEG: the one place that chooses."""
+"""The choice of the library that decodes a JPEG."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def image_codec(codec: Codec = "auto") -> str:
 
 
 def check_codec(codec: Codec, where: str) -> None:
-    """Refuse a choice that cannot be had.
+    """Refuse a codec that is not available.
 
     Raises: ValueError: no such codec; ImportError: libjpeg-turbo was asked for by name, and no
         library of version 3 was found.
@@ -48,7 +48,7 @@ def check_codec(codec: Codec, where: str) -> None:
 
 
 def region_library(codec: Codec) -> libjpeg_turbo.LibJpegTurbo | None:
-    """What decodes regions; None: torchvision decodes whole pictures.
+    """Return the decoder of regions; None: torchvision decodes whole pictures.
 
     Raises: as :func:`check_codec`.
     """

@@ -86,7 +86,7 @@ def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
 
 
 def _has_codec(header: ImageHeader | None) -> TypeGuard[ImageHeader]:
-    """Whether torchvision's codec may have the image."""
+    """Return whether torchvision's codec may decode the image."""
     return header is not None and header.format in ("jpeg", "webp") and kernel.has_codec()
 
 

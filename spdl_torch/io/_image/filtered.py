@@ -25,7 +25,7 @@ __all__ = ["load_filtered", "load_filtered_batch", "stretch_filter"]
 
 
 def stretch_filter(width: int | None, height: int | None, pix_fmt: str | None) -> str | None:
-    """What the batch kernel does, in FFmpeg's words: the whole picture, stretched to the size."""
+    """Return FFmpeg's filter that, like the batch kernel, stretches the picture to the size."""
     if width is None and height is None:
         return get_video_filter_desc(pix_fmt=pix_fmt)
     return get_video_filter_desc(
@@ -44,7 +44,7 @@ def load_filtered(
     decode_config: DecodeConfig | None,
     name: str | None = None,
 ) -> Tensor:
-    """One image; arguments, result and errors as of :func:`load_image`."""
+    """Load one image; arguments, result and errors are those of :func:`load_image`."""
     return convert_frames(_decode(src, filter_desc, demux_config, decode_config, name))
 
 

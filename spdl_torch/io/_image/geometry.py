@@ -112,7 +112,7 @@ def _widest_center_box(
 def resized_size(
     height: int, width: int, size: tuple[int, ...], max_size: int | None
 ) -> tuple[int, int]:
-    """Height and width after torchvision's ``Resize(size, max_size=max_size)``.
+    """Return the height and width after torchvision's ``Resize(size, max_size=max_size)``.
 
     ``size`` of one number is the shorter edge: 480x640 with (256,) -> 256x341.
     """
@@ -128,7 +128,7 @@ def resized_size(
 def fitted_size(
     width: int | None, height: int | None, own_width: int, own_height: int
 ) -> tuple[int, int]:
-    """Width and height; where one is None, the shape is kept, where both are, the size."""
+    """Return width and height; if one is None the shape is kept, if both are, the size."""
     if width is None and height is None:
         return own_width, own_height
     if width is None:
@@ -141,7 +141,7 @@ def fitted_size(
 def center_crop_window(
     height: int, width: int, crop_height: int, crop_width: int
 ) -> tuple[int, int]:
-    """Top and left of torchvision's ``CenterCrop``; negative where it pads with zeros."""
+    """Return top and left of torchvision's ``CenterCrop``; negative where it pads with zeros."""
     return _center(height, crop_height), _center(width, crop_width)
 
 

@@ -19,11 +19,11 @@ ImageFormat = Literal["jpeg", "png", "webp"]
 
 
 class ImageHeader(NamedTuple):
-    """What the first bytes say about a picture."""
+    """The properties of a picture in its first bytes."""
 
     format: ImageFormat
     height: int
-    """Pixels, before any EXIF orientation."""
+    """The size in pixels, before any EXIF orientation."""
     width: int
 
 
@@ -55,7 +55,7 @@ _MOST_PIXELS_PER_BYTE = {"jpeg": 64 * 8, "png": 1032 * 8}
 
 
 def missing_data(header: ImageHeader, num_bytes: int) -> bool:
-    """Whether ``num_bytes`` cannot hold the picture the header promises.
+    """Return whether ``num_bytes`` cannot hold the picture that the header promises.
 
     Codecs allocate before they notice, so a 100-byte file could ask for half a gigabyte.
     """
@@ -114,7 +114,7 @@ def _jpeg_size(data: memoryview) -> ImageHeader | None:
 
 
 def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int]]:
-    """Marker and place of the length of every segment, up to the first scan."""
+    """Yield the marker and the place of the length of every segment, up to the first scan."""
     position = 2
     while True:
         while data[position] != 0xFF:  # libjpeg, too, skips garbage between segments

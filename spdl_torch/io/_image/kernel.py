@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Plan(NamedTuple):
-    """What becomes of one decoded picture; all in pixels.
+    """The geometry applied to one decoded picture, in pixels.
 
     Crop the box out of the picture, resize the box, lay the resized box on the output so that the
     output's corner falls on ``window`` (outside it: zeros), flip.
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     size: tuple[int, int]
     """Height and width of the decoded picture that the plan was made for."""
     box: tuple[int, int, int, int]
-    """Top, left, height, width, within ``size``."""
+    """The box to crop, as top, left, height, width, within ``size``."""
     resized: tuple[int, int]
     """Height and width that the box is resized to."""
     window: tuple[int, int] = (0, 0)
@@ -90,18 +90,18 @@ def has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
 
 
 def has_codec() -> bool:
-    """Whether torchvision's own decoders are there; Pillow does the decoding otherwise."""
+    """Return whether torchvision has its own decoders; Pillow decodes otherwise."""
     load_operators()
     return hasattr(torch.ops.image, "decode_image")
 
 
 def has_nvjpeg() -> bool:
-    """Whether torchvision can decode JPEGs on a GPU, if there is one."""
+    """Return whether torchvision can decode JPEGs on a GPU, if there is one."""
     return has_codec() and hasattr(torch.ops.image, "decode_jpegs_cuda")
 
 
 def is_compiled() -> bool:
-    """Whether batches go through compiled code (compiles it on the first call)."""
+    """Return whether batches go through compiled code (compiles it on the first call)."""
     return _compiled() is not None
 
 
@@ -258,7 +258,7 @@ def _load_operators() -> None:
 
 
 def _operator_libraries() -> list[str]:
-    """Where torchvision has its codecs; none on Windows, which it has to prepare for them."""
+    """Return the paths of torchvision's codec libraries; [] on Windows, where it prepares them."""
     package = importlib.util.find_spec("torchvision")
     if sys.platform == "win32" or package is None or not package.submodule_search_locations:
         return []

@@ -168,7 +168,7 @@ def _of_the_wheel() -> Iterator[str]:
 
 
 def _agrees_with_torchvision(library: LibJpegTurbo) -> bool:
-    """Whether a region of a small picture has the pixels that torchvision gives it.
+    """Return whether a region of a small picture has the pixels that torchvision gives it.
 
     A library can be built in other ways than ours; one look costs less than a millisecond.
     """

@@ -29,13 +29,13 @@ class Recipe:
     """A list of transforms, taken apart into the kernel's part and the rest."""
 
     height: int
-    """Of every picture that leaves the kernel, in pixels."""
+    """The size in pixels of every picture that leaves the kernel."""
     width: int
     geometry: Geometry
     """Draws what is random, from a generator, and says what the kernel does with a picture of that
     size."""
     flip: float | None
-    """Probability of mirroring left and right; None: the recipe has no flip."""
+    """The probability of mirroring left and right; None: the recipe has no flip."""
     batch_tail: tuple[Any, ...]
     """The user's transforms that follow and that may run on the whole batch at once."""
     sample_tail: tuple[Any, ...]
@@ -200,7 +200,7 @@ def _resize(size: tuple[int, int]) -> Geometry:
 
 
 def _is_bilinear(transform: Any, converted: bool) -> bool:
-    """Whether the transform resizes as the kernel does: Pillow's images are always antialiased."""
+    """Return whether the transform resizes like the kernel; Pillow always antialiases."""
     mode = transform.interpolation
     mode = getattr(mode, "value", mode)
     return mode in ("bilinear", 2) and (transform.antialias is True or not converted)
@@ -220,7 +220,7 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def _split_tail(tail: list[Any], converted: bool) -> int:
-    """How many transforms at the head of ``tail`` may run on the whole batch."""
+    """Return how many transforms at the head of ``tail`` may run on the whole batch."""
     names = [_name(step) for step in tail]
     if not converted and not (names and names[0] in ("ToTensor", "PILToTensor", "ToImage")):
         return 0

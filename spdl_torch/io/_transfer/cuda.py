@@ -1,4 +1,4 @@
-"""All that a transfer asks of CUDA, in one place."""
+"""All uses of CUDA by transfers, in one place."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Backend(PageLocker, Protocol):
         ...
 
     def record(self) -> Event:
-        """The point behind everything that was begun so far."""
+        """Return an event after all work begun so far."""
         ...
 
     def hand_over(self, event: Event, blocks: Sequence[Tensor]) -> Event:
@@ -68,7 +68,7 @@ class Backend(PageLocker, Protocol):
 
 
 class CudaBackend:
-    """The real one.
+    """The backend of a CUDA device.
 
     Memory safety. Blocks are allocated on the copy stream, so the caching allocator gives them
     out again to this stream alone, whose work is in order. The one other stream that uses them
@@ -148,7 +148,7 @@ class _Event(NamedTuple):
 
 
 def resolve(device: torch.device) -> torch.device:
-    """A CUDA device with its index; without one it is the device that is current on this thread.
+    """Return a CUDA device with its index, by default that of this thread's current device.
 
     Raises: RuntimeError: torch finds no CUDA, or no such device, or the process was forked from one
         that had used CUDA.

@@ -1,4 +1,4 @@
-"""Memory that a GPU copies from by itself, because its pages are locked."""
+"""Memory with locked pages, from which a GPU can copy by itself."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["PageLocker", "Region"]
 
 
 class PageLocker(Protocol):
-    """Who locks pages: a device."""
+    """The device that locks pages."""
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
-        """False where the system does not let it."""
+        """Lock pages; return False if the system refuses."""
         ...
 
     def unlock_pages(self, address: int) -> None:
-        """Of memory that is still mapped."""
+        """Unlock the pages of memory that is still mapped."""
         ...
 
 
@@ -45,7 +45,7 @@ class Region:
 
     @property
     def is_locked(self) -> bool:
-        """Whether its pages are."""
+        """Whether the pages are locked."""
         return self._locker is not None
 
     def array(self, num_bytes: int) -> np.ndarray[Any, Any]:

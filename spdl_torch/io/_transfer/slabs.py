@@ -1,4 +1,4 @@
-"""Pinned memory that is used over and over, and how a batch is packed into it.
+"""Reused pinned memory, and the packing of a batch into it.
 
 Page-locked memory is what a GPU copies from by itself, but locking pages takes longer than the
 copy. So a few *slabs* are locked once. Each batch is packed into one of them, with as few copies
@@ -36,10 +36,10 @@ __all__ = [
 ]
 
 ALIGNMENT = 512
-"""Bytes; what the CUDA allocator gives to every tensor, so kernels find what they are used to."""
+"""The alignment in bytes that the CUDA allocator gives to every tensor, as kernels expect."""
 
 SMALL_BYTES = 64 * 1024
-"""Tensors below travel and live together. Such a copy takes 3 µs at 20 GB/s, less than it takes
+"""The size below which tensors share one copy. A copy takes 3 µs at 20 GB/s, less than it takes
 to start one; and a label that is kept by the user keeps no image alive."""
 
 
@@ -64,28 +64,28 @@ class Event(Protocol):
 
 
 class Place(NamedTuple):
-    """Where one tensor lies."""
+    """The place of a tensor."""
 
     tensor: Tensor
     block: int
-    """Which of the layout's blocks it is in."""
+    """The layout's block that it is in."""
     offset: int
-    """In bytes, from the start of the slab."""
+    """The offset in bytes from the start of the slab."""
     strides: tuple[int, ...]
-    """Of the copy: the tensor's own if it has no holes."""
+    """The strides of the copy: the tensor's own if it has no holes."""
 
 
 class Layout(NamedTuple):
-    """How a batch is packed."""
+    """The layout of a packed batch."""
 
     places: list[Place]
     blocks: list[tuple[int, int]]
-    """Offset and size, in bytes, of what is copied at once."""
+    """The offset and size in bytes of each block, which is copied at once."""
     num_bytes: int
 
 
 def plan(tensors: Sequence[Tensor]) -> Layout:
-    """Lay tensors out one behind the other, the small ones together at the end."""
+    """Lay tensors out one after the other, the small ones together at the end."""
     large = [tensor for tensor in tensors if tensor.nbytes >= SMALL_BYTES]
     small = [tensor for tensor in tensors if tensor.nbytes < SMALL_BYTES]
     places: list[Place] = []
@@ -109,13 +109,13 @@ def _aligned(num_bytes: int) -> int:
 
 
 def rounded_up(num_bytes: int) -> int:
-    """To an eighth of a power of two, and to 64 KiB."""
+    """Round up to an eighth of a power of two, and to 64 KiB."""
     step = max(SMALL_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
     return -(-num_bytes // step) * step
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides that ``tensor.to(device)`` gives: its own, or without the holes."""
+    """Return the strides that ``tensor.to(device)`` gives: its own, or without the holes."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
@@ -146,7 +146,7 @@ def copy_alone(target: Tensor, source: Tensor) -> None:
 
 
 class Slab:
-    """Pinned memory for one batch, and the event behind which it is free again."""
+    """Pinned memory for one batch, and the event after which it is free again."""
 
     def __init__(self, allocate: Callable[[int], Tensor]) -> None:
         self._allocate = allocate
@@ -155,7 +155,7 @@ class Slab:
         self._sources: Sequence[Tensor] = ()
 
     def wait(self) -> None:
-        """Until the copies of the batch before are done."""
+        """Wait until the copies of the previous batch are done."""
         event = self._busy_until
         if event is not None:
             event.synchronize()
@@ -172,7 +172,7 @@ class Slab:
         return self._memory
 
     def busy_until(self, event: Event, sources: Sequence[Tensor]) -> None:
-        """Copies from here and from ``sources`` are under way; they are done at ``event``."""
+        """Mark the slab and ``sources`` as in use by copies that are done at ``event``."""
         self._busy_until, self._sources = event, sources
 
 
@@ -188,7 +188,7 @@ class SlabRing:
         self._next = 0
 
     def take(self) -> Slab:
-        """The slab that was used longest ago; waits until its copies are done."""
+        """Return the least recently used slab; waits until its copies are done."""
         slab = self._slabs[self._next]
         slab.wait()
         # Only now: a wait that raised leaves the turn where it is.

@@ -75,7 +75,7 @@ class CUDAConfig:
 
     @property
     def device(self) -> torch.device:
-        """The same for torch."""
+        """The device as torch names it."""
         return torch.device("cuda", self.device_index)
 
 
@@ -84,7 +84,7 @@ def cuda_config(
     stream: int = cuda.PER_THREAD_STREAM,
     allocator: Allocator | None = None,
 ) -> CUDAConfig:
-    """Say where data shall go; called as SPDL's function of this name. Does not touch CUDA.
+    """Return a CUDAConfig; called like SPDL's function of this name. Does not touch CUDA.
 
     Raises: UnsupportedOptionError: an ``allocator`` that is not torch's.
     """
@@ -92,7 +92,7 @@ def cuda_config(
 
 
 class Staged:
-    """A batch on its way to the device. ``receive()`` hands it over, once."""
+    """A batch in transfer to the device. ``receive()`` hands it over, once."""
 
     __slots__ = ("_batch", "_blocks", "_event", "_has_leaves_to_move", "_received", "_transfer")
 
@@ -112,7 +112,7 @@ class Staged:
         self._received = False
 
     def receive(self) -> Any:
-        """The batch, to be used on the calling thread's current stream. Does not wait.
+        """Return the batch for use on the calling thread's current stream. Does not wait.
 
         Call it on the thread that trains, with the stream current that the model runs on: that
         stream waits for the copy, and the memory is kept until that stream is done with it.
@@ -167,7 +167,7 @@ class Transfer:
 
     @property
     def device(self) -> torch.device:
-        """Where batches go, with its index."""
+        """The device of the batches, with its index."""
         return self._backend.device
 
     def stage(self, batch: Any) -> Staged:
@@ -270,7 +270,7 @@ def _mark_busy(slab: Slab, backend: cuda.Backend, sources: list[Tensor]) -> Even
 
 
 def _is_plain(leaf: Any) -> bool:
-    """Whether a leaf's bytes and strides say it all."""
+    """Return whether bytes and strides describe a leaf completely."""
     return (
         type(leaf) is Tensor
         and leaf.device.type == "cpu"
@@ -280,8 +280,8 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def is_moved_whole(batch: Any) -> bool:
-    """Whether ``stage`` takes all tensors and arrays of a batch but those below 64 KiB, and so
-    leaves nobody a view of the memory that they were in. False where that cannot be known.
+    """Return whether ``stage`` takes all tensors and arrays of a batch but those below 64 KiB, and
+    so leaves nobody a view of the memory that they were in. False where that is unknown.
     """
     if isinstance(batch, Tensor):
         return _is_plain(batch)
@@ -360,12 +360,12 @@ def transfer_buffer(buffer: Any, *, device_config: CUDAConfig) -> Tensor:
 
 
 def to_device(tensor: Tensor, config: CUDAConfig) -> Tensor:
-    """What ``device_config=`` means everywhere: :func:`transfer_tensor` to that device."""
+    """Transfer a tensor as ``device_config=`` says, by :func:`transfer_tensor`."""
     return transfer_tensor(tensor, config)
 
 
 def check_device_config(config: object, where: str) -> None:
-    """Raises: UnsupportedOptionError: ``config`` is no CUDAConfig; ``where`` names the function."""
+    """Check ``config`` for function ``where``. Raises: UnsupportedOptionError: no CUDAConfig."""
     if not isinstance(config, CUDAConfig):
         raise UnsupportedOptionError(
             f"{where}: device_config must be None or a CUDAConfig, got {type(config).__name__}. "
@@ -379,7 +379,7 @@ _shared_lock = threading.Lock()
 
 
 def _shared_transfer(device: torch.device | str | int | CUDAConfig) -> Transfer:
-    """One for each device and stream, whichever threads call."""
+    """Return the transfer of a device and stream, shared by all threads."""
     stream = _stream_of(device)
     place = cuda.resolve(_cuda_device(device, "transfer_tensor"))
     with _shared_lock:
@@ -405,6 +405,6 @@ def _cuda_device(device: torch.device | str | int | CUDAConfig, where: str) -> t
 
 
 def _device_of_rank() -> torch.device:
-    """torchrun and its kin number the processes of a machine."""
+    """Return the device of this rank, by the local rank that torchrun and others set."""
     rank = os.environ.get("LOCAL_RANK")
     return torch.device("cuda") if rank is None else torch.device("cuda", int(rank))

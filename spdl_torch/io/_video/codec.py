@@ -1,4 +1,4 @@
-"""What a container says about its video, and decoders made from that."""
+"""A container's description of its video, and decoders made from it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["ImageCodec", "VideoCodec"]
 
 _MOST_B_FRAMES = 16
-"""In a row; FFmpeg's encoders make no more."""
+"""The most consecutive B-frames; FFmpeg's encoders make no more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoCodec:
-    """What the container says about its video stream."""
+    """A container's description of its video stream."""
 
     name: str
     """FFmpeg's name of the codec, such as ``h264``."""
@@ -32,13 +32,13 @@ class VideoCodec:
     pix_fmt: str | None
     """FFmpeg's name of the pixel format; None where only decoding tells."""
     frame_rate: tuple[int, int]
-    """Frames a second, on average, as numerator and denominator; (0, 1) where nothing is known."""
+    """The average frames a second, as numerator and denominator; (0, 1) if unknown."""
     time_base: tuple[int, int]
-    """Seconds of one tick of a timestamp, as numerator and denominator."""
+    """The seconds of one tick of a timestamp, as numerator and denominator."""
     sample_aspect_ratio: tuple[int, int]
-    """Of a pixel, width over height; (0, 1) where nothing is known."""
+    """The aspect ratio of a pixel, width over height; (0, 1) if unknown."""
     reorder_depth: int
-    """Frames that the decoder holds back to put them in order."""
+    """The number of frames that the decoder holds back to put them in order."""
     bits_per_coded_sample: int
     codec_tag: str
     extradata: bytes | None

@@ -90,7 +90,7 @@ def _decode_timed(
     *,
     may_skip: bool,
 ) -> Iterator[VideoFrame]:
-    """All frames that come out, each with the time of its packet."""
+    """Yield all decoded frames, each with the time of its packet."""
     display = packets.display
     last = max(k for k in range(start, stop) if display[k] in wanted)
     skips = may_skip and context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
@@ -108,7 +108,7 @@ def _decode_counted(
     stop: int,
     wanted: frozenset[int],
 ) -> Iterator[VideoFrame]:
-    """All frames that come out, numbered in their order."""
+    """Yield all decoded frames, numbered in their order."""
     latest = max(wanted)
     place: int | None = None
     for k, packet in enumerate([*packets.packets[start:stop], None], start):

@@ -33,7 +33,7 @@ _GENERATE_PTS = 1
 """FFmpeg's AVFMT_FLAG_GENPTS."""
 
 _FIRST_STEP_SECONDS = 0.5
-"""How far to go back at first where there is no keyframe; they are mostly 0.5 to 10 s apart."""
+"""The first distance to seek back for a keyframe; they are mostly 0.5 to 10 s apart."""
 
 
 def demux_video(

@@ -229,13 +229,13 @@ class _RunningGraph:
         self._input = nodes[0]
 
     def run(self, frame: VideoFrame) -> Iterator[VideoFrame]:
-        """What comes out after one frame more."""
+        """Return the output after one more frame."""
         with contextlib.suppress(NoFrameLeft):  # the filters have all they want
             self._input.push(frame)
         return self._pull()
 
     def finish(self) -> Iterator[VideoFrame]:
-        """What is still inside."""
+        """Return the frames that are still inside."""
         with contextlib.suppress(NoFrameLeft):
             self._input.push(None)
         return self._pull()

@@ -90,7 +90,7 @@ class VideoFrames:
 
     @property
     def time_base(self) -> tuple[int, int]:
-        """Seconds of one tick, as numerator and denominator."""
+        """The seconds of one tick, as numerator and denominator."""
         # PyAV's own rational number from 19 on, whose zero means that there is none.
         time_base: Any = self.frames[0].time_base
         return Fraction(time_base or 1).as_integer_ratio()
@@ -105,7 +105,7 @@ class VideoFrames:
         return [float(pts * time_base) for pts in self.get_pts()]
 
     def clone(self) -> VideoFrames:
-        """Another list of the same frames."""
+        """Return another list of the same frames."""
         return type(self)(self.source, list(self.frames))
 
     def __len__(self) -> int:
@@ -141,12 +141,12 @@ class ImageFrames(VideoFrames):
 
     @property
     def pts(self) -> float | None:
-        """When it is displayed, in seconds; None: nothing says so."""
+        """The display time in seconds; None if unknown."""
         return next(iter(self.get_timestamps()), None)
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the decoder found beside the pixels, as texts by name."""
+        """The decoder's metadata beside the pixels, as texts by name."""
         return dict(self.frames[0].metadata)
 
 

@@ -58,9 +58,9 @@ class VideoPackets:
         """False where the container does not say when frames are displayed (AVI, raw streams):
         they are counted."""
         self.display = _display_times(packets, self.is_timed)
-        """For every packet, when its frame is displayed, in ticks."""
+        """The display time of every packet's frame, in ticks."""
         self.times = self._times_in_window()
-        """When the frames of the window are displayed, ascending, in ticks."""
+        """The display times of the window's frames, ascending, in ticks."""
         self.upright: list[tuple[str, str]] | None = None
         """The filters that put frames upright; None where the frames know themselves."""
         self._context = context
@@ -68,7 +68,7 @@ class VideoPackets:
 
     @property
     def num_packets(self) -> int:
-        """Of all that were read; those before the window are needed to decode it."""
+        """The number of packets read; including those before the window, which decoding needs."""
         return len(self.packets)
 
     @property
