@@ -135,6 +135,7 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
 
 AT_THE_START = """
         from spdl_torch.data.child_process import connection as line
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
         start_child = line.start_child
         def start_and_die(*arguments):
             start_child(*arguments)

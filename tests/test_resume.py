@@ -281,7 +281,7 @@ def test_another_batch_size_goes_on_behind_the_same_sample():
     assert sorted(flat(seen) + rest) == list(range(24))
     odd = DataLoader(MapDataOfNumbers(24), batch_size=5, shuffle=True, generator=generator(6))
     odd.load_state_dict(state)
-    with pytest.raises(ValueError, match="behind 8 samples, which is not between two batches"):
+    with pytest.raises(ValueError, match="after 8 samples, which is not between two batches"):
         iter(odd)
 
 
@@ -525,7 +525,7 @@ def test_a_smaller_dataset_is_noticed():
         next(iterator)
     again = DataLoader(MapDataOfNumbers(10), batch_size=5)
     again.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="behind 15 samples"):
+    with pytest.raises(ValueError, match="after 15 samples"):
         iter(again)
 
 
