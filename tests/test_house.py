@@ -38,8 +38,16 @@ ROOMS = {
     ],
     "observe": ["verdict", "store", "trace", "plot", "__init__"],
     "data": [
-        *("state_fields", "error_notes", "rng", "sampling", "checkpoint", "fetching"),
-        *("workers", "child_process"),
+        *(
+            "state_fields",
+            "error_notes",
+            "nested_datasets",
+            "rng",
+            "sampling",
+            "checkpoint",
+            "fetching",
+        ),
+        *("fetching", "workers", "child_process"),
         *("sources", "folder", "dataset", "loader", "subprocesses", "lightning_states", "__init__"),
     ],
 }

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from ..nested_datasets import nested_datasets
 from . import dispatch
 from .function_mode import FunctionMode
 from .keys import Purpose, StreamKey
@@ -53,8 +54,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-_MOST_WRAPPERS = 8  # datasets inside datasets; a bound, should one contain itself
 
 # The numbers of the three generators of a stream.
 _TORCH, _PYTHON, _NUMPY = range(3)
@@ -326,18 +325,7 @@ class SampleStreams:
 def borrowers_in(dataset: Any) -> list[Any]:
     """Return the datasets, this one and those inside it, that make whole batches and enter the
     stream of each sample: their class has ``sample_context``, which the loader sets."""
-    found = []
-    for _ in range(_MOST_WRAPPERS):
-        if hasattr(type(dataset), "sample_context"):
-            found.append(dataset)
-        try:
-            inner = getattr(dataset, "dataset", None)  # torch's Subset passes lists of indices on
-        except Exception:  # the user's property fails; torch would not read it
-            return found
-        if inner is None or inner is dataset:
-            return found
-        dataset = inner
-    return found
+    return [each for each in nested_datasets(dataset) if hasattr(type(each), "sample_context")]
 
 
 @contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-import types
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from ..rng.owned import OwnedGenerators
+from .worker_info import rebound
 
 if TYPE_CHECKING:
     import threading
@@ -47,8 +47,9 @@ def own_function(
     """Return a worker's own ``collate_fn``: a method of the dataset is bound to the worker's copy,
     and a function that keeps a random generator is copied deeply.
     """
-    if isinstance(function, types.MethodType) and function.__self__ is dataset:
-        return types.MethodType(function.__func__, own)
+    bound = rebound(function, dataset, own)
+    if bound is not function:
+        return bound
     with turn:
         if OwnedGenerators(function):
             function = _deep_copy_or_share(function, {id(dataset): own})

@@ -16,6 +16,7 @@ from ...pipeline.stats.perf_stats import (
     task_stats,
 )
 from ...pipeline.stats.thread_time import Headcount
+from ..nested_datasets import nested_datasets
 
 if TYPE_CHECKING:
     from ...observe.verdict.report import Report
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Figures", "InlineFigures", "PoolFigures", "Readings", "with_remarks_of"]
 
 _POOLED = ("fetch", "collate")
-_MOST_WRAPPERS = 8
 
 _SHORT_SAMPLE_SECONDS = 50e-6
 _ENOUGH_SAMPLES = 1_000
@@ -206,14 +206,10 @@ def with_remarks_of(dataset: object, report: Report, *, one_by_one: bool) -> Rep
     """
     if one_by_one:
         report = _with(report, _remarks_on_short_samples(dataset, report))
-    for _ in range(_MOST_WRAPPERS):
+    for each in nested_datasets(dataset):
         # Ask the class: an object that answers to any attribute name would seem to have it.
-        if hasattr(type(dataset), "loading_remarks"):
-            return _with(report, tuple(dataset.loading_remarks()))  # type: ignore[attr-defined]
-        try:
-            dataset = getattr(dataset, "dataset", None)
-        except Exception:  # the user's property fails: the report goes on without its remarks
-            break
+        if hasattr(type(each), "loading_remarks"):
+            return _with(report, tuple(each.loading_remarks()))
     return report
 
 
