@@ -1,7 +1,6 @@
-"""A measuring process with two answers, the second when the file that it is given is there."""
+"""A measuring process with two answers, the second when its named pipe is closed."""
 
 import sys
-import time
 from pathlib import Path
 
 from spdl_torch.measuring.lifeline import end_with_the_parent
@@ -13,6 +12,5 @@ if __name__ == "__main__":
     reporter.write(done=0)
     reporter.write(answer={"number": 1})
     reporter.write(done=1)
-    while not Path(sys.argv[1]).exists():
-        time.sleep(0.001)
+    Path(sys.argv[1]).read_bytes()  # a named pipe: waits for whoever opens it for writing
     reporter.write(answer={"number": 2})

@@ -722,7 +722,7 @@ def test_queues_of_a_merge_op_have_asyncios_other_methods():
     seen = {}
 
     async def op(info, input_queues, output_queue):
-        with pytest.raises(asyncio.QueueEmpty):
+        with pytest.raises(asyncio.QueueEmpty, match=r"^$"):
             input_queues[1].get_nowait()
         seen.update(empty=input_queues[1].empty(), size=input_queues[1].qsize())
         await output_queue.put(1)
