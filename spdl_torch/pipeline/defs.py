@@ -48,7 +48,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SourceConfig(SourceSpec, Generic[T]):
-    """Where items come from: ``SourceConfig(iterable, continuous=False)``.
+    """The origin of the items: ``SourceConfig(iterable, continuous=False)``.
 
     continuous: iterate again and again; see ``PipelineBuilder.add_source``.
     """
@@ -87,7 +87,7 @@ class PathVariantsConfig(StageSpec, Generic[T]):
 
 
 class SinkConfig(SinkSpec, Generic[T]):
-    """Where at most ``buffer_size`` items wait for the consumer."""
+    """The place where at most ``buffer_size`` items wait for the consumer."""
 
 
 class MergeConfig(MergeSpec):

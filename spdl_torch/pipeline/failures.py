@@ -1,4 +1,4 @@
-"""How many failures a stage may have, and what is kept of them."""
+"""The number of failures that a stage may have, and the record of them."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from .recorder.flight_recorder import FlightRecorder
 from .report import profile_of, report_of
 from .run.run import Run
 from .run.states import RunState
+from .threads.weakly import weakly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,8 +73,9 @@ class Pipeline(Generic[T]):
             tuner=tuner,
             stage_id=stage_id,
         )
-        # The run knows nothing of this object, so its threads do not keep it alive.
-        self._finalizer = weakref.finalize(self, self._run.request_stop)
+        # The run knows nothing of this object, so its threads do not keep it alive; they keep the
+        # run alive, which needs no end before they start or when they have ended.
+        self._finalizer = weakref.finalize(self, weakly(self._run.request_stop))
         self._finalizer.atexit = False  # the thread group stops the run at exit, and joins it
 
     def start(self, *, timeout: float | None = None, daemon: bool = False) -> None:

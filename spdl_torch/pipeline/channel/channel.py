@@ -63,8 +63,9 @@ class Channel(AsyncMethods, Generic[T]):
         # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
         self._getter_woken = False
         self._putter_woken = False
-        self._num_put = 0  # sentinels included, as in _num_got: they have numbers as items have
-        self._num_got = 0
+        self._num_put = 0  # sentinels included, as in num_got: they have numbers as items have
+        self.num_got = 0
+        """The number of items taken, also by a get that Ctrl-C then cut off."""
         self._sentinels = SentinelNumbers()
         self._put_wait = WaitClock()
         self._get_wait = WaitClock()
@@ -122,8 +123,8 @@ class Channel(AsyncMethods, Generic[T]):
         with self._lock:
             items = self._items
             if items and not self._answers_no:
-                number = self._num_got
-                self._num_got = number + 1
+                number = self.num_got
+                self.num_got = number + 1
                 item = items.popleft()
                 if not items:
                     self._empty_since_ns = perf_counter_ns()
@@ -200,18 +201,13 @@ class Channel(AsyncMethods, Generic[T]):
         """The number of items that will never be taken, because the channel was closed."""
         return len(self) if self._closed else 0
 
-    @property
-    def num_got(self) -> int:
-        """The number of items taken, also by a get that Ctrl-C then cut off."""
-        return self._num_got
-
     def __len__(self) -> int:
         """Return the number of items that wait, those before their turn included."""
-        early = sum(type(item) is not Sentinel for item in tuple(self._early.values()))
-        if not self._sentinels:
-            return len(self._items) + early
+        if not self._early and not self._sentinels:
+            return len(self._items)
+        early = sum(type(item) is not Sentinel for item in self._early.copy().values())
         with self._lock:
-            return len(self._items) - self._sentinels.count_waiting(self._num_got) + early
+            return len(self._items) - self._sentinels.count_waiting(self.num_got) + early
 
     def progress(self) -> tuple[int, int]:
         """Return how many places of an ordered channel are settled, and with how many items."""
@@ -223,11 +219,11 @@ class Channel(AsyncMethods, Generic[T]):
         with self._lock:
             now = self._ended_ns or perf_counter_ns()
             open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
-            waiting_sentinels = self._sentinels.count_waiting(self._num_got)
+            waiting_sentinels = self._sentinels.count_waiting(self.num_got)
             return QueueCounters(
                 elapsed_ns=now - self._created_ns,
                 num_put=self._num_put - self._sentinels.num_got - waiting_sentinels,
-                num_got=self._num_got - self._sentinels.num_got,
+                num_got=self.num_got - self._sentinels.num_got,
                 put_wait=self._put_wait.read(),
                 get_wait=self._get_wait.read(),
                 empty_ns=self._empty_ns + max(0, open_empty),
@@ -272,7 +268,7 @@ class Channel(AsyncMethods, Generic[T]):
     ) -> bool:
         """Put if there is room, else enlist ``waiter``. The lock is held."""
         if self._has_room(seq, advance) or (
-            self._capacity.may_burst(self._num_got) and self._has_room(seq, advance)
+            self._capacity.may_burst(self.num_got) and self._has_room(seq, advance)
         ):
             if self._closed or self._finished:
                 raise ChannelClosed
@@ -316,7 +312,7 @@ class Channel(AsyncMethods, Generic[T]):
         if type(item) is Sentinel:
             if item is SKIPPED:
                 return
-            self._sentinels.add(self._num_put)
+            self._sentinels.append(self._num_put)
         items = self._items
         if not items:
             self._empty_ns += perf_counter_ns() - self._empty_since_ns

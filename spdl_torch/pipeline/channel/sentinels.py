@@ -23,34 +23,26 @@ class Sentinel:
         return f"<{self._name}>"
 
 
-class SentinelNumbers:
-    """The numbers of the sentinels in a channel, so that statistics can leave them out.
+class SentinelNumbers(deque[int]):
+    """The numbers of the sentinels in a channel, so that statistics can leave them out: of those
+    that wait, or were taken since the last count.
 
     Sentinels are numbered with the items. The channel's lock is held, but for ``bool``.
     """
 
-    __slots__ = ("_numbers", "num_got")
+    __slots__ = ("num_got",)
 
     def __init__(self) -> None:
-        self._numbers: deque[int] = (
-            deque()
-        )  # of those that wait, or were taken since the last count
+        super().__init__()
         self.num_got = 0
         """The number of sentinels that were taken, as of the last count."""
 
-    def add(self, number: int) -> None:
-        """Note the number of a sentinel that was put."""
-        self._numbers.append(number)
-
     def count_waiting(self, num_got: int) -> int:
         """Count those that wait, after ``num_got`` items and sentinels were taken."""
-        while self._numbers and self._numbers[0] < num_got:
-            self._numbers.popleft()
+        while self and self[0] < num_got:
+            self.popleft()
             self.num_got += 1
-        return len(self._numbers)
-
-    def __bool__(self) -> bool:
-        return bool(self._numbers)
+        return len(self)
 
 
 SKIPPED: Final = Sentinel("skipped")

@@ -16,7 +16,7 @@ __all__ = ["OpKind", "as_op", "locate", "name_of"]
 
 
 class OpKind(enum.Enum):
-    """How a stage's op is called."""
+    """The way in which a stage's op is called."""
 
     FUNCTION = "function"  # item -> item
     GENERATOR = "generator"  # item -> many items

@@ -33,7 +33,7 @@ _KEEPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR, OpKind.PATH_VARIANTS)
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """Where items come from."""
+    """The origin of the items."""
 
     iterable: Iterable[Any] | AsyncIterable[Any]
     name: str = "src"
@@ -150,7 +150,7 @@ class StageSpec:
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """Where items wait for the consumer."""
+    """The place where items wait for the consumer."""
 
     buffer_size: int = 3
 

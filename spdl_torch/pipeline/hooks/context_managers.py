@@ -79,7 +79,11 @@ class _Blocking(AbstractContextManager[Any]):
 
     def __enter__(self) -> Any:
         assert self._runner is not None, "guaranteed by __init__"
-        return self._runner.run(_enter(self._context))
+        try:
+            return self._runner.run(_enter(self._context))
+        except BaseException:  # no __exit__ follows
+            self._close()
+            raise
 
     def __exit__(
         self,
@@ -92,8 +96,11 @@ class _Blocking(AbstractContextManager[Any]):
             swallow: bool | None = self._runner.run(_exit(self._context, kind, error, traceback))
             return swallow
         finally:
-            if self._own is not None:
-                self._own.__exit__()
+            self._close()
+
+    def _close(self) -> None:
+        if self._own is not None:
+            self._own.__exit__()
 
 
 def _is_in_a_loop() -> bool:

@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Reporter", "Reports"]
 
-_TAIL_SECONDS = 1.0  # how long the last lap waits for running ops; then it is reported without them
+_TAIL_SECONDS = 1.0  # the last interval's wait for running ops, without which it is reported then
 
 
 class Reports(Protocol):
     """A task hook or a queue."""
 
     interval: float | None
-    """Seconds between two laps; None or below 0 = only the one at the end."""
+    """The seconds of an interval; None or below 0 = only one, up to the end."""
 
-    def report_lap(self) -> None:
+    def report_interval(self) -> None:
         """Report the figures since the last call."""
 
 
 class Reporter:
-    """Report every lap, the last and partial one included, before the run is closed.
+    """Report every interval, the last and partial one included, before the run is closed.
 
     The thread exists from the first interval on, or, if nobody asked for intervals, only at the
     end.
@@ -46,7 +46,7 @@ class Reporter:
         threads.spawn("stats", self._run)
 
     def request_stop(self) -> None:
-        """Report the last laps and end. Never blocks."""
+        """Report the last intervals and end. Never blocks."""
         try:
             self._going_on.release()
         except RuntimeError:
@@ -61,9 +61,9 @@ class Reporter:
             for subject, interval in regular:
                 if monotonic() >= due[id(subject)]:
                     due[id(subject)] += interval
-                    subject.report_lap()
-        # A stop does not wait for running ops, but the last lap does, since it includes them. If
-        # that takes too long, it is reported without them, and another one when they have ended.
+                    subject.report_interval()
+        # A stop does not wait for running ops, but the last interval does, since it includes them.
+        # If that takes too long, it is reported without them, and another when they have ended.
         if not self._join_workers(_TAIL_SECONDS):
             self._report_all()
             self._join_workers(None)
@@ -74,4 +74,4 @@ class Reporter:
 
     def _report_all(self) -> None:
         for subject in self._subjects:
-            subject.report_lap()
+            subject.report_interval()

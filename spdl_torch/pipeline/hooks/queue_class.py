@@ -1,4 +1,4 @@
-"""How a run creates its queues: calls ``queue_class`` as SPDL does, and checks the result."""
+"""Create the queues of a run: call ``queue_class`` as SPDL does, and check the result."""
 
 from __future__ import annotations
 

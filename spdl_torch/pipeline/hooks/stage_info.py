@@ -14,7 +14,7 @@ class StageInfo:
     pipeline_id: int
     """0 unless the caller gives another; it does not change from epoch to epoch."""
     stage_id: int
-    """Position in the pipeline: 0 is the source."""
+    """The stage's number in the pipeline: 0 is the source."""
     stage_name: str
     concurrency: int = 1
 

@@ -58,8 +58,8 @@ class StatsQueue(Channel[Any]):
             stats.occupancy_rate * 100,
         )
 
-    def report_lap(self) -> None:
+    def report_interval(self) -> None:
         """Call ``interval_stats_callback`` with the figures since the last call."""
         now = self.counters()
-        lap, self._last = now.since(self._last), now
-        call_back(self.interval_stats_callback, queue_stats(lap), self.name)
+        interval, self._last = now.since(self._last), now
+        call_back(self.interval_stats_callback, queue_stats(interval), self.name)

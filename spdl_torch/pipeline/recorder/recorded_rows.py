@@ -32,13 +32,15 @@ def without_outputs(row: Row) -> Row:
     return replace(row, turns=tuple(replace(turn, output=-1) for turn in row.turns))
 
 
-def with_outputs(rows: list[Row], position: int, num_in: int, num_out: int) -> list[Row]:
+def with_outputs(rows: list[Row], stage_number: int, num_in: int, num_out: int) -> list[Row]:
     """Return the rows of an ordered stage with the numbers that its results got.
 
     If every input led to a result, these are the inputs' numbers. Otherwise they are counted back
     from the last one, as far as every input's turn is known.
     """
-    turns = {turn.number: turn for row in rows if row.position == position for turn in row.turns}
+    turns = {
+        turn.number: turn for row in rows if row.stage_number == stage_number for turn in row.turns
+    }
     outputs: dict[int, int] = {}
     if num_in == num_out:
         outputs = {number: number for number in turns}
@@ -55,6 +57,8 @@ def with_outputs(rows: list[Row], position: int, num_in: int, num_out: int) -> l
         return replace(turn, output=outputs.get(turn.number, -1)) if passed else turn
 
     return [
-        replace(row, turns=tuple(map(numbered, row.turns))) if row.position == position else row
+        replace(row, turns=tuple(map(numbered, row.turns)))
+        if row.stage_number == stage_number
+        else row
         for row in rows
     ]

@@ -70,14 +70,26 @@ class Ring:
         added = self._num_added
         place = added % self._capacity * _SIZE
         if place == len(self._buffer):
-            self._buffer += bytes(min(place, self._capacity * _SIZE - place))
+            # A new one: who reads the old one at this moment keeps it from growing.
+            self._buffer = self._buffer + bytes(min(place, self._capacity * _SIZE - place))
+        num_before = -1 if before is None else len(before)
+        num_after = -1 if after is None else len(after)
+        # No *(...) here: it would make a tuple and a list for every record.
         _pack_into(
             self._buffer,
             place,
-            *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
-            *(-1 if before is None else len(before), -1 if after is None else len(after), kind),
+            since_ns,
+            started_ns,
+            ended_ns,
+            done_ns,
+            cpu_ns,
+            number,
+            output,
+            num_before,
+            num_after,
+            kind,
         )
-        self._num_added = added + 1
+        self._num_added = added + 1  # last: who reads this count finds the record in place
 
     def add_part(self, name: str, started_ns: int, ended_ns: int, cpu_ns: int) -> None:
         """Record a named part of the current turn."""
@@ -89,8 +101,8 @@ class Ring:
     def read(self) -> tuple[list[Turn], list[Part], int]:
         """Return turns, parts, and how many of them were overwritten. Any thread may call this."""
         added, copy = self._num_added, bytes(self._buffer)
-        # No lock: the thread writes on. The count is read first, then the buffer is copied, in one
-        # step under the GIL. What the thread wrote in between, and the record it may be writing
+        # No lock: the thread writes on. The count is read first, then the buffer is copied. What
+        # the thread wrote in between, while it was copied as well, and the record it may be writing
         # now, replaced the oldest ones, which are left out.
         unsafe = self._num_added + 1 - self._capacity
         first = max(0, added - self._capacity, unsafe)
@@ -122,8 +134,9 @@ class ConsumerRing(Ring):
         """Note that the consumer asks for an item of ``before``: its last step has ended."""
         now = perf_counter_ns()
         if self._got_ns:
-            if now - self._asked_ns >= self.shortest_ns:
-                self._add_open(now, before)
+            asked = self._asked_ns
+            if now - asked >= self.shortest_ns:
+                self.add(asked, self._got_ns, now, now, -1, self._number, -1, before, None)
             self._got_ns = 0
         elif self._asked_ns:
             return  # asked before, and timed out
@@ -140,18 +153,19 @@ class ConsumerRing(Ring):
         """Note that no more items will come."""
         now = perf_counter_ns()
         if self._got_ns and now - self._asked_ns >= self.shortest_ns:
-            self._add_open(now, None)
+            number = self._number
+            self.add(self._asked_ns, self._got_ns, now, now, -1, number, -1, None, None)
         self._asked_ns = self._got_ns = 0
 
     @property
     def waiting_since_ns(self) -> int | None:
-        """When the current wait began; None = nobody waits."""
+        """The time at which the current wait began; None = nobody waits."""
         return self._asked_ns if self._asked_ns and not self._got_ns else None
 
     @property
     def busy_since_ns(self) -> int | None:
-        """When the consumer got the item that it still works with, while more items wait; None =
-        it works with none, or none waits.
+        """The time at which the consumer got the item that it still works with, while more items
+        wait; None = it works with none, or none waits.
         """
         queue = None if self.queue is None else self.queue()
         return self._got_ns or None if queue is not None and len(queue) else None
@@ -165,6 +179,3 @@ class ConsumerRing(Ring):
             number = self._number if got_ns else -1
             turns.append(Turn(asked_ns, started, now, now, -1, number, -1, -1, -1))
         return turns, parts, num_lost
-
-    def _add_open(self, now: int, before: Sized | None) -> None:
-        self.add(self._asked_ns, self._got_ns, now, now, -1, self._number, -1, before, None)

@@ -6,11 +6,16 @@ All times are ``time.perf_counter_ns()``; :class:`Clock` ties them to the time o
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns, time_ns
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-__all__ = ["Clock", "Instant", "Outcome", "Part", "QueueTrack", "Row", "Timeline", "Turn"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    *("Clock", "Instant", "Outcome", "Part", "QueueTrack", "Row", "Timeline", "Turn", "joined")
+]
 
 Role = Literal["source", "stage", "sink", "consumer"]
 
@@ -33,11 +38,11 @@ class Turn:
     since_ns: int
     """The end of the turn before, when the wait for an item began."""
     started_ns: int
-    """When the item was there."""
+    """The time at which the item was there."""
     ended_ns: int
-    """When the op returned, or raised."""
+    """The time at which the op returned, or raised."""
     done_ns: int
-    """When the result was passed on, after the wait for room."""
+    """The time at which the result was passed on, after the wait for room."""
     cpu_ns: int
     """CPU time of the thread between start and end; -1 = not measured."""
     number: int
@@ -46,7 +51,7 @@ class Turn:
     """The result's number in the next queue; -1 = unknown."""
     num_before: int
     """Items that waited before the stage when the turn was done; -1 = unknown."""
-    num_behind: int
+    num_after: int
     """Items that waited after it then, this result included; -1 = unknown."""
     outcome: Outcome = Outcome.PASSED
 
@@ -66,8 +71,8 @@ class Row:
     """One thread (of an asynchronous stage: one coroutine), in order of time."""
 
     stage: str
-    position: int
-    """The stage's position: 0 is the source; the consumer has the largest."""
+    stage_number: int
+    """The stage's number: 0 is the source; the consumer has the largest."""
     replica: int
     """The thread's number in its stage: ``decode[3]`` has 3."""
     role: Role
@@ -86,9 +91,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class QueueTrack:
-    """The queue after the stage at ``position``; its length is known from the turns."""
+    """The queue after the stage at ``stage_number``; its length is known from the turns."""
 
-    position: int
+    stage_number: int
     name: str
     capacity: int
 
@@ -133,3 +138,39 @@ class Timeline:
     rows: tuple[Row, ...]
     queues: tuple[QueueTrack, ...] = ()
     instants: tuple[Instant, ...] = ()
+
+
+def joined(timelines: Sequence[Timeline]) -> Timeline:
+    """Return the timeline of a run that several recorders recorded, one after the other.
+
+    A row that several of them have is one row; so is a queue, and a garbage collection, which each
+    recorder of the process notes.
+    """
+    rows: dict[tuple[int, str, int], Row] = {}
+    for row in (row for timeline in timelines for row in timeline.rows):
+        key = row.stage_number, row.stage, row.replica
+        first = rows.get(key)
+        rows[key] = row if first is None else _continued(first, row)
+    queues = {queue.stage_number: queue for timeline in timelines for queue in timeline.queues}
+    instants = {
+        (instant.time_ns, instant.name): instant
+        for timeline in timelines
+        for instant in timeline.instants
+    }
+    return replace(
+        timelines[-1],
+        rows=tuple(rows[key] for key in sorted(rows)),
+        queues=tuple(queues[number] for number in sorted(queues)),
+        instants=tuple(instants[key] for key in sorted(instants)),
+    )
+
+
+def _continued(first: Row, second: Row) -> Row:
+    """Return both rows as one; the first turn of the second has not begun before the first ends."""
+    return replace(
+        second,
+        thread_id=second.thread_id or first.thread_id,
+        turns=(*first.turns, *second.turns),
+        parts=(*first.parts, *second.parts),
+        num_lost=first.num_lost + second.num_lost,
+    )

@@ -27,7 +27,7 @@ from ..hooks.task_hooks import TaskHook, TaskStatsHook
 from ..stage.source import as_exception
 from ..stats.perf_stats import PipelineStats
 from ..threads.stacks import describe_busy
-from ..threads.stall import told_when_long
+from ..threads.stall import warn_when_stalled
 from ..threads.thread_group import ThreadGroup
 from .stage_stats import stage_stats
 from .states import MOVES, RunState
@@ -111,7 +111,7 @@ class Run:
         self._queues_at = wiring.queues
         self._last_queue, self._sink_queue = wiring.last, wiring.sink_queue
         self._sink_hooks = ExitStack()
-        sink = wiring.queues[-1].position
+        sink = wiring.queues[-1].stage_number
         self._sink_ring = recorder.new_ring("sink", sink, role="sink")
         self._consumer = recorder.new_consumer_ring(sink + 1, self._sink_queue)
         subjects: list[Reports] = [*self._recorders(), *self._queues()]
@@ -160,7 +160,7 @@ class Run:
         get = self._sink_queue.get_numbered
         try:
             number, item = (
-                told_when_long(get, self._report_stall) if timeout is None else get(timeout)
+                warn_when_stalled(get, self._report_stall) if timeout is None else get(timeout)
             )
         except TimeoutError as error:
             raise TimeoutError(f"get: {error} {describe_busy(self._threads.threads())}") from None
@@ -326,23 +326,23 @@ class Run:
             for queue in (live.inlet, live.outlet):
                 self._grow(queue, default_buffer_size(count))
             if not live.threads.has_begun:  # no thread yet that could leave
-                live.threads.headcount.count = count
+                live.threads.thread_count.count = count
                 return
             for name, target in live.resize(count):
                 self._threads.spawn(name, target)
 
-    def set_room(self, room: Mapping[str, int]) -> None:
+    def set_buffer_sizes(self, sizes: Mapping[str, int]) -> None:
         """Let that many items wait after each stage named, if that is more than now."""
         for stage in self._stages:
-            if stage.spec.name in room:
-                self._grow(stage.outlet, room[stage.spec.name])
+            if stage.spec.name in sizes:
+                self._grow(stage.outlet, sizes[stage.spec.name])
 
     def _grow(self, queue: StatsQueue, capacity: int) -> None:
         """Raise the capacity of a queue, unless the user gave it."""
         at = next(at for at in self._queues_at if at.queue is queue)
         if not at.is_given and capacity > queue.capacity:
             queue.grow(capacity)
-            self.recorder.set_capacity(at.position, capacity)
+            self.recorder.set_capacity(at.stage_number, capacity)
 
     # -- the sink's thread ---------------------------------------------------------------------
 

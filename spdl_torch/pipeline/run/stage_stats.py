@@ -18,10 +18,10 @@ def stage_stats(stage: Stage) -> StageStats:
     recorder = next((h for h in stage.hooks if isinstance(h, TaskStatsHook)), None)
     tasks = recorder.counters() if recorder else TaskStatsHook(stage.info).counters()
     inlet, outlet = stage.inlet.counters(), stage.outlet.counters()
-    thread_ns = max(1, stage.threads.headcount.thread_ns(tasks.elapsed_ns))
+    thread_ns = max(1, stage.threads.thread_count.thread_ns(tasks.elapsed_ns))
     return StageStats(
         name=stage.spec.name,
-        concurrency=stage.threads.headcount.count,
+        concurrency=stage.threads.thread_count.count,
         tasks=task_stats(tasks),
         queue=queue_stats(outlet),
         num_dropped=stage.num_dropped,

@@ -40,7 +40,7 @@ class Adjustable(Protocol):
     def set_concurrency(self, stage: str, count: int) -> None:
         """Run at most ``count`` calls of the stage's op at once from now on."""
 
-    def set_room(self, room: Mapping[str, int]) -> None:
+    def set_buffer_sizes(self, sizes: Mapping[str, int]) -> None:
         """Let that many items wait after each stage named, if that is more than now."""
 
 

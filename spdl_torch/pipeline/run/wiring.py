@@ -1,7 +1,7 @@
 """Create the nodes and queues of a run from a definition.
 
 A node is a stage or a merge. Sources and nodes are created, and numbered, upstream first: a node,
-the queue after it and its rows in a trace share one number, the *position*.
+the queue after it and its rows in a trace share one *stage number*.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Owner(StageOwner, SourceOwner, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueueAt:
-    """A queue and its position."""
+    """A queue and the number of the stage that fills it."""
 
-    position: int
+    stage_number: int
     queue: StatsQueue
     is_given: bool
     """Whether the user gave the size; then it never changes."""
@@ -93,34 +93,38 @@ class Wiring:
         self._max_failures, self._task_limit = max_failures, task_limit
         self._owner, self._recorder = owner, recorder
         self._adjustable, self._first_id = adjustable, first_id
-        self._num_positions = 0
+        self._num_stages = 0
         self._is_continuous = spec.is_continuous
         if not spec.is_chain:
             recorder.branches()
         self.last = self._pipeline(spec, takers=1)
         sink = self.next_info("sink")
-        self.sink_queue = self._queue(sink, self._position_of(sink), spec.sink.buffer_size)
+        self.sink_queue = self._queue(sink, self._number_of(sink), spec.sink.buffer_size)
 
     def next_info(self, name: str, concurrency: int = 1) -> StageInfo:
-        """Return the next position."""
-        stage_id = self._first_id + self._num_positions
-        self._num_positions += 1
+        """Return the next stage, with its number."""
+        stage_id = self._first_id + self._num_stages
+        self._num_stages += 1
         return StageInfo(0, stage_id, name, concurrency)
 
-    def _position_of(self, info: StageInfo) -> int:
+    def _number_of(self, info: StageInfo) -> int:
         return info.stage_id - self._first_id
 
     # -- queues ------------------------------------------------------------------------------
 
     def _queue(
-        self, info: StageInfo, position: int, given: int | None, threads: tuple[int, int] = (1, 1)
+        self,
+        info: StageInfo,
+        stage_number: int,
+        given: int | None,
+        threads: tuple[int, int] = (1, 1),
     ) -> StatsQueue:
         """Create a queue; ``threads``: how many fill it, how many take from it."""
         queue = self._make_queue(info, given or default_buffer_size(max(threads)))
         if given is None:
             queue.allow_bursts(BURST_BUFFER_SIZE)
-        self.queues.append(QueueAt(position, queue, given is not None))
-        self._recorder.add_queue(position, info.stage_name, queue.buffer_size)
+        self.queues.append(QueueAt(stage_number, queue, given is not None))
+        self._recorder.add_queue(stage_number, info.stage_name, queue.buffer_size)
         return queue
 
     # -- nodes, upstream first ---------------------------------------------------------------
@@ -137,9 +141,9 @@ class Wiring:
         if isinstance(spec, MergeSpec):
             return self._merge(spec, takers, given)
         info = self.next_info(spec.name)
-        position = self._position_of(info)
-        queue = self._queue(info, position, given, (1, takers))
-        ring = self._recorder.new_ring(spec.name, position, role="source")
+        stage_number = self._number_of(info)
+        queue = self._queue(info, stage_number, given, (1, takers))
+        ring = self._recorder.new_ring(spec.name, stage_number, role="source")
         self.sources.append(Source(spec, queue, ring, self._owner))
         return queue
 
@@ -171,7 +175,7 @@ class Wiring:
         keeps_places: bool = False,
     ) -> StatsQueue:
         info = self.next_info(spec.name, spec.concurrency)
-        queue = self._queue(info, self._position_of(info), given, (spec.concurrency, takers))
+        queue = self._queue(info, self._number_of(info), given, (spec.concurrency, takers))
         self._add_stage(_class_of(spec), spec, info, inlet, queue, keeps_places=keeps_places)
         return queue
 
@@ -196,7 +200,7 @@ class Wiring:
             budget=FailureBudget(spec.name, limit),
             owner=self._owner,
             recorder=self._recorder,
-            position=self._position_of(info),
+            stage_number=self._number_of(info),
             adjustable=self._adjustable,
             has_sentinels=self._is_continuous or keeps_places,
             keeps_places=keeps_places,
@@ -216,9 +220,11 @@ class Wiring:
         """Create a router, the chains of its paths, and the merge of their ends."""
         router = router_stage(spec)
         info = self.next_info(spec.name)
-        position = self._position_of(info)
+        stage_number = self._number_of(info)
         heads = [
-            self._queue(replace(info, stage_name=f"{spec.name}_path{n}"), position, None, (1, t))
+            self._queue(
+                replace(info, stage_name=f"{spec.name}_path{n}"), stage_number, None, (1, t)
+            )
             for n, t in enumerate(path[0].concurrency for path in spec.paths)
         ]
         # PathQueues lacks only the ordered puts of a queue, which a router never uses.
@@ -235,7 +241,7 @@ class Wiring:
                 for path, head in zip(spec.paths, heads, strict=True)
             ]
         merge_info = self.next_info(f"{spec.name}_merge")
-        queue = self._queue(merge_info, self._position_of(merge_info), given, (1, takers))
+        queue = self._queue(merge_info, self._number_of(merge_info), given, (1, takers))
         node: Node
         if spec.batched:
             node = BatchMerge(merge_info, tails, queue, self._rings(merge_info, 1), self._owner)
@@ -252,7 +258,7 @@ class Wiring:
             self._pipeline(pipeline, 1, pipeline.sink.buffer_size) for pipeline in spec.pipelines
         ]
         info = self.next_info(spec.name)
-        queue = self._queue(info, self._position_of(info), given, (1, takers))
+        queue = self._queue(info, self._number_of(info), given, (1, takers))
         if spec.op is None:
             rings = self._rings(info, len(tails))
             self.nodes.append(ArrivalMerge(info, tails, queue, rings, self._owner))
@@ -263,8 +269,8 @@ class Wiring:
         return queue
 
     def _rings(self, info: StageInfo, count: int) -> list[Any]:
-        position = self._position_of(info)
-        return [self._recorder.new_ring(info.stage_name, position, n) for n in range(count)]
+        stage_number = self._number_of(info)
+        return [self._recorder.new_ring(info.stage_name, stage_number, n) for n in range(count)]
 
 
 def _class_of(spec: StageSpec) -> type[Stage]:

@@ -96,6 +96,9 @@ class Turnstile(_Turns):
 class AsyncTurnstile(_Turns):
     """A turnstile for the coroutines of one event loop; a cancellation ends every wait."""
 
+    # Coroutines change places at an await alone, so nothing guards _busy. The lock of the base
+    # class is for the clock, which other threads read.
+
     def __init__(
         self,
         take: Callable[[], Awaitable[tuple[int, Any]]],

@@ -24,7 +24,7 @@ Measured = tuple[Any, int, int]
 
 _SHORT_NS = 20_000
 _SKIPPED = 7
-"""To read a thread's CPU clock takes 0.2 µs, five times as long as the other clock. Of short tasks
+"""Reading a thread's CPU clock takes 0.2 µs, five times as long as the other clock. Of short tasks
 one in eight is measured, which is enough to know about all of them."""
 
 EXHAUSTED = object()

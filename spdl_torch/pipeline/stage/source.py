@@ -67,6 +67,8 @@ class Source:
             attach_note(error, f"in the source {self._spec}, after {num_items} items")
             self._owner.fail("the source raised", [as_exception(error)])
         finally:
+            # Before the queue ends: a hook that raises has to fail the run while the consumer can
+            # still learn of it.
             self._leave()
             queue.finish()
             self._owner.source_has_ended()

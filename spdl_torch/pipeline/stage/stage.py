@@ -71,7 +71,7 @@ class Stage:
         budget: FailureBudget,
         owner: StageOwner,
         recorder: FlightRecorder,
-        position: int,
+        stage_number: int,
         adjustable: bool = False,
         has_sentinels: bool = False,
         keeps_places: bool = False,
@@ -89,10 +89,10 @@ class Stage:
         self.task_hooks = [h for h in hooks if not _is_plain_recorder(h)]
         self._cells: list[TaskCell] = []
         self._recorder = recorder
-        new_ring = functools.partial(recorder.new_ring, spec.name, position)
+        new_ring = functools.partial(recorder.new_ring, spec.name, stage_number)
         self.threads = StageThreads(spec.concurrency, new_ring)
         if self.ordered:
-            recorder.restores_order(position, outlet.progress)
+            recorder.restores_order(stage_number, outlet.progress)
         self.measure = measure if recorder.enabled else unmeasured
         self._task_limit = task_limit if spec.executor is None else None
         self._budget = budget
@@ -127,9 +127,9 @@ class Stage:
 
         Surplus threads leave before they take another item. Never blocks.
         """
-        more = count - self.threads.headcount.count
+        more = count - self.threads.thread_count.count
         # Called with the run's lock held, so one resize at a time; a worker may end meanwhile.
-        self.threads.headcount.change(count)
+        self.threads.thread_count.change(count)
         if more < 0:
             self.inlet.dismiss(-more)
             return []
@@ -152,7 +152,7 @@ class Stage:
 
     def request_stop(self) -> None:
         """Cancel calls that no executor has begun; the run closes the channels. Never blocks."""
-        for future in tuple(self._submitted):
+        for future in self._submitted.copy():
             future.cancel()
 
     @property

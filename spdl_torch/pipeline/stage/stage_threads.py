@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..stats.thread_time import Headcount
+from ..stats.thread_time import ThreadCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ class StageThreads:
     """The threads of a stage. Each gets a slot by ``slots`` or ``add``, and leaves once."""
 
     def __init__(self, count: int, new_ring: Callable[[int], Ring]) -> None:
-        self.headcount = Headcount(count)
+        self.thread_count = ThreadCount(count)
         self.has_begun = False
         self._new_ring = new_ring
         # Guards the numbers below and the free slots: threads leave while the run adds some. Never
@@ -44,7 +44,7 @@ class StageThreads:
     def slots(self) -> list[Slot]:
         """Return the slots of the threads that begin with the stage."""
         self.has_begun = True
-        self._num_present = self.headcount.count
+        self._num_present = self.thread_count.count
         return [self._next_slot() for _ in range(self._num_present)]
 
     def add(self, count: int) -> list[Slot]:
@@ -63,7 +63,7 @@ class StageThreads:
                 heapq.heappush(self._free, slot)
             if self._num_present:
                 return False
-        self.headcount.end()
+        self.thread_count.end()
         return True
 
     @property

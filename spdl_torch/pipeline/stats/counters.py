@@ -1,6 +1,6 @@
 """Readings of a stage's tasks and of a queue.
 
-Counters only grow: a *lap* (one reporting interval) is the difference of two readings, so nothing
+Counters only grow: a reporting *interval* is the difference of two readings, so nothing
 is reset and no reading can lose what another one saw. Times are integer nanoseconds.
 """
 
@@ -40,7 +40,7 @@ class TaskCounters:
     """Durations of the tasks that succeeded."""
 
     def since(self, before: TaskCounters) -> TaskCounters:
-        """Return the lap between ``before`` and this reading."""
+        """Return the interval between ``before`` and this reading."""
         return TaskCounters(
             self.elapsed_ns - before.elapsed_ns,
             self.num_tasks - before.num_tasks,
@@ -70,7 +70,7 @@ class QueueCounters:
     peak_items: int = 0
 
     def since(self, before: QueueCounters) -> QueueCounters:
-        """Return the lap between ``before`` and this reading."""
+        """Return the interval between ``before`` and this reading."""
         return QueueCounters(
             self.elapsed_ns - before.elapsed_ns,
             self.num_put - before.num_put,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .histogram import percentile
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .counters import QueueCounters, TaskCounters
 
 
@@ -72,35 +74,35 @@ class QueuePerfStats:
         return self.num_items / self.elapsed if self.elapsed > 0 else 0.0
 
 
-def task_stats(lap: TaskCounters) -> TaskPerfStats:
-    """Return the figures of a lap."""
-    num_ok = lap.num_tasks - lap.num_failures
-    cpu_share = lap.cpu_ns / lap.clocked_ns if lap.clocked_ns > 0 else 0.0
+def task_stats(interval: TaskCounters) -> TaskPerfStats:
+    """Return the figures of a interval."""
+    num_ok = interval.num_tasks - interval.num_failures
+    cpu_share = interval.cpu_ns / interval.clocked_ns if interval.clocked_ns > 0 else 0.0
     return TaskPerfStats(
-        num_tasks=lap.num_tasks,
-        num_failures=lap.num_failures,
-        ave_time=_mean_seconds(lap.busy_ns - lap.failed_ns, num_ok),
-        p90_time=percentile(lap.histogram, 0.90) / 1e9,
-        p99_time=percentile(lap.histogram, 0.99) / 1e9,
-        elapsed=lap.elapsed_ns / 1e9,
-        ave_cpu_time=_mean_seconds(lap.busy_ns, lap.num_tasks) * cpu_share,
-        p50_time=percentile(lap.histogram, 0.50) / 1e9,
-        busy_time=lap.busy_ns / 1e9,
+        num_tasks=interval.num_tasks,
+        num_failures=interval.num_failures,
+        ave_time=_mean_seconds(interval.busy_ns - interval.failed_ns, num_ok),
+        p90_time=percentile(interval.histogram, 0.90) / 1e9,
+        p99_time=percentile(interval.histogram, 0.99) / 1e9,
+        elapsed=interval.elapsed_ns / 1e9,
+        ave_cpu_time=_mean_seconds(interval.busy_ns, interval.num_tasks) * cpu_share,
+        p50_time=percentile(interval.histogram, 0.50) / 1e9,
+        busy_time=interval.busy_ns / 1e9,
     )
 
 
-def queue_stats(lap: QueueCounters) -> QueuePerfStats:
-    """Return the figures of a lap."""
-    put_ns, puts_open, put_histogram = lap.put_wait
-    get_ns, gets_open, get_histogram = lap.get_wait
-    put_zeros = max(0, lap.num_put - sum(put_histogram))
-    get_zeros = max(0, lap.num_got - sum(get_histogram))
-    empty = lap.empty_ns / lap.elapsed_ns if lap.elapsed_ns > 0 else 1.0
+def queue_stats(interval: QueueCounters) -> QueuePerfStats:
+    """Return the figures of a interval."""
+    put_ns, puts_open, put_histogram = interval.put_wait
+    get_ns, gets_open, get_histogram = interval.get_wait
+    put_zeros = max(0, interval.num_put - sum(put_histogram))
+    get_zeros = max(0, interval.num_got - sum(get_histogram))
+    empty = interval.empty_ns / interval.elapsed_ns if interval.elapsed_ns > 0 else 1.0
     return QueuePerfStats(
-        elapsed=lap.elapsed_ns / 1e9,
-        num_items=lap.num_got,
-        ave_put_time=_mean_seconds(put_ns, lap.num_put + puts_open),
-        ave_get_time=_mean_seconds(get_ns, lap.num_got + gets_open),
+        elapsed=interval.elapsed_ns / 1e9,
+        num_items=interval.num_got,
+        ave_put_time=_mean_seconds(put_ns, interval.num_put + puts_open),
+        ave_get_time=_mean_seconds(get_ns, interval.num_got + gets_open),
         occupancy_rate=min(1.0, max(0.0, 1.0 - empty)),
         p90_put_time=percentile(put_histogram, 0.90, put_zeros) / 1e9,
         p99_put_time=percentile(put_histogram, 0.99, put_zeros) / 1e9,
@@ -157,3 +159,5 @@ class PipelineStats:
     consumer_wait_ratio: float
     """Share of that time in which the consumer waited for an item."""
     stages: tuple[StageStats, ...]
+    data: Mapping[str, float] = field(default_factory=dict)
+    """For a loader, the figures of its dataset in this epoch by name, such as ``cache/found``."""

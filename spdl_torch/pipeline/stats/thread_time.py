@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from time import perf_counter_ns
 
-__all__ = ["Headcount"]
+__all__ = ["ThreadCount"]
 
 
-class Headcount:
+class ThreadCount:
     """The number of a stage's threads, which may change while it runs.
 
     Ratios of a stage are shares of the time that all its threads had: concurrency times elapsed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing
 import re
 import selectors
 import tempfile
@@ -23,9 +24,11 @@ _OURS = {
     *(str(path) for path in (_PACKAGE / "pipeline").rglob("*.py")),
     *(
         str(path)
-        for room in ("fetching", "rng", "workers")
+        for room in ("child_process", "fetching", "rng", "workers")
         for path in (_PACKAGE / "data" / room).glob("*.py")
     ),
+    # A worker that has a process to itself is its main thread.
+    *(str(path) for path in Path(multiprocessing.__file__).parent.glob("*.py")),
 }
 # Files in which a thread waits for others of its run, or only watches.
 _WAITING = {
@@ -92,4 +95,4 @@ def describe_busy(threads: Sequence[threading.Thread]) -> str:
         return "None of its threads is at work."
     names = ", ".join(name for name, _ in busy)
     stacks = [f"{name}:\n{stack}" for name, stack in busy[:_MOST_STACKS]]
-    return "\n".join([f"At work: {names}.", *stacks])
+    return "\n".join([f"Busy threads: {names}.", *stacks])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["told_when_long"]
+__all__ = ["STALL_SECONDS", "warn_again", "warn_when_stalled"]
 
 T = TypeVar("T")
 
@@ -15,13 +15,20 @@ STALL_SECONDS = 60.0
 """The wait after which the first report comes; the next ones each time the wait has doubled."""
 
 
-def told_when_long(get: Callable[[float], T], tell: Callable[[float], None]) -> T:
-    """Call ``get(seconds)`` until it does not time out; call ``tell(seconds waited)`` each time."""
-    waited, patience = 0.0, STALL_SECONDS
+def warn_when_stalled(get: Callable[[float], T], warn: Callable[[float], None]) -> T:
+    """Call ``get(seconds)`` until it does not time out; call ``warn(seconds waited)`` each time."""
+    try:
+        return get(STALL_SECONDS)
+    except TimeoutError:
+        pass
+    return warn_again(get, warn, STALL_SECONDS)
+
+
+def warn_again(get: Callable[[float], T], warn: Callable[[float], None], waited: float) -> T:
+    """Warn, and go on waiting; for a caller that has itself waited ``waited`` seconds in vain."""
     while True:
+        warn(waited)
         try:
-            return get(patience)
+            return get(waited)
         except TimeoutError:
-            waited += patience
-            patience = waited
-        tell(waited)
+            waited += waited

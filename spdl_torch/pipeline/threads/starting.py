@@ -7,10 +7,16 @@ all, never comes to its target and never ends. (Met twice in 2,500 random interr
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import deque
 from typing import Any
 
-__all__ = ["start"]
+__all__ = ["num_other_threads", "start"]
+
+# The system's ids of the latest threads started here. One that has ended in Python may still be
+# among the system's threads for a moment, under no name.
+_latest: deque[int | None] = deque(maxlen=256)
 
 
 def start(thread: threading.Thread) -> None:
@@ -20,6 +26,20 @@ def start(thread: threading.Thread) -> None:
     if isinstance(getattr(mine, "_started", None), threading.Event):
         mine._started = _Started()
     thread.start()
+    _latest.append(thread.native_id)
+
+
+def num_other_threads() -> int:
+    """Return the number of this process's threads, the main one included, without this package's.
+
+    As Python counts for its warning about forks: the system's threads where it can, else Python's.
+    """
+    own = [each for each in threading.enumerate() if each.name.startswith("spdl-")]
+    try:
+        running = set(map(int, os.listdir("/proc/self/task")))
+    except OSError:
+        return threading.active_count() - len(own)
+    return len(running - {each.native_id for each in own} - set(_latest))
 
 
 class _Started:

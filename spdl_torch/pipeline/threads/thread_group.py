@@ -11,23 +11,24 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-import weakref
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from .shared_state import LiveObjects
 from .starting import start
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["ThreadGroup", "takes_over"]
+__all__ = ["ThreadGroup", "exit_has_begun", "takes_over"]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 _EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op is then left
 
-_live: weakref.WeakSet[ThreadGroup] = weakref.WeakSet()
+_live: LiveObjects[ThreadGroup] = LiveObjects()
+_exiting = threading.Event()
 _hook_lock = threading.Lock()
 _hook_installed = False
 
@@ -43,6 +44,11 @@ def takes_over(read: TakeOver) -> TakeOver:
     """
     _taken_over.append(read)
     return read
+
+
+def exit_has_begun() -> bool:
+    """Return whether the interpreter exits, for ops that wait where no channel can wake them."""
+    return _exiting.is_set()
 
 
 class ThreadGroup:
@@ -92,6 +98,10 @@ class ThreadGroup:
         """Return all threads that were started, in that order, ended ones included."""
         return list(self._threads)
 
+    def forget_ended(self) -> None:
+        """Forget the threads that have ended, where others come in their place again and again."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+
     def is_member(self) -> bool:
         """Return whether the caller runs on one of these threads."""
         return threading.current_thread() in self._threads
@@ -115,9 +125,10 @@ def _install_exit_hook() -> None:
 
 
 def _stop_all() -> None:
+    _exiting.set()
     deadline = monotonic() + _EXIT_JOIN_SECONDS
     for stops_last in (False, True):
-        groups = [group for group in _live if group._stops_last is stops_last]
+        groups = [group for group in _live.now() if group._stops_last is stops_last]
         for group in groups:
             # A group that fails to stop must not keep the others from stopping: the writer of
             # statistics, which stops last, would lose its rows.

@@ -1,0 +1,29 @@
+"""Callbacks that do not keep alive what they are for."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["weakly"]
+
+
+def weakly(method: Any) -> Callable[..., None]:
+    """Return the bound method without a reference to its object; without that, it does nothing.
+
+    For threads and finalizers, which live until they are over: by a reference of theirs to a run
+    or a pool, and from there through the user's ops or dataset, all would live for ever that these
+    refer to, perhaps the very object whose end is waited for.
+    """
+    # Not a WeakMethod, which has callbacks that print errors when the interpreter finalises.
+    owner, function = weakref.ref(method.__self__), method.__func__
+
+    def call(*args: Any) -> None:
+        alive = owner()
+        if alive is not None:
+            function(alive, *args)
+
+    return call
