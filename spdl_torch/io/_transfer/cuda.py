@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 import torch
 
 from ...pipeline.threads.thread_group import takes_over
+from . import runtime
 from .region import PageLocker, Region
 
 if TYPE_CHECKING:
@@ -18,51 +19,52 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from .leaves import Recordable
     from .slabs import Event
 
 __all__ = ["PER_THREAD_STREAM", "Backend", "CudaBackend", "Use", "resolve"]
 
 PER_THREAD_STREAM = 2
-"""``cudaStreamPerThread``, SPDL's default for ``cuda_config(stream=)``: here the stream that this
-package has of its own on each device, which is what the default is for there."""
+"""``cudaStreamPerThread``, SPDL's default for ``cuda_config(stream=)``. Here it stands for this
+package's own stream on each device, which serves the same purpose."""
 
 Use = Literal["copy", "decode"]
 
 
 class Backend(PageLocker, Protocol):
-    """A device with a stream of its own for copies. The tests have one that is no GPU."""
+    """A device with a separate stream for copies. The tests have one without a GPU."""
 
     device: torch.device
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """Page-locked host memory: uint8, one dimension."""
+        """Return page-locked host memory: uint8, one dimension."""
         ...
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether a host tensor is in page-locked memory."""
+        """Return whether a host tensor is in page-locked memory."""
         ...
 
     def on_copy_stream(self) -> AbstractContextManager[None]:
-        """Inside, this thread's memory, copies and events belong to the copy stream."""
+        """Direct this thread's allocations, copies and events to the copy stream."""
         ...
 
     def empty(self, num_bytes: int) -> Tensor:
-        """Memory on the device: uint8, one dimension."""
+        """Return memory on the device: uint8, one dimension."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Begin to copy from pinned memory to the device; returns at once."""
+        """Start a copy from pinned memory to the device; return at once."""
         ...
 
     def record(self) -> Event:
         """Return an event after all work begun so far."""
         ...
 
-    def hand_over(self, event: Event, blocks: Sequence[Tensor]) -> Event:
-        """Let the caller's current stream wait for ``event`` (the caller itself does not), and
-        keep the blocks' memory until that stream's use of it is over, too.
+    def hand_over(self, event: Event, blocks: Sequence[Recordable]) -> Event:
+        """Let the caller's current stream (not the caller itself) wait for ``event``, and keep
+        the blocks' memory until that stream is done with it, too.
 
-        Returns: the point that the stream had been given work up to before.
+        Returns: an event after the work that the stream had before.
         """
         ...
 
@@ -72,9 +74,9 @@ class CudaBackend:
 
     Memory safety. Blocks are allocated on the copy stream, so the caching allocator gives them
     out again to this stream alone, whose work is in order. The one other stream that uses them
-    is recorded at the hand-over: when the batch is freed, the allocator waits for what was
-    queued on that stream up to then before it gives the memory out again. Hence a batch may be
-    dropped as soon as its last kernel was *launched*.
+    is recorded at the hand-over: when the batch is freed, the allocator waits for the work queued
+    on that stream so far before it gives the memory out again. Hence a batch may be dropped as
+    soon as its last kernel was *launched*.
     """
 
     def __init__(
@@ -84,17 +86,21 @@ class CudaBackend:
         self._stream = _stream_of(stream, device, use)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
-        with torch.cuda.device(self.device):
-            return int(_runtime().cudaHostRegister(address, num_bytes, 0)) == 0
+        with runtime.captures_unharmed(), torch.cuda.device(self.device):
+            is_locked = int(_runtime().cudaHostRegister(address, num_bytes, 0)) == 0
+            if not is_locked:
+                runtime.forget_error()
+            return is_locked
 
     def unlock_pages(self, address: int) -> None:
-        with torch.cuda.device(self.device):
+        # The last view may die on the trainer's thread, even while it captures a graph itself.
+        with runtime.captures_unharmed(), torch.cuda.device(self.device):
             _runtime().cudaHostUnregister(address)
 
     def pinned(self, num_bytes: int) -> Tensor:
-        # torch's allocator of pinned memory takes powers of two: 64 MiB for 256 photographs, which
-        # are 38.5 MB. A shared mapping, because the pages of a private one move when it is written
-        # after a fork, and the device would go on reading where they were.
+        # torch's allocator of pinned memory takes powers of two: 64 MiB for 256 photographs of
+        # 38.5 MB. A shared mapping: the pages of a private one move when a process writes to it
+        # after a fork, and the device would go on reading the old ones.
         region = Region(mmap.mmap(-1, max(1, num_bytes)), self)
         if region.is_locked:
             return torch.from_numpy(region.array(num_bytes))
@@ -106,8 +112,12 @@ class CudaBackend:
     @contextmanager
     def on_copy_stream(self) -> Iterator[None]:
         # The device first: selecting a stream of another device would create a context (500 MB)
-        # on the one that happens to be current on this thread.
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        # on the one that is current on this thread.
+        with (
+            runtime.captures_unharmed(),
+            torch.cuda.device(self.device),
+            torch.cuda.stream(self._stream),
+        ):
             yield
 
     def empty(self, num_bytes: int) -> Tensor:
@@ -119,7 +129,7 @@ class CudaBackend:
     def record(self) -> Event:
         return self._event_on(self._stream)
 
-    def hand_over(self, event: Event, blocks: Sequence[Tensor]) -> Event:
+    def hand_over(self, event: Event, blocks: Sequence[Recordable]) -> Event:
         stream = torch.cuda.current_stream(self.device)
         before = self._event_on(stream)
         stream.wait_event(cast("_Event", event).event)
@@ -128,29 +138,33 @@ class CudaBackend:
         return before
 
     def _event_on(self, stream: torch.cuda.Stream) -> Event:
-        # A new event for each batch: one that is recorded anew would move under those who wait.
-        # blocking: the thread that waits for it sleeps instead of keeping a core busy.
-        event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        # A new event for each batch: recording one again would move it under its waiters.
+        # blocking: a waiting thread sleeps instead of keeping a core busy.
+        event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # untyped in torch
         event.record(stream)
         return _Event(event, self.device)
 
 
 class _Event(NamedTuple):
-    """A point in a stream that any thread may wait for."""
+    """A point in a stream that any thread can wait for."""
 
     event: torch.cuda.Event
     device: torch.device
 
     def synchronize(self) -> None:
         # CUDA would create a context (500 MB) on the device that is current on this thread.
-        with torch.cuda.device(self.device):
+        with runtime.captures_unharmed(), torch.cuda.device(self.device):
             self.event.synchronize()
+
+    def query(self) -> bool:
+        with runtime.captures_unharmed(), torch.cuda.device(self.device):
+            return bool(self.event.query())  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 def resolve(device: torch.device) -> torch.device:
-    """Return a CUDA device with its index, by default that of this thread's current device.
+    """Return a CUDA device with its index, by default this thread's current device.
 
-    Raises: RuntimeError: torch finds no CUDA, or no such device, or the process was forked from one
+    Raises: RuntimeError: torch finds no CUDA or no such device, or the process was forked from one
         that had used CUDA.
     """
     if torch.cuda._is_in_bad_fork():
@@ -181,17 +195,18 @@ def _runtime() -> Any:
 
 @takes_over
 def _device_of_thread() -> Callable[[], None] | None:
-    """Threads begin with device 0. Those that a pipeline or loader starts have the device of the
-    thread that starts it, so that ``"cuda"`` means the same there.
+    """Return a function that selects this thread's device on a thread that it starts.
+
+    Threads begin with device 0; so ``"cuda"`` means the same on those of a pipeline or loader.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # untyped in torch
         return None
     index = torch.cuda.current_device()
-    # torch.cuda.set_device may be told to look for contexts on other devices each time.
+    # torch.cuda.set_device may be configured to look for contexts on other devices each time.
     return partial(torch.accelerator.set_device_index, index) if index else None
 
 
-# One for each device and use, for as long as the process lives. The allocator keeps freed memory
+# One for each device and use, as long as the process lives. The allocator keeps freed memory
 # apart by stream: with a new stream for each epoch, the memory of old epochs would lie idle.
 _own_streams: dict[tuple[torch.device, Use], torch.cuda.Stream] = {}
 _own_streams_lock = threading.Lock()
@@ -201,9 +216,17 @@ def _stream_of(handle: int, device: torch.device, use: Use) -> torch.cuda.Stream
     if handle == PER_THREAD_STREAM:
         with _own_streams_lock:
             if (device, use) not in _own_streams:
-                stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                _own_streams[device, use] = stream
+                _own_streams[device, use] = _new_stream(device)
             return _own_streams[device, use]
     if handle == 0:
         return torch.cuda.default_stream(device)
-    return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]
+    return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    with runtime.captures_unharmed(), torch.cuda.device(device):
+        handle = runtime.new_stream()
+    if handle is not None:
+        return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]  # untyped in torch
+    # From the streams of high priority, which fewer programs take theirs from.
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # untyped in torch

@@ -1,9 +1,10 @@
-"""Memory with locked pages, from which a GPU can copy by itself."""
+"""Memory with locked pages, from which a GPU copies without the CPU."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,7 +13,15 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable
 
-__all__ = ["PageLocker", "Region"]
+__all__ = ["LimitedLocker", "PageLocker", "Region", "locked_bytes"]
+
+# By addresses. Each step is one that no other thread can come between, a list of it included.
+_locked: dict[int, int] = {}
+
+
+def locked_bytes() -> int:
+    """Return how many bytes of this process's memory are locked in regions."""
+    return sum(list(_locked.values()))
 
 
 class PageLocker(Protocol):
@@ -27,21 +36,73 @@ class PageLocker(Protocol):
         ...
 
 
-class Region:
-    """An mmap whose pages stay locked for as long as anything views it.
+class LimitedLocker:
+    """Locks the pages of at most ``most`` regions at once: the one bound of several owners, each of
+    which goes on with unlocked memory where it is refused. Any thread may use it.
+    """
 
-    The lock has to go before the mapping does: afterwards another mapping may have the address,
-    and would be unlocked in its place. An mmap that dies unmaps first and is finalized second. So
-    every array of it holds this object, which unlocks and then lets go of the mmap.
+    def __init__(self, locker: PageLocker, most: int) -> None:
+        self._locker = locker
+        self._most = most
+        # Without a lock: a region may be unlocked by a finalizer, in the middle of anything.
+        self._permits: deque[None] = deque([None] * most)
+        self._is_refused = False  # by the system, which would refuse again
+
+    def grow(self, most: int) -> None:
+        """Allow more regions."""
+        self._permits.extend([None] * max(0, most - self._most))
+        self._most = max(self._most, most)
+
+    def region(self, memory: mmap.mmap) -> Region:
+        """Return a region of that memory, locked if there is room, now or later by its ``lock``."""
+        return Region(memory, self)
+
+    def lock_pages(self, address: int, num_bytes: int) -> bool:
+        """Lock pages; return False if the system refuses, or the bound."""
+        if self._is_refused:
+            return False
+        try:
+            self._permits.pop()
+        except IndexError:
+            return False
+        is_locked = self._locker.lock_pages(address, num_bytes)
+        self._is_refused = not is_locked
+        return is_locked
+
+    def unlock_pages(self, address: int) -> None:
+        """Unlock the pages of memory that is still mapped."""
+        self._locker.unlock_pages(address)
+        self._permits.append(None)
+
+
+class Region:
+    """An mmap whose pages stay locked as long as anything views it.
+
+    The pages must be unlocked before the mapping goes: afterwards another mapping may have the
+    address, and would be unlocked in its place. A dying mmap is unmapped before its finalizers
+    run. So every array of it holds this object, which unlocks and then lets go of the mmap.
     """
 
     def __init__(self, memory: mmap.mmap, locker: PageLocker | None = None) -> None:
-        self._locker = None
+        self._locker: PageLocker | None = None  # who has locked it
         self._memory = memory
         self._address = int(np.frombuffer(memory, np.uint8).ctypes.data)
         self._pid = os.getpid()
-        if locker is not None and locker.lock_pages(self._address, len(memory)):
+        self._wanted = locker
+        self.lock()
+
+    def lock(self) -> None:
+        """Lock the pages, unless they are locked, or the locker refuses."""
+        locker = self._wanted
+        if self._locker is not None or locker is None:
+            return
+        if locker.lock_pages(self._address, len(self._memory)):
             self._locker = locker
+            _locked[self._address] = len(self._memory)
+
+    def __len__(self) -> int:
+        """Return the size in bytes."""
+        return len(self._memory)
 
     @property
     def is_locked(self) -> bool:
@@ -49,17 +110,18 @@ class Region:
         return self._locker is not None
 
     def array(self, num_bytes: int) -> np.ndarray[Any, Any]:
-        """The first bytes. Every view of this array has it as its base: it has none itself."""
+        """Return the first bytes. The array has no base, so it is the base of all its views."""
         return np.asarray(_Window(self, self._address, num_bytes))
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At exit everything goes by itself. In a forked process the lock is the parent's.
+        # At exit the system unlocks everything. In a forked process the lock is the parent's.
         if self._locker is not None and not is_exiting() and os.getpid() == self._pid:
+            _locked.pop(self._address, None)  # first: then another region may have the address
             self._locker.unlock_pages(self._address)
 
 
 class _Window:
-    """What numpy asks for a pointer; it keeps this object for as long as the array lives."""
+    """The array interface of a region; numpy keeps this object as long as the array lives."""
 
     def __init__(self, region: Region, address: int, num_bytes: int) -> None:
         self._region = region

@@ -1,8 +1,8 @@
 """Reused pinned memory, and the packing of a batch into it.
 
-Page-locked memory is what a GPU copies from by itself, but locking pages takes longer than the
-copy. So a few *slabs* are locked once. Each batch is packed into one of them, with as few copies
-to the device as possible: one for each tensor that is large, one for all that are small.
+A GPU copies from page-locked memory without the CPU, but locking pages takes longer than the copy.
+So a few *slabs* are locked once. Each batch is packed into one of them, with as few copies to the
+device as possible: one for each large tensor, one for all small ones.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ ALIGNMENT = 512
 """The alignment in bytes that the CUDA allocator gives to every tensor, as kernels expect."""
 
 SMALL_BYTES = 64 * 1024
-"""The size below which tensors share one copy. A copy takes 3 µs at 20 GB/s, less than it takes
-to start one; and a label that is kept by the user keeps no image alive."""
+"""The size below which tensors share one copy. Copying them takes 3 µs at 20 GB/s, less than
+starting a copy; and a label that the user keeps does not keep an image alive."""
 
 
-_GRAIN = 32_768  # elements; torch copies no fewer by more than one thread
+_GRAIN = 32_768  # elements; torch copies fewer on one thread
 
-# numpy has no bfloat16; for a copy the bits are enough.
+# numpy has no bfloat16; copying needs only the bits.
 _BITS = {
     1: torch.uint8,
     2: torch.int16,
@@ -59,16 +59,20 @@ class Event(Protocol):
     """A point in the work of a stream."""
 
     def synchronize(self) -> Any:
-        """Wait, without the GIL, until the work before it is done."""
+        """Wait, without the GIL, until the work before the event is done."""
+        ...
+
+    def query(self) -> bool:
+        """Return whether the work before the event is done."""
         ...
 
 
 class Place(NamedTuple):
-    """The place of a tensor."""
+    """The place of a tensor in a slab."""
 
     tensor: Tensor
     block: int
-    """The layout's block that it is in."""
+    """The number of its block in the layout."""
     offset: int
     """The offset in bytes from the start of the slab."""
     strides: tuple[int, ...]
@@ -85,7 +89,7 @@ class Layout(NamedTuple):
 
 
 def plan(tensors: Sequence[Tensor]) -> Layout:
-    """Lay tensors out one after the other, the small ones together at the end."""
+    """Lay out tensors one after the other, the small ones together at the end."""
     large = [tensor for tensor in tensors if tensor.nbytes >= SMALL_BYTES]
     small = [tensor for tensor in tensors if tensor.nbytes < SMALL_BYTES]
     places: list[Place] = []
@@ -115,16 +119,16 @@ def rounded_up(num_bytes: int) -> int:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides that ``tensor.to(device)`` gives: its own, or without the holes."""
+    """Return the strides of ``tensor.to(device)``: the tensor's own, or without the holes."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def typed(block: Tensor, place: Place, offset: int) -> Tensor:
-    """The bytes of ``block`` from ``offset`` on, as a tensor like the one that lies there.
+    """Return the bytes of ``block`` from ``offset`` on, as a tensor like the one packed there.
 
-    Not a view in autograd's sense: a batch may be changed in place by what needs gradients.
+    Not a view in autograd's sense: an operation with gradients may change a batch in place.
     """
     tensor = place.tensor
     empty = torch.empty(0, dtype=tensor.dtype, device=block.device)
@@ -135,8 +139,10 @@ def typed(block: Tensor, place: Place, offset: int) -> Tensor:
 
 
 def copy_alone(target: Tensor, source: Tensor) -> None:
-    """``target.copy_(source)`` on this thread alone. torch would wake a team of threads, which
-    copy no faster than the memory allows one to, and take the cores of those that decode.
+    """Copy ``source`` to ``target`` on this thread alone, unlike ``copy_``.
+
+    torch would wake one thread for each core, and its own team for each thread that copies, which
+    take the cores from decoding.
     """
     if source.numel() <= _GRAIN or source.is_conj() or source.is_neg():
         target.copy_(source)
@@ -152,7 +158,7 @@ class Slab:
         self._allocate = allocate
         self._memory: Tensor | None = None
         self._busy_until: Event | None = None
-        self._sources: Sequence[Tensor] = ()
+        self._sources: Sequence[Any] = ()
 
     def wait(self) -> None:
         """Wait until the copies of the previous batch are done."""
@@ -162,22 +168,22 @@ class Slab:
         self._busy_until, self._sources = None, ()
 
     def room(self, num_bytes: int) -> Tensor:
-        """At least that many bytes: uint8, one dimension. Grows to the largest batch."""
+        """Return at least that many bytes: uint8, one dimension. Grows to the largest batch."""
         if self._memory is None:
             self._memory = self._allocate(max(num_bytes, SMALL_BYTES))
         elif self._memory.numel() < num_bytes:
-            # Batches differ in size, then: the next one that is a little larger shall fit.
-            self._memory = None  # first free, then take
+            # Batches differ in size: take enough for one that is a little larger.
+            self._memory = None  # frees the old memory before it takes new
             self._memory = self._allocate(rounded_up(num_bytes))
         return self._memory
 
-    def busy_until(self, event: Event, sources: Sequence[Tensor]) -> None:
+    def busy_until(self, event: Event, sources: Sequence[Any]) -> None:
         """Mark the slab and ``sources`` as in use by copies that are done at ``event``."""
         self._busy_until, self._sources = event, sources
 
 
 class SlabRing:
-    """Slabs in turn: one is packed while the one before is being copied."""
+    """Slabs in turn: one is packed while the previous one is copied."""
 
     def __init__(self, allocate: Callable[[int], Tensor], num_slabs: int) -> None:
         self._slabs: list[Slab] = []
@@ -191,13 +197,13 @@ class SlabRing:
         """Return the least recently used slab; waits until its copies are done."""
         slab = self._slabs[self._next]
         slab.wait()
-        # Only now: a wait that raised leaves the turn where it is.
+        # Only after the wait, which may raise: then the same slab is next.
         self._next = (self._next + 1) % len(self._slabs)
         return slab
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        # The device may still copy from the slabs and from what they keep: none of it may go
-        # before. In a forked process the events are the parent's.
+        # The device may still copy from the slabs and from the tensors that they hold: wait before
+        # they go. In a forked process the events are the parent's.
         if not is_exiting() and os.getpid() == self._pid:
             for slab in self._slabs:
                 slab.wait()

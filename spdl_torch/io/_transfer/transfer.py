@@ -1,29 +1,35 @@
-"""Host to device: nested batches through reused pinned memory on a stream of their own."""
+"""Host to device: nested batches through reused pinned memory, on a separate stream."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.pipeline.channel.waits import ChannelClosed
+from spdl_torch.pipeline.threads.thread_group import exit_has_begun
 
 from . import cuda
-from .region import Region
+from .batch_memory import BatchMemory
+from .leaves import can_be_pinned, goes_ahead, is_on, is_plain, memory_of, move
+from .region import LimitedLocker
 from .slabs import SMALL_BYTES, Place, SlabRing, copy_alone, dense_strides, plan, typed
+from .team import Team
 from .tree import map_leaves
 
 if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from .leaves import Recordable
     from .slabs import Event, Layout, Slab
 
 __all__ = [
@@ -42,22 +48,25 @@ __all__ = [
 T = TypeVar("T")
 
 MOST_BEHIND = 4
-"""Batches that were handed over and that the device has not come to, before ``stage`` waits for
-it. A thread may launch work far ahead of the device, and each batch keeps its memory until then.
-Four steps ahead keep any device busy."""
+"""The most batches handed over that the device has yet to reach, before ``stage`` waits for it. A
+thread may launch work far ahead of the device, and each batch keeps its memory until its turn. Four
+steps ahead keep any device busy."""
+
+_LONGEST_PAUSE_SECONDS = 0.01
+
 Allocator = tuple["Callable[[int, int, int], int]", "Callable[[int], None]"]
 
 
 @dataclass(frozen=True, slots=True)
 class CUDAConfig:
-    """Which CUDA device data goes to, and on which stream it is copied."""
+    """The CUDA device that data goes to, and the stream of the copies."""
 
     device_index: int
     stream: int = cuda.PER_THREAD_STREAM
     """A ``cudaStream_t`` as an integer (``torch.cuda.Stream().cuda_stream``; the caller keeps
-    that stream alive), 0 = the device's default stream, 2 = our own, one for each device."""
+    that stream alive), 0 = the device's default stream, 2 = this package's own on the device."""
     allocator: Allocator | None = None
-    """Memory always comes from torch's caching allocator: None, or torch's own two functions."""
+    """None, or the two functions of torch's caching allocator, which always provides the memory."""
 
     def __post_init__(self) -> None:
         if isinstance(self.device_index, bool) or not isinstance(self.device_index, int):
@@ -84,7 +93,7 @@ def cuda_config(
     stream: int = cuda.PER_THREAD_STREAM,
     allocator: Allocator | None = None,
 ) -> CUDAConfig:
-    """Return a CUDAConfig; called like SPDL's function of this name. Does not touch CUDA.
+    """Return a CUDAConfig; takes the arguments of SPDL's ``cuda_config``. Does not touch CUDA.
 
     Raises: UnsupportedOptionError: an ``allocator`` that is not torch's.
     """
@@ -94,28 +103,28 @@ def cuda_config(
 class Staged:
     """A batch in transfer to the device. ``receive()`` hands it over, once."""
 
-    __slots__ = ("_batch", "_blocks", "_event", "_has_leaves_to_move", "_received", "_transfer")
+    __slots__ = ("_batch", "_blocks", "_event", "_late", "_received", "_transfer")
 
     def __init__(
         self,
         transfer: Transfer,
         batch: Any,
-        blocks: list[Tensor],
+        blocks: Sequence[Recordable],
         event: Event | None,
-        has_leaves_to_move: bool,
+        late: set[int],
     ) -> None:
         self._transfer = transfer
         self._batch = batch
         self._blocks = blocks
         self._event = event
-        self._has_leaves_to_move = has_leaves_to_move
+        self._late = late  # the ids of the leaves that move at the hand-over
         self._received = False
 
     def receive(self) -> Any:
         """Return the batch for use on the calling thread's current stream. Does not wait.
 
-        Call it on the thread that trains, with the stream current that the model runs on: that
-        stream waits for the copy, and the memory is kept until that stream is done with it.
+        Call it on the training thread while the model's stream is current: that stream waits for
+        the copy, and the memory is kept until that stream is done with it.
 
         Raises: RuntimeError: it was received before.
         """
@@ -123,9 +132,10 @@ class Staged:
             raise RuntimeError("Staged.receive: this batch was handed over already; call it once.")
         self._received = True
         if self._event is not None:
-            self._transfer._hand_over(self._event, self._blocks)
-        batch, self._batch, self._blocks = self._batch, None, []
-        return map_leaves(batch, self._move) if self._has_leaves_to_move else batch
+            transfer = self._transfer
+            transfer._behind.append(transfer._backend.hand_over(self._event, self._blocks))
+        batch, self._batch, self._blocks = self._batch, None, ()
+        return map_leaves(batch, self._move) if self._late else batch
 
     def synchronize(self) -> None:
         """Wait, without the GIL, until the copy is done."""
@@ -133,24 +143,24 @@ class Staged:
             self._event.synchronize()
 
     def _move(self, leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.device == self._transfer.device:
-            return leaf
-        return leaf.to(self._transfer.device)
+        return move(leaf, self._transfer.device) if id(leaf) in self._late else leaf
 
 
 class Transfer:
-    """Copies batches to one CUDA device, ahead of the trainer: ``stage`` there, ``receive`` here.
+    """Copies batches to one CUDA device ahead of training: ``stage`` on a loading thread, then
+    ``receive`` on the training thread.
 
-    Owns ``num_slabs`` slabs of pinned memory, each grown to the largest batch. A slab is used
-    again when the copy out of it is done, not before; waiting for that and packing do not hold the
-    GIL. Any thread may call ``stage``; one batch is staged at a time. ``stage`` also waits where
-    the receivers' streams are more than 4 batches behind. All transfers of a process to a device
-    share one copy stream.
+    Owns ``num_slabs`` slabs of pinned memory, each grown to the largest batch. A slab is reused
+    only after the copy out of it is done; waiting for that and packing do not hold the GIL. Any
+    thread may call ``stage``; one batch is staged at a time. ``stage`` also waits while the
+    receivers' streams lag by more than 4 batches. All transfers of a process to a device share one
+    copy stream.
 
-    Tensors of 64 KiB or more that are pinned already are copied from where they are; tensors on
-    the device pass. What is no plain dense host tensor (sparse, nested, quantized, of a subclass,
-    one that needs gradients, an object with a ``to`` method) is moved by its own ``to`` at
-    ``receive``.
+    Tensors of 64 KiB or more that are already pinned are copied from where they are; tensors on
+    the device are passed on. Other tensors (sparse, subclasses), packed sequences and objects with
+    ``to`` and ``record_stream`` are moved by their own ``to`` in ``stage``. What is left (tensors
+    that need gradients, nested and quantized ones, other objects with a ``to`` method) is moved at
+    ``receive``, pinned before that if it has a ``pin_memory`` method.
 
     Raises: RuntimeError: torch finds no CUDA, or no such device; UnsupportedOptionError: not a
         CUDA device.
@@ -162,7 +172,12 @@ class Transfer:
         place = cuda.resolve(_cuda_device(device, "Transfer"))
         self._backend: cuda.Backend = cuda.CudaBackend(place, _stream_of(device))
         self._ring = SlabRing(self._backend.pinned, num_slabs)
+        self._team = Team()
+        # Held while a batch is staged, waits included: the ring and the team serve one at a time.
+        # receive() does not take it, so a receiver never waits for a batch that is being packed.
         self._lock = threading.Lock()
+        # The marks of batches whose kernels may still run. The receiving thread appends without the
+        # lock; only its holder takes from the left, so it removes the mark that it has waited for.
         self._behind: deque[Event] = deque()
 
     @property
@@ -171,13 +186,13 @@ class Transfer:
         return self._backend.device
 
     def stage(self, batch: Any) -> Staged:
-        """Begin to copy every tensor of ``batch`` (dicts, lists, tuples, named tuples and
-        dataclasses, nested); returns when all is packed and the copies are queued.
+        """Start to copy every tensor of ``batch`` (dicts, lists, tuples, named tuples and
+        dataclasses, nested); return when all are packed and the copies are queued.
 
-        The batch may be changed or dropped afterwards; what was pinned already may only be
-        dropped.
+        Afterwards the batch may be changed or dropped; already pinned tensors may only be dropped.
 
-        Raises: torch.OutOfMemoryError: of the device; what a container's constructor raises.
+        Raises: torch.OutOfMemoryError: the device has too little memory. Whatever a container's
+            constructor or a leaf's own ``to`` raises.
         """
         leaves: list[Any] = []
 
@@ -186,65 +201,78 @@ class Transfer:
             return leaf
 
         map_leaves(batch, collect)
-        tensors = {id(leaf): leaf for leaf in leaves if _is_plain(leaf)}
+        load = _sorted(leaves, self.device)
         with self._lock:
-            self._await_the_model()
-            moved, blocks, event = self._copy(list(tensors.values()))
-        has_leaves_to_move = False
+            self._await_the_model(_always)
+            moved, blocks, event = self._copy(load)
+        late = {id(moved.get(id(leaf), leaf)) for leaf in load.late}
+        if moved:
+            batch = map_leaves(batch, lambda leaf: moved.get(id(leaf), leaf))
+        return Staged(self, batch, blocks, event, late)
 
-        def replace(leaf: Any) -> Any:
-            nonlocal has_leaves_to_move
-            if id(leaf) not in moved:
-                has_leaves_to_move = True
-            return moved.get(id(leaf), leaf)
+    def await_model(self, is_wanted: Callable[[], bool]) -> None:
+        """Wait, without the GIL, while the receivers' streams lag by more than 4 batches.
 
-        batch = map_leaves(batch, replace)
-        return Staged(self, batch, blocks, event, has_leaves_to_move)
+        ``stage`` does so too; a caller that comes here first can end the wait, and does not count
+        it as time of its own.
 
-    def region(self, memory: mmap.mmap) -> Region:
-        """Memory from which tensors are copied without a slab. They are kept until their copies are
-        done; only then may it be written again.
+        Raises: ChannelClosed: ``is_wanted()`` was false meanwhile, or the interpreter exits.
         """
-        return Region(memory, self._backend)
+        with self._lock:
+            self._await_the_model(is_wanted)
 
-    def _hand_over(self, event: Event, blocks: list[Tensor]) -> None:
-        self._behind.append(self._backend.hand_over(event, blocks))
+    def limited(self, most_regions: int) -> LimitedLocker:
+        """Return what locks memory, at most so many regions at once. Tensors in it are copied
+        without a slab, and kept until their copies are done; write to the memory only after that.
+        """
+        return LimitedLocker(self._backend, most_regions)
 
-    def _await_the_model(self) -> None:
+    def batch_memory(self, most_pieces: int) -> BatchMemory:
+        """Return pinned memory in which to make batches, which are then copied without a slab."""
+        return BatchMemory(self._backend, most_pieces)
+
+    def _await_the_model(self, is_wanted: Callable[[], bool]) -> None:
         while len(self._behind) > MOST_BEHIND:
-            self._behind[0].synchronize()
+            _wait_while(is_wanted, self._behind[0])
             self._behind.popleft()
 
-    def _copy(self, tensors: list[Tensor]) -> tuple[dict[int, Tensor], list[Tensor], Event | None]:
-        """Copies by the ids of their originals, the memory that they are in, and the end."""
-        if not tensors:
+    def _copy(self, load: _Load) -> tuple[dict[int, Any], list[Recordable], Event | None]:
+        """Return the copies by the ids of their originals, their memory, and the last event."""
+        tensors, backend = load.plain, self._backend
+        if not (tensors or load.ahead or load.late):
             return {}, [], None
-        backend = self._backend
         with backend.on_copy_stream():
             pinned = [tensor for tensor in tensors if self._needs_no_slab(tensor)]
             their_ids = {id(tensor) for tensor in pinned}
             layout = plan([tensor for tensor in tensors if id(tensor) not in their_ids])
-            slab = self._ring.take()
-            # What can fail for want of memory comes before the first copy is under way, the
-            # device first: it says so at once, a host that is short of memory begins to swap.
+            slab = self._ring.take()  # waits until the copy out of it is done
+            # Allocations that may fail come before the first copy is under way. The device's come
+            # first: it fails at once, while a host that is short of memory begins to swap.
             blocks = [backend.empty(size) for _, size in layout.blocks]
             direct = [backend.empty(tensor.nbytes) for tensor in pinned]
             memory = slab.room(layout.num_bytes)
+            guarded: list[Recordable] = [*blocks, *direct]
             try:
                 moved = self._copy_packed(layout, memory, blocks)
                 for tensor, block in zip(pinned, direct, strict=True):
                     copy = typed(block, Place(tensor, 0, 0, tensor.stride()), 0)
                     backend.copy(copy, tensor)
                     moved[id(tensor)] = copy
+                for leaf in load.ahead:
+                    moved[id(leaf)] = gone = move(leaf, self.device)
+                    guarded += memory_of(gone)
+                for leaf in filter(can_be_pinned, load.late):
+                    moved[id(leaf)] = leaf.pin_memory()
             finally:
-                event = _mark_busy(slab, backend, pinned)
-        return moved, blocks + direct, event
+                # After an error, too: copies that have begun still read the slab and the sources.
+                event = _mark_busy(slab, backend, [*pinned, *load.ahead])
+        return moved, guarded, event
 
-    def _copy_packed(
-        self, layout: Layout, memory: Tensor, blocks: list[Tensor]
-    ) -> dict[int, Tensor]:
+    def _copy_packed(self, layout: Layout, memory: Tensor, blocks: list[Tensor]) -> dict[int, Any]:
         for place in layout.places:
-            copy_alone(typed(memory, place, place.offset), place.tensor)
+            target = typed(memory, place, place.offset)
+            if not self._team.copy(target, place.tensor):
+                copy_alone(target, place.tensor)
         for (start, size), block in zip(layout.blocks, blocks, strict=True):
             self._backend.copy(block, memory[start : start + size])
         return {
@@ -263,28 +291,61 @@ class Transfer:
         )
 
 
-def _mark_busy(slab: Slab, backend: cuda.Backend, sources: list[Tensor]) -> Event:
+class _Load(NamedTuple):
+    """The leaves of a batch that are not on the device, each once, by the way they take."""
+
+    plain: list[Tensor]
+    """Bytes and strides, packed or copied from where they are."""
+    ahead: list[Any]
+    """Moved by themselves on the copy stream."""
+    late: list[Any]
+    """Moved by themselves at the hand-over."""
+
+
+def _sorted(leaves: list[Any], device: torch.device) -> _Load:
+    load, seen = _Load([], [], []), set()
+    for leaf in leaves:
+        if id(leaf) not in seen:
+            seen.add(id(leaf))
+            if is_plain(leaf):
+                load.plain.append(leaf)
+            elif not is_on(leaf, device):
+                (load.ahead if goes_ahead(leaf) else load.late).append(leaf)
+    return load
+
+
+def _always() -> bool:
+    return True
+
+
+def _wait_while(is_wanted: Callable[[], bool], event: Event) -> None:
+    """Wait for an event as long as somebody wants what follows it.
+
+    CUDA's own wait cannot be ended from outside, and a step of the model may take seconds, for
+    which a loop that breaks, or an interpreter that exits, would wait. So this looks at the event
+    again and again, after ever longer pauses: the device has several steps left to do meanwhile.
+    """
+    pause_seconds = 50e-6
+    while not event.query():
+        if exit_has_begun() or not is_wanted():
+            raise ChannelClosed
+        time.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+
+def _mark_busy(slab: Slab, backend: cuda.Backend, sources: list[Any]) -> Event:
     event = backend.record()
     slab.busy_until(event, sources)
     return event
 
 
-def _is_plain(leaf: Any) -> bool:
-    """Return whether bytes and strides describe a leaf completely."""
-    return (
-        type(leaf) is Tensor
-        and leaf.device.type == "cpu"
-        and leaf.layout is torch.strided
-        and not (leaf.requires_grad or leaf.is_quantized or leaf.is_nested)
-    )
-
-
 def is_moved_whole(batch: Any) -> bool:
-    """Return whether ``stage`` takes all tensors and arrays of a batch but those below 64 KiB, and
-    so leaves nobody a view of the memory that they were in. False where that is unknown.
+    """Return whether ``stage`` moves all tensors and arrays of a batch but those below 64 KiB.
+
+    Then nobody keeps a view of the memory that they were in. False where that is unknown.
     """
     if isinstance(batch, Tensor):
-        return _is_plain(batch)
+        return is_plain(batch)
     if batch is None or isinstance(batch, str | bytes | int | float | complex | np.generic):
         return True
     if isinstance(batch, np.ndarray):
@@ -308,21 +369,21 @@ def transfer_tensor(
     *,
     num_caches: int | None = None,
 ) -> T:
-    """A copy of ``batch`` on a CUDA device, for the pipeline stage or the loop that calls it.
+    """Copy ``batch`` to a CUDA device, in a pipeline stage or in the training loop.
 
     Blocks, without the GIL, until the copy is done, so any thread and any stream may read the
-    result. Its memory is guarded for the stream that is current on the calling thread: unless
-    changed the default stream, the same on all threads. A model that runs on another stream
-    calls ``record_stream`` itself, or uses :class:`Transfer`. All threads share one copy stream
-    and one ring of slabs per device, which stay until the process ends.
+    result. Its memory is guarded for the calling thread's current stream: unless changed the
+    default stream, the same on all threads. A model on another stream calls ``record_stream``
+    itself, or uses :class:`Transfer`. All threads share one copy stream and one ring of slabs per
+    device, which stay until the process ends.
 
     Args:
         batch: tensors, or dicts, lists, tuples, named tuples and dataclasses of them, nested.
         device: None = ``cuda:$LOCAL_RANK``, or without that variable the current device. A CPU
             device moves everything there.
-        num_caches: SPDL's, taken for its callers' sake: no batches need to be kept here.
+        num_caches: accepted for compatibility with SPDL and ignored: no batches are cached here.
 
-    Returns: the same containers; what is no tensor is passed on as it is.
+    Returns: the same containers; everything but tensors is passed on as it is.
     Raises: RuntimeError: torch finds no CUDA, or no such device.
     """
     if device is None:
@@ -343,24 +404,24 @@ def transfer_tensor_h2d(
     *,
     num_caches: int | None = None,
 ) -> T:
-    """:func:`transfer_tensor` by the name that SPDL has given it since 0.8."""
+    """Do the same as :func:`transfer_tensor`, by the name that SPDL has used since 0.8."""
     return transfer_tensor(batch, device, num_caches=num_caches)
 
 
 def transfer_buffer(buffer: Any, *, device_config: CUDAConfig) -> Tensor:
-    """A tensor or array (anything that ``torch.as_tensor`` takes) as a tensor on the device.
+    """Copy a tensor or array (anything that ``torch.as_tensor`` takes) to a CUDA device.
 
     Blocks and raises as :func:`transfer_tensor`.
     """
     check_device_config(device_config, "transfer_buffer")
     flags = getattr(buffer, "flags", None)
     if flags is not None and not flags.writeable:
-        buffer = buffer.copy()  # torch warns of arrays that it must not write to
+        buffer = buffer.copy()  # torch warns of read-only arrays
     return to_device(torch.as_tensor(buffer), device_config)
 
 
 def to_device(tensor: Tensor, config: CUDAConfig) -> Tensor:
-    """Transfer a tensor as ``device_config=`` says, by :func:`transfer_tensor`."""
+    """Copy a tensor to the device of a ``device_config=``, by :func:`transfer_tensor`."""
     return transfer_tensor(tensor, config)
 
 
@@ -405,6 +466,6 @@ def _cuda_device(device: torch.device | str | int | CUDAConfig, where: str) -> t
 
 
 def _device_of_rank() -> torch.device:
-    """Return the device of this rank, by the local rank that torchrun and others set."""
+    """Return the device of this rank, by the local rank that launchers such as torchrun set."""
     rank = os.environ.get("LOCAL_RANK")
     return torch.device("cuda") if rank is None else torch.device("cuda", int(rank))

@@ -15,18 +15,18 @@ __all__ = ["map_leaves"]
 
 Leaf = Callable[[Any], Any]
 
-# Sequences, some of them, but of nothing that could be moved. Looking at each byte of 200 kB would
-# keep the GIL for 0.15 s.
+# Some are sequences, but of nothing that could be moved: a look at each byte of 200 kB would hold
+# the GIL for 0.15 s.
 _ATOMS = (str, UserString, bytes, bytearray, memoryview, array, range, int, float)
 
 
 def map_leaves(batch: Any, function: Leaf) -> Any:
-    """``batch`` with ``function`` applied to every tensor and every object that moves itself.
+    """Apply ``function`` to every tensor of ``batch`` and to every object that moves itself.
 
-    An object moves itself when it has a ``to`` method, as PyTorch's ``PackedSequence`` and
-    PyG's graphs do; mappings that have one are walked all the same. Containers keep their class,
-    and what is not in a dataclass's or mapping's members (other attributes) is kept too. Parts in
-    which nothing changed are passed on as the same objects; so are strings, numbers and arrays.
+    An object moves itself if it has a ``to`` method, as PyTorch's ``PackedSequence`` and PyG's
+    graphs do; mappings that have one are walked all the same. Containers keep their class, and
+    attributes beside their members are kept too. Parts in which nothing changed are the same
+    objects in the result, as are strings, numbers and arrays.
     """
     if isinstance(batch, Tensor):
         return function(batch)
@@ -55,8 +55,8 @@ def _map_mapping(batch: Mapping[Any, Any], function: Leaf) -> Mapping[Any, Any]:
             clone = copy.copy(batch)  # keeps a default factory, attributes, the order of the keys
             clone.update(changed)
             return clone
-        return type(batch)({**batch, **changed})  # type: ignore[call-arg]
-    except TypeError:  # it cannot be copied, or made from a dict
+        return type(batch)({**batch, **changed})  # type: ignore[call-arg]  # or a TypeError
+    except TypeError:  # cannot be copied, or made from a dict
         return {**batch, **changed}
 
 
@@ -77,7 +77,7 @@ def _map_sequence(batch: Sequence[Any], function: Leaf) -> Sequence[Any]:
             for place, value in changed.items():
                 clone[place] = value
             return clone
-        return type(batch)(members)  # type: ignore[call-arg]
+        return type(batch)(members)  # type: ignore[call-arg]  # or a TypeError
     except TypeError:
         return members
 

@@ -1,0 +1,134 @@
+"""Pinned memory in which batches are made, so that nothing is copied before the wire.
+
+A *piece* holds the large tensors of one batch. It is free again when nothing views it any more: the
+transfer keeps a batch until its copy is done, and whoever else keeps a part of it keeps the piece.
+So nobody has to say when memory may be written again, and nothing can be overwritten that somebody
+still sees. If all pieces are in use, a batch is made in ordinary memory, and packed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .region import Region
+from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from .region import PageLocker
+
+__all__ = ["BatchMemory"]
+
+
+class BatchMemory:
+    """At most ``most_pieces`` pieces of pinned memory, made when they are needed. Each is as large
+    as the largest batch so far; where batches grow, up to an eighth larger. Any thread may use it.
+
+    A thread that makes a batch calls ``begin``, then ``room`` for each of its tensors, then
+    ``end``.
+    """
+
+    def __init__(self, locker: PageLocker, most_pieces: int) -> None:
+        self._locker = locker
+        self._most_pieces = most_pieces
+        self._lock = threading.Lock()
+        self._free: list[Region] = []
+        self._freed: deque[Region] = deque()  # by finalizers, on any thread, without a lock
+        self._num_pieces = 0
+        self._largest = 0
+        self._expected = 0  # the bytes of the last batch
+        self._current = _Current()  # of each thread
+
+    def grow(self, most_pieces: int) -> None:
+        """Allow more pieces, for a loader that prefetches more."""
+        self._most_pieces = max(self._most_pieces, most_pieces)
+
+    def begin(self) -> None:
+        """Begin a batch on this thread."""
+        self._current.piece, self._current.asked = None, 0
+
+    def room(self, num_bytes: int) -> Tensor | None:
+        """Return memory for a tensor of the thread's batch: uint8, one dimension, pinned; None =
+        take any other: the tensor is small, or there is no piece with room for it.
+        """
+        if num_bytes < SMALL_BYTES:
+            return None
+        current, start = self._current, self._current.asked
+        current.asked = start + -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        if start == 0:
+            # The first tensor takes the piece for all of them, as many as the last batch had.
+            current.piece = self._take(max(self._expected, current.asked))
+        if current.piece is None or start + num_bytes > len(current.piece):
+            return None
+        return current.piece[start : start + num_bytes]
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether a tensor lies in the piece of the thread's batch."""
+        piece = self._current.piece
+        return piece is not None and _start_of(tensor) == _start_of(piece)
+
+    def end(self) -> None:
+        """Let go of the batch: from here on its tensors alone keep the piece."""
+        if self._current.asked:
+            self._expected = self._current.asked
+        self.begin()
+
+    def _take(self, num_bytes: int) -> Tensor | None:
+        with self._lock:
+            while self._freed:
+                self._free.append(self._freed.popleft())
+            large = [piece for piece in self._free if len(piece) >= num_bytes]
+            piece = large[-1] if large else None
+            if piece is None and self._num_pieces >= self._most_pieces and not self._free:
+                return None
+            if piece is not None:
+                self._free.remove(piece)
+            elif self._num_pieces >= self._most_pieces:
+                self._free.pop()  # too small: it makes room for one that is not
+            else:
+                self._num_pieces += 1
+            size = self._size_for(num_bytes)
+        if piece is None:
+            piece = self._new(size)  # without the lock: locking pages takes milliseconds
+        return None if piece is None else self._lent(piece, num_bytes)
+
+    def _size_for(self, num_bytes: int) -> int:
+        if num_bytes > self._largest:
+            self._largest = rounded_up(num_bytes) if self._largest else num_bytes
+        return self._largest
+
+    def _new(self, size: int) -> Region | None:
+        try:
+            # A shared mapping, for the reason in CudaBackend.pinned.
+            piece = Region(mmap.mmap(-1, size), self._locker)
+        except OSError:  # there is no such room
+            piece = None
+        if piece is not None and piece.is_locked:
+            return piece
+        self._most_pieces = self._num_pieces = 0  # and there will not be
+        return None
+
+    def _lent(self, piece: Region, num_bytes: int) -> Tensor:
+        owner: np.ndarray[Any, Any] = piece.array(num_bytes)
+        weakref.finalize(owner, self._freed.append, piece).atexit = False
+        return torch.from_numpy(owner)
+
+
+def _start_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Current(threading.local):
+    """The batch that a thread makes."""
+
+    piece: Tensor | None = None
+    asked: int = 0
+    """The bytes that its tensors take, also those that found no room."""
