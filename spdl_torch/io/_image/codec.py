@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from . import kernel, libjpeg_turbo
+from . import kernel, libjpeg_turbo, torchcodec_jpeg
 from .header import is_scan, plain_jpeg_scan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torch import Tensor
 
     from .kernel import Plan
 
-__all__ = ["Codec", "check_codec", "decode_regions", "image_codec", "region_library"]
+__all__ = [
+    "Codec",
+    "check_codec",
+    "decode_regions",
+    "image_codec",
+    "region_library",
+    "sound_jpegs",
+    "whole_decoder",
+]
 
-Codec: TypeAlias = Literal["auto", "torchvision", "libjpeg-turbo"]
+Codec: TypeAlias = Literal["auto", "torchvision", "libjpeg-turbo", "torchcodec"]
 
 # Looking at the bytes first and getting the GIL back once more eat up smaller savings.
 _LEAST_SHARE_SAVED = 1 / 8
@@ -22,10 +32,13 @@ _LEAST_PIXELS = 96 * 96
 
 
 def image_codec(codec: Codec = "auto") -> str:
-    """Say which library decodes JPEGs: ``"torchvision"`` or ``"libjpeg-turbo (FILE)"``.
+    """Return the library that decodes JPEGs: ``"torchvision"``, ``"libjpeg-turbo (FILE)"`` or
+    ``"torchcodec (VERSION)"``.
 
     Raises: as :func:`check_codec`.
     """
+    if whole_decoder(codec, "image_codec") is not None:
+        return f"torchcodec ({torchcodec_jpeg.library_version()})"
     library = region_library(codec)
     return "torchvision" if library is None else f"libjpeg-turbo ({library.path})"
 
@@ -34,7 +47,7 @@ def check_codec(codec: Codec, where: str) -> None:
     """Refuse a codec that is not available.
 
     Raises: ValueError: no such codec; ImportError: libjpeg-turbo was asked for by name, and no
-        library of version 3 was found.
+        library of version 3 was found, or torchcodec, and it is not installed.
     """
     if codec not in get_args(Codec):
         known = ", ".join(map(repr, get_args(Codec)))
@@ -45,15 +58,32 @@ def check_codec(codec: Codec, where: str) -> None:
             "pip install turbojpeg (the extra jpeg), or install libturbojpeg 3 or newer. "
             "codec='auto' does without."
         )
+    whole_decoder(codec, where)
+
+
+def whole_decoder(codec: Codec, where: str) -> Callable[[Tensor], Tensor] | None:
+    """Return the function that decodes JPEGs; None: the batch kernel does, by torchvision.
+
+    Raises: ImportError: torchcodec was asked for, and it is not installed or too old.
+    """
+    if codec != "torchcodec":
+        return None
+    try:
+        return torchcodec_jpeg.jpeg_decoder()
+    except ImportError as error:
+        raise ImportError(
+            f"{where}: codec='torchcodec' needs torchcodec 0.17 or newer: pip install torchcodec "
+            "(the extra torchcodec). codec='auto' does without."
+        ) from error
 
 
 def region_library(codec: Codec) -> libjpeg_turbo.LibJpegTurbo | None:
-    """Return the decoder of regions; None: torchvision decodes whole pictures.
+    """Return the decoder of regions; None: whole pictures are decoded.
 
     Raises: as :func:`check_codec`.
     """
     check_codec(codec, "image_codec")
-    return None if codec == "torchvision" else libjpeg_turbo.find_library()
+    return libjpeg_turbo.find_library() if codec in ("auto", "libjpeg-turbo") else None
 
 
 def decode_regions(
@@ -67,23 +97,40 @@ def decode_regions(
     Args:
         data: encoded bytes (uint8, one dimension) or decoded pictures (uint8, (3, H, W)).
     """
-    scans = {}
-    for k, (content, plan) in enumerate(zip(data, plans, strict=True)):
-        if content.dim() == 1 and _is_worth_it(plan):
-            start = plain_jpeg_scan(content.numpy().data)
-            if start is not None:
-                scans[k] = start
-    has_markers = kernel.has_markers([data[k] for k in scans], list(scans.values()))
+    wanted = {
+        k: content
+        for k, (content, plan) in enumerate(zip(data, plans, strict=True))
+        if content.dim() == 1 and _is_worth_it(plan)
+    }
     contents, fitted = list(data), list(plans)
-    for (k, start), has_marker in zip(scans.items(), has_markers, strict=True):
-        if has_marker and not is_scan(data[k].numpy().data[start:-2]):
-            continue
+    for k in sound_jpegs(wanted):
         found = library.decode_region(data[k], plans[k].size, plans[k].box)
         if found is not None:
             contents[k], box = found
             size = contents[k].shape[1], contents[k].shape[2]
             fitted[k] = plans[k]._replace(size=size, box=box)
     return contents, fitted
+
+
+def sound_jpegs(data: Mapping[int, Tensor]) -> list[int]:
+    """Return which of the files are JPEGs of the common kind that no codec refuses.
+
+    A decoder that leaves a part of them out cannot overlook an error in it.
+
+    Args:
+        data: encoded bytes (uint8, one dimension) by number.
+    """
+    scans = {}
+    for k, content in data.items():
+        start = plain_jpeg_scan(content.numpy().data)
+        if start is not None:
+            scans[k] = start
+    has_markers = kernel.has_markers([data[k] for k in scans], list(scans.values()))
+    return [
+        k
+        for (k, start), has_marker in zip(scans.items(), has_markers, strict=True)
+        if not has_marker or is_scan(data[k].numpy().data[start:-2])
+    ]
 
 
 def _is_worth_it(plan: Plan) -> bool:

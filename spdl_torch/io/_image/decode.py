@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-__all__ = ["decode_image", "decode_tensor", "header_size", "none_decoded", "to_pil"]
+__all__ = [
+    "decode_image",
+    "decode_reduced",
+    "decode_tensor",
+    "header_size",
+    "none_decoded",
+    "to_pil",
+]
 
 
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
@@ -73,13 +80,16 @@ def decode_tensor(data: Tensor, name: str, *, apply_exif_orientation: bool = Fal
     return image
 
 
-def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
+def header_size(
+    data: Tensor, name: str, *, is_jpeg_decoded: bool = False
+) -> tuple[int, int] | None:
     """Height and width of a picture that the batch kernel can decode, else None.
 
+    is_jpeg_decoded: another library decodes JPEGs, whether torchvision has its codecs or not.
     Raises: DecodeError: the header asks for more pixels than allowed or than the bytes can hold.
     """
     header = read_header(_view(data))
-    if not _has_codec(header):
+    if header is None or not (_has_codec(header) or (is_jpeg_decoded and header.format == "jpeg")):
         return None
     _check_size(header, data.numel(), name)
     return header.height, header.width
@@ -91,7 +101,7 @@ def _has_codec(header: ImageHeader | None) -> TypeGuard[ImageHeader]:
 
 
 def to_pil(image: Tensor) -> Image:
-    """The Pillow image of a picture: uint8, (3, H, W)."""
+    """Return the Pillow image of a picture: uint8, (3, H, W)."""
     from PIL import Image
 
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
@@ -120,11 +130,38 @@ def _check_size(header: ImageHeader, num_bytes: int, name: str) -> None:
 
 
 def _decode_after(error: RuntimeError, data: Tensor, name: str, exif: bool) -> Tensor:
-    """Let Pillow try what torchvision refused; if it refuses too, tell torchvision's reason."""
+    """Let Pillow try what torchvision refused; if it refuses too, give torchvision's reason."""
     try:
         return _decode_with_pillow(data, name, exif)
     except DecodeError:
         raise DecodeError(f"{name}: {_reason(error)}") from error
+
+
+def decode_reduced(data: Tensor, size: tuple[int, int], denominator: int) -> Tensor | None:
+    """Decode a JPEG at a half, a quarter or an eighth of its size, by Pillow's ``draft``.
+
+    Args:
+        data: encoded bytes, uint8 of one dimension.
+        size: the picture's height and width in pixels, as its header says.
+        denominator: 2, 4 or 8.
+
+    Returns: uint8, (3, H, W), H and W rounded up. None: Pillow cannot decode it, or not so.
+    """
+    # Not Image.open, which warns of large pictures: their size has been checked.
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    height, width = size
+    try:
+        with JpegImageFile(io.BytesIO(_view(data))) as image:
+            if image.size != (width, height):
+                return None
+            image.draft(None, (max(1, width // denominator), max(1, height // denominator)))
+            if image.size != (-(-width // denominator), -(-height // denominator)):
+                return None
+            pixels = _rgb_of(image)
+    except Exception:  # as above; what becomes of the file is said where all of it is decoded
+        return None
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 # What an image folder may hold. A closed list: Pillow also knows formats that start programs (EPS)
@@ -189,7 +226,8 @@ def _view(data: Tensor) -> memoryview:
 
 
 def _reason(error: Exception) -> str:
-    """The codec's message without the place in its source; the type's name if there is none."""
+    """Return the codec's message without the place in its source; the type's name if there is
+    none."""
     text = re.sub(r"^.*\.(?:cpp|h|cc):\d+, ", "", str(error).partition("\n")[0])
     return text or type(error).__name__
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .._config import DecodeConfig, DemuxConfig
     from .._source import Source
-    from .._storage import CPUStorage
+    from .._storage import Storage
     from .._video.frames import ImageFrames
 
 __all__ = ["load_filtered", "load_filtered_batch", "stretch_filter"]
@@ -55,9 +55,9 @@ def load_filtered_batch(
     decode_config: DecodeConfig | None,
     *,
     strict: bool,
-    storage: CPUStorage | None,
+    storage: Storage | None,
 ) -> Tensor:
-    """A batch; arguments, result and errors as of :func:`load_image_batch`."""
+    """Return a batch; arguments, result and errors as of :func:`load_image_batch`."""
     frames: list[ImageFrames] = []
     errors: list[DecodeError] = []
     for src in srcs:

@@ -13,6 +13,7 @@ __all__ = [
     "Crop",
     "CropFunction",
     "center_crop_window",
+    "checked_crop",
     "fitted_size",
     "random_resized_crop",
     "random_resized_crop_params",
@@ -33,6 +34,15 @@ class Crop(NamedTuple):
 
 CropFunction: TypeAlias = Callable[[int, int], Crop]
 """Gets a picture's height and width in pixels, returns the box to load."""
+
+
+def checked_crop(crop: Crop, height: int, width: int) -> Crop:
+    """Return the crop. Raises: ValueError: it is outside a picture of that size, in pixels."""
+    top, left, box_height, box_width = crop[:4]
+    inside = 0 <= top < top + box_height <= height and 0 <= left < left + box_width <= width
+    if not inside:
+        raise ValueError(f"crop returned {crop}, outside the picture of {height=}, {width=}.")
+    return crop
 
 
 def random_resized_crop(
@@ -100,7 +110,7 @@ def _float32_logs(low: float, high: float) -> tuple[float, float]:
 def _widest_center_box(
     height: int, width: int, low: float, high: float
 ) -> tuple[int, int, int, int]:
-    """The largest centred box whose ratio lies within the bounds."""
+    """Return the largest centred box whose ratio lies within the bounds."""
     box_height, box_width = height, width
     if width / height < low:
         box_height = round(width / low)

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ImageHeader", "is_scan", "missing_data", "plain_jpeg_scan", "read_header"]
+__all__ = [
+    "ImageHeader",
+    "exif_markers",
+    "is_scan",
+    "jpeg_components",
+    "missing_data",
+    "plain_jpeg_scan",
+    "read_header",
+]
 
 ImageFormat = Literal["jpeg", "png", "webp"]
 
@@ -30,7 +38,7 @@ class ImageHeader(NamedTuple):
 def read_header(data: memoryview) -> ImageHeader | None:
     """Read format and size of a JPEG, PNG or still WebP; None for anything else.
 
-    None also when the header is damaged or leaves the size open: only a codec can tell then.
+    None also when the header is damaged or leaves the size open: only a codec finds it then.
     """
     try:
         start = bytes(data[:16])
@@ -69,12 +77,13 @@ _JPEG_SEQUENTIAL = (0xC0, 0xC1)  # Huffman coded
 # Markers that stand alone, with no length after them: TEM, RST0-7 and a repeated SOI.
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_END_OF_IMAGE, _JPEG_START_OF_SCAN = 0xD9, 0xDA
+_JPEG_APPLICATION_1 = 0xE1
 
 
 def plain_jpeg_scan(data: memoryview) -> int | None:
-    """Where the coded pixels begin in a JPEG of the common kind, else None: sequential, Huffman
-    coded, 8 bits a sample, gray or three components, all of them in the first scan, and the end
-    marker where the bytes end.
+    """Return where the coded pixels begin in a JPEG of the common kind, else None: sequential,
+    Huffman coded, 8 bits a sample, gray or three components, all of them in the first scan, and the
+    end marker where the bytes end.
     """
     num_components = None
     if bytes(data[:2]) != b"\xff\xd8" or bytes(data[-2:]) != b"\xff\xd9":
@@ -94,11 +103,36 @@ def plain_jpeg_scan(data: memoryview) -> int | None:
     return None
 
 
+def jpeg_components(data: memoryview) -> int | None:
+    """Return the number of a JPEG's components: 1 = gray, 3 = colours, 4 = inks; None = no JPEG."""
+    if bytes(data[:2]) != b"\xff\xd8":
+        return None
+    try:
+        for marker, position in _jpeg_segments(data):
+            if marker in _JPEG_FRAMES:
+                return data[position + 7]
+    except (IndexError, struct.error):
+        pass
+    return None
+
+
+def exif_markers(data: memoryview) -> list[int]:
+    """Return the places of the bytes that mark a JPEG's segments for EXIF; [] if it has none."""
+    found = []
+    try:
+        for marker, position in _jpeg_segments(data):
+            if marker == _JPEG_APPLICATION_1:
+                found.append(position - 1)
+    except (IndexError, struct.error):
+        pass
+    return found
+
+
 _NOT_IN_A_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
 def is_scan(data: memoryview) -> bool:
-    """Whether of all markers only those of restarts are among the coded pixels (70 µs for 100 KB).
+    """Return whether restarts are the only markers among the coded pixels (70 µs for 100 KB).
 
     If so there is nothing more in them that a codec could refuse: all it has is warnings.
     """

@@ -56,7 +56,7 @@ def read_files(paths: list[str]) -> list[Tensor]:
     Returns: uint8 tensors of one dimension, CPU, each with memory of its own.
     Raises: RuntimeError: a file is missing, unreadable or empty.
     """
-    return _call("_read_files", paths)  # type: ignore[no-any-return]
+    return _call("_read_files", paths)  # type: ignore[no-any-return]  # TorchScript's result
 
 
 def fill_batch(data: list[Tensor], plans: Sequence[Plan], batch: Tensor) -> None:
@@ -81,12 +81,13 @@ def fill_batch(data: list[Tensor], plans: Sequence[Plan], batch: Tensor) -> None
 
 
 def has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
-    """Whether from ``starts`` to the end marker there is a marker in each JPEG, restarts too.
+    """Return for each JPEG whether there is a marker from ``starts`` to the end marker, restarts
+    too.
 
     Args:
         data: encoded bytes (uint8, one dimension).
     """
-    return _call("_has_markers", data, starts)  # type: ignore[no-any-return]
+    return _call("_has_markers", data, starts)  # type: ignore[no-any-return]  # TorchScript's result
 
 
 def has_codec() -> bool:
@@ -189,7 +190,7 @@ _unit: Any = None
 
 
 def _compiled() -> Any:
-    """The compiled functions, or None; compiled once, by the first thread that comes."""
+    """Return the compiled functions, or None; compiled once, by the first thread that comes."""
     global _compile_tried, _unit
     if not _compile_tried:
         with _lock:
@@ -221,7 +222,7 @@ def _call(name: str, *args: object) -> Any:
 def _run(unit: Any, name: str, *args: object) -> Any:
     # Without this, TorchScript's profiling executor optimizes the first calls of each function,
     # for tens of milliseconds and nothing in return. The flag belongs to the thread.
-    with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+    with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]  # untyped in torch
         try:
             return getattr(unit, name)(*args)
         except torch.jit.Error as error:  # what becomes of a `raise` in compiled code
@@ -250,7 +251,7 @@ def load_operators() -> None:
 def _load_operators() -> None:
     for path in _operator_libraries():
         try:
-            torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+            torch.ops.load_library(path)  # type: ignore[no-untyped-call]  # untyped in torch
         except OSError:
             continue  # of another torch; torchvision says so below, if it is asked to
         return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Box = tuple[int, int, int, int]
 
-__all__ = ["LibJpegTurbo", "find_library"]
+__all__ = ["LibJpegTurbo", "find_library", "reduced_size"]
 
 _DECOMPRESS = 1  # of enum TJINIT
 _RGB = 0  # of enum TJPF
@@ -45,6 +45,10 @@ class _Region(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("x", "y", "width", "height")]
 
 
+class _ScalingFactor(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("numerator", "denominator")]
+
+
 class LibJpegTurbo:
     """The functions of one shared library.
 
@@ -62,24 +66,28 @@ class LibJpegTurbo:
         self._destroy = _declare(short.tj3Destroy, None, handle)
         self._read_header = _declare(short.tj3DecompressHeader, number, handle, data, size)
         self._get = _declare(short.tj3Get, number, handle, number)
+        self._set_scale = _declare(short.tj3SetScalingFactor, number, handle, _ScalingFactor)
         self._set_region = _declare(short.tj3SetCroppingRegion, number, handle, _Region)
         self._decode = _declare(
             long.tj3Decompress8, number, handle, data, size, data, number, number
         )
 
     def decode_region(
-        self, data: Tensor, size: tuple[int, int], box: Box
+        self, data: Tensor, size: tuple[int, int], box: Box, denominator: int = 1
     ) -> tuple[Tensor, Box] | None:
         """Decode the part of a picture that holds ``box``, without the GIL.
 
         Args:
             data: encoded bytes, uint8 of one dimension, CPU.
             size: the picture's height and width in pixels.
-            box: top, left, height, width, within ``size``.
+            box: top, left, height, width, within the picture that is decoded: of ``size``, or of
+                the reduced size.
+            denominator: 2, 4 or 8 decodes the picture at a half, a quarter or an eighth of its
+                size, rounded up.
 
         Returns: uint8 (3, height, width), channels_last, a little larger than the box, and where
-            the box lies in it: there, the pixels are those of the whole picture. None: this
-            library is not the one to decode it.
+            the box lies in it: there, the pixels are those of the whole picture at that
+            scale. None: this library is not the one to decode it.
         """
         # A decoder for each picture, 0.6 µs: a used one keeps the tables of the picture before,
         # with which one that has none would be decoded, or the error that it met.
@@ -87,12 +95,12 @@ class LibJpegTurbo:
         if not handle:
             return None
         try:
-            return self._decode_with(handle, data.contiguous(), size, box)
+            return self._decode_with(handle, data.contiguous(), size, box, denominator)
         finally:
             self._destroy(handle)
 
     def _decode_with(
-        self, handle: int, data: Tensor, size: tuple[int, int], box: Box
+        self, handle: int, data: Tensor, size: tuple[int, int], box: Box, denominator: int
     ) -> tuple[Tensor, Box] | None:
         address, num_bytes = data.data_ptr(), data.numel()
         if self._read_header(handle, address, num_bytes) != 0:
@@ -102,6 +110,10 @@ class LibJpegTurbo:
         block = _BLOCK_WIDTH.get(self._get(handle, _SUBSAMPLING))
         if block is None:
             return None
+        if denominator != 1:
+            if self._set_scale(handle, _ScalingFactor(1, denominator)) != 0:
+                return None
+            size, block = reduced_size(size, denominator), block // denominator
         top, left, height, width = _widened(size, box, block)
         if self._set_region(handle, _Region(left, top, width, height)) != 0:
             return None
@@ -111,8 +123,13 @@ class LibJpegTurbo:
         return pixels.permute(2, 0, 1), (box[0] - top, box[1] - left, box[2], box[3])
 
 
+def reduced_size(size: tuple[int, int], denominator: int) -> tuple[int, int]:
+    """Return the height and width of a JPEG that is decoded at ``1 / denominator``: rounded up."""
+    return -(-size[0] // denominator), -(-size[1] // denominator)
+
+
 def _widened(size: tuple[int, int], box: Box, block: int) -> Box:
-    """The region to decode, so that the box within it has the whole picture's pixels."""
+    """Return the region to decode, so that the box within it has the whole picture's pixels."""
     top, left = max(0, box[0] - _MARGIN), max(0, box[1] - _MARGIN)
     bottom = min(size[0], box[0] + box[2] + _MARGIN)
     right = min(size[1], box[1] + box[3] + _MARGIN)
@@ -128,7 +145,8 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def find_library() -> LibJpegTurbo | None:
-    """The first library of version 3 that decodes as torchvision does; None if there is none.
+    """Return the first library of version 3 that decodes as torchvision does; None if there is
+    none.
 
     Looked for once: in the environment (conda), where the system keeps its libraries, and in the
     wheel of the extra ``jpeg``. The first two get their updates from someone.

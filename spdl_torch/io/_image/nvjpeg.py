@@ -1,13 +1,19 @@
-"""JPEG decoding on the GPU: nvJPEG through torchvision, then a resize on the GPU."""
+"""JPEG decoding on the GPU: nvJPEG, then crop, resize and flip on the GPU.
+
+nvJPEG does not take every picture: JPEGs with four inks (ImageNet has some), arithmetic coding and
+other formats. Those are decoded on the CPU and go through the same crop, resize and flip.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 import threading
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch.nn.functional import interpolate
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
@@ -15,21 +21,25 @@ from .._source import read_sources, source_name
 from .._transfer import cuda
 from .._transfer.transfer import check_device_config
 from . import kernel
-from .decode import header_size
+from .batch_resize import resize_crops
+from .decode import decode_tensor, header_size
+from .geometry import Crop, checked_crop
+from .header import jpeg_components
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from .._source import Source
     from .._transfer.transfer import CUDAConfig
+    from .geometry import CropFunction
 
 __all__ = ["load_image_batch_nvjpeg"]
 
 _RGB = 3  # torchvision's ImageReadMode.RGB
 
-# torchvision has one decoder a process, behind a lock of its own, so nothing is lost by this one.
+# Both libraries have one decoder, behind a lock of its own, so nothing is lost by this one.
 _one_at_a_time = threading.Lock()
 
 
@@ -39,26 +49,32 @@ def load_image_batch_nvjpeg(
     device_config: CUDAConfig,
     width: int,
     height: int,
+    crop: CropFunction | None = None,
     pix_fmt: Literal["rgb"] = "rgb",
 ) -> Tensor:
-    """Decode JPEGs on the GPU and resize them there (bilinear, antialiased).
+    """Decode JPEGs on the GPU, and crop, resize (bilinear, antialiased) and flip them there.
 
     An op for one pipeline thread: batches are decoded one at a time, whichever threads call, on
-    a stream of their own. Blocks, without the GIL, until the batch is there.
+    a stream of their own. Blocks, without the GIL, until the batch is there. Pictures that nvJPEG
+    does not take are decoded on the CPU: JPEGs with four components, and all other formats.
 
     Args:
-        srcs: JPEGs as in :func:`decode_image`, at least one.
+        srcs: images as in :func:`decode_image`, at least one.
         device_config: of :func:`cuda_config`.
         width, height: of the result, in pixels.
+        crop: as in :func:`load_image_batch`, such as :func:`random_resized_crop`.
         pix_fmt: only ``"rgb"``, planes of red, green and blue.
 
     Returns: uint8, shape (N, 3, height, width), on the device, contiguous. Within a few levels
         of :func:`load_image_batch`: nvJPEG rounds and upsamples colours in its own way.
     Raises:
-        DecodeError: an image is no JPEG, or none that nvJPEG takes.
+        DecodeError: the CPU cannot decode an image, either.
         OSError: a path cannot be read.
-        RuntimeError: torch finds no CUDA or no such device, or torchvision has no nvJPEG.
+        RuntimeError: torch finds no CUDA or no such device, neither torchvision nor torchcodec has
+            nvJPEG, or the device fails.
+        torch.OutOfMemoryError: the device has too little memory.
         UnsupportedOptionError: another ``pix_fmt``.
+        ValueError: a size below 1; ``crop`` returns a box outside the picture.
     """
     check_device_config(device_config, "load_image_batch_nvjpeg")
     if pix_fmt != "rgb":
@@ -71,75 +87,127 @@ def load_image_batch_nvjpeg(
     if not srcs:
         raise ValueError("srcs must hold at least one image, got none.")
     device = cuda.resolve(device_config.device)
+    decode = _gpu_decoder()
     names = [source_name(src) for src in srcs]
-    data = read_sources(srcs)
-    for content, name in zip(data, names, strict=True):
-        _check_jpeg(content, name)
-    _check_operator()
+    pictures = [_measured(*each) for each in zip(read_sources(srcs), names, strict=True)]
+    boxes = [_box(crop, picture) for picture in pictures]
     with _one_at_a_time:
         backend: cuda.Backend = cuda.CudaBackend(device, device_config.stream, use="decode")
         with backend.on_copy_stream():
             # The decoder writes on a stream of its own into memory of this one and does not wait
             # for what this one still does with that memory: let it be idle.
             backend.record().synchronize()
-            shape = len(data), 3, height, width
-            batch = backend.empty(math.prod(shape)).view(shape)
-            for place, image in enumerate(_decode(data, names, backend.device)):
-                _resize_into(batch[place], image)
+            images = _decoded(pictures, decode, backend)
+            batch = _resized(images, boxes, (height, width), backend)
             event = backend.record()
         event.synchronize()
     backend.hand_over(event, [batch])
     return batch
 
 
-def _check_jpeg(content: Tensor, name: str) -> None:
-    if content.numel() == 0:
-        raise DecodeError(f"{name}: the file is empty (0 bytes).")
-    if bytes(content[:2].tolist()) != b"\xff\xd8":
-        raise DecodeError(
-            f"{name}: not a JPEG, the only format that nvJPEG decodes. Use load_image_batch."
-        )
-    header_size(content, name)  # refuses sizes that the bytes cannot hold
+@dataclass(slots=True, eq=False)
+class _Picture:
+    """A picture: coded bytes for the GPU, and its pixels once it is decoded, here or there."""
+
+    name: str
+    coded: Tensor
+    size: tuple[int, int]
+    pixels: Tensor | None
 
 
-def _check_operator() -> None:
-    if not kernel.has_nvjpeg():
-        raise RuntimeError(
-            "load_image_batch_nvjpeg needs torchvision with nvJPEG, which this one was built "
-            "without. Use load_image_batch(device_config=...)."
-        )
+def _measured(content: Tensor, name: str) -> _Picture:
+    """Return the picture with its height and width, decoded if nvJPEG does not take it."""
+    if content.numel() and jpeg_components(content.numpy().data) in (1, 3):
+        size = header_size(content, name)  # refuses sizes that the bytes cannot hold
+        if size is not None:
+            return _Picture(name, content, size, None)
+    pixels = decode_tensor(content, name)
+    return _Picture(name, content, (pixels.shape[1], pixels.shape[2]), pixels)
 
 
-def _decode(data: list[Tensor], names: list[str], device: torch.device) -> list[Tensor]:
+def _box(crop: CropFunction | None, picture: _Picture) -> Crop:
+    return checked_crop(crop(*picture.size), *picture.size) if crop else Crop(0, 0, *picture.size)
+
+
+@functools.cache
+def _gpu_decoder() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
+    """Return the function that decodes JPEGs to RGB on a device.
+
+    torchvision's, a dependency, as long as there is one: it is to be removed.
+    """
+    if kernel.has_nvjpeg():
+        return lambda data, device: list(torch.ops.image.decode_jpegs_cuda(data, _RGB, device))
     try:
-        images: list[Tensor] = _decode_jpegs(data, device)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        _name_the_bad_one(data, names, device)
-        raise  # each alone is good: not the data's fault
-    return images
+        decode_jpeg = importlib.import_module("torchcodec.decoders").decode_jpeg
+    # When it is imported it looks for FFmpeg, and before 0.16 it decoded no pictures.
+    except (AttributeError, ImportError, OSError, RuntimeError) as error:
+        raise RuntimeError(
+            "load_image_batch_nvjpeg needs nvJPEG, which this torchvision was built without; "
+            "torchcodec 0.16 and later have it, too. Use load_image_batch(device_config=...)."
+        ) from error
+
+    def decode(data: list[Tensor], device: torch.device) -> list[Tensor]:
+        return list(decode_jpeg(data, mode="RGB", device=device))
+
+    return decode
 
 
-def _name_the_bad_one(data: list[Tensor], names: list[str], device: torch.device) -> None:
-    for content, name in zip(data, names, strict=True):
-        try:
-            _decode_jpegs([content], device)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise DecodeError(f"{name}: nvJPEG cannot decode it: {reason}") from error
+def _decoded(
+    pictures: list[_Picture],
+    decode: Callable[[list[Tensor], torch.device], list[Tensor]],
+    backend: cuda.Backend,
+) -> list[Tensor]:
+    """Return all pictures on the device: uint8, (3, H, W)."""
+    coded = [picture for picture in pictures if picture.pixels is None]
+    try:
+        on_device = decode([each.coded for each in coded], backend.device) if coded else []
+    except RuntimeError as error:
+        _raise_if_it_is_the_device(error)
+        for each in coded:
+            each.pixels = _pixels_of_one(each, decode, backend)
+        on_device = []
+    for each, image in zip(coded, on_device, strict=False):
+        each.pixels = image
+    return [_on_device(picture, backend) for picture in pictures]
 
 
-def _decode_jpegs(data: list[Tensor], device: torch.device) -> Any:
-    return torch.ops.image.decode_jpegs_cuda(data, _RGB, device)
+def _pixels_of_one(
+    picture: _Picture,
+    decode: Callable[[list[Tensor], torch.device], list[Tensor]],
+    backend: cuda.Backend,
+) -> Tensor:
+    """Decode a picture of a batch that failed, on the CPU if it is the one."""
+    try:
+        return decode([picture.coded], backend.device)[0]
+    except RuntimeError as error:
+        _raise_if_it_is_the_device(error)
+        return decode_tensor(picture.coded, picture.name)
 
 
-def _resize_into(target: Tensor, image: Tensor) -> None:
-    """Resize one picture, uint8 (3, H, W); the antialiased kernel takes floats alone."""
-    size = target.shape[1], target.shape[2]
-    resized = interpolate(
-        image.unsqueeze(0).float(), size, mode="bilinear", antialias=True, align_corners=False
-    )
-    target.copy_(resized[0].round_().clamp_(0, 255))
+def _raise_if_it_is_the_device(error: RuntimeError) -> None:
+    """Raise what is no fault of the picture's, which nobody may skip for it."""
+    if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+        raise error
+
+
+def _on_device(picture: _Picture, backend: cuda.Backend) -> Tensor:
+    pixels = picture.pixels
+    assert pixels is not None, "guaranteed by _decoded"
+    if pixels.shape[1:] != picture.size:
+        raise DecodeError(
+            f"{picture.name}: the header says height and width {picture.size}, the codec gave "
+            f"{tuple(pixels.shape[1:])}."
+        )
+    if pixels.device == backend.device:
+        return pixels
+    return backend.empty(pixels.nbytes).view(pixels.shape).copy_(pixels)
+
+
+def _resized(
+    images: list[Tensor], boxes: list[Crop], size: tuple[int, int], backend: cuda.Backend
+) -> Tensor:
+    """Return the batch, made in a few kernels for many pictures."""
+    shape = len(images), 3, *size
+    batch = backend.empty(math.prod(shape)).view(shape)
+    resize_crops(images, boxes, batch)
+    return batch

@@ -1,7 +1,7 @@
 """Recognise the standard image recipes among torchvision's transforms.
 
 A recipe is what the batch kernel can do (crop, resize, flip) and a tail that is left to the
-user's own transforms. torchvision's classes are told by name, first and second version alike, so
+user's own transforms. torchvision's classes are known by name, first and second version alike, so
 that nothing of torchvision has to be imported for it; a subclass is never taken for its parent.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch import Tensor
 from .decode import to_pil
 from .geometry import Crop, center_crop_window, draw_flip, random_resized_crop_params, resized_size
 from .kernel import Plan
+
+if TYPE_CHECKING:
+    from .._storage import Storage
 
 __all__ = ["Recipe", "recognise"]
 
@@ -55,6 +58,11 @@ class Recipe:
         """Whether anything in a plan is random."""
         return self.crops_first or self.flip is not None
 
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether the batch is the one that the kernel fills, and nothing is done to it."""
+        return self.is_batched and all(_name(each) in _TO_TENSOR for each in self.batch_tail)
+
     def plan(self, height: int, width: int, generator: torch.Generator | None = None) -> Plan:
         """Draw one sample's parameters, in the order in which torchvision draws them.
 
@@ -63,12 +71,17 @@ class Recipe:
         plan = self.geometry(height, width, generator)
         return plan if self.flip is None else plan._replace(flip=draw_flip(self.flip, generator))
 
-    def finish(self, batch: Tensor) -> Tensor:
-        """Apply ``batch_tail`` to uint8 (N, 3, H, W): same dtype and values as one by one."""
-        for transform in self.batch_tail:
-            if _name(transform) == "ToTensor":
-                dtype = torch.get_default_dtype()
-                batch = batch.to(dtype, memory_format=torch.contiguous_format).div_(255)
+    def finish(self, batch: Tensor, storage: Storage | None = None) -> Tensor:
+        """Apply ``batch_tail`` to uint8 (N, 3, H, W): same dtype and values as one by one.
+
+        storage: where the result is made if the tail has a conversion to floats.
+        """
+        conversions = [_conversion(each) for each in self.batch_tail]
+        known = [place for place, each in enumerate(conversions) if each is not None]
+        for place, transform in enumerate(self.batch_tail):
+            conversion = conversions[place]
+            if conversion is not None and batch.dtype is torch.uint8:
+                batch = _as_floats(batch, *conversion, storage if known == [place] else None)
             elif _name(transform) == "Normalize":
                 batch = _in_place(transform)(batch)
             elif _name(transform) not in _TO_TENSOR:
@@ -84,8 +97,54 @@ class Recipe:
         return sample
 
 
+_Scaling = Literal["none", "div", "mul"]
+"""How bytes become floats: as they are, divided by 255, or multiplied by its inverse."""
+
+
+def _as_floats(
+    batch: Tensor, dtype: torch.dtype, scaling: _Scaling, storage: Storage | None = None
+) -> Tensor:
+    """Return a uint8 batch in floats of its own, contiguous."""
+    if storage is None:
+        floats = batch.to(dtype, memory_format=torch.contiguous_format)
+    else:
+        room = storage.tensor((batch.numel() * dtype.itemsize,))
+        floats = room.view(dtype).view(batch.shape).copy_(batch)
+    if scaling == "div":
+        return floats.div_(255)
+    return floats.mul_(1 / 255) if scaling == "mul" else floats
+
+
+def _conversion(transform: Any) -> tuple[torch.dtype, _Scaling] | None:
+    """Return the floats to which a transform takes bytes, and how; None = it does something else.
+
+    torchvision's two versions scale differently, in the last bit. It is asked for all 256 bytes.
+    """
+    if _name(transform) == "ToTensor":
+        return torch.get_default_dtype(), "div"
+    dtype = getattr(transform, "dtype", None)
+    if _name(transform) not in ("ToDtype", "ConvertImageDtype") or _has_hooks(transform):
+        return None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        return None
+    key = type(transform), dtype, getattr(transform, "scale", None)
+    if key not in _conversions:
+        levels = torch.arange(256, dtype=torch.uint8, device="cpu").view(1, 1, 16, 16)
+        theirs, ways = transform(levels), get_args(_Scaling)
+        same = [way for way in ways if torch.equal(theirs, _as_floats(levels, dtype, way))]
+        _conversions[key] = (dtype, same[0]) if same else None
+    return _conversions[key]
+
+
+_conversions: dict[Any, tuple[torch.dtype, _Scaling] | None] = {}
+
+
+def _has_hooks(transform: Any) -> bool:
+    return any(vars(transform).get(name) for name in ("_forward_hooks", "_forward_pre_hooks"))
+
+
 def _in_place(normalize: Any) -> Any:
-    """The same Normalize, writing over the batch, which is nobody else's yet.
+    """Return the same Normalize, writing over the batch, which is nobody else's yet.
 
     A second batch of floats costs a third of this tail's time, in page faults alone.
     """
@@ -104,7 +163,7 @@ def recognise(transform: object, *, from_tensor: bool) -> Recipe | None:
     converted = from_tensor
     if steps and _name(steps[0]) in ("PILToTensor", "ToImage"):
         converted = True
-        # ToImage also changes the class, which a later transform may look at: it moves behind.
+        # ToImage also changes the class, which a later transform may look at: it moves to the end.
         steps = steps[1:] if _name(steps[0]) == "PILToTensor" else _move_behind(steps)
     crops_first = bool(steps) and _name(steps[0]) == "RandomResizedCrop"
     geometry, size, steps = _geometry(steps, converted)
@@ -120,9 +179,9 @@ def recognise(transform: object, *, from_tensor: bool) -> Recipe | None:
 
 
 def _flatten(transform: object) -> list[Any]:
-    """The transforms inside nested ``Compose`` and ``nn.Sequential``."""
+    """Return the transforms inside nested ``Compose`` and ``nn.Sequential``."""
     if _name(transform) == "Compose":
-        inner: Iterable[object] = transform.transforms  # type: ignore[attr-defined]
+        inner: Iterable[object] = transform.transforms  # type: ignore[attr-defined]  # a Compose
     elif type(transform) is torch.nn.Sequential:
         inner = transform
     else:
@@ -131,7 +190,7 @@ def _flatten(transform: object) -> list[Any]:
 
 
 def _name(transform: object) -> str | None:
-    """The class's name if it is torchvision's own, else None."""
+    """Return the class's name if it is torchvision's own, else None."""
     kind = type(transform)
     return kind.__name__ if kind.__module__.startswith("torchvision.transforms") else None
 
@@ -152,7 +211,7 @@ _ELEMENTWISE = frozenset({"ToDtype", "ConvertImageDtype", "Normalize"})
 def _geometry(
     steps: list[Any], converted: bool
 ) -> tuple[Geometry | None, tuple[int, int], list[Any]]:
-    """The kernel's part at the head of ``steps``, its output's size, and what follows it."""
+    """Return the kernel's part at the head of ``steps``, its output's size, and what follows it."""
     names = [_name(step) for step in steps[:2]]
     if names[:1] == ["RandomResizedCrop"] and _is_bilinear(steps[0], converted):
         crop, size = steps[0], _pair(steps[0].size)

@@ -1,11 +1,12 @@
-"""Load the few frames of a clip: seek, decode what is needed, resize into one batch."""
+"""Load the few frames of a clip: seek, decode only what they need, resize into one batch."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -18,31 +19,36 @@ from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from .._config import RGB24
 from .._image.geometry import fitted_size
 from .._source import source_name
+from .._storage import room_for
+from .._transfer.transfer import check_device_config, to_device
 from .decode import decode_wanted
 from .demux import read_spans
 from .filters import filter_frames
 from .frames import rgb_view
 from .opening import open_video
 from .samplers import VideoInfo
+from .torchcodec_video import SURE_FORMATS, check_torchcodec, frames_at, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from av.container import InputContainer
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
     from .._source import Source
+    from .._storage import Storage
+    from .._transfer.transfer import CUDAConfig
     from .packets import VideoPackets
     from .samplers import ClipSampler
 
-__all__ = ["Clip", "load_clip"]
+__all__ = ["Clip", "load_clip", "load_clip_batch"]
 
 _SECONDS_TO_READ_ON = 5.0
-"""A longer way to the next moment is sought; to read packets over a shorter one costs less."""
+"""Seek over longer gaps between two moments; reading on over shorter ones costs less."""
 
 # Without the full chroma, PSNR against RGB + antialias interpolate falls from 44-47 to 38-43 dB.
-# By way of planar RGB it costs half: swscale has quick code to that and from that, 0.15 ms a frame.
+# The detour by planar RGB halves the cost: swscale converts fast to and from that, 0.15 ms a frame.
 _SCALE = (
     "scale=w={}:h={}:flags=bilinear+full_chroma_int+full_chroma_inp+accurate_rnd,"
     "format=pix_fmts=gbrp,scale,"
@@ -51,12 +57,13 @@ _SCALE = (
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Some frames of a video."""
+    """Frames of a video and their times."""
 
     frames: Tensor
-    """uint8, shape (T, H, W, 3), CPU, contiguous."""
+    """uint8, shape (T, H, W, 3), contiguous; of several clips (N, T, H, W, 3). On the CPU, unless
+    a device was given."""
     timestamps: Tensor
-    """float64, shape (T,): when each frame begins to be displayed, in seconds."""
+    """The display times in seconds: float64, CPU, shape (T,); of several clips (N, T)."""
 
 
 def load_clip(
@@ -68,58 +75,202 @@ def load_clip(
     pix_fmt: Literal["rgb24"] = "rgb24",
     resize: Literal["swscale", "antialias"] = "swscale",
     num_threads: int = 1,
+    storage: Storage | None = None,
+    decoder: Literal["ffmpeg", "torchcodec"] = "ffmpeg",
+    device_config: CUDAConfig | None = None,
 ) -> Clip:
-    """Load the frames that are on display at some moments of a video.
+    """Load the frames that are displayed at given moments of a video.
 
-    Only what these frames need is read and decoded. A frame that the container turns or mirrors is
+    Reads and decodes only what these frames need. Frames that the container rotates or mirrors are
     put upright.
 
     Args:
         src: as in :func:`demux_video`.
-        sampler: called with a :class:`VideoInfo`, returns the moments in seconds, in any order and
-            more than once each: :func:`uniform_frames`, :func:`random_clip`,
-            :func:`strided_frames` or a function of your own. Moments before the first frame take
-            that.
-        width, height: of the result, in pixels. If one is None, the shape is kept; if both are,
-            the size.
-        resize: "swscale" is bilinear and quick, straight from the video's own pixel format;
-            "antialias" is what torch's ``interpolate(mode="bilinear", antialias=True)`` makes of
-            the RGB frames, within one level (of 255).
-        num_threads: of FFmpeg's decoder and filters.
+        sampler: called with a :class:`VideoInfo`, returns the moments in seconds, in any order,
+            repeated or not: :func:`uniform_frames`, :func:`random_clip`, :func:`strided_frames` or
+            a function of your own. A moment before the first frame gives the first frame.
+        width, height: the size of the result in pixels. With one None the aspect ratio is kept,
+            with both the size.
+        resize: "swscale" is bilinear and fast, straight from the video's own pixel format;
+            "antialias" equals torch's ``interpolate(mode="bilinear", antialias=True)`` of the RGB
+            frames, within one level (of 255).
+        num_threads: the threads of FFmpeg's decoder and filters.
+        storage: memory for the frames, of :func:`cpu_storage` or :func:`batch_storage`.
+        decoder: "torchcodec" decodes by torchcodec (extra ``torchcodec``, and FFmpeg's shared
+            libraries): with ``device_config`` on the GPU, by its video decoder. MP4, MOV, Matroska
+            and WebM go that way; other containers, frames that are turned, and what torchcodec does
+            not take, are decoded on the CPU as by "ffmpeg". It knows only ``resize="antialias"``,
+            on the GPU within one level of that on the CPU, and takes no ``storage``.
+        device_config: of :func:`cuda_config`: the device on which the frames shall be.
 
     Returns: the frames in the order of the moments.
     Raises:
-        DecodeError: not a video, damaged where it matters, or a moment after its end.
+        DecodeError: not a video, damaged at these frames, or a moment after its end.
+        ImportError: ``decoder`` names a library that is not installed.
         OSError: a path cannot be read.
-        ValueError: the sampler returns no moments, or one that is no number.
+        RuntimeError: ``device_config`` names a device that is not there, or torchcodec was built
+            without CUDA.
+        UnsupportedOptionError: ``decoder="torchcodec"`` with what it does not do.
+        ValueError: the sampler returns no moments, or one that is not finite; ``storage`` is too
+            small.
     """
-    _check(width, height, pix_fmt, resize)
+    _check(width, height, pix_fmt, resize, "load_clip")
+    if device_config is not None:
+        check_device_config(device_config, "load_clip")
+    size = width, height
+    if decoder == "torchcodec":
+        _check_torchcodec(size, resize, storage, device_config)
+        clip = _by_torchcodec(src, sampler, size, num_threads, device_config)
+    elif decoder == "ffmpeg":
+        room = partial(room_for, storage=storage)
+        clip = _load_clip(src, sampler, size, resize, num_threads, room)
+    else:
+        raise ValueError(f"load_clip: decoder must be 'ffmpeg' or 'torchcodec', got {decoder!r}.")
+    if device_config is None or clip.frames.device.type != "cpu":
+        return clip
+    return replace(clip, frames=to_device(clip.frames, device_config))
+
+
+def _check_torchcodec(
+    size: _Size, resize: str, storage: Storage | None, config: CUDAConfig | None
+) -> None:
+    if size != (None, None) and resize != "antialias":
+        raise UnsupportedOptionError(
+            f"load_clip: decoder='torchcodec' goes with resize='antialias', got {resize!r}."
+        )
+    if storage is not None:
+        raise UnsupportedOptionError(
+            "load_clip: decoder='torchcodec' has memory of its own, got storage. Leave it out."
+        )
+    check_torchcodec(config)
+
+
+def _by_torchcodec(
+    src: Source, sampler: ClipSampler, size: _Size, num_threads: int, config: CUDAConfig | None
+) -> Clip:
+    """Return the same packets, moments and times as without it; only pixels are torchcodec's."""
+    src = readable(src)
+
+    def load(packets: VideoPackets, wanted: Sequence[int], info: VideoInfo) -> Clip | None:
+        tick = float(packets.time_base)
+        seconds = [time * tick for time in wanted]
+        fitted = None if size == (None, None) else fitted_size(*size, info.width, info.height)
+        frames = frames_at(src, seconds, tick, fitted, config, num_threads)
+        return frames if frames is None else Clip(frames, _times(wanted, tick))
+
+    room = partial(room_for, storage=None)
+    return _load_clip(src, sampler, size, "antialias", num_threads, room, other=load)
+
+
+def load_clip_batch(
+    srcs: Sequence[Source],
+    sampler: ClipSampler,
+    *,
+    width: int | None = None,
+    height: int | None = None,
+    pix_fmt: Literal["rgb24"] = "rgb24",
+    resize: Literal["swscale", "antialias"] = "swscale",
+    num_threads: int = 1,
+    storage: Storage | None = None,
+    device_config: CUDAConfig | None = None,
+) -> Clip:
+    """Load one clip of each video, all into one tensor: nothing is stacked afterwards.
+
+    ``load_clip_batch(paths, uniform_frames(16), width=112, height=112)`` -> frames of shape
+    (N, 16, 112, 112, 3)
+
+    Args:
+        srcs: at least one; each as in :func:`demux_video`.
+        sampler: as in :func:`load_clip`, called for each video in turn.
+        storage: memory for the frames, of :func:`cpu_storage`; or :func:`batch_storage`, whose
+            batches a loader sends to its device without another copy.
+        width, height, pix_fmt, resize, num_threads, device_config: as in :func:`load_clip`.
+
+    Returns: the clips in the order of ``srcs``.
+    Raises: as :func:`load_clip`; DecodeError: the clips differ in size or number of frames;
+        ValueError: no sources.
+    """
+    _check(width, height, pix_fmt, resize, "load_clip_batch")
+    if device_config is not None:
+        check_device_config(device_config, "load_clip_batch")
+    if not srcs:
+        raise ValueError("load_clip_batch: srcs must hold at least one video, got none.")
+    rows = _Rows(len(srcs), storage)
+    times = [
+        _load_clip(
+            src, sampler, (width, height), resize, num_threads, partial(rows.take, k, src)
+        ).timestamps
+        for k, src in enumerate(srcs)
+    ]
+    assert rows.batch is not None, "guaranteed by _load_clip: it has taken every row"
+    frames = rows.batch if device_config is None else to_device(rows.batch, device_config)
+    return Clip(frames, torch.stack(times))
+
+
+class _Rows:
+    """The memory of a batch of clips. The first clip's shape is that of all."""
+
+    def __init__(self, num_clips: int, storage: Storage | None) -> None:
+        self.batch: Tensor | None = None
+        self._num_clips = num_clips
+        self._storage = storage
+
+    def take(self, row: int, src: Source, shape: tuple[int, ...]) -> Tensor:
+        """Return the memory of one clip. Raises: DecodeError: its shape is another one."""
+        if self.batch is None:
+            self.batch = room_for((self._num_clips, *shape), self._storage)
+        if shape != self.batch.shape[1:]:
+            raise DecodeError(
+                f"{source_name(src)}: a clip of shape {shape} does not go with those before, of "
+                f"{tuple(self.batch.shape[1:])}. Give width and height, and a sampler that always "
+                "returns as many moments."
+            )
+        return self.batch[row]
+
+
+def _load_clip(
+    src: Source,
+    sampler: ClipSampler,
+    size: _Size,
+    resize: str,
+    num_threads: int,
+    room: _Room,
+    *,
+    other: _Other | None = None,
+) -> Clip:
+    """``other``: is asked first; None from it = decode here."""
     name = source_name(src)
     with open_video(src) as (container, stream):
         info, packets = _measure(container, stream, name)
+        container_format = container.format.name
         moments = _moments(sampler(info))
         if packets is None:
             packets = read_spans(container, stream, _spans(moments), name)
     wanted = _on_display(packets, packets.times, moments, info)
-    clip = _load(packets, wanted, width, height, resize, num_threads)
-    if clip is None:  # some packets have no frame: learn which have, and take the ones before
+    clip = None
+    if other is not None and container_format in SURE_FORMATS:
+        clip = other(packets, wanted, info)
+    if clip is not None:
+        return clip
+    clip = _load(packets, wanted, size, resize, num_threads, room)
+    if clip is None:  # some packets have no frame: find those that have
         with closing(decode_wanted(packets, packets.times, num_threads)) as frames:
             times = [frame.pts for frame in frames if frame.pts is not None]
         wanted = _on_display(packets, times, moments, info)
-        clip = _load(packets, wanted, width, height, resize, num_threads)
+        clip = _load(packets, wanted, size, resize, num_threads, room)
     if clip is None:
         raise DecodeError(f"{name}: a frame does not come out of its decoder each time.")
     return clip
 
 
-def _check(width: int | None, height: int | None, pix_fmt: str, resize: str) -> None:
+def _check(width: int | None, height: int | None, pix_fmt: str, resize: str, where: str) -> None:
     if any(size is not None and size < 1 for size in (width, height)):
         raise ValueError(f"width and height must be >= 1 or None, got {width=}, {height=}.")
     if resize not in ("swscale", "antialias"):
         raise ValueError(f"resize must be 'swscale' or 'antialias', got {resize!r}.")
     if pix_fmt != "rgb24":
         raise UnsupportedOptionError(
-            f"load_clip: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_video, "
+            f"{where}: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_video, "
             f"decode_packets and convert_frames for other formats."
         )
 
@@ -127,7 +278,7 @@ def _check(width: int | None, height: int | None, pix_fmt: str, resize: str) -> 
 def _measure(
     container: InputContainer, stream: VideoStream, name: str
 ) -> tuple[VideoInfo, VideoPackets | None]:
-    """The facts; and all packets, where these have to be read to know them."""
+    """Return the facts about a video; and all its packets, where only reading them shows these."""
     time_base = float(stream.time_base or 0)
     rate = float(stream.average_rate or stream.guessed_rate or 0)
     start = float(stream.start_time or 0) * time_base
@@ -164,7 +315,7 @@ def _moments(sampled: Sequence[float] | Tensor) -> list[float]:
 
 
 def _spans(moments: Sequence[float]) -> list[tuple[float, float]]:
-    """Stretches of time to read, ascending."""
+    """Return the spans of time to read, ascending."""
     ordered = sorted(moments)
     gaps = [k + 1 for k, (a, b) in enumerate(pairwise(ordered)) if b - a > _SECONDS_TO_READ_ON]
     return [(ordered[a], ordered[b - 1]) for a, b in pairwise([0, *gaps, len(ordered)])]
@@ -173,7 +324,7 @@ def _spans(moments: Sequence[float]) -> list[tuple[float, float]]:
 def _on_display(
     packets: VideoPackets, times: Sequence[int], moments: Sequence[float], info: VideoInfo
 ) -> list[int]:
-    """For each moment the frame's own time, in ticks."""
+    """Return the display time of each moment's frame, in ticks."""
     if not times:
         raise DecodeError(f"{packets.source}: no frame in it.")
     tick = float(packets.time_base)
@@ -192,21 +343,21 @@ def _on_display(
 def _load(
     packets: VideoPackets,
     wanted: Sequence[int],
-    width: int | None,
-    height: int | None,
+    size: _Size,
     resize: str,
     num_threads: int,
+    room: _Room,
 ) -> Clip | None:
-    """None if a wanted frame does not come out."""
+    """Decode and resize the wanted frames; return None if one of them does not come out."""
     rows: dict[int | None, list[int]] = {}
     for row, wanted_time in enumerate(wanted):
         rows.setdefault(wanted_time, []).append(row)
     batch: Tensor | None = None
     resized = _swscaled if resize == "swscale" else _antialiased
     with closing(decode_wanted(packets, sorted(set(wanted)), num_threads)) as decoded:
-        for time, image in resized(decoded, packets, (width, height), num_threads):
+        for time, image in resized(decoded, packets, size, num_threads):
             if batch is None:
-                batch = torch.empty((len(wanted), *image.shape), dtype=torch.uint8, device="cpu")
+                batch = room((len(wanted), *image.shape))
             if image.shape != batch.shape[1:]:
                 raise DecodeError(
                     f"{packets.source}: the frames change from {tuple(batch.shape[1:])} to "
@@ -216,11 +367,19 @@ def _load(
                 batch[row].copy_(image)
     if rows or batch is None:
         return None
-    seconds = torch.tensor(wanted, dtype=torch.float64, device="cpu") * float(packets.time_base)
-    return Clip(batch, seconds)
+    return Clip(batch, _times(wanted, float(packets.time_base)))
+
+
+def _times(wanted: Sequence[int], tick: float) -> Tensor:
+    return torch.tensor(wanted, dtype=torch.float64, device="cpu") * tick
 
 
 _Size: TypeAlias = tuple[int | None, int | None]
+"""Width and height in pixels; None: as the other one, or the video, says."""
+_Room: TypeAlias = "Callable[[tuple[int, ...]], Tensor]"
+"""Memory of a shape: uint8, contiguous."""
+_Other: TypeAlias = "Callable[[VideoPackets, Sequence[int], VideoInfo], Clip | None]"
+"""Another way to decode the frames of those display times, in ticks."""
 
 
 def _swscaled(
@@ -237,7 +396,7 @@ def _antialiased(
 ) -> Iterator[tuple[int | None, Tensor]]:
     for time, image in _swscaled(decoded, packets, (None, None), num_threads):
         width, height = fitted_size(*size, image.shape[1], image.shape[0])
-        # A batch of one in channels_last memory, for which the uint8 kernel is quick.
+        # A batch of one in channels_last memory, for which the uint8 kernel is fast.
         picture = image.contiguous().permute(2, 0, 1)[None]
         resized = interpolate(picture, (height, width), mode="bilinear", antialias=True)
         yield time, resized[0].permute(1, 2, 0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ImageCodec", "VideoCodec"]
 
 _MOST_B_FRAMES = 16
-"""The most consecutive B-frames; FFmpeg's encoders make no more."""
+"""The most consecutive B-frames that FFmpeg's encoders make."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,25 +27,25 @@ class VideoCodec:
     name: str
     """FFmpeg's name of the codec, such as ``h264``."""
     width: int
-    """Pixels as coded: before a rotation that the container asks for."""
+    """The coded width in pixels, before a rotation that the container asks for."""
     height: int
     pix_fmt: str | None
-    """FFmpeg's name of the pixel format; None where only decoding tells."""
+    """FFmpeg's name of the pixel format; None where only decoding shows it."""
     frame_rate: tuple[int, int]
-    """The average frames a second, as numerator and denominator; (0, 1) if unknown."""
+    """The average frames per second, as numerator and denominator; (0, 1) if unknown."""
     time_base: tuple[int, int]
     """The seconds of one tick of a timestamp, as numerator and denominator."""
     sample_aspect_ratio: tuple[int, int]
     """The aspect ratio of a pixel, width over height; (0, 1) if unknown."""
     reorder_depth: int
-    """The number of frames that the decoder holds back to put them in order."""
+    """The number of frames that the decoder holds back to reorder them."""
     bits_per_coded_sample: int
     codec_tag: str
     extradata: bytes | None
 
     @classmethod
     def of(cls, stream: VideoStream) -> Self:
-        """The facts of an open stream."""
+        """Return the description of an open stream."""
         context: Any = stream.codec_context
         return cls(
             name=context.name,
@@ -68,13 +68,13 @@ class VideoCodec:
 
     @property
     def has_delay_of_one(self) -> bool:
-        """Whether each frame comes out of the decoder with the packet after its place in the order
-        of display, as everywhere in MPEG up to 4 part 2 where there are B-frames."""
+        """Whether each frame comes out one packet after its place in the order of display, as in
+        MPEG up to 4 part 2 with B-frames."""
         return self.reorder_depth == 1 and self.name in ("mpeg1video", "mpeg2video", "mpeg4")
 
     @property
     def num_unsure(self) -> int:
-        """Frames after a keyframe that may be displayed before it, where only counting tells."""
+        """The most counted frames after a keyframe that may be displayed before it."""
         return _MOST_B_FRAMES if self.has_delay_of_one else 0
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class VideoCodec:
         return f"<{self.name} {self.pix_fmt} {self.width}x{self.height} at {rate} frames/s>"
 
     def new_context(self, config: DecodeConfig | None = None) -> VideoCodecContext:
-        """A decoder of such a stream, not opened yet.
+        """Return a decoder of such a stream, not opened yet.
 
         Raises: ValueError: FFmpeg has no decoder of the name that ``config`` gives.
         """
@@ -98,17 +98,17 @@ class VideoCodec:
             context.extradata = self.extradata
         if len(self.codec_tag) == 4 and self.codec_tag.isprintable():
             context.codec_tag = self.codec_tag
-        # Without the first, H.264 frames would come out of order until the decoder has learned.
+        # Without the first, H.264 frames come out of order until the decoder has learned the depth.
         context.options = {
             "has_b_frames": str(self.reorder_depth),
             "bits_per_coded_sample": str(self.bits_per_coded_sample),
             **_without_threads(config),
         }
-        return context  # type: ignore[no-any-return]
+        return context  # type: ignore[no-any-return]  # untyped in PyAV
 
 
 ImageCodec: TypeAlias = VideoCodec
-"""Of an image; SPDL has a type of its own for it."""
+"""The codec of an image, for which SPDL has a type of its own."""
 
 
 def _without_threads(config: DecodeConfig | None) -> dict[str, str]:
@@ -117,5 +117,5 @@ def _without_threads(config: DecodeConfig | None) -> dict[str, str]:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """Of PyAV's rational number, a Fraction until version 18; (0, 1): it is not known."""
+    """Return numerator and denominator of PyAV's rational number; (0, 1) if it is unknown."""
     return (value.numerator, value.denominator) if value else (0, 1)

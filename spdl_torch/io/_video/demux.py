@@ -1,4 +1,4 @@
-"""Read the packets of a video that are needed for some of its frames."""
+"""Read those packets of a video that some of its frames need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _GENERATE_PTS = 1
 """FFmpeg's AVFMT_FLAG_GENPTS."""
 
 _FIRST_STEP_SECONDS = 0.5
-"""The first distance to seek back for a keyframe; they are mostly 0.5 to 10 s apart."""
+"""The first distance to seek back for a keyframe; keyframes are mostly 0.5 to 10 s apart."""
 
 
 def demux_video(
@@ -49,13 +49,13 @@ def demux_video(
     Args:
         src: a path, a URL that fsspec opens, the file's bytes (bytes or uint8 tensor of one
             dimension) or a binary file.
-        timestamp: start and end in seconds. Only what is needed to decode the frames of
-            ``start <= time < end`` is read, from the keyframe before on. None reads everything.
-        demux_config: from :func:`demux_config`: how the container is to be opened.
-        bsf: FFmpeg's description of bitstream filters that the packets go through.
-        name: of the source in errors; None: its path, or ``<bytes>``.
+        timestamp: start and end in seconds. Reads only what decoding the frames of
+            ``start <= time < end`` needs, from the keyframe before them on. None reads everything.
+        demux_config: options for opening the container, from :func:`demux_config`.
+        bsf: FFmpeg's description of bitstream filters to apply to the packets.
+        name: the source's name in errors; by default its path, or ``<bytes>``.
 
-    Returns: packets for :func:`decode_packets`, which gives exactly those frames.
+    Returns: packets from which :func:`decode_packets` decodes exactly those frames.
     Raises:
         DecodeError: not a video, damaged, or no frame in the window.
         OSError: a path cannot be read.
@@ -79,18 +79,18 @@ def read_spans(
     window: tuple[float, float] | None = None,
     bsf: str | None = None,
 ) -> VideoPackets:
-    """The packets that are needed for what is displayed in some spans of time.
+    """Read the packets that the frames displayed in some spans of time need.
 
     Args:
-        spans: starts and ends in seconds, ascending and apart. The frames on display at a start
-            and at an end are included.
-        window: what the packets say that they are for.
-        bsf: of :func:`demux_video`.
+        spans: starts and ends in seconds, ascending and apart. The frames displayed at a start and
+            at an end are included.
+        window: the ``timestamp`` of the result.
+        bsf: as in :func:`demux_video`.
 
-    Raises: DecodeError: there is no packet at all.
+    Raises: DecodeError: the video has no packets.
     """
-    # FFmpeg would make times up where the container has none; those are wrong where two B-frames
-    # follow each other.
+    # FFmpeg would invent display times where the container has none; they are wrong where two
+    # B-frames follow each other.
     container.flags &= ~_GENERATE_PTS
     codec = VideoCodec.of(stream)
     reader = _Reader(container, stream, codec)
@@ -103,7 +103,7 @@ def read_spans(
 
 
 def filter_packets(packets: list[Packet[Any]], stream: VideoStream, bsf: str) -> list[Packet[Any]]:
-    """Put packets of a stream through FFmpeg's bitstream filters.
+    """Apply FFmpeg's bitstream filters to the packets of a stream.
 
     Raises: ValueError: FFmpeg refuses the filters.
     """
@@ -139,19 +139,19 @@ class _Reader:
             self._lowest = min(self._opening, first.dts or 0)
 
     def read(self, start: float, end: float) -> None:
-        """Add what is needed from one second to another."""
+        """Add the packets that the frames from ``start`` to ``end`` need, in seconds."""
         if self._can_seek and not math.isinf(start):
             self._seek(math.floor(start / float(self._time_base) + 1e-6))
         stop = to_ticks(end, self._time_base)
         for packet in _until(self._incoming, stop, 1 + self._codec.reorder_depth):
-            # Where the keyframe is far back, the span before has a part of the way.
+            # The way from a keyframe far back may begin in the span before.
             identity = displayed(packet), packet.size
             if identity not in self._seen:
                 self._seen.add(identity)
                 self.packets.append(packet)
 
     def _seek(self, start: int) -> None:
-        """Go on from a keyframe that is displayed at ``start`` or before, in ticks."""
+        """Continue from a keyframe that is displayed at ``start`` (in ticks) or before."""
         if start <= self._opening and not self.packets:
             return
         step = max(1, round(_FIRST_STEP_SECONDS / self._time_base))
@@ -165,15 +165,15 @@ class _Reader:
             if key is not None and time is not None and time <= start - self._unsure_ticks(key):
                 self._incoming = itertools.chain([key], self._incoming)
                 return
-            # Containers seek by dts, and some to any packet: the keyframe is displayed too late,
-            # or there is none before ``start``. Look further back, in steps that grow.
+            # Containers seek by dts, and some to any packet. So the keyframe found may be displayed
+            # too late, or none may come before ``start``: look further back, in growing steps.
             target, step = target - step, 2 * step
         self._land(self._lowest)
 
     def _land(self, target: int) -> bool:
         try:
             self._container.seek(target, stream=self._stream)
-        except (FFmpegError, OSError):  # a source that cannot seek: read on from where it is
+        except (FFmpegError, OSError):  # the source cannot seek: read on from here
             self._can_seek = False
             return False
         self._incoming = _packets(self._container, self._stream)
@@ -187,12 +187,12 @@ class _Reader:
 
 
 def _until(packets: Iterator[Packet[Any]], stop: float, num_more: int) -> Iterator[Packet[Any]]:
-    """Those for all that is displayed until ``stop``, in ticks."""
+    """Yield the packets of all frames that are displayed until ``stop``, in ticks."""
     for packet in packets:
         yield packet
         # Packets come in the order of dts, and no frame is displayed before its dts.
         if packet.dts is not None and packet.dts > stop:
-            if packet.pts is None:  # counted: the decoder needs more to give the same number
+            if packet.pts is None:  # counted: as many frames come out only with more input
                 yield from itertools.islice(packets, num_more)
             return
 
@@ -203,10 +203,10 @@ def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[
             if packet.size:
                 yield packet
     except IndexError as error:
-        # PyAV raises it after the last packet: it looks up all streams that there are by then, and
-        # does not know those that FFmpeg found while it read.
+        # PyAV raises it after the last packet: it looks up all streams of the container, those
+        # included that FFmpeg found only while reading, which PyAV does not know.
         if not _is_from_stream_lookup(error):
-            raise  # of the user's own file object
+            raise  # from the user's own file object
 
 
 def _is_from_stream_lookup(error: IndexError) -> bool:
@@ -221,13 +221,13 @@ def _counted(
 ) -> Iterator[Packet[Any]]:
     rate = stream.average_rate or stream.guessed_rate or Fraction(25)
     for number, packet in enumerate(itertools.chain([first], others)):
-        packet.pts = None  # of some packets it would be known, but all are counted
+        packet.pts = None  # some packets have one, but all are counted
         packet.dts = round(number / rate / (stream.time_base or rate))
         yield packet
 
 
 def _window(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tuple[float, float]:
-    # Texts may be fractions, as in SPDL.
+    # A string may be a fraction, as in SPDL.
     start, end = (float(Fraction(t) if isinstance(t, str) else t) for t in timestamp)
     if not start < end:
         raise ValueError(f"timestamp must be (start, end) with start < end, got {timestamp}.")

@@ -31,7 +31,7 @@ ScaleMode = Literal["pad", "crop"] | None
 
 
 def get_filter_desc(packets: VideoPackets, **options: Any) -> str | None:
-    """The filter description for these packets.
+    """Return the filter description for these packets.
 
     Args:
         packets: from :func:`demux_video`. Their window needs no filter: decoding keeps to it.
@@ -56,7 +56,7 @@ def get_video_filter_desc(
     pad_mode: str | None = None,
     filter_desc: str | None = None,
 ) -> str | None:
-    """A filter description in FFmpeg's language, for :func:`decode_packets`.
+    """Return a filter description in FFmpeg's language, for :func:`decode_packets`.
 
     Args:
         frame_rate: frames a second, as numerator and denominator; frames are dropped or repeated.
@@ -109,7 +109,7 @@ def _scale(width: int, height: int, algorithm: str, mode: ScaleMode) -> list[str
 
 
 def parse_filters(description: str) -> list[tuple[str, str]]:
-    """Names and arguments of a chain of filters, unquoted once as FFmpeg does.
+    """Return the names and arguments of a chain of filters, unquoted once as FFmpeg does.
 
     Raises: UnsupportedOptionError: a graph with branches; ValueError: no chain at all.
     """
@@ -191,7 +191,7 @@ def _filtered(
 
 
 def _plain_format(chain: list[tuple[str, str]]) -> str | None:
-    """The format, where the chain is nothing but the change of it."""
+    """Return the format, where the chain is nothing but the change of it."""
     if len(chain) != 1 or chain[0][0] != "format":
         return None
     pix_fmt = chain[0][1].removeprefix("pix_fmts=")
@@ -255,4 +255,4 @@ class _RunningGraph:
     def _pull(self) -> Iterator[VideoFrame]:
         with contextlib.suppress(NoFrameYet, NoFrameLeft):
             while True:
-                yield self._sink.pull()  # type: ignore[misc]
+                yield self._sink.pull()  # type: ignore[misc]  # a sink of video

@@ -1,4 +1,4 @@
-"""Decoded frames of a video, and the arrays that are made of them."""
+"""Decoded frames of a video, and arrays made from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .._config import DecodeConfig
-    from .._storage import CPUStorage
+    from .._storage import Storage
     from .packets import VideoPackets
 
 __all__ = [
@@ -59,23 +59,23 @@ class VideoFrames:
 
     def __init__(self, source: str, frames: list[VideoFrame]) -> None:
         self.source = source
-        """How errors name the file."""
+        """The file's name in errors."""
         self.frames = frames
-        """PyAV's; at least one."""
+        """PyAV's frames, at least one."""
 
     @property
     def num_frames(self) -> int:
-        """At least 1."""
+        """The number of frames, at least 1."""
         return len(self.frames)
 
     @property
     def width(self) -> int:
-        """Pixels, after filtering."""
+        """The width in pixels, after filtering."""
         return self.frames[0].width
 
     @property
     def height(self) -> int:
-        """Pixels, after filtering."""
+        """The height in pixels, after filtering."""
         return self.frames[0].height
 
     @property
@@ -85,22 +85,22 @@ class VideoFrames:
 
     @property
     def num_planes(self) -> int:
-        """Of the pixel format."""
+        """The number of planes of the pixel format."""
         return len(self.frames[0].planes)
 
     @property
     def time_base(self) -> tuple[int, int]:
         """The seconds of one tick, as numerator and denominator."""
-        # PyAV's own rational number from 19 on, whose zero means that there is none.
+        # From version 19 on PyAV's own rational number, zero where there is none.
         time_base: Any = self.frames[0].time_base
         return Fraction(time_base or 1).as_integer_ratio()
 
     def get_pts(self) -> list[int]:
-        """When each frame is displayed, in ticks."""
+        """Return the display time of each frame, in ticks."""
         return [frame.pts for frame in self.frames if frame.pts is not None]
 
     def get_timestamps(self) -> list[float]:
-        """When each frame is displayed, in seconds."""
+        """Return the display time of each frame, in seconds."""
         time_base = Fraction(*self.time_base)
         return [float(pts * time_base) for pts in self.get_pts()]
 
@@ -116,7 +116,7 @@ class VideoFrames:
     @overload
     def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
     def __getitem__(self, key: int | slice | Sequence[int]) -> VideoFrames:
-        """The frame at a place, or those of a slice or of a list of places."""
+        """Return the frame at an index, or the frames of a slice or of a list of indices."""
         if isinstance(key, slice):
             chosen = self.frames[key]
         elif isinstance(key, Sequence):
@@ -146,7 +146,7 @@ class ImageFrames(VideoFrames):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The decoder's metadata beside the pixels, as texts by name."""
+        """The decoder's metadata of the frame: names to text."""
         return dict(self.frames[0].metadata)
 
 
@@ -178,19 +178,20 @@ def decode_packets(
 ) -> VideoFrames:
     """Decode the frames of the packets' window, or an image.
 
-    A frame of a video that the container turns or mirrors is put upright before it is filtered.
+    Frames of a video that the container rotates or mirrors are put upright before the filters.
 
     Args:
         packets: from :func:`demux_video` or :func:`demux_image`; they can be decoded again.
-        filter_desc: FFmpeg's description of a chain of filters, as :func:`get_filter_desc` makes
-            it; "format=pix_fmts=rgb24" if left out. None filters nothing.
-        decode_config: from :func:`decode_config`: which decoder, and how.
-        num_frames: stop after so many frames have come out; -1 takes all.
-        num_threads: of FFmpeg's filters and, unless ``decode_config`` says otherwise, decoder.
+        filter_desc: FFmpeg's description of a chain of filters, as from :func:`get_filter_desc`;
+            "format=pix_fmts=rgb24" by default. None filters nothing.
+        decode_config: the decoder and its options, from :func:`decode_config`.
+        num_frames: the most frames to return; -1 returns all.
+        num_threads: the threads of FFmpeg's filters and, unless ``decode_config`` sets them, of its
+            decoder.
 
-    Returns: frames in the order of display, at least one; of an image an :class:`ImageFrames`.
+    Returns: frames in the order of display, at least one; for an image an :class:`ImageFrames`.
     Raises:
-        DecodeError: damaged data, or no frame comes out.
+        DecodeError: damaged data, or no frame in it.
         ValueError: FFmpeg refuses the filters or the configuration.
     """
     frames = _decode(packets, packets.times, filter_desc, decode_config, num_frames, num_threads)
@@ -207,15 +208,15 @@ def sample_decode_video(
     decode_config: DecodeConfig | None = None,
     filter_desc: str | None = RGB24,
 ) -> list[ImageFrames]:
-    """Decode some frames, from the keyframes that they need.
+    """Decode chosen frames of a video, starting at the keyframes that they need.
 
     Args:
         packets: from :func:`demux_video`.
-        indices: places in the order of display, ascending, each once.
+        indices: indices in the order of display, ascending, each once.
         decode_config: as in :func:`decode_packets`.
-        filter_desc: as there; has to give one frame for each that it gets.
+        filter_desc: as there; must output one frame for each input frame.
 
-    Returns: one for each index.
+    Returns: one frame for each index.
     Raises:
         DecodeError: damaged data.
         IndexError: an index outside ``range(len(packets))``.
@@ -251,11 +252,12 @@ def _decode(
 
 
 def convert_frames(
-    frames: VideoFrames | Sequence[VideoFrames], storage: CPUStorage | None = None
+    frames: VideoFrames | Sequence[VideoFrames], storage: Storage | None = None
 ) -> Tensor:
     """Copy decoded frames into one tensor.
 
-    storage: from :func:`cpu_storage`: memory for it, to be used again by the next call.
+    storage: memory for the tensor, from :func:`cpu_storage`, where the next call overwrites it,
+            or :func:`batch_storage`.
 
     Returns: uint8, CPU, contiguous; N is the number of frames.
 
@@ -265,14 +267,14 @@ def convert_frames(
         | rgba, bgra, argb, abgr | (N, H, W, 4) |
         | gray | (N, H, W, 1) |
         | yuv444p | (N, 3, H, W) |
-        | yuv420p, nv12 | (N, 1, H * 3/2, W): the planes, one after the other |
+        | yuv420p, nv12 | (N, 1, H * 3/2, W): the planes one after the other |
         | yuv422p | (N, 1, H * 2, W): likewise |
 
-        A list of :class:`VideoFrames` gives one dimension more, in front; a list of
-        :class:`ImageFrames` gives N of them.
+        A list of :class:`VideoFrames` adds a leading dimension; for a list of
+        :class:`ImageFrames`, N is its length.
     Raises:
-        DecodeError: the frames differ in size or format, or the videos in their number.
-        UnsupportedOptionError: another format, or a size that its planes do not fill.
+        DecodeError: the frames differ in size or format, or the videos in their number of frames.
+        UnsupportedOptionError: another format, or a size whose planes do not fill an array.
         ValueError: ``storage`` is too small.
     """
     groups = [frames] if isinstance(frames, VideoFrames) else list(frames)
@@ -299,13 +301,13 @@ def convert_frames(
 
 
 def to_torch(buffer: Any) -> Tensor:
-    """A tensor of what holds an array, without a copy where that can be.
+    """Return an array as a tensor, without a copy where possible.
 
     Args:
-        buffer: a tensor, a NumPy array, or what offers DLPack or the array interface.
+        buffer: a tensor, a NumPy array, or an object with DLPack or the array interface.
 
-    Returns: a tensor on the same memory; a copy, if that is read-only or runs backwards, which no
-        tensor can be.
+    Returns: a tensor on the same memory; a copy where that is read-only or has negative strides,
+        which tensors do not support.
     """
     if isinstance(buffer, Tensor):
         return buffer
@@ -318,12 +320,12 @@ def to_torch(buffer: Any) -> Tensor:
 
 
 def to_numpy(buffer: Any) -> NDArray[Any]:
-    """A NumPy array of what holds one, on the same memory.
+    """Return an array as a NumPy array on the same memory.
 
     Args:
-        buffer: a tensor on the CPU, a NumPy array, or what offers the array interface.
+        buffer: a tensor on the CPU, a NumPy array, or an object with the array interface.
 
-    Raises: TypeError: a tensor elsewhere, or what holds no array.
+    Raises: TypeError: a tensor on another device, or an object without an array.
     """
     if isinstance(buffer, Tensor):
         return buffer.detach().numpy()
@@ -351,8 +353,9 @@ def _shape(pix_fmt: str, height: int, width: int) -> tuple[int, ...]:
 
 
 def _copy_frame(frame: VideoFrame, first: VideoFrame, out: Tensor, source: str) -> None:
-    """Copy the planes, one after the other, without the padding at the end of their lines; of a
-    frame like the ``first`` of the batch.
+    """Copy the planes of a frame, one after the other, without the padding of their lines.
+
+    Raises: DecodeError: the frame differs from the batch's ``first`` in size or format.
     """
     if (frame.height, frame.width, frame.format.name) != (
         *(first.height, first.width),
@@ -375,9 +378,9 @@ def _copy_frame(frame: VideoFrame, first: VideoFrame, out: Tensor, source: str) 
 
 
 def rgb_view(frame: VideoFrame) -> Tensor:
-    """The memory of an rgb24 frame: uint8, shape (H, W, 3), CPU, with gaps between the rows.
+    """Return a view of an rgb24 frame: uint8, shape (H, W, 3), CPU, with gaps between the rows.
 
-    It goes with the frame.
+    The memory is freed with the frame.
     """
     plane = frame.planes[0]
     flat = torch.frombuffer(plane, dtype=torch.uint8)

@@ -16,7 +16,10 @@ from torch import Tensor
 
 from spdl_torch.errors import DecodeError
 
-from .._remote import is_url, open_url
+from .._cache.paths import CachedPath
+from .._remote import is_url
+from .._resuming import open_resuming
+from .._retry import RetryPolicy
 from .._source import read_source, source_name
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDI
 _BUFFER_BYTES = 1 << 18
 """Read from a Python file at once; each read takes the GIL."""
 
+_RETRIES = (3, 0.1, 5.0)
+"""The retries of reading from a URL: their number, the first wait and the longest, in seconds."""
 
 _SELF_CONTAINED = (
     "matroska,mov,avi,mpegts,mpegtsraw,mpeg,flv,live_flv,kux,asf,asf_o,ogg,mxf,nut,nuv,rm,swf,wtv,"
@@ -87,11 +92,14 @@ def open_video(
 def _open(
     source: Source, config: DemuxConfig | None, stack: contextlib.ExitStack
 ) -> InputContainer:
+    if isinstance(source, CachedPath):
+        source = source.content()
     if isinstance(source, str | os.PathLike) and not is_url(source):
         return _open_path(os.fspath(source), config)
     file: Any
     if isinstance(source, str):
-        file = _Seekable(stack.enter_context(open_url(source)))
+        opened = open_resuming(source, RetryPolicy(*_RETRIES), seekable=True)
+        file = _Seekable(stack.enter_context(opened))
     elif isinstance(source, bytes | bytearray | memoryview):
         file = io.BytesIO(source)
     elif isinstance(source, Tensor):

@@ -48,37 +48,37 @@ class VideoPackets:
         context: VideoCodecContext | None = None,
     ) -> None:
         self.source = source
-        """How errors name the file."""
+        """The file's name in errors."""
         self.codec = codec
         self.packets = packets
-        """PyAV's, from a keyframe on."""
+        """PyAV's packets, from a keyframe on."""
         self.timestamp = timestamp
         """The window in seconds, or None."""
         self.is_timed = packets[0].pts is not None
-        """False where the container does not say when frames are displayed (AVI, raw streams):
-        they are counted."""
+        """Whether the container has display times. Without them (AVI, raw streams) frames are
+        counted."""
         self.display = _display_times(packets, self.is_timed)
         """The display time of every packet's frame, in ticks."""
         self.times = self._times_in_window()
         """The display times of the window's frames, ascending, in ticks."""
         self.upright: list[tuple[str, str]] | None = None
-        """The filters that put frames upright; None where the frames know themselves."""
+        """The filters that put frames upright; None where each frame has its own rotation."""
         self._context = context
         self._lock = threading.Lock()
 
     @property
     def num_packets(self) -> int:
-        """The number of packets read; including those before the window, which decoding needs."""
+        """The number of packets read, those before the window that decoding needs included."""
         return len(self.packets)
 
     @property
     def width(self) -> int:
-        """Pixels, as coded: before a rotation."""
+        """The coded width in pixels, before a rotation."""
         return self.codec.width
 
     @property
     def height(self) -> int:
-        """Pixels, as coded: before a rotation."""
+        """The coded height in pixels, before a rotation."""
         return self.codec.height
 
     @property
@@ -88,22 +88,22 @@ class VideoPackets:
 
     @property
     def frame_rate(self) -> tuple[int, int]:
-        """Frames a second, on average, as numerator and denominator."""
+        """The average frames per second, as numerator and denominator."""
         return self.codec.frame_rate
 
     @property
     def time_base(self) -> Fraction:
-        """Seconds of one tick."""
+        """The length of one tick in seconds."""
         return Fraction(*self.codec.time_base)
 
     @property
     def timestamps(self) -> list[float]:
-        """When each frame of the window is displayed, in seconds, ascending."""
+        """The display time of each frame of the window, in seconds, ascending."""
         return self.get_timestamps()
 
     @property
     def duration(self) -> float:
-        """Seconds from the first frame of the window to the end of its last."""
+        """The seconds from the first frame of the window to the end of its last."""
         if self.timestamp is not None:
             start, end = self.timestamp
             return end - start
@@ -111,11 +111,11 @@ class VideoPackets:
         return float((self.times[-1] - self.times[0] + last) * self.time_base)
 
     def get_timestamps(self) -> list[float]:
-        """When each frame of the window is displayed, in seconds, ascending."""
+        """Return the display time of each frame of the window, in seconds, ascending."""
         return [float(time * self.time_base) for time in self.times]
 
     def clone(self) -> Self:
-        """The same packets with a decoder of their own."""
+        """Return the same packets with another decoder."""
         with self._lock:
             self._learn_upright()
         twin = type(self)(self.source, self.codec, self.packets, self.timestamp)
@@ -125,9 +125,9 @@ class VideoPackets:
     def take_context(
         self, num_threads: int, config: DecodeConfig | None = None
     ) -> VideoCodecContext:
-        """A decoder; waits until nobody else has one. Give it back.
+        """Return a decoder, which the caller gives back. Blocks while another caller has it.
 
-        Raises: ValueError: FFmpeg does not know what ``config`` asks for.
+        Raises: ValueError: FFmpeg has no such decoder or option as ``config`` asks for.
         """
         self._lock.acquire()
         try:
@@ -146,7 +146,7 @@ class VideoPackets:
             raise
 
     def give_back(self, context: VideoCodecContext, config: DecodeConfig | None = None) -> None:
-        """Let others decode. A decoder of someone's own configuration is not kept."""
+        """Return a decoder, and let others decode. A configured one is not kept."""
         context.flush_buffers()
         if self._context is None and config is None:
             self._context = context
@@ -154,7 +154,7 @@ class VideoPackets:
 
     def _set_threads(self, context: VideoCodecContext, num_threads: int) -> None:
         context.thread_count = num_threads
-        # Decoding several frames at once delays them, which counting would get wrong.
+        # Decoding several frames at once delays their output, which breaks counting.
         context.thread_type = "AUTO" if self.is_timed else "SLICE"
 
     def _configured(self, config: DecodeConfig, num_threads: int) -> VideoCodecContext:
@@ -165,7 +165,7 @@ class VideoPackets:
             context.open()
         except FFmpegError as error:
             raise ValueError(f"decode_config: FFmpeg refuses it: {error}.") from error
-        if context.options:  # what no decoder took
+        if context.options:  # those that the decoder did not take
             unknown = ", ".join(sorted(context.options))
             raise ValueError(
                 f"decode_config: the decoder {context.name!r} has no option {unknown}."
@@ -173,7 +173,7 @@ class VideoPackets:
         return context
 
     def _learn_upright(self) -> None:
-        """Other decoders than the demuxer's do not know how the container turns the frames."""
+        """Find the rotation of the frames, which only the demuxer's own decoder knows."""
         if self.upright is not None or self._context is None:
             return
         frames: list[VideoFrame] = []
@@ -184,7 +184,7 @@ class VideoPackets:
         self.upright = upright_filters(frames[0]) if frames else []
 
     def __len__(self) -> int:
-        """Frames of the window."""
+        """Return the number of frames in the window."""
         return len(self.times)
 
     def __repr__(self) -> str:
@@ -209,9 +209,9 @@ class VideoPackets:
             packet.duration = duration
             packet.is_keyframe = is_keyframe
             packets.append(packet)
-        self.__init__(source, codec, packets, timestamp)  # type: ignore[misc]
+        self.__init__(source, codec, packets, timestamp)  # type: ignore[misc]  # unpickling
         self.upright = upright
-        self.times = times  # made without the packets that are to be discarded
+        self.times = times  # leaves out packets to be discarded, a mark that packets made here lack
 
     def _times_in_window(self) -> list[int]:
         shown = sorted(
@@ -228,7 +228,7 @@ class VideoPackets:
 
 
 class ImagePackets(VideoPackets):
-    """The encoded packet of one image. As stored: nothing puts it upright."""
+    """The encoded packet of one image, decoded as stored: nothing puts it upright."""
 
     def __init__(self, source: str, codec: VideoCodec, packets: list[Packet[Any]], *_: Any) -> None:
         super().__init__(source, codec, packets)
@@ -236,7 +236,7 @@ class ImagePackets(VideoPackets):
 
 
 def displayed(packet: Packet[Any]) -> int | None:
-    """When its frame is displayed, in ticks; where only counting tells, about when."""
+    """Return the display time of a packet's frame in ticks, estimated where frames are counted."""
     return packet.dts if packet.pts is None else packet.pts
 
 
@@ -245,13 +245,13 @@ def _display_times(packets: list[Packet[Any]], is_timed: bool) -> list[int]:
         return sorted(packet.dts or 0 for packet in packets)
     times: list[int] = []
     for packet in packets:
-        # Without a time it belongs to the frame before: the second field of a picture.
+        # A packet without a time belongs to the frame before: the second field of a picture.
         times.append(times[-1] if packet.pts is None else packet.pts)
     return times
 
 
 def to_ticks(seconds: float, time_base: Fraction) -> float:
-    """The first tick at or after that time; times that were made from ticks give the same tick."""
+    """Return the first tick at or after a time; a time computed from a tick gives that tick."""
     if math.isinf(seconds):
         return seconds
     return math.ceil(seconds / float(time_base) - 1e-6)

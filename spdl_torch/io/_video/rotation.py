@@ -1,4 +1,4 @@
-"""How a frame has to be turned to stand upright: what its container says."""
+"""The turn by which a frame stands upright, as its container says."""
 
 from __future__ import annotations
 

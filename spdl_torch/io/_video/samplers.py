@@ -1,4 +1,4 @@
-"""Which moments of a video make a clip: functions of what is known before decoding."""
+"""Samplers: choose the moments of a clip by what is known of a video before decoding."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoInfo:
-    """What a container says about its video before anything is decoded."""
+    """The facts about a video in its container, known before decoding."""
 
     source: str
     """The path, or ``<bytes>``."""
     codec: str
     """FFmpeg's name of the codec, such as ``h264``."""
     start_seconds: float
-    """When the first frame is displayed; mostly 0."""
+    """The display time of the first frame; mostly 0."""
     duration_seconds: float
     frame_rate: float
-    """Frames a second, on average."""
+    """The average frames per second."""
     num_frames: int
-    """As the container counts them, or estimated from duration and frame rate."""
+    """The container's count, or an estimate by duration and frame rate."""
     width: int
-    """Pixels as coded: before a rotation that the container asks for."""
+    """The coded width in pixels, before a rotation that the container asks for."""
     height: int
 
 
 ClipSampler: TypeAlias = Callable[[VideoInfo], Sequence[float] | Tensor]
-"""Returns the moments that are wanted, in seconds; see :func:`load_clip`."""
+"""A function that returns the wanted moments in seconds; see :func:`load_clip`."""
 
 
 def uniform_frames(num_frames: int, window: tuple[float, float] | None = None) -> ClipSampler:
-    """A sampler: the middles of ``num_frames`` equal parts of the window.
+    """Return a sampler of the middles of ``num_frames`` equal parts of the window.
 
     window (0, 8), 4 frames -> 1, 3, 5, 7 s
 
@@ -59,10 +59,10 @@ def uniform_frames(num_frames: int, window: tuple[float, float] | None = None) -
 
 
 def random_clip(num_frames: int, seconds: float) -> ClipSampler:
-    """A sampler: the middles of ``num_frames`` equal parts of a stretch of that many seconds.
+    """Return a sampler of the middles of ``num_frames`` equal parts of a random window.
 
-    Where it begins is drawn with torch's global random functions; a video that is shorter is taken
-    whole.
+    The window is ``seconds`` long, its start drawn from torch's global random generator; of a
+    shorter video it is the whole.
     """
     _check_count("random_clip", num_frames)
     if not seconds > 0:
@@ -71,17 +71,17 @@ def random_clip(num_frames: int, seconds: float) -> ClipSampler:
 
 
 def strided_frames(num_frames: int, stride: int, start: int | Literal["random"] = 0) -> ClipSampler:
-    """A sampler: every ``stride``-th frame, counted at the average frame rate.
+    """Return a sampler of every ``stride``-th frame, counted at the average frame rate.
 
     start 10, stride 4, 3 frames -> frames 10, 14, 18
 
-    Where the video ends too soon, its last frame is repeated.
+    If the video ends too early, its last frame is repeated.
 
     Args:
         num_frames: at least 1.
-        stride: in frames, at least 1.
-        start: number of the first frame, or "random": drawn with torch's global random functions
-            so that the clip fits, 0 if it cannot.
+        stride: the distance in frames, at least 1.
+        start: the number of the first frame, or "random": drawn from torch's global random
+            generator so that the clip fits, 0 if it cannot.
     """
     _check_count("strided_frames", num_frames)
     if stride < 1:
@@ -118,5 +118,5 @@ def _strided(
         room = max(0, last - (num_frames - 1) * stride)
         start = int(torch.randint(room + 1, (), device="cpu"))
     numbers = [min(start + k * stride, last) for k in range(num_frames)]
-    # In the middle of a frame's time, where rounding cannot reach the next.
+    # The middle of a frame's time: rounding cannot reach the next frame.
     return [info.start_seconds + (number + 0.5) / info.frame_rate for number in numbers]

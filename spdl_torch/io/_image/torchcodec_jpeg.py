@@ -1,0 +1,58 @@
+"""JPEGs by torchcodec, whose decoders take the place of torchvision's: the same pixels."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import TYPE_CHECKING
+
+from .header import exif_markers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+__all__ = ["jpeg_decoder", "library_version"]
+
+
+@functools.lru_cache(maxsize=1)
+def jpeg_decoder() -> Callable[[Tensor], Tensor]:
+    """Return the function that decodes a JPEG (uint8, one dimension) to uint8 (3, H, W), CPU.
+
+    It does not hold the GIL, and raises RuntimeError for what is no JPEG.
+    Raises: ImportError: torchcodec is not installed, or too old.
+    """
+    try:
+        decode_jpeg = importlib.import_module("torchcodec.decoders").decode_jpeg
+    # Versions before 0.16 decode no pictures, and need FFmpeg to be imported.
+    except (AttributeError, OSError, RuntimeError) as error:
+        raise ImportError(f"torchcodec cannot decode pictures: {error}") from error
+
+    def decode(data: Tensor) -> Tensor:
+        image: Tensor = decode_jpeg(_without_orientation(data), mode="RGB")
+        return image
+
+    return decode
+
+
+def library_version() -> str:
+    """Return the version of the torchcodec that decodes."""
+    return str(importlib.import_module("torchcodec").__version__)
+
+
+def _without_orientation(data: Tensor) -> Tensor:
+    """Return the same bytes if they have no EXIF segment, else a copy in which it is marked as
+    another.
+
+    torchcodec turns pictures as their EXIF tag says, and cannot be asked not to.
+    """
+    places = exif_markers(data.numpy().data)
+    if places:
+        data = data.clone()
+        for place in places:
+            data[place] = _APPLICATION_15
+    return data
+
+
+_APPLICATION_15 = 0xEF  # which no decoder looks at
