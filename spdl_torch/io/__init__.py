@@ -1,7 +1,6 @@
 """Bytes to tensors without the GIL: images, videos, arrays, and the way to the GPU.
 
-Names are imported when they are first used: what decodes videos needs PyAV, what decodes images
-does not.
+Names are imported on first use: decoding videos needs PyAV, decoding images does not.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from spdl_torch.io._image.nvjpeg import load_image_batch_nvjpeg
     from spdl_torch.io._read import Reader
     from spdl_torch.io._source import Source
-    from spdl_torch.io._storage import CPUStorage, cpu_storage
+    from spdl_torch.io._storage import CPUStorage, Storage, batch_storage, cpu_storage
     from spdl_torch.io._tar import iter_tarfile
     from spdl_torch.io._transfer.transfer import (
         CUDAConfig,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
         transfer_tensor_h2d,
     )
     from spdl_torch.io._types import ArrayInterface, CPUBuffer, CUDAArrayInterface, CUDABuffer
-    from spdl_torch.io._video.clips import Clip, load_clip
+    from spdl_torch.io._video.clips import Clip, load_clip, load_clip_batch
     from spdl_torch.io._video.codec import ImageCodec, VideoCodec
     from spdl_torch.io._video.demux import demux_video
     from spdl_torch.io._video.filters import get_filter_desc, get_video_filter_desc
@@ -76,11 +75,13 @@ __all__ = [
     "Reader",
     "Source",
     "Staged",
+    "Storage",
     "Transfer",
     "VideoCodec",
     "VideoFrames",
     "VideoInfo",
     "VideoPackets",
+    "batch_storage",
     "convert_frames",
     "cpu_storage",
     "cuda_config",
@@ -96,6 +97,7 @@ __all__ = [
     "image_loader",
     "iter_tarfile",
     "load_clip",
+    "load_clip_batch",
     "load_image",
     "load_image_batch",
     "load_image_batch_nvjpeg",
@@ -117,10 +119,10 @@ __all__ = [
 
 _HOMES = {
     "_config": ("DecodeConfig", "DemuxConfig", "decode_config", "demux_config"),
-    "_storage": ("CPUStorage", "cpu_storage"),
+    "_storage": ("CPUStorage", "Storage", "batch_storage", "cpu_storage"),
     "_types": ("ArrayInterface", "CPUBuffer", "CUDAArrayInterface", "CUDABuffer"),
     "_video.image": ("demux_image",),
-    "_video.clips": ("Clip", "load_clip"),
+    "_video.clips": ("Clip", "load_clip", "load_clip_batch"),
     "_image.codec": ("Codec", "image_codec"),
     "_image.decode": ("decode_image",),
     "_video.demux": ("demux_video",),
@@ -173,7 +175,7 @@ def __getattr__(name: str) -> Any:
         hint = f". {left_out[name]}" if name in left_out else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
-    globals()[name] = value  # from now on without this detour
+    globals()[name] = value  # later uses find it without this function
     return value
 
 

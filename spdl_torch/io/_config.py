@@ -19,11 +19,12 @@ class DemuxConfig:
     """The options for opening a container."""
 
     format: str | None = None
-    """FFmpeg's name of the format, such as ``mp4`` or ``rawvideo``; None: told by the content."""
+    """FFmpeg's name of the format, such as ``mp4`` or ``rawvideo``; None
+    detects it from the content."""
     format_options: Mapping[str, str] | None = None
-    """FFmpeg's options of that format; one that it does not have is ignored by FFmpeg."""
+    """FFmpeg's options of that format; FFmpeg ignores those it does not know."""
     buffer_size: int = 8096
-    """Bytes that are read at once from memory, URLs and Python files; at least 256 KiB are."""
+    """Bytes read at a time from memory, URLs and Python files; at least 256 KiB are read."""
 
     def __post_init__(self) -> None:
         _check_options("demux_config: format_options", self.format_options)
@@ -38,7 +39,7 @@ class DecodeConfig:
     decoder_options: Mapping[str, str] | None = None
     """FFmpeg's options of that decoder, such as ``{"threads": "4"}``."""
     num_threads: int | None = field(init=False, default=None)
-    """The value of the option ``threads``; 0: FFmpeg chooses; None: not given."""
+    """The value of the option ``threads``; 0 lets FFmpeg choose, None is not given."""
 
     def __post_init__(self) -> None:
         _check_options("decode_config: decoder_options", self.decoder_options)
@@ -57,8 +58,8 @@ def demux_config(
     format_options: Mapping[str, str] | None = None,
     buffer_size: int = 8096,
 ) -> DemuxConfig:
-    """Say how a container is to be opened: for ``demux_config=``. Arguments as of
-    :class:`DemuxConfig`.
+    """Return the options for opening a container, for ``demux_config=``; :class:`DemuxConfig`
+    describes the arguments.
     """
     return DemuxConfig(format, format_options, buffer_size)
 
@@ -66,8 +67,8 @@ def demux_config(
 def decode_config(
     decoder: str | None = None, decoder_options: Mapping[str, str] | None = None
 ) -> DecodeConfig:
-    """Say which decoder is to be used, and how: for ``decode_config=``. Arguments as of
-    :class:`DecodeConfig`.
+    """Return the choice of a decoder, for ``decode_config=``; :class:`DecodeConfig` describes the
+    arguments.
     """
     return DecodeConfig(decoder, decoder_options)
 

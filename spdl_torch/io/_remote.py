@@ -1,26 +1,44 @@
-"""Open and read URLs through fsspec (torch installs it)."""
+"""Read URLs, whole, through fsspec (torch installs it)."""
 
 from __future__ import annotations
 
 import asyncio
-import io
+import contextlib
+import errno
 import re
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
+
+from ._retry import note_failure
 
 if TYPE_CHECKING:
     import concurrent.futures
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["aread_url", "glob_url", "is_url", "open_url", "read_url", "stream_url"]
+__all__ = [
+    "afetch_url",
+    "fetch_url",
+    "file_system",
+    "glob_url",
+    "is_async",
+    "is_url",
+    "read_url",
+    "read_url_range",
+    "url_stamp",
+]
 
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
 # chains, "zip://a.txt::s3://bucket/b.zip" and "simplecache::s3://bucket/a", begin the same way.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(::|://)")
 
-_STREAM_BUFFER_BYTES = 1 << 20
+# The names, without case and dashes, by which file systems report what changes with the content.
+_CHANGING = {
+    *("size", "created", "modified", "mtime", "lastmodified", "updated"),
+    *("etag", "contentmd5", "contentsettings", "digest", "md5hash", "crc32c", "crc", "checksum"),
+    *("generation", "versionid"),
+}
 
-# What pip calls the packages whose modules have another name.
+# pip's names of the packages whose modules have another name.
 _PIP_NAMES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
 
 
@@ -33,43 +51,28 @@ def is_url(source: str | os.PathLike[str]) -> bool:
     return "://" in match.string or _is_known(match[1])
 
 
-def open_url(url: str, storage_options: Mapping[str, Any] | None = None) -> BinaryIO:
-    """Open for reading, in binary and seekable where the file system allows it.
-
-    storage_options: what fsspec's file system takes, such as ``{"anon": True}`` for ``s3://``.
-    Raises: ImportError: the protocol needs a package that is not installed; OSError: no such file
-        and what else the file system reports; ValueError: an unknown protocol.
-    """
-    system, path = _file_system(url, storage_options)
-    return cast("BinaryIO", system.open(path, "rb"))
+def read_url(url: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
+    """Read the whole content in one attempt; errors as :func:`fetch_url`, with a note."""
+    with _noted(url):
+        return fetch_url(url, storage_options)
 
 
-def stream_url(url: str, storage_options: Mapping[str, Any] | None = None) -> BinaryIO:
-    """Open for reading from front to back; errors as :func:`open_url`.
-
-    From a web server it is one request, and not one for every few megabytes, which some servers
-    do not answer. Then the file cannot seek, and says so.
-    """
-    if not url.startswith(("http://", "https://")):
-        return open_url(url, storage_options)
-    system, path = _file_system(url, storage_options)
-    file = _FromFront(system.open(path, "rb", block_size=0))
-    return cast("BinaryIO", io.BufferedReader(file, _STREAM_BUFFER_BYTES))
-
-
-def read_url(
+def fetch_url(
     url: str,
     storage_options: Mapping[str, Any] | None = None,
     *,
     timeout_seconds: float | None = None,
 ) -> bytes:
-    """Read the whole content; errors as :func:`open_url`.
+    """Read the whole content in one attempt.
 
-    timeout_seconds: for the network file systems, which are asynchronous inside; others cannot be
-        cut off. Then a TimeoutError.
+    storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
+    timeout_seconds: the limit on network file systems, after which TimeoutError is raised; reads of
+        other file systems cannot be cancelled.
+    Raises: ImportError: the protocol needs a package that is not installed; OSError: no such file,
+        and whatever else the file system reports; ValueError: an unknown protocol.
     """
-    system, path = _file_system(url, storage_options)
-    if timeout_seconds is None or not _is_async(system, url):
+    system, path = file_system(url, storage_options)
+    if timeout_seconds is None or not is_async(system, url):
         return _read_all(system, path, url)
     future = _submit(system, path)
     try:
@@ -81,19 +84,43 @@ def read_url(
         raise _timed_out(url, timeout_seconds) from error
 
 
-async def aread_url(
+def read_url_range(
+    url: str, first: int, end: int, storage_options: Mapping[str, Any] | None = None
+) -> bytes:
+    """Read the bytes from ``first`` up to ``end``; errors as :func:`fetch_url`.
+
+    Raises: OSError: others come, because the server knows no ranges or the file is shorter.
+    """
+    system, path = file_system(url, storage_options)
+    if "::" in url:
+        with system.open(path, "rb") as file:
+            file.seek(first)
+            content = cast("bytes", file.read(end - first))
+    else:
+        content = cast("bytes", system.cat_file(path, start=first, end=end))
+    if len(content) != end - first:
+        raise OSError(
+            errno.EINVAL,
+            f"asked for the bytes from {first} to {end}, got {len(content)}: the file is shorter, "
+            "or its server knows no ranges",
+            url,
+        )
+    return content
+
+
+async def afetch_url(
     url: str,
     storage_options: Mapping[str, Any] | None = None,
     *,
     timeout_seconds: float | None = None,
 ) -> bytes:
-    """Read like :func:`read_url`; any number of coroutines may await this at once.
+    """Read like :func:`fetch_url`; any number of coroutines may await this at once.
 
     The network file systems (http, s3, gs, abfs) read on fsspec's own event loop, which outlives
     the caller's, so that connections are kept; others read on a thread of the caller's loop.
     """
-    system, path = _file_system(url, storage_options)
-    if not _is_async(system, url):
+    system, path = file_system(url, storage_options)
+    if not is_async(system, url):
         return await asyncio.to_thread(_read_all, system, path, url)
     limit = asyncio.timeout(timeout_seconds)
     try:
@@ -106,35 +133,37 @@ async def aread_url(
 
 
 def glob_url(pattern: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the URLs of the files that match, unsorted; errors as :func:`open_url`."""
-    system, path = _file_system(pattern, storage_options)
-    found = cast("dict[str, dict[str, Any]]", system.glob(path, detail=True))
+    """Return the URLs of the files that match, unsorted; errors as :func:`read_url`."""
+    with _noted(pattern):
+        system, path = file_system(pattern, storage_options)
+        found = cast("dict[str, dict[str, Any]]", system.glob(path, detail=True))
     protocol = cast("re.Match[str]", _URL.match(pattern))[1]
     names = [name for name, info in found.items() if info.get("type") != "directory"]
     return [name if is_url(name) else f"{protocol}://{name}" for name in names]
 
 
-class _FromFront(io.RawIOBase):
-    """fsspec's streamed file claims that it can seek."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        content = self._file.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
+def url_stamp(url: str, storage_options: Mapping[str, Any] | None = None) -> str:
+    """Return text that changes when the content does: what the file system knows of size, times,
+    checksums and versions. Takes a round trip; errors as :func:`fetch_url`.
+    """
+    system, path = file_system(url, storage_options)
+    info: Mapping[str, Any] = system.info(path)
+    known = {name.lower().replace("-", "").replace("_", ""): str(info[name]) for name in info}
+    return repr(sorted((name, known[name]) for name in known if name in _CHANGING))
 
 
-def _file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
+@contextlib.contextmanager
+def _noted(url: str) -> Iterator[None]:
+    """Name the URL in errors that do not, as most of those of file systems."""
+    try:
+        yield
+    except Exception as error:
+        note_failure(error, url)
+        raise
+
+
+def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
+    """Return fsspec's file system and the path in it; errors as :func:`fetch_url`."""
     import fsspec
 
     try:
@@ -158,7 +187,7 @@ def _is_known(protocol: str) -> bool:
 
 
 def _missing_package(url: str, error: ImportError) -> ImportError:
-    """Return an error that names the package: fsspec's names the protocol, only its cause that."""
+    """Return an error that names the package; fsspec's names only the protocol."""
     cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
     module = (cause.name or "").partition(".")[0]
     install = f" Run: pip install {_PIP_NAMES.get(module, module)}." if module else ""
@@ -167,20 +196,30 @@ def _missing_package(url: str, error: ImportError) -> ImportError:
     )
 
 
-def _is_async(system: Any, url: str) -> bool:
+def is_async(system: Any, url: str) -> bool:
+    """Return whether the file system reads on fsspec's event loop, as those of the network do."""
     # The file systems of a chain are asynchronous only in parts.
     return bool(system.async_impl) and not system.asynchronous and "::" not in url
 
 
 def _read_all(system: Any, path: str, url: str) -> bytes:
-    if "::" in url:  # caches answer open() in their own way, and the other calls less surely
+    if "::" in url:  # caches implement open() themselves, other calls less reliably
         with system.open(path, "rb") as file:
             return cast("bytes", file.read())
-    return cast("bytes", system.cat_file(path))
+    return cast("bytes", system.cat_file(path, **_whole(system)))
 
 
 def _submit(system: Any, path: str) -> concurrent.futures.Future[bytes]:
-    return asyncio.run_coroutine_threadsafe(system._cat_file(path), system.loop)
+    return asyncio.run_coroutine_threadsafe(system._cat_file(path, **_whole(system)), system.loop)
+
+
+def _whole(system: Any) -> dict[str, Any]:
+    """Return the options with which a file system reads an object in one request.
+
+    s3fs otherwise asks for the size first, perhaps of an old listing, and reads large objects in
+    parts that nothing keeps to one version.
+    """
+    return {"max_concurrency": 1} if "s3" in system.protocol else {}
 
 
 def _timed_out(url: str, timeout_seconds: float) -> TimeoutError:

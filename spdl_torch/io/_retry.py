@@ -10,21 +10,31 @@ import threading
 import time
 from typing import Any
 
+from ..errors import SourceChangedError
 from ..pipeline.failures import attach_note
 
-__all__ = ["RetryPolicy", "is_transient"]
+__all__ = ["RetryPolicy", "is_transient", "note_failure", "status_of"]
 
 _logger = logging.getLogger("spdl_torch.io")
 
 _WARNING_INTERVAL_SECONDS = 60.0
 
-_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_LASTING = (
+    *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
+    SourceChangedError,
+)
 _LASTING_ERRNOS = frozenset(
     {errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV, errno.ENXIO, errno.EROFS}
 )
 
 # "Try later" in HTTP: request timeout, too early, too many requests.
 _TRANSIENT_STATUSES = frozenset({408, 425, 429})
+
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
+_CREDENTIALS = (
+    ". The store refused, or no credentials were found: pass them in storage_options, as fsspec's "
+    'file system takes them, or {"anon": True} for a public s3 or gs bucket.'
+)
 
 # Lost connections that are no OSError. Looked up only where the module is loaded already.
 _CONNECTION_ERRORS = (
@@ -36,11 +46,11 @@ _CONNECTION_ERRORS = (
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry may succeed: timeouts, lost connections, a busy server.
 
-    Not: a missing file, a missing permission, a wrong name, and whatever is no error of reading.
+    False for a missing file, a missing permission, a wrong name, and anything but a failed read.
     """
     if isinstance(error, _LASTING):
         return False
-    status = _status_of(error)
+    status = status_of(error)
     if status is not None:
         return status >= 500 or status in _TRANSIENT_STATUSES
     if isinstance(error, OSError):
@@ -48,12 +58,12 @@ def is_transient(error: BaseException) -> bool:
     for module, names in _CONNECTION_ERRORS:
         loaded: Any = sys.modules.get(module)
         if loaded and isinstance(error, tuple(getattr(loaded, name) for name in names)):
-            return not isinstance(error, ValueError)  # aiohttp's word for a malformed URL
+            return not isinstance(error, ValueError)  # aiohttp's error for a malformed URL
     return False
 
 
-def _status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of an error, as aiohttp, gcsfs and requests keep it."""
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that aiohttp, gcsfs or requests keeps in an error, or None."""
     answer = getattr(error, "response", None)
     for holder, name in ((error, "status"), (error, "code"), (answer, "status_code")):
         status = getattr(holder, name, None)
@@ -62,8 +72,27 @@ def _status_of(error: BaseException) -> int | None:
     return None
 
 
+def note_failure(error: BaseException, name: str, num_attempts: int = 1) -> None:
+    """Attach a note with the name and the number of attempts, and what to do about credentials.
+
+    One attempt, and an error that names the file by itself, needs no note.
+    """
+    refused = _is_refused(error)
+    if num_attempts == 1 and not refused and name in str(error):
+        return
+    times = "1 attempt" if num_attempts == 1 else f"{num_attempts} attempts"
+    attach_note(error, f"reading {name!r} failed after {times}{_CREDENTIALS if refused else ''}")
+
+
+def _is_refused(error: BaseException) -> bool:
+    """Return whether a store, and no local file, asked for other credentials."""
+    if isinstance(error, PermissionError):
+        return error.filename is None
+    return status_of(error) in (401, 403) or type(error).__name__ in _NO_CREDENTIALS
+
+
 class RetryPolicy:
-    """The limit, the waits and the count of retries. Any number of threads may use it."""
+    """Limits, delays and counts retries. Any number of threads may use it."""
 
     def __init__(self, retries: int, backoff_seconds: float, max_backoff_seconds: float) -> None:
         if retries < 0:
@@ -82,7 +111,7 @@ class RetryPolicy:
         self._lock = threading.Lock()
         self._num_retries = 0
         self._warned: float | None = None
-        # Of its own: neither the user's random numbers nor the waits depend on the other.
+        # A separate generator: neither the user's random numbers nor the waits affect the other.
         self._random = random.Random()
 
     def __getstate__(self) -> tuple[int, float, float]:
@@ -100,12 +129,11 @@ class RetryPolicy:
     def wait_after(self, error: Exception, name: str, num_failed: int) -> float | None:
         """Return the seconds to wait before the next attempt, or None: the error is final.
 
-        num_failed: attempts so far; all of them failed. A final error that came after retries
-        gets a note with their number.
+        num_failed: the attempts so far, all of which failed. A final error gets a note, as by
+        :func:`note_failure`.
         """
         if not is_transient(error) or num_failed > self.retries:
-            if num_failed > 1:
-                attach_note(error, f"reading {name!r} failed after {num_failed} attempts")
+            note_failure(error, name, num_failed)
             return None
         longest = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (num_failed - 1))
         # Between half and all of it, so that readers that failed together do not return together.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 import torch
 from torch import Tensor
 
+from ._cache.paths import CachedPath
 from ._image import kernel
 from ._remote import is_url, read_url
 
@@ -36,12 +37,12 @@ def read_sources(sources: Sequence[Source]) -> list[Tensor]:
     Returns: one uint8 tensor of one dimension per source, CPU.
     Raises: OSError: a path cannot be read; TypeError: not a source.
     """
-    paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike) and not is_url(s)]
+    paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike) and _is_local(s)]
     if len(paths) == len(sources) and paths:
         try:
             return kernel.read_files(paths)
         except (RuntimeError, AttributeError):
-            pass  # a path is missing or empty (which one shows below), or torchvision has no reader
+            pass  # a path is missing or empty (found below), or torchvision has no reader
     return [read_source(source) for source in sources]
 
 
@@ -69,7 +70,13 @@ def read_source(source: Source) -> Tensor:
     return _to_tensor(content)
 
 
+def _is_local(source: str | os.PathLike[str]) -> bool:
+    return not isinstance(source, CachedPath) and not is_url(source)
+
+
 def _read_named(source: str | os.PathLike[str]) -> bytes:
+    if isinstance(source, CachedPath):
+        return source.content()
     if is_url(source):
         return read_url(str(source))
     with open(source, "rb") as file:
@@ -79,5 +86,5 @@ def _read_named(source: str | os.PathLike[str]) -> bytes:
 def _to_tensor(content: bytes | bytearray | memoryview) -> Tensor:
     if len(content) == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    # A bytearray of our own: torch warns about read-only memory, and the caller may reuse theirs.
+    # Copied: torch warns about read-only memory, and the caller may reuse theirs.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -1,21 +1,44 @@
-"""Memory that is reused for every batch: the values of ``storage=``."""
+"""Memory reused for every batch: the values of ``storage=``."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from torch import Tensor
 
-__all__ = ["CPUStorage", "cpu_storage", "room_for"]
+    Room = Callable[[int], Tensor | None]
+
+__all__ = [
+    "BatchStorage",
+    "CPUStorage",
+    "Storage",
+    "batch_room",
+    "batch_storage",
+    "cpu_storage",
+    "room_for",
+    "room_in_batch",
+]
+
+
+class Storage(Protocol):
+    """Memory for a batch."""
+
+    def tensor(self, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor in it: uint8, shape ``shape``, contiguous."""
+        ...
 
 
 class CPUStorage:
-    """A block of host memory. What is written into it replaces what was there, so a tensor in it is
-    to be used up, or copied, before the storage is used again.
+    """A block of host memory. Each use overwrites the last: consume or copy the tensor in it before
+    you use the storage again.
     """
 
     def __init__(self, size: int, pin_memory: bool) -> None:
@@ -27,9 +50,9 @@ class CPUStorage:
         return self._memory.numel()
 
     def tensor(self, shape: tuple[int, ...]) -> Tensor:
-        """Return the beginning of the memory: uint8 of that shape, contiguous.
+        """Return the beginning of the memory as a tensor: uint8, shape ``shape``, contiguous.
 
-        Raises: ValueError: it is too small.
+        Raises: ValueError: the storage is too small.
         """
         needed = math.prod(shape)
         if needed > self.size:
@@ -45,11 +68,11 @@ class CPUStorage:
 
 
 def cpu_storage(size: int, pin_memory: bool = True) -> CPUStorage:
-    """Take a block of host memory, to be given as ``storage=`` over and over.
+    """Allocate a block of host memory to reuse as ``storage=``.
 
     Args:
         size: in bytes.
-        pin_memory: page-locked, so that a GPU copies from it by itself.
+        pin_memory: lock its pages, so that a GPU copies from it without the CPU.
 
     Raises: RuntimeError: ``pin_memory`` where torch finds no CUDA; ValueError: ``size`` < 1.
     """
@@ -63,7 +86,57 @@ def cpu_storage(size: int, pin_memory: bool = True) -> CPUStorage:
     return CPUStorage(size, pin_memory)
 
 
-def room_for(shape: tuple[int, ...], storage: CPUStorage | None) -> Tensor:
+class BatchStorage:
+    """The memory that a loader offers, on this thread, for the batch that is being made; any other
+    if it offers none.
+    """
+
+    def __repr__(self) -> str:
+        return "<BatchStorage: the memory that a loader offers>"
+
+    def tensor(self, shape: tuple[int, ...]) -> Tensor:
+        memory = room_in_batch(math.prod(shape))
+        return room_for(shape, None) if memory is None else memory.view(shape)
+
+
+def batch_storage() -> BatchStorage:
+    """Return a ``storage=`` in which a batch needs no further copy to where a loader takes it.
+
+    While a dataset's ``__getitems__`` or an op of a pipeline runs for a loader with ``device=``,
+    that memory is pinned, and the batch is copied to the device from there; in a worker process it
+    is shared with the process that trains. Anywhere else it is ordinary memory. Each tensor has
+    memory of its own, which is used again when nothing views it any more.
+
+    A dataset may return views of the batch as its samples, ``list(zip(frames.unbind(), labels))``:
+    torch's ``default_collate`` then finds them side by side, and copies nothing. Return tensors:
+    from an array a loop could begin copies to the device that nobody waits for.
+    """
+    return BatchStorage()
+
+
+def room_in_batch(num_bytes: int) -> Tensor | None:
+    """Return memory that a loader offers on this thread: uint8, one dimension; None: no offer."""
+    return None if _of_thread.room is None else _of_thread.room(num_bytes)
+
+
+@contextmanager
+def batch_room(room: Room) -> Iterator[None]:
+    """Offer ``room(num_bytes)``, bytes or None, for batches that this thread makes."""
+    before, _of_thread.room = _of_thread.room, room
+    try:
+        yield
+    finally:
+        _of_thread.room = before
+
+
+class _OfThread(threading.local):
+    room: Room | None = None
+
+
+_of_thread = _OfThread()
+
+
+def room_for(shape: tuple[int, ...], storage: Storage | None) -> Tensor:
     """Return memory for a batch: uint8, CPU, contiguous; in ``storage``, if given."""
     if storage is not None:
         return storage.tensor(shape)

@@ -1,4 +1,4 @@
-"""Tar archives read from front to back: few calls a member, and nothing trusted."""
+"""Tar archives, read from front to back: few calls for a member, and nothing trusted."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def iter_tarfile(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a tar archive, in its order: ``(name, content)``.
 
-    src: the archive, or a binary file, of which only ``read`` is needed; compressed by gzip,
-        bzip2 or xz as well. Links, folders and devices are skipped; nothing is ever written.
-    max_member_bytes: a larger file in the archive is an error, so that a damaged or hostile one
+    src: the archive's bytes, or a binary file that has at least ``read``; may be compressed by
+        gzip, bzip2 or xz. Links, folders and devices are skipped; nothing is ever written.
+    max_member_bytes: the largest file allowed in the archive, so that a damaged or hostile one
         cannot fill the memory.
-    Raises: DecodeError: not a tar archive, damaged, or cut short; the message has the last good
-        name.
+    Raises: DecodeError: not a tar archive, damaged, truncated, or with a larger file; the message
+        has the name of the last good one.
     """
     if isinstance(src, bytes | bytearray | memoryview):
         src, name = cast("BinaryIO", io.BytesIO(src)), "<bytes>"
@@ -47,23 +47,47 @@ def iter_tarfile(
 
 
 class TarReader:
-    """Walks over the files of one archive; the caller reads a content or leaves it.
+    """Walks over the files of one archive; the caller reads or skips the content of each.
 
     advance() -> (name, size); content() -> bytes, at most once; advance() ... None at the end.
+
+    start: the byte of the tar with which ``file`` begins, for messages.
     """
 
     def __init__(
-        self, file: BinaryIO, name: str, *, max_member_bytes: int = DEFAULT_MAX_BYTES
+        self,
+        file: BinaryIO,
+        name: str,
+        *,
+        max_member_bytes: int = DEFAULT_MAX_BYTES,
+        start: int = 0,
     ) -> None:
         self._name = name
         self._max_bytes = max_member_bytes
         self._file, self._raw, self._seekable = _decompressed(file)
-        self._offset = 0
-        self._size = 0  # of the content that was not read yet
+        self._offset = start
+        self._size = 0  # bytes of the content not read yet
         self._padding = 0
         self._member = ""
         self._last_good: str | None = None
-        self._defaults: dict[str, str] = {}  # of the whole archive (pax global headers)
+        self._defaults: dict[str, str] = {}  # for all members (pax global headers)
+
+    @property
+    def offset(self) -> int:
+        """The byte, of the decompressed tar, that is read next: after ``advance`` the first one of
+        the file's content.
+        """
+        return self._offset
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether offsets in the tar are others than in the file."""
+        return self._raw is not None
+
+    @property
+    def has_shared_headers(self) -> bool:
+        """Whether a name or size was given for all files at once, so that none stands alone."""
+        return not self._defaults.keys().isdisjoint(("path", "size"))
 
     def advance(self) -> tuple[str, int] | None:
         """Go to the next file of the archive; None at the archive's end."""
@@ -79,7 +103,7 @@ class TarReader:
             size = self._number(header[124:136])
             if kind == 0x30 and not extra and not self._defaults:  # "0": a file, nothing unusual
                 return self._enter(_name_in(header), size)
-            if kind in b"LKxXg":  # not members themselves: they describe the next one
+            if kind in b"LKxXg":  # no members: they describe the next one
                 self._describe(kind, size, extra)
                 continue
             described = {**self._defaults, **extra}
@@ -125,7 +149,7 @@ class TarReader:
             extra |= self._records(block)
 
     def _records(self, block: bytes) -> dict[str, str]:
-        """``b"19 path=long/name...\\n"`` and so on."""
+        """Parse the records of an extended header: ``b"19 path=long/name...\\n"`` and so on."""
         records, start = {}, 0
         while start < len(block) and block[start] != 0:
             digits, _, _ = block[start : start + 20].partition(b" ")
@@ -144,7 +168,7 @@ class TarReader:
             return
         size, self._size = self._size, 0
         if self._seekable:
-            # All but the last byte, which has to be read to know that it is there.
+            # All but the last byte: only reading it shows that it is there.
             self._file.seek(size - 1, io.SEEK_CUR)
             self._offset += size - 1
             size = 1
@@ -163,7 +187,7 @@ class TarReader:
         if len(content) < size:
             parts = [content]
             missing = size - len(content)
-            while missing and (part := self._read(missing)):  # files may give less than asked
+            while missing and (part := self._read(missing)):  # a file may return less than asked
                 parts.append(part)
                 missing -= len(part)
             content = b"".join(parts)
@@ -179,8 +203,8 @@ class TarReader:
             return self._file.read(size)
         except Exception as error:
             if self._raw is None or error is self._raw.error:
-                raise  # the file's own: a lost connection is no damaged archive
-            # Every decompressor has errors of its own kind.
+                raise  # the file's own error: a lost connection is no damaged archive
+            # Every decompressor raises errors of its own classes.
             raise self._error(f"cannot be decompressed: {error}") from error
 
     def _finish(self) -> None:
@@ -228,7 +252,7 @@ class TarReader:
 
 
 class _Encoded(io.RawIOBase):
-    """A compressed file from its beginning, and the error that reading it gave, if any."""
+    """A compressed file from its beginning, and the error that reading it raised, if any."""
 
     def __init__(self, head: bytes, file: BinaryIO) -> None:
         self._head, self._file = head, file
@@ -237,7 +261,7 @@ class _Encoded(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # only memoryviews come
         size = len(buffer)
         content, self._head = self._head[:size], self._head[size:]
         if not content:
@@ -253,7 +277,7 @@ class _Encoded(io.RawIOBase):
 def _decompressed(file: BinaryIO) -> tuple[BinaryIO, _Encoded | None, bool]:
     """Return the file to read the tar from, the one it decompresses, and whether it can seek.
 
-    Told by content, never by name.
+    The content decides, never the name.
     """
     head = file.read(6)
     raw = _Encoded(head, file)
@@ -293,7 +317,7 @@ def _gunzip(file: io.BufferedReader) -> object:
 
 def _name_in(header: bytes) -> str:
     name = header[:100].partition(b"\0")[0]
-    # GNU's own format ("ustar  ") has other fields where POSIX has the front of a long name.
+    # GNU's own format ("ustar  ") keeps other fields where POSIX has the front of a long name.
     if header[257:263] == b"ustar\0" and header[345]:
         name = header[345:500].partition(b"\0")[0] + b"/" + name
     return _text(name)

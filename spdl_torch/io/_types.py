@@ -1,4 +1,4 @@
-"""Names of types for annotations, as ``spdl.io`` has them."""
+"""Types for annotations, named as in ``spdl.io``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 __all__ = ["ArrayInterface", "CPUBuffer", "CUDAArrayInterface", "CUDABuffer"]
 
 CPUBuffer: TypeAlias = Tensor
-"""A batch in host memory: here that is a tensor."""
+"""A batch in host memory; here a tensor."""
 
 CUDABuffer: TypeAlias = Tensor
-"""A batch on a GPU: here that is a tensor. ``isinstance`` does not tell the two apart;
-``tensor.is_cuda`` does."""
+"""A batch on a GPU; here a tensor. ``tensor.is_cuda`` distinguishes the two, ``isinstance`` does
+not."""
 
 
 @runtime_checkable
 class ArrayInterface(Protocol):
-    """What NumPy can look into without a copy."""
+    """An object that NumPy can view without a copy."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
@@ -26,7 +26,7 @@ class ArrayInterface(Protocol):
 
 @runtime_checkable
 class CUDAArrayInterface(Protocol):
-    """What torch and Numba can look into on a GPU without a copy."""
+    """An object on a GPU that torch and Numba can view without a copy."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""Tracing and FFmpeg's own settings, by the names that ``spdl.io.utils`` has."""
+"""Tracing and FFmpeg's own settings, named as in ``spdl.io.utils``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EVENT_BYTES = 150
 _LEAST_EVENTS = 200_000
 
 _QUIET = -8
-_log_level = _QUIET  # PyAV keeps FFmpeg quiet, and does not say what it would print at
+_log_level = _QUIET  # PyAV's default; PyAV has no way to ask for it
 
 
 @contextmanager
@@ -40,16 +40,17 @@ def tracing(
     process_name: str | None = None,
     enable: bool = True,
 ) -> Iterator[None]:
-    """:func:`spdl_torch.observe.tracing` as SPDL's programs call it.
+    """Trace the block: :func:`spdl_torch.observe.tracing` with SPDL's arguments.
 
     The file is in Chrome's JSON format, whatever its name; https://ui.perfetto.dev and
     chrome://tracing open it.
 
     output: path, or a descriptor of an open file, which is closed.
-    buffer_size: room for events, in KiB; there is always some for 200,000.
-    process_name: how the process is called in the trace.
+    buffer_size: room for events, in KiB; at least enough for 200,000.
+    process_name: the name of the process in the trace.
     enable: False = do nothing.
-    Raises: ValueError: a folder, or a file that is no trace, before the block begins.
+    Raises: ValueError: before the block begins, if ``output`` is a folder or a file that is no
+        trace.
     """
     max_events = max(_LEAST_EVENTS, buffer_size * 1024 // _EVENT_BYTES)
     with _tracing(output, enable, max_events=max_events, process_name=process_name):
@@ -61,15 +62,15 @@ def trace_gc() -> None:
 
 
 def set_ffmpeg_log_level(val: int, /) -> None:
-    """Let FFmpeg print what is as important as that, on standard error.
+    """Let FFmpeg print messages of a level, and more important ones, on standard error.
 
-    val: -8: nothing, as it is at first; 16: errors; 24: warnings, 32: information; up to 56.
+    val: -8: nothing, the default; 16: errors; 24: warnings; 32: information; up to 56.
     """
     import av.logging
 
     global _log_level
     _log_level = val
-    # PyAV's own way, by Python's logging, takes the GIL on every thread of FFmpeg.
+    # PyAV's own callback, into Python's logging, takes the GIL on every thread of FFmpeg.
     av.logging.restore_default_callback()
     av.logging.set_libav_level(val)
 
@@ -106,7 +107,7 @@ def built_with_nvcodec() -> bool:
 
 
 def built_with_nvjpeg() -> bool:
-    """Whether :func:`spdl_torch.io.load_image_batch_nvjpeg` has what it needs of torchvision."""
+    """Return whether torchvision supports :func:`spdl_torch.io.load_image_batch_nvjpeg`."""
     from ._image.kernel import has_nvjpeg
 
     return has_nvjpeg()

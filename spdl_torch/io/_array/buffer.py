@@ -1,4 +1,4 @@
-"""Sources of arrays as memory to look into: the given memory itself wherever there is some."""
+"""Sources of arrays as memory: the given memory itself wherever there is some."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 import torch
 
+from .._cache.paths import CachedPath
 from .._remote import is_url, read_url
 from .._source import source_name
 
@@ -34,19 +35,21 @@ class Memory(Protocol):
 
 
 def open_memory(source: Source | Buffer) -> Memory:
-    """Return the bytes of a source, not copied if it has the buffer protocol or is a CPU tensor.
+    """Return the bytes of a source, without a copy of buffers and CPU tensors.
 
     The returned memory keeps the source alive; while it lives, a bytearray cannot be resized and
     an mmap cannot be closed.
 
     Returns: the source itself if it is ``bytes``, else uint8 of one dimension; read-only exactly
-        if the source is. A path is read in one call into memory of our own, which is writable.
+        if the source is. A path is read in one call into new memory, which is writable.
     Raises: OSError: a path cannot be read; TypeError: not a source.
     """
     if isinstance(source, bytes):
         return source
     if isinstance(source, torch.Tensor):
         return _from_tensor(source)
+    if isinstance(source, CachedPath):
+        return source.content()
     if isinstance(source, str | os.PathLike):
         return read_url(os.fspath(source)) if is_url(source) else _read_file(source)
     read = getattr(source, "read", None)
@@ -83,8 +86,8 @@ def _from_tensor(source: torch.Tensor) -> Memory:
 
 
 def _from_buffer(view: memoryview) -> Memory:
-    # numpy refuses to look into empty memory. frombuffer, unlike ndarray(buffer=...), holds the
-    # export, without which a bytearray could be resized under the arrays.
+    # numpy refuses to view empty memory. frombuffer, unlike ndarray(buffer=...), holds the export,
+    # without which a bytearray could be resized under the arrays.
     return cast("Memory", np.frombuffer(view, dtype=np.uint8)) if view.nbytes else b""
 
 
@@ -98,11 +101,11 @@ def _has_buffer(source: object) -> bool:
 
 def _read_file(path: str | os.PathLike[str]) -> Memory:
     # Not mapped, although that would be a quarter faster for files in the cache: every mapping
-    # holds a file descriptor as long as an array lives, and a file that becomes shorter would end
-    # the process. Who wants a mapping passes one.
+    # holds a file descriptor as long as an array lives, and truncating the file would end the
+    # process. Callers that want a mapping pass one.
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        if size == 0:  # empty, or a pipe, or a file of /proc, which do not tell
+        if size == 0:  # empty, or a pipe or a file of /proc, which report no size
             return file.read()
         memory = np.empty(size, dtype=np.uint8)
         num_read = _fill(file, memory)
@@ -110,7 +113,7 @@ def _read_file(path: str | os.PathLike[str]) -> Memory:
 
 
 def _fill(file: FileIO, memory: NDArray[np.uint8]) -> int:
-    """Fill the memory and return the number of bytes read, fewer if the file became shorter."""
+    """Fill the memory and return the number of bytes read, fewer if the file was truncated."""
     num_read = 0
     while count := file.readinto(memory[num_read:].data):
         num_read += count

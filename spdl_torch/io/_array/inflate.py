@@ -2,7 +2,7 @@
 
 Loads a second of 1.2 MB in two members, checksums included, against SPDL's: smooth pixels 1567
 (libdeflate), 1067 (ISA-L), 998 (zlib-ng), 1043 (SPDL); resized noise 859, 691, 607, 696; a
-photograph 371, 340, 234, 330. libdeflate also fills exactly the memory that it is given, which is
+photograph 371, 340, 234, 330. libdeflate also fills exactly the memory that it gets, which is
 writable and cannot grow.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 try:
     import deflate
 except ImportError:
-    deflate = None  # type: ignore[assignment]
+    deflate = None  # type: ignore[assignment]  # an extra
 
 __all__ = ["crc32", "inflate"]
 
@@ -30,7 +30,7 @@ _RAW = -zlib.MAX_WBITS
 _LARGEST_RATIO = 1032
 """The largest ratio of deflate: 258 bytes out of two bits."""
 _LARGEST_FOR_DEFLATE = 2**31 - 1
-"""The largest size for the package, which silently truncates sizes to 32 bits."""
+"""The largest size that the package takes: it silently truncates sizes to 32 bits."""
 
 
 def crc32(memory: Memory) -> int:
@@ -39,9 +39,9 @@ def crc32(memory: Memory) -> int:
 
 
 def inflate(memory: Memory, num_bytes: int) -> Memory:
-    """Inflate a deflate stream that is said to make ``num_bytes``.
+    """Inflate a deflate stream that should inflate to ``num_bytes``.
 
-    Never takes more memory than a little over twice that.
+    Uses at most a little over twice as much memory.
 
     Returns: uint8 of one dimension, writable.
     Raises: MalformedError: damaged, or of another length.
@@ -66,7 +66,7 @@ def inflate(memory: Memory, num_bytes: int) -> Memory:
 def _inflate_by_zlib(memory: Memory, num_bytes: int) -> bytearray:
     stream = zlib.decompressobj(_RAW)
     try:
-        # One byte more, to see whether there is more.
+        # One byte more than expected, so that an overlong stream shows.
         content = stream.decompress(memory, num_bytes + 1)
     except zlib.error as error:
         raise MalformedError(f"the deflated data is damaged: {error}") from error
@@ -74,4 +74,4 @@ def _inflate_by_zlib(memory: Memory, num_bytes: int) -> bytearray:
         raise MalformedError(f"inflates to more than the {num_bytes} bytes that the archive says.")
     if not stream.eof:
         raise MalformedError("the deflated data is truncated.")
-    return bytearray(content)  # writable; costs little beside zlib
+    return bytearray(content)  # writable; the copy costs little beside zlib

@@ -25,25 +25,25 @@ __all__ = ["MalformedError", "load_npy", "view_npy"]
 
 _MAGIC = b"\x93NUMPY"
 _USUAL_HEADER = 128
-"""Bytes, with what stands before the text."""
+"""The size in bytes, magic and length included."""
 _USUAL_VERSION_AND_LENGTH = b"\1\0\x76\0"
 _LARGEST_HEADER = 10_000
-"""Characters; numpy's own limit, because Python's parser is not made for hostile text."""
+"""The most characters, as in numpy: Python's parser is not made for hostile text."""
 _KEYS = {"descr", "fortran_order", "shape"}
 
 
 def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
-    """Load the array that ``numpy.save`` wrote, without copying it.
+    """Load an array that ``numpy.save`` wrote, without copying it.
 
     Args:
         data: a path, a URL that fsspec opens, a binary file, or memory: ``bytes``, a uint8
             tensor of one dimension, an mmap, anything with the buffer protocol.
-        copy: True returns an array of its own, aligned and writable.
+        copy: True returns a copy, aligned and writable.
 
-    Returns: dtype, shape and order as saved. A view into the source's memory, which it keeps
-        alive: read-only if that is (``bytes`` is), and changing if that does. A path is read in
-        one call into memory of the array's own, so that array is writable. Bytes behind the
-        array are ignored, as numpy does.
+    Returns: dtype, shape and order as saved. The array views the source's memory and keeps it
+        alive: read-only if that is (``bytes`` is), and changing with it. A path is read in one
+        call into new memory, so that array is writable. Bytes after the array are ignored, as in
+        numpy.
     Raises:
         DecodeError: not an npy file, truncated, or of dtype object, which needs a pickle.
         OSError: a path cannot be read.
@@ -58,12 +58,12 @@ def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
 
 
 def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
-    """Return the array whose npy file begins at ``start`` and ends at ``stop`` or before.
+    """View the array whose npy file begins at ``start`` and ends at ``stop`` or before.
 
-    Returns: the view and where its data ends.
-    Raises: MalformedError: there is none; the message does not name the source.
+    Returns: the array, and the offset of the end of its data.
+    Raises: MalformedError: not an npy file; the message does not name the source.
     """
-    # Almost all headers take 128 bytes; whatever they say is parsed once and then remembered.
+    # Almost all headers take 128 bytes; each different one is parsed once and remembered.
     end = start + _USUAL_HEADER
     header = bytes(memory[start:end])
     if end > stop or header[6:10] != _USUAL_VERSION_AND_LENGTH:
@@ -77,15 +77,15 @@ def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
             f"got {stop - end}."
         )
     try:
-        # numpy's types before 2.5 do not say that it takes either of the two that Memory is.
-        array = np.ndarray(shape, dtype, memory, end, None, order)  # type: ignore[arg-type,unused-ignore]
+        # numpy's types before 2.5 know neither of the two types that Memory stands for.
+        array = np.ndarray(shape, dtype, memory, end, None, order)  # type: ignore[arg-type,unused-ignore]  # see above
         return array, data_end
     except (ValueError, TypeError, OverflowError) as error:
         raise MalformedError(f"no array has shape {_short(shape)}: {error}") from error
 
 
 class MalformedError(ValueError):
-    """Bytes that are no array; who catches it knows the source's name."""
+    """Raised for bytes that are no array; the caller adds the source's name."""
 
 
 class _Layout(NamedTuple):
@@ -146,7 +146,7 @@ def _parse(header: bytes) -> _Layout:
     if not isinstance(fortran := values["fortran_order"], bool):
         raise MalformedError(f"fortran_order must be True or False, got {_short(fortran)}.")
     num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes > sys.maxsize:  # also because Python does not print numbers without end
+    if num_bytes > sys.maxsize:  # Python also refuses to print numbers of any length
         raise MalformedError(f"{dtype} of shape {_short(shape)} takes more bytes than there are.")
     return _Layout(dtype, shape, "F" if fortran else "C", num_bytes)
 

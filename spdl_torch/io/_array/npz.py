@@ -1,4 +1,4 @@
-"""Arrays in numpy's npz archives: stored ones are views, deflated ones are inflated when asked."""
+"""Arrays in numpy's npz archives: stored ones are views, deflated ones are inflated on access."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def load_npz(
     verify: bool = False,
     max_uncompressed_bytes: int = 1 << 30,
 ) -> NpzFile:
-    """Open the archive that ``numpy.savez`` or ``numpy.savez_compressed`` wrote.
+    """Open an archive that ``numpy.savez`` or ``numpy.savez_compressed`` wrote.
 
     Args:
         data: as in :func:`load_npy`.
-        copy: True makes every array one of its own, aligned and writable.
-        verify: True compares the checksum of stored arrays too, whenever one is taken; that of
-            deflated arrays always is.
-        max_uncompressed_bytes: how much all deflated arrays together may take when inflated.
+        copy: True copies every array, which is then aligned and writable.
+        verify: True also checks the checksum of a stored array on each access; that of a deflated
+            array is always checked.
+        max_uncompressed_bytes: the most bytes that all deflated arrays together may inflate to.
 
-    Returns: a mapping of arrays by name. Nothing but the directory has been looked at yet.
+    Returns: a mapping of arrays by name. Only the directory has been read so far.
     Raises:
-        DecodeError: not a zip archive, damaged, encrypted, ambiguous, with names that are the
-            same or lead out of a folder, or larger than ``max_uncompressed_bytes``.
+        DecodeError: not a zip archive, damaged, encrypted, ambiguous, with names that are equal
+            or lead out of a folder, or larger than ``max_uncompressed_bytes``.
         OSError: a path cannot be read.
         TypeError: not a source.
     """
@@ -61,9 +61,9 @@ def load_npz(
 class NpzFile(Mapping[str, "NDArray[Any]"]):
     """The arrays of an npz archive by name; made by :func:`load_npz`.
 
-    An array is made each time it is asked for, so keep it rather than asking twice. Stored ones
-    are views into the source's memory, read-only if that is; deflated ones own their memory and
-    are writable. Names work with and without ``.npy``. May be used by several threads at once.
+    Each access makes the array anew, so keep it rather than accessing it twice. Stored arrays view
+    the source's memory, read-only if that is; deflated ones own their memory and are writable.
+    Names work with and without ``.npy``. Any number of threads may use it at once.
 
     As a context manager it does nothing: there is no file to close.
     """

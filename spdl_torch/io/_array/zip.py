@@ -1,7 +1,7 @@
-"""The directory of a zip archive in memory, read strictly: what is ambiguous is refused.
+"""The directory of a zip archive in memory, read strictly: ambiguous ones are refused.
 
 The layout, from the end: the end record (maybe with its zip64 form before it), before that the
-directory with an entry for each member, before that the members, each behind a header of its own.
+directory with an entry for each member, before that the members, each after a header of its own.
 An entry and its header must agree, and no two members may share bytes.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["DEFLATED", "STORED", "Member", "find_data", "read_directory"]
 
 STORED, DEFLATED = 0, 8
 
-# Only the fields that are looked at; their names stand where they are unpacked.
+# Only the fields in use; their names are where they are unpacked.
 _END = Struct("<4s4H2LH")
 _END64_LOCATOR = Struct("<4sLQL")
 _END64 = Struct("<4s12x2L4Q")
@@ -68,10 +68,10 @@ class Member(NamedTuple):
 def read_directory(memory: Memory) -> tuple[dict[str, Member], dict[int, int]]:
     """Read the directory of an archive.
 
-    Returns: the members by name, in the directory's order; and, for the offset of each, where
-        the next one's header (or the directory) begins.
+    Returns: the members by name, in the directory's order; and, by the offset of each, the offset
+        at which the next one's header (or the directory) begins.
     Raises: MalformedError: not a zip archive, damaged, ambiguous, encrypted, or with names that
-        are the same or lead out of a folder.
+        are equal or lead out of a folder.
     """
     start, stop, count = _locate_directory(memory)
     try:
@@ -80,7 +80,7 @@ def read_directory(memory: Memory) -> tuple[dict[str, Member], dict[int, int]]:
         raise MalformedError("the directory is truncated.") from None
     offsets.sort()
     if offsets and offsets[-1] >= start:
-        raise MalformedError("a member begins behind the last one.")
+        raise MalformedError("a member begins after the last one.")
     limits = dict(zip(offsets, [*offsets[1:], start], strict=False))
     if len(limits) < count:
         raise MalformedError("two members begin at the same place.")
@@ -88,10 +88,10 @@ def read_directory(memory: Memory) -> tuple[dict[str, Member], dict[int, int]]:
 
 
 def find_data(memory: Memory, member: Member, limit: int) -> tuple[int, int]:
-    """Check a member's header, and return where its data begins and ends.
+    """Check a member's header, and return the offsets of the start and the end of its data.
 
-    Raises: MalformedError: the header differs from the directory, or the data reaches ``limit``,
-        where something else begins.
+    Raises: MalformedError: the header differs from the directory, or the data passes ``limit``,
+        where the next member or the directory begins.
     """
     names = member.offset + _HEADER.size
     if names > limit:
@@ -221,7 +221,7 @@ def _name_of(raw_name: bytes, is_utf8: int) -> str:
 
 
 def _wide(memory: Memory, at: int, stop: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers (size, stored size, offset) with those that did not fit taken from zip64."""
+    """Return the numbers (size, stored size, offset), those that did not fit from zip64."""
     while at + _FIELD.size <= stop:
         kind, num_bytes = _FIELD.unpack_from(memory, at)
         at += _FIELD.size

@@ -1,0 +1,1 @@
+"""A store of bytes that all processes of a machine share."""

@@ -1,0 +1,148 @@
+"""The folder of a cache in memory: shared by the processes of a training, gone with the last one.
+
+A file that every process holds with a shared lock shows who is alive. The system releases the lock
+when a process ends, however it ends, so a folder that nobody holds is left over and is removed: by
+the last process at its exit or, after a kill, by the next program that makes a cache.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...autotune.limits import Limits
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # the store is off there
+
+__all__ = ["MemoryLimit", "memory_folder"]
+
+_SHARED_MEMORY = "/dev/shm"
+_ALIVE = "alive"
+
+
+class _Held(NamedTuple):
+    """A folder that this process holds."""
+
+    folder: str
+    file: int
+    pid: int
+
+
+def memory_folder(name: str) -> str:
+    """Return the folder of a name in shared memory, made and held until this process ends.
+
+    Processes that give the same name share it. Where there is no /dev/shm, it is on disk, among the
+    temporary files.
+    """
+    root = _root()
+    _remove_left_over(root)
+    folder = os.path.join(root, name)
+    while fcntl is not None:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        held = _hold(folder)
+        if held is not None:
+            atexit.register(_leave, held)
+            break
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A limit that all caches in memory of this user have together."""
+
+    num_bytes: int
+
+    @classmethod
+    def of_this_machine(cls) -> MemoryLimit | None:
+        """Return half of what there is for caches, including what they have; None = unknown.
+
+        A container's limit counts, too.
+        """
+        free = Limits.of_this_machine().memory_bytes
+        return None if free is None else cls((free + sum(_held_bytes().values())) // 2)
+
+    def left_for(self, folder: str) -> int:
+        """Return the bytes that a folder may have in all, beside the others."""
+        held = _held_bytes()
+        held.pop(os.path.basename(folder), None)
+        return self.num_bytes - sum(held.values())
+
+
+def _held_bytes() -> dict[str, int]:
+    """Return the bytes of memory that each cache takes, by the names of their folders."""
+    held: dict[str, int] = {}
+    for entry in os.scandir(_root()):
+        try:
+            sizes = [512 * file.stat().st_blocks for file in os.scandir(entry.path)]
+        except OSError:  # just being removed
+            continue
+        held[entry.name] = sum(sizes)
+    return held
+
+
+def _root() -> str:
+    place = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir()
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    root = os.path.join(place, f"spdl_torch-cache-{user}")
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    return root
+
+
+def _hold(folder: str) -> _Held | None:
+    """Hold a folder; None = another process has just removed it."""
+    path = os.path.join(folder, _ALIVE)
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(file, fcntl.LOCK_SH)
+    # It may have been removed between opening and holding it: then this is another file.
+    if _is_at(path, file):
+        return _Held(folder, file, os.getpid())
+    os.close(file)
+    return None
+
+
+def _leave(held: _Held) -> None:
+    """Remove the folder if no other process holds it. Forked children leave that to their
+    parent.
+    """
+    if held.pid == os.getpid():
+        _remove_if_alone(held.folder, held.file)
+
+
+def _remove_left_over(root: str) -> None:
+    if fcntl is None:
+        return
+    for entry in os.scandir(root):
+        try:
+            file = os.open(os.path.join(entry.path, _ALIVE), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # just being made, or removed
+            continue
+        try:
+            _remove_if_alone(entry.path, file)
+        finally:
+            os.close(file)
+
+
+def _remove_if_alone(folder: str, file: int) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return  # somebody is alive
+    if _is_at(os.path.join(folder, _ALIVE), file):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_at(path: str, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except OSError:
+        return False

@@ -1,0 +1,52 @@
+"""Open the store of a cache, in memory or in a folder on disk; and stamp what is kept there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ...pipeline.threads.shared_state import SharedCounter
+from .hashing import hash_of
+from .memory import MemoryLimit, memory_folder
+from .store import Store
+from .training import training_name
+
+__all__ = ["check_place", "file_stamp", "open_store"]
+
+_numbers = SharedCounter()
+
+
+def open_store(
+    cache: Any, identity: str, *, max_bytes: int | None, num_numbers: int | None, who: str
+) -> Store:
+    """Return the store of ``"memory"`` or of a folder, for samples of an identity.
+
+    Raises: TypeError, ValueError, OSError: the place or the limit does not fit.
+    """
+    if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 1):
+        raise ValueError(f"{who}: max_bytes must be >= 1 or None, got {max_bytes!r}.")
+    check_place(cache, who)
+    name = f"{hash_of('cache', identity):016x}"
+    limit: int | MemoryLimit | None
+    if cache == "memory":
+        # The ranks of a training make the same caches in the same order.
+        folder = memory_folder(f"{training_name()}-{next(_numbers)}-{name}")
+        limit = MemoryLimit.of_this_machine() if max_bytes is None else max_bytes
+    else:
+        folder, limit = os.path.join(os.fspath(cache), name), max_bytes
+    return Store(folder, max_bytes=limit, num_numbers=num_numbers)
+
+
+def check_place(cache: Any, who: str) -> None:
+    """Check that a cache has a place. Raises: TypeError: it is neither "memory" nor a path."""
+    if not isinstance(cache, str | os.PathLike):
+        raise TypeError(f'{who}: cache must be "memory" or the path of a folder, got {cache!r}.')
+
+
+def file_stamp(path: str, *parts: int | str) -> int:
+    """Return the stamp of a file's present content: its path, size and time of change.
+
+    Raises: OSError: it is not there.
+    """
+    there = os.stat(path)
+    return hash_of(path, there.st_size, there.st_mtime_ns, *parts)

@@ -1,0 +1,466 @@
+"""Bytes by number, written once and read by all processes of a machine.
+
+A store is a folder with two files. Contents are written to ``data`` first, each at a place of its
+own; then an entry is added to ``index``. A process that is killed at any moment leaves a content
+without an entry, which nobody finds. Entries and contents have checksums, because a machine that
+goes down may keep the one and lose the other.
+
+    index   | header: next free byte of data | entry 0 | entry 1 | ...
+    data    | content | content (killed: no entry) | content | ...
+
+Nothing is overwritten: a later entry of a number takes the place of an earlier one. Places and
+entries are given out under a lock on ``index``, which the system releases when a process ends.
+Everything is read and written by calls that fail with an error; memory that is mapped would kill
+the process if the disk is full or the file is cut short.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+import threading
+import weakref
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...pipeline.threads.shared_state import LiveObjects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .memory import MemoryLimit
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # no lock: the store is off there
+
+__all__ = ["Store"]
+
+_logger = logging.getLogger("spdl_torch.io")
+
+_MAGIC = b"spdlcch1"
+_HEADER = struct.Struct("<8sQ48x")
+_ENTRY = struct.Struct("<QQQQI20xI4x")  # number, stamp, offset, length, their checksums
+_ENTRY_SUMMED = _ENTRY.size - 8
+_ENTRY_DTYPE = np.dtype({"names": ["number"], "formats": ["<u8"], "itemsize": _ENTRY.size})
+_ALIGNED = 64
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SPARE_SHARE = 20  # the reciprocal of the share of a disk that stays free without max_bytes
+
+
+class _Entry(NamedTuple):
+    number: int
+    stamp: int
+    offset: int
+    length: int
+    checksum: int
+
+    def packed(self) -> bytes:
+        content = _ENTRY.pack(*self, 0)
+        return content[:_ENTRY_SUMMED] + struct.pack("<I4x", zlib.crc32(content[:_ENTRY_SUMMED]))
+
+    @classmethod
+    def unpacked(cls, content: bytes) -> _Entry | None:
+        """Return the entry; None = it is damaged."""
+        if len(content) != _ENTRY.size:
+            return None
+        *fields, checksum = _ENTRY.unpack(content)
+        return cls(*fields) if zlib.crc32(content[:_ENTRY_SUMMED]) == checksum else None
+
+
+class Store:
+    """Contents by number, each with the stamp of what it was made from.
+
+    folder: made if it is not there; readable by this user alone.
+    max_bytes: of both files, where it stops growing; None = where 5 % of the disk are left.
+    num_numbers: the numbers are below this; None = any of 64 bits, which takes more memory.
+
+    A store that cannot be used (a full disk, a file system without locks) is off: nothing is found
+    and nothing kept, and the log says so once.
+
+    Threads and processes may use it at once. Raises: OSError: the folder cannot be made;
+    ValueError: it belongs to another user, or its files are something else.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        max_bytes: int | MemoryLimit | None = None,
+        num_numbers: int | None = None,
+    ) -> None:
+        self.folder = folder
+        self._max_bytes = max_bytes
+        self._num_numbers = num_numbers
+        self.num_found = self.num_missing = 0
+        """The calls of ``get`` in this process that found a content, and that did not."""
+        # The number of the last known entry of each number, plus 1; 0 = none.
+        self._entries: Any = {} if num_numbers is None else np.zeros(num_numbers, np.int64)
+        self._num_read = 0  # entries that are in the table
+        self._checked = bytearray()  # whether this process has compared an entry's checksum
+        self._counting = threading.Lock()
+        # Held to add entries to the table, and for moments to change _makers. Finding takes none:
+        # a thread that misses an entry being added waits for the lock in look(), and looks again.
+        self._reading = threading.Lock()
+        self._makers: dict[int, threading.Event] = {}  # of the contents that this process makes
+        self._is_full = False
+        self._off = self._open()
+        if self._off:
+            _logger.warning("cache %s: not used: %s.", folder, self._off)
+        _renewed.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.folder, self._max_bytes, self._num_numbers)
+
+    def __deepcopy__(self, memo: Any) -> Store:
+        return self
+
+    @property
+    def num_entries(self) -> int:
+        """The number of entries by all processes; those of one number count each."""
+        return 0 if self._off else (os.fstat(self._index).st_size - _HEADER.size) // _ENTRY.size
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes given out to contents by all processes."""
+        return 0 if self._off else self._next_free()
+
+    def get(self, number: int, stamp: int) -> bytearray | None:
+        """Return the content of a number; None = there is none with this stamp."""
+        content = self.look(number, stamp)
+        with self._counting:
+            if content is None:
+                self.num_missing += 1
+            else:
+                self.num_found += 1
+        return content
+
+    def look(self, number: int, stamp: int) -> bytearray | None:
+        """Return what ``get`` returns, and count nothing."""
+        if self._off:
+            return None
+        place = self._place_in_table(number)
+        content = self._find(place, number, stamp)
+        if content is None:
+            self._read_entries()  # another process may have added it, or another thread read it
+            now = self._place_in_table(number)
+            if now != place:
+                content = self._find(now, number, stamp)
+        return content
+
+    @contextmanager
+    def making(self, number: int) -> Iterator[None]:
+        """Wait while another thread or process makes the content of this number, then exclude
+        others from making it. Whoever enters looks once more whether it is there now.
+        """
+        if self._off or self._is_full:  # what is made cannot be kept: nobody need wait for it
+            yield
+            return
+        with self._reading:
+            others = self._makers.get(number)
+            if others is None:
+                self._makers[number] = threading.Event()
+        if others is not None:
+            # The maker sets it however it ends. If it has failed, each who waited tries by itself.
+            others.wait()
+            yield
+            return
+        try:
+            with self._files.making(number):
+                yield
+        finally:
+            with self._reading:
+                event = self._makers.pop(number, None)  # None in a child forked in the block
+            if event is not None:
+                event.set()
+
+    def put(self, number: int, stamp: int, parts: Sequence[Any]) -> bool:
+        """Add a content, given in parts; return whether there was room.
+
+        Raises: OSError: the disk fails in another way than by being full.
+        """
+        if self._off or self._is_full:
+            return False
+        views = [memoryview(part).cast("B") for part in parts]
+        length = sum(len(view) for view in views)
+        checksum = 0
+        for view in views:
+            checksum = zlib.crc32(view, checksum)
+        try:
+            offset = self._place_for(length)
+            if offset is None:
+                return self._full("it has reached its limit")
+            _write_all(self._data, views, offset)
+            self._add(_Entry(number, stamp, offset, length, checksum))
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return self._full(f"no room: {error.strerror}")
+        return True
+
+    def counts(self) -> dict[str, int]:
+        """Return what was asked for and found, and was not, in this process."""
+        return {"cache/found": self.num_found, "cache/missing": self.num_missing}
+
+    def remark(self, num_items: int) -> str:
+        """Return the line of a report: what the store holds of so many items, and the hits."""
+        if self._off:
+            return f"The cache in {self.folder} is not used: {self._off}."
+        num_calls = self.num_found + self.num_missing
+        hits = f" This process found {self.num_found} of {num_calls} there." if num_calls else ""
+        self._read_entries()
+        known = self._entries
+        num_known = len(known) if isinstance(known, dict) else int(np.count_nonzero(known))
+        share = min(1.0, num_known / max(1, num_items))
+        return (
+            f"The cache in {self.folder} holds {share:.0%} of the items, "
+            f"{self.num_bytes / 1e6:.0f} MB.{hits}"
+        )
+
+    def renew_locks(self) -> None:
+        """Replace the locks in a forked child: another thread may have held them."""
+        self._counting = threading.Lock()
+        self._reading = threading.Lock()
+        self._makers = {}
+
+    def _open(self) -> str:
+        """Open the files, and make them if they are not there; return why that cannot be done, or
+        nothing.
+        """
+        if fcntl is None:
+            return "this system has no fcntl.lockf"
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        if os.stat(self.folder).st_uid != os.getuid():
+            raise ValueError(
+                f"cache {self.folder}: the folder belongs to another user, whose contents could "
+                "run code here. Give a folder of your own."
+            )
+        self._files = _Files.of(self.folder)
+        self._index, self._data = self._files.index, self._files.data
+        try:
+            with self._files.locked():
+                if os.fstat(self._index).st_size < _HEADER.size:
+                    _write_all(self._index, [memoryview(_HEADER.pack(_MAGIC, 0))], 0)
+        except OSError as error:  # a full disk, or a file system without locks
+            return error.strerror or type(error).__name__
+        if os.pread(self._index, len(_MAGIC), 0) != _MAGIC:
+            raise ValueError(
+                f"cache {self.folder}: 'index' is no index of this release's cache. Give another "
+                "folder, or delete this one."
+            )
+        return ""
+
+    def _find(self, place: int, number: int, stamp: int) -> bytearray | None:
+        if place < 0:
+            return None
+        content = os.pread(self._index, _ENTRY.size, _HEADER.size + place * _ENTRY.size)
+        entry = _Entry.unpacked(content)
+        if entry is None or entry.number != number or entry.stamp != stamp:
+            return None
+        found = bytearray(entry.length)
+        if _read_into(self._data, found, entry.offset) < entry.length:
+            return None
+        if not self._checked[place]:
+            if zlib.crc32(found) != entry.checksum:
+                _logger.warning("cache %s: item %d is damaged and made anew.", self.folder, number)
+                return None
+            self._checked[place] = 1  # without the lock: any thread would write the same
+        return found
+
+    def _place_in_table(self, number: int) -> int:
+        """Return the place in the index of a number's last known entry; -1 = none."""
+        if self._num_numbers is None:
+            return int(self._entries.get(number, 0)) - 1
+        return int(self._entries[number]) - 1
+
+    def _read_entries(self) -> None:
+        """Read the entries that were added since."""
+        with self._reading:
+            first, count = self._num_read, self.num_entries - self._num_read
+            if not count:
+                return
+            content = bytearray(count * _ENTRY.size)
+            num_bytes = _read_into(self._index, content, _HEADER.size + first * _ENTRY.size)
+            count = num_bytes // _ENTRY.size
+            numbers = np.frombuffer(content, _ENTRY_DTYPE, count)["number"]
+            places = np.arange(first + 1, first + count + 1)
+            # First the flags: other threads look there for what they find in the table.
+            self._checked.extend(bytes(count))
+            if self._num_numbers is None:
+                self._entries.update(zip(numbers.tolist(), places.tolist(), strict=True))
+            else:
+                is_known = numbers < self._num_numbers
+                self._entries[numbers[is_known].astype(np.int64)] = places[is_known]
+            self._num_read = first + count
+
+    def _place_for(self, length: int) -> int | None:
+        """Return the offset of free bytes in ``data``, now given out; None = no room."""
+        size = -(-length // _ALIGNED) * _ALIGNED
+        with self._files.locked():
+            # Normally the header's. If the machine went down, that may be from before.
+            written = -(-os.fstat(self._data).st_size // _ALIGNED) * _ALIGNED
+            offset = max(self._next_free(), written)
+            if not self._has_room(offset + size, size):
+                return None
+            header = _HEADER.pack(_MAGIC, offset + size)
+            _write_all(self._index, [memoryview(header)], 0)
+        return offset
+
+    def _has_room(self, end: int, size: int) -> bool:
+        if self._max_bytes is not None:
+            limit = self._max_bytes
+            most = limit if isinstance(limit, int) else limit.left_for(self.folder)
+            return end + os.fstat(self._index).st_size + _ENTRY.size <= most
+        disk = os.fstatvfs(self._data)
+        return (disk.f_bavail - disk.f_blocks // _SPARE_SHARE) * disk.f_frsize >= size
+
+    def _next_free(self) -> int:
+        return int(_HEADER.unpack(os.pread(self._index, _HEADER.size, 0))[1])
+
+    def _add(self, entry: _Entry) -> None:
+        with self._files.locked():
+            # Not at the end of the file: an entry that was cut off there is overwritten.
+            end = _HEADER.size + self.num_entries * _ENTRY.size
+            _write_all(self._index, [memoryview(entry.packed())], end)
+
+    def _full(self, why: str) -> bool:
+        if not self._is_full:
+            self._is_full = True
+            _logger.warning(
+                "cache %s: %s. It stops growing at %d MB; other samples are loaded without it.",
+                self.folder,
+                why,
+                self.num_bytes >> 20,
+            )
+        return False
+
+
+class _Files:
+    """The open files of a folder, one object in a process: the system's locks on a file are the
+    process's, and gone as soon as it closes the file once.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.index = self.data = -1
+        self._lock = threading.Lock()
+        self.index = _opened(folder, "index")
+        self.data = _opened(folder, "data")
+        _renewed.add(self)
+
+    def __del__(self) -> None:
+        for file in (self.index, self.data):
+            if file >= 0:
+                os.close(file)
+
+    @classmethod
+    def of(cls, folder: str) -> _Files:
+        """Return the files of a folder, made if they are not there."""
+        with _opening:
+            key = os.path.realpath(folder)
+            files = _open_files.get(key)
+            if files is None or not files.is_there(folder):
+                files = _open_files[key] = cls(folder)
+            return files
+
+    def is_there(self, folder: str) -> bool:
+        """Return whether the files are still those of the folder."""
+        try:
+            there = os.stat(os.path.join(folder, "index"))
+        except OSError:
+            return False
+        return os.path.samestat(there, os.fstat(self.index))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Exclude other threads by a lock, and other processes by one on the file, which a forked
+        child does not inherit.
+        """
+        with self._lock:
+            while not _locks(self.index):  # refused for a deadlock that is none: free in a moment
+                os.sched_yield()
+            try:
+                yield
+            finally:
+                fcntl.lockf(self.index, fcntl.LOCK_UN)
+
+    @contextmanager
+    def making(self, number: int) -> Iterator[None]:
+        """Exclude other processes from making the content of a number, by a lock on one byte of
+        ``data``, whether or not it is written.
+        """
+        place = number % (1 << 62)
+        # If the system refuses, two processes may make the content: the later entry counts.
+        is_held = _locks(self.data, 1, place)
+        try:
+            yield
+        finally:
+            if is_held:
+                fcntl.lockf(self.data, fcntl.LOCK_UN, 1, place)
+
+    def renew_locks(self) -> None:
+        """Replace the locks in a forked child: another thread may have held them."""
+        self._lock = threading.Lock()
+
+
+_open_files: weakref.WeakValueDictionary[str, _Files] = weakref.WeakValueDictionary()
+_renewed: LiveObjects[Any] = LiveObjects()
+_opening = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _opening
+    _opening = threading.Lock()
+    for each in _renewed.now():
+        each.renew_locks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _locks(file: int, *part: int) -> bool:
+    """Lock a file or a part of it; return whether the system has not refused.
+
+    It refuses where it takes two processes for waiting for each other, because a thread of each
+    waits for what another thread of the other one holds. They do not: who holds ``index`` waits for
+    nothing, and who makes a content for that alone.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX, *part)
+    except OSError as error:
+        if error.errno != errno.EDEADLK:
+            raise
+        return False
+    return True
+
+
+def _opened(folder: str, name: str) -> int:
+    return os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _reopened(folder: str, max_bytes: int | MemoryLimit | None, num_numbers: int | None) -> Store:
+    return Store(folder, max_bytes=max_bytes, num_numbers=num_numbers)
+
+
+def _write_all(file: int, views: Sequence[memoryview], offset: int) -> None:
+    for view in views:
+        while len(view):
+            number = os.pwrite(file, view, offset)
+            view, offset = view[number:], offset + number
+
+
+def _read_into(file: int, buffer: bytearray, offset: int) -> int:
+    """Fill the buffer, and return the number of bytes that were there."""
+    view, done = memoryview(buffer), 0
+    while done < len(view):
+        number = os.preadv(file, [view[done:]], offset + done)
+        if not number:
+            break
+        done += number
+    return done
