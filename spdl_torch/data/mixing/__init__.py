@@ -1,0 +1,1 @@
+"""Several datasets as one, in proportions that a plan keeps exactly."""

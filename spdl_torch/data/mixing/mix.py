@@ -1,0 +1,125 @@
+"""The function that mixes datasets of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+from torch.utils.data import IterableDataset
+
+from ..sources import DataSource, ListSource, as_source
+from ..sources._base import seed_of
+from .mixture import Mixture, Stop
+from .streams import MixedIterable, MixedSource
+from .weights import shares_of
+
+if TYPE_CHECKING:
+    from .weights import Weights
+
+__all__ = ["mix"]
+
+
+def mix(
+    sources: Mapping[str, Any],
+    weights: Weights | None = None,
+    *,
+    seed: int = 0,
+    stop: Stop = "first",
+    num_samples: int | None = None,
+    shuffle: bool = True,
+) -> Mixture[Any] | MixedSource[Any] | MixedIterable[Any]:
+    """Return one dataset that takes its samples from several, in given proportions.
+
+    Args:
+        sources: datasets by name; their order does not matter to the samples. All map-style: the
+            result is a :class:`Mixture`, whose ``sampler()`` goes into a loader. Otherwise, with
+            only sources of ``spdl_torch.data.sources`` and map-style datasets: a
+            :class:`MixedSource` for a pipeline. Otherwise, with only iterable datasets, such as
+            ``PipelineDataset``: a :class:`MixedIterable` for a loader.
+        weights: a number for each source, of any sum; None = all alike. Or a schedule, such weights
+            by the number of the sample from which they hold: ``{0: {...}, 100_000: {...}}``. A
+            mixture of map-style datasets counts samples over all epochs and ranks; other mixtures
+            count them from the beginning of each epoch, in each rank's part.
+        seed: the seed of the plan and of every source's order; the same on every rank.
+        stop: the end of an epoch. ``"first"``: where the first source would begin again; ``"all"``:
+            where the last one would, and the others have begun again before; ``"never"``: after
+            ``num_samples``, or not at all.
+        num_samples: the length of an epoch, with ``stop="never"``: required for a :class:`Mixture`,
+            refused elsewhere.
+        shuffle: shuffle each source by its own seed; False = samples in the sources' own order.
+            Iterable datasets keep theirs.
+
+    At every position, the number of a source's samples is as its share says, within 2 samples and
+    2 more for each change of the weights.
+
+    Raises: TypeError, ValueError: see the message.
+    """
+    _check_arguments(sources, seed, stop)
+    # In one order, so that the plan does not depend on how the dict was written.
+    sources = dict(sorted(sources.items()))
+    phases = shares_of(tuple(sources), weights)
+    is_iterable = [isinstance(source, IterableDataset) for source in sources.values()]
+    if not any(is_iterable) and all(map(_is_map_style, sources.values())):
+        _check_num_samples(num_samples, stop)
+        return Mixture(
+            sources, phases, seed=seed, stop=stop, shuffle=shuffle, num_samples=num_samples
+        )
+    if num_samples is not None:
+        raise ValueError(
+            "mix: num_samples is for map-style datasets alone: other mixtures end where their loop "
+            f"does. Leave it out, got {num_samples}."
+        )
+    if all(is_iterable):
+        return MixedIterable(sources, phases, seed=seed, stop=stop)
+    _check_no_iterables(sources)
+    given = {name: as_source(source) for name, source in sources.items()}
+    if shuffle:
+        given = {name: each.shuffle(seed_of("order", seed, name)) for name, each in given.items()}
+    return MixedSource(given, phases, seed=seed, stop=stop)
+
+
+def _is_map_style(source: Any) -> bool:
+    if isinstance(source, DataSource) and not isinstance(source, ListSource):
+        return False
+    return hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
+def _check_arguments(sources: Any, seed: Any, stop: Any) -> None:
+    if not isinstance(sources, Mapping) or not sources:
+        raise TypeError(
+            "mix: sources must be a dict of datasets by name, with one at least, got "
+            f"{sources!r:.100}."
+        )
+    for name in sources:
+        if not isinstance(name, str):
+            raise TypeError(f"mix: the names of the sources must be text, got {name!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"mix: seed must be an int, got {seed!r}.")
+    if stop not in get_args(Stop):
+        raise ValueError(f'mix: stop must be "first", "all" or "never", got {stop!r}.')
+
+
+def _check_num_samples(num_samples: Any, stop: Stop) -> None:
+    if stop == "never":
+        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+            raise ValueError(
+                'mix: with stop="never" samplers and trainers need the length of an epoch: '
+                "num_samples must be an int >= 1, for instance the global batch times the steps "
+                f"of the training, got {num_samples!r}."
+            )
+    elif num_samples is not None:
+        raise ValueError(
+            f'mix: num_samples={num_samples!r} needs stop="never"; with stop={stop!r} the sources '
+            "determine where an epoch ends."
+        )
+
+
+def _check_no_iterables(sources: Mapping[str, Any]) -> None:
+    for name, source in sources.items():
+        if isinstance(source, IterableDataset):
+            raise TypeError(
+                f"mix: {name!r} is an iterable dataset, which divides itself among ranks and "
+                "workers; sources and map-style datasets are divided from outside. Mix one kind: "
+                "pass as_source(dataset) if it gives every rank the same items, or make the others "
+                "PipelineDatasets."
+            )

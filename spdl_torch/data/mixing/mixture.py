@@ -1,0 +1,243 @@
+"""A mixture of map-style datasets, and the sampler that walks through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from ..error_notes import add_thread_note
+from ..fetching.sample_calls import takes_batches
+from ..rng.streams import borrowers_in
+from ..sampling.distributed_sampler import DistributedSampler
+from ..sources._base import seed_of
+from .places import Places
+from .plan import MAX_POSITIONS, MixturePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    import torch
+    from numpy.typing import NDArray
+
+    from ..sampling.sharding import Tail
+    from .weights import Shares
+
+__all__ = ["Mixture", "MixtureSampler", "Stop"]
+
+SampleContext = Callable[[int], "AbstractContextManager[torch.Generator | None]"]
+T_co = TypeVar("T_co", covariant=True)
+
+Stop = Literal["first", "all", "never"]
+"""The end of a mixture's epoch."""
+
+
+class Mixture(Dataset[T_co]):
+    """Several map-style datasets as one, made by :func:`spdl_torch.data.mix`.
+
+    ``mixture[position]`` is the sample at a position of the training, which may be past
+    ``len(mixture)``: positions count on from epoch to epoch. A source's samples come in an order of
+    their own; when all have come, they come again in another.
+
+    Everything follows from the seed, the weights and the position: any position is reached at once,
+    in any order, and no order is stored. What was computed of some 8 million positions is kept.
+
+    If every source makes whole batches and gives each sample its own random stream, as
+    ``spdl_torch.ImageFolder`` does, so does the mixture: one call for each source in a batch.
+    """
+
+    sample_context: SampleContext | None = None
+    """The context of a sample's random stream, set by a loader that gives every sample its own; as
+    of :class:`spdl_torch.ImageFolder`."""
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Any],
+        phases: Sequence[Shares],
+        *,
+        seed: int,
+        stop: Stop,
+        shuffle: bool,
+        num_samples: int | None,
+    ) -> None:
+        self.datasets = dict(datasets)
+        """The sources by name."""
+        self._names = tuple(datasets)
+        self._lengths = [len(dataset) for dataset in datasets.values()]
+        for name, length in zip(self._names, self._lengths, strict=True):
+            if not length:
+                raise ValueError(f"mix: the source {name!r} is empty.")
+        keys = [seed_of("order", seed, name) for name in self._names]
+        self._plan = MixturePlan(self._names, phases, seed)
+        self._places = Places(self._plan, self._lengths, keys, shuffle=shuffle)
+        self._length = self._length_of_epoch(stop) if num_samples is None else num_samples
+
+    def __len__(self) -> int:
+        """Return the number of samples of an epoch."""
+        return self._length
+
+    def __getitem__(self, position: int) -> T_co:
+        """Return the sample at a position. Raises: IndexError: it is negative; what the source
+        raises, with a note that names source and index.
+        """
+        source, index = self._places.at(position)
+        try:
+            # The dict is looked at anew: a worker thread's copy has datasets of its own.
+            return self.datasets[self._names[source]][index]  # type: ignore[no-any-return]  # the user's dataset
+        except Exception as error:
+            add_thread_note(error, f"in sample {index} of the source {self._names[source]!r}")
+            raise
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[int]], list[T_co]] | None:
+        """The function that returns the samples of many positions; None = one by one."""
+        # A batch that draws from one random stream would depend on what else is in the batch.
+        batched = all(takes_batches(each) and borrowers_in(each) for each in self.datasets.values())
+        return self._samples_of if batched else None
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Iterate over the first epoch."""
+        return map(self.__getitem__, range(self._length))
+
+    def __repr__(self) -> str:
+        sources = ", ".join(f"{name!r}: {n}" for name, n in self._counts_of_epoch().items())
+        return f"<Mixture of {self._length} samples an epoch, {{{sources}}}>"
+
+    def sampler(
+        self,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        *,
+        tail: Tail = "drop",
+    ) -> MixtureSampler:
+        """Return a sampler of this rank's positions, for a loader's ``sampler``. Arguments as of
+        :class:`spdl_torch.DistributedSampler`.
+        """
+        return MixtureSampler(self, num_replicas, rank, tail=tail)
+
+    def locate(self, position: int) -> tuple[str, int]:
+        """Return the name of the source that gives the sample at a position, and the sample's index
+        there. Raises: IndexError: the position is negative.
+        """
+        source, index = self._places.at(position)
+        return self._names[source], index
+
+    def counts(self, stop: int, start: int = 0) -> dict[str, int]:
+        """Return how many samples come from each source between two positions, ``start`` included
+        and ``stop`` not. Takes no longer for positions that are far apart.
+        """
+        counts = self._plan.counts(stop) - self._plan.counts(start)
+        return dict(zip(self._names, counts.tolist(), strict=True))
+
+    def counts_at(self, positions: NDArray[Any]) -> dict[str, int]:
+        """Return how many of the samples at these positions come from each source."""
+        counts = np.zeros(len(self._names), np.int64)
+        for sources in self._places.sources(positions):
+            counts += np.bincount(sources, minlength=len(counts))
+        return dict(zip(self._names, counts.tolist(), strict=True))
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the remark of a loader's report on the sources' shares of the first epoch."""
+        parts = [
+            f"{name} {count / max(1, self._length):.1%} ({count / length:.2g} times its samples)"
+            for (name, count), length in zip(
+                self._counts_of_epoch().items(), self._lengths, strict=True
+            )
+        ]
+        return (f"An epoch of the mixture has {', '.join(parts)}.",)
+
+    def progress_remarks(self, epoch: int, num_samples: int) -> tuple[str, ...]:
+        """Return the remark of a loader's report on what each source has given: in the epoch up to
+        ``num_samples``, and in all epochs up to there.
+        """
+        first = epoch * self._length
+        now, ever = self.counts(first + num_samples, first), self.counts(first + num_samples)
+        counts = ", ".join(f"{name} {now[name]}" for name in self._names)
+        overall = ", ".join(f"{name} {ever[name]}" for name in self._names)
+        return (f"Samples given in epoch {epoch}: {counts}. In all epochs: {overall}.",)
+
+    def progress_figures(self, epoch: int, num_samples: int) -> dict[str, float]:
+        """Return the number of samples that each source gave in an epoch, up to ``num_samples``,
+        as ``mixture/NAME``.
+        """
+        first = epoch * self._length
+        counts = self.counts(first + num_samples, first)
+        return {f"mixture/{name}": count for name, count in counts.items()}
+
+    def _counts_of_epoch(self) -> dict[str, int]:
+        return self.counts(self._length)
+
+    def _samples_of(self, positions: Sequence[int]) -> list[T_co]:
+        """Return the samples of a batch; bit for bit those that ``self[...]`` returns."""
+        if self.sample_context is None:  # one random stream: the order of the samples counts
+            return [self[position] for position in positions]
+        samples: list[Any] = [None] * len(positions)
+        found = [self._places.at(position) for position in positions]
+        for source, name in enumerate(self._names):
+            places = [place for place, (own, _) in enumerate(found) if own == source]
+            if places:
+                own = self._batch_of(name, [found[place][1] for place in places], places)
+                for place, sample in zip(places, own, strict=True):
+                    samples[place] = sample
+        return samples
+
+    def _batch_of(self, name: str, indices: list[int], places: list[int]) -> list[Any]:
+        """Return samples of one source, which are at ``places`` of the batch."""
+        dataset, context = self.datasets[name], self.sample_context
+        assert context is not None, "guaranteed by the caller"
+        borrowers = borrowers_in(dataset)
+        try:
+            for each in borrowers:
+                each.sample_context = lambda k: context(places[k])
+            samples: list[Any] = dataset.__getitems__(indices)
+        except Exception as error:
+            where = f"in samples {', '.join(map(str, indices[:8]))} of the source {name!r}"
+            add_thread_note(error, where)
+            raise
+        finally:
+            for each in borrowers:
+                each.sample_context = None
+        return samples
+
+    def _length_of_epoch(self, stop: Stop) -> int:
+        """Return the position at which the first source, or the last one, has to begin again."""
+        ends = [
+            self._plan.position_of(source, length) for source, length in enumerate(self._lengths)
+        ]
+        if stop == "first":
+            return min((end for end in ends if end is not None), default=MAX_POSITIONS)
+        for name, end in zip(self._names, ends, strict=True):
+            if end is None:
+                raise ValueError(
+                    f'mix: with stop="all" every source has to come to its end, but {name!r} never '
+                    "does: its weight becomes 0 before. Leave it out, or give num_samples."
+                )
+        return max(end for end in ends if end is not None)
+
+
+class MixtureSampler(DistributedSampler):
+    """This rank's positions in a mixture: in an epoch, those after the epoch before.
+
+    All ranks together take ``epoch * len(mixture)`` and the positions that follow, rank ``r`` of
+    ``n`` every ``n``-th from its own on. Arguments and members are those of
+    :class:`spdl_torch.DistributedSampler`. Call ``set_epoch`` before each epoch: as with that
+    sampler, an epoch whose number is not set repeats the one before.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture[Any],
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        *,
+        tail: Tail = "drop",
+    ) -> None:
+        super().__init__(mixture, num_replicas, rank, shuffle=False, tail=tail)
+
+    def _walk(self, current: Any, indices: Any) -> Iterator[int]:
+        first = current.epoch * len(self.dataset)
+        for index in super()._walk(current, indices):
+            yield first + index

@@ -1,0 +1,1 @@
+"""Batches by a budget of tokens, pixels or frames instead of a number of samples."""

@@ -1,0 +1,181 @@
+"""The functions that group the samples of a dataset by a budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
+
+from ..sources import DataSource, ListSource
+from .collate import PackCollate, pad_collate
+from .dataset import GroupedDataset
+from .grouping import bucketed, packed
+from .plan import GroupPlan
+from .sizes import check_budget, pieces_of, sizes_of
+from .stream import GroupedStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .grouping import Grouping
+    from .sizes import Oversize, Size, SizeOf
+
+__all__ = ["bucket", "pack"]
+
+_LOOK_AHEAD = 4096
+
+
+def pack(
+    dataset: Any,
+    budget: int,
+    *,
+    size_of: SizeOf | Callable[[Any], int],
+    pad: float | Mapping[str, float] | None = None,
+    oversize: Oversize = "error",
+    seed: int = 0,
+    shuffle: bool = True,
+    look_ahead: int | None = None,
+    num_replicas: int | None = None,
+    rank: int | None = None,
+) -> GroupedDataset | GroupedStream:
+    """Return a dataset whose samples are packs: documents end to end, up to ``budget`` tokens.
+
+    A document is a sequence of tokens, or a dict of such of one length: tensors, arrays or lists,
+    (T,) or (T, ...). A sequence alone is named ``input_ids``. A pack is a dict of them, and:
+
+    * ``position_ids``: int64 (T,), from 0 in each document;
+    * without ``pad``: ``cu_seqlens``, int32 (documents + 1,), where documents begin and the last
+      one ends, and ``max_seqlen``, an int, as attention kernels for sequences of varying length
+      take them. Load it with ``batch_size=None``;
+    * with ``pad``: ``document_ids``, int32 (budget,), the number of each token's document, padding
+      counted as one more. Every tensor has ``budget`` tokens, so packs make batches.
+
+    Args:
+        dataset: map-style; or a stream, which is any iterable that can be read again: a source, a
+            function that returns an iterator, an iterable dataset that gives all ranks the same.
+        budget: the most tokens of a pack.
+        size_of: for a map-style dataset the sizes of its samples, a list, array or tensor of ints,
+            or a function of the index, which is called once for each. For a stream a function of
+            the item.
+        pad: the value after the last document, or one for each field, 0 for those not named; None =
+            no padding.
+        oversize: ``"error"``: a document of more than ``budget`` tokens is refused. ``"split"``: it
+            is divided into pieces of ``budget`` tokens, the last one with the rest.
+        seed, shuffle: the order of documents and packs; False = as the dataset's order leads to.
+        look_ahead: for a stream, the number of items that are packed together; None = 4096.
+        num_replicas, rank: for a stream, in place of torch.distributed's. Of a map-style dataset
+            the sampler has them.
+
+    Raises: TypeError, ValueError: see the message.
+    """
+    check_budget(budget, oversize, "pack")
+    return _grouped(
+        dataset,
+        budget,
+        packed,
+        PackCollate(budget, pad),
+        who="pack",
+        size_of=size_of,
+        oversize=oversize,
+        seed=seed,
+        shuffle=shuffle,
+        look_ahead=look_ahead,
+        num_replicas=num_replicas,
+        rank=rank,
+    )
+
+
+def bucket(
+    dataset: Any,
+    budget: int,
+    *,
+    size_of: SizeOf | Callable[[Any], Size],
+    collate_fn: Callable[[list[Any]], Any] = pad_collate,
+    seed: int = 0,
+    shuffle: bool = True,
+    look_ahead: int | None = None,
+    num_replicas: int | None = None,
+    rank: int | None = None,
+) -> GroupedDataset | GroupedStream:
+    """Return a dataset whose samples are batches of similar samples, whose padded batch has at most
+    ``budget`` elements: the largest size, times the number of samples.
+
+    A size is what padding makes equal: an int for tokens or frames; a tuple of one int for each
+    dimension that is padded, such as (height, width), for images, where the largest of each
+    dimension counts.
+
+    ``collate_fn`` makes the batch; the default pads tensors with zeros to the largest of the batch.
+    Load it with ``batch_size=None``. Other arguments are those of :func:`pack`.
+
+    Raises: TypeError, ValueError: see the message.
+    """
+    check_budget(budget, "error", "bucket")
+    return _grouped(
+        dataset,
+        budget,
+        bucketed,
+        collate_fn,
+        who="bucket",
+        size_of=size_of,
+        oversize="error",
+        seed=seed,
+        shuffle=shuffle,
+        look_ahead=look_ahead,
+        num_replicas=num_replicas,
+        rank=rank,
+    )
+
+
+def _grouped(
+    dataset: Any,
+    budget: int,
+    grouping: Grouping,
+    collate_fn: Any,
+    *,
+    who: str,
+    size_of: Any,
+    oversize: Oversize,
+    seed: int,
+    shuffle: bool,
+    look_ahead: int | None,
+    num_replicas: int | None,
+    rank: int | None,
+) -> GroupedDataset | GroupedStream:
+    if not _is_stream(dataset):
+        _refuse(who, look_ahead=look_ahead, num_replicas=num_replicas, rank=rank)
+        pieces = pieces_of(sizes_of(dataset, size_of, who), budget, oversize, who)
+        plan = GroupPlan(pieces.sizes, budget, grouping, seed=seed, shuffle=shuffle)
+        return GroupedDataset(dataset, pieces, plan, collate_fn, padded=grouping is bucketed)
+    if not callable(size_of):
+        raise TypeError(f"{who}: of a stream, size_of must be a function of the item.")
+    if look_ahead is not None and look_ahead < 1:
+        raise ValueError(f"{who}: look_ahead must be >= 1 or None, got {look_ahead}.")
+    return GroupedStream(
+        dataset,
+        budget,
+        grouping,
+        collate_fn,
+        size_of=size_of,
+        oversize=oversize,
+        look_ahead=look_ahead or _LOOK_AHEAD,
+        seed=seed,
+        shuffle=shuffle,
+        num_replicas=num_replicas,
+        rank=rank,
+    )
+
+
+def _is_stream(dataset: Any) -> bool:
+    if isinstance(dataset, DataSource):
+        return not isinstance(dataset, ListSource)
+    is_map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return isinstance(dataset, IterableDataset) or not is_map_style
+
+
+def _refuse(who: str, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{who}: {name} is for streams; a map-style dataset is planned from its sizes, and "
+                f"sampler() takes the ranks. Leave it out, got {value!r}."
+            )

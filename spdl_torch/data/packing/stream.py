@@ -1,0 +1,242 @@
+"""Packs of a stream, from a bounded look-ahead."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from ..checkpoint.pipeline_state import source_behind
+from ..dataset import PipelineDataset
+from ..mixing.streams import MixedIterable
+from ..sampling.sharding import Shard, rank_shard, worker_shard
+from ..sources import as_source
+from ..sources._base import seed_of
+from ..state_fields import Field, check_fields, check_version, is_whole_number
+from .collate import Document, PackCollate
+from .grouping import packed
+from .sizes import as_sizes, check_size, pieces_of, volumes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .grouping import Grouping
+    from .sizes import Oversize, Size
+
+__all__ = ["GroupedStream"]
+
+_VERSION = 1
+
+
+class _Place(NamedTuple):
+    """A place in a stream: where to read again, and the groups to leave out then."""
+
+    num_items: int = 0
+    """The items before the window that is read first."""
+    first_group: int = 0
+    """The number of that window's first group."""
+    next_group: int = 0
+    """The number of the first group that was not dealt out."""
+
+
+class GroupedStream(IterableDataset[Any]):
+    """A stream whose items come in groups, made by :func:`spdl_torch.data.pack` or
+    :func:`spdl_torch.data.bucket`.
+
+    ``look_ahead`` items are read, grouped and handed out, then the next. Every rank and worker
+    reads the whole stream, makes the same groups, and takes those whose turn is its own: the groups
+    depend on neither number, and all ranks have the same number of them.
+    """
+
+    def __init__(
+        self,
+        items: Any,
+        budget: int,
+        grouping: Grouping,
+        collate_fn: Callable[[list[Any]], Any] | PackCollate,
+        *,
+        size_of: Callable[[Any], Size],
+        oversize: Oversize,
+        look_ahead: int,
+        seed: int,
+        shuffle: bool,
+        num_replicas: int | None,
+        rank: int | None,
+    ) -> None:
+        _check_whole(items)
+        self.dataset = items
+        """The stream, which every rank reads whole."""
+        self._source = as_source(items)
+        self.collate_fn = collate_fn
+        """The function that makes a batch of a group's items."""
+        self._budget = budget
+        self._grouping = grouping
+        self._size_of = size_of
+        self._oversize: Oversize = oversize
+        self._look_ahead = look_ahead
+        self._seed = seed
+        self._shuffle = shuffle
+        self._given = num_replicas, rank
+        self._epoch = 0
+        self._filled = [0, 0]  # size and room of the groups so far, by all threads
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the source, and of the groups' order, for iterations that begin."""
+        self._source.set_epoch(epoch)
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over this rank's and worker's groups, from the beginning."""
+        ranks = rank_shard(*self._given, owner="GroupedStream")
+        return _GroupedItems(self, ranks, worker_shard(), self._epoch)
+
+    def windows(self, num_items: int) -> Iterator[list[Any]]:
+        """Yield the items from number ``num_items`` on, ``look_ahead`` at a time."""
+        items = iter(source_behind(self._source, num_items))
+        while window := list(islice(items, self._look_ahead)):
+            yield window
+
+    def groups_of(self, window: list[Any], first: int, epoch: int) -> list[list[Any]]:
+        """Return the groups of a window that begins with item number ``first``."""
+        is_packed = isinstance(self.collate_fn, PackCollate)
+        who = "pack" if is_packed else "bucket"
+        sizes = [self._size_of(item) for item in window]
+        if self._oversize == "error":
+            for number, size in enumerate(sizes, first):
+                check_size(size, self._budget, f"item {number}", who)
+        given = as_sizes(sizes, who).astype(np.int64, copy=False)
+        pieces = pieces_of(given, self._budget, self._oversize, who)
+        generator = torch.Generator(device="cpu").manual_seed(
+            seed_of("budget", self._seed, "stream", epoch, first)
+        )
+        order = self._order(len(pieces.sizes), generator)
+        places, ends = self._grouping(pieces.sizes[order], self._budget)
+        numbers = order[places]
+        groups = [numbers[begin:end].tolist() for begin, end in zip([0, *ends], ends, strict=False)]
+        self._count(pieces.sizes, groups)
+        turns = self._order(len(groups), generator)
+        if not is_packed:
+            return [[window[number] for number in groups[turn]] for turn in turns]
+        documents = [
+            self._document(window, pieces, number, first) for number in range(len(pieces.sizes))
+        ]
+        return [[documents[number] for number in groups[turn]] for turn in turns]
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the remark of a loader's report on the waste so far. Worker processes have groups
+        of their own, of which this one knows nothing.
+        """
+        size, room = self._filled
+        what = "unused" if self._grouping is packed else "padding"
+        return (f"Of the groups so far, {1 - size / room:.2%} is {what}.",) if room else ()
+
+    def loading_counts(self) -> dict[str, int]:
+        """Return size and room of the groups that this process has made."""
+        size, room = self._filled
+        return {"packing/size": size, "packing/room": room}
+
+    def _count(self, sizes: Any, groups: list[list[int]]) -> None:
+        if self._grouping is packed:
+            room = self._budget * len(groups)
+        else:
+            room = sum(int(sizes[group].max(0).prod()) * len(group) for group in groups)
+        self._filled[0] += int(volumes_of(sizes).sum())
+        self._filled[1] += room
+
+    def _order(self, length: int, generator: torch.Generator) -> Any:
+        if not self._shuffle:
+            return np.arange(length)
+        return torch.randperm(length, generator=generator, device="cpu").numpy()
+
+    @staticmethod
+    def _document(window: list[Any], pieces: Any, number: int, first: int) -> Document:
+        size = int(pieces.sizes[number])
+        if pieces.samples is None:
+            return Document(window[number], size, f"item {first + number}")
+        index = int(pieces.samples[number])
+        is_last = number + 1 == len(pieces.samples) or pieces.samples[number + 1] != index
+        name, start = f"item {first + index}", int(pieces.starts[number])
+        return Document(window[index], size, name, start, has_more=not is_last)
+
+
+class _GroupedItems:
+    """The iterator over one worker's groups, which keeps its position."""
+
+    def __init__(self, stream: GroupedStream, ranks: Shard, workers: Shard, epoch: int) -> None:
+        self._stream = stream
+        self._ranks, self._workers = ranks, workers
+        self._epoch = epoch
+        self._place = _Place()
+        self._groups: Iterator[list[Any]] | None = None
+
+    def __iter__(self) -> _GroupedItems:
+        return self
+
+    def __next__(self) -> Any:
+        if self._groups is None:
+            self._groups = self._dealt(self._place)
+        return self._stream.collate_fn(next(self._groups))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        place = self._place._asdict()
+        return {
+            "version": _VERSION,
+            "epoch": self._epoch,
+            "num_ranks": self._ranks.count,
+            **place,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the position of a state, before the first group. Raises: ValueError."""
+        check_version(state_dict, _VERSION, "the stream's iterator")
+        check_fields(state_dict, _FIELDS, _FIELDS, "grouped stream")
+        if state_dict["num_ranks"] != self._ranks.count and self._workers.count > 1:
+            raise ValueError(
+                f"load_state_dict: the state of the grouped stream is of {state_dict['num_ranks']} "
+                f"ranks, this run has {self._ranks.count}. Several workers of a rank are at "
+                "different groups. Resume with as many ranks, or with at most one worker."
+            )
+        self._epoch = state_dict["epoch"]
+        self._stream.set_epoch(self._epoch)
+        self._place = _Place(*(state_dict[name] for name in _Place._fields))
+
+    def _dealt(self, begun: _Place) -> Iterator[list[Any]]:
+        """Yield this worker's group of each round, once the round is known to be whole: the ranks
+        take turns at the groups, and a rank's workers at its groups.
+        """
+        num_items, number = begun.num_items, begun.first_group
+        # Rounds go on where the last one ended, which other ranks than these may have made.
+        before = begun.next_group % self._ranks.count
+        own: list[Any] = []
+        for window in self._stream.windows(num_items):
+            first_group = number
+            for group in self._stream.groups_of(window, num_items, self._epoch):
+                turn, place = divmod(number - before, self._ranks.count)
+                is_own = turn % self._workers.count == self._workers.index
+                if is_own and place == self._ranks.index:
+                    own = group
+                number += 1
+                if place + 1 < self._ranks.count or not is_own or number <= begun.next_group:
+                    continue
+                # The next group of this worker is in this window, or after it.
+                self._place = _Place(num_items, first_group, number)
+                yield own
+            num_items += len(window)
+
+
+_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
+_FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Place._fields), _NUMBER)
+
+
+def _check_whole(items: Any) -> None:
+    """Refuse datasets that give each rank its own part: ranks would divide that once more."""
+    takes_all = isinstance(items, PipelineDataset) and items._num_replicas == 1
+    if isinstance(items, PipelineDataset | MixedIterable) and not takes_all:
+        raise TypeError(
+            f"pack: every rank has to read the whole stream, but {type(items).__name__} gives each "
+            "its own part. Pass the source; or PipelineDataset(..., num_replicas=1, rank=0)."
+        )
