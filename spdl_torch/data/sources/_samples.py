@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from spdl_torch.errors import DecodeError
-from spdl_torch.io._remote import is_url, stream_url
 from spdl_torch.io._retry import RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, TarReader
+
+from ._shard_files import ShardFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["numbered_samples", "read_samples"]
+__all__ = ["every_sample", "grouped_samples", "key_and_field", "numbered_samples", "read_samples"]
 
 # Folder and basename up to its first dot, then the field. No match: no dot, or one in front.
 _KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(/|$)")  # WebDataset keeps metadata under such names
 
-_BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
 _HEADER_BYTES = 512
 
 
@@ -41,7 +39,8 @@ def read_samples(
     """
     policy = RetryPolicy(retries, 0.1, 5.0)
     name = os.fspath(url)
-    for sample in numbered_samples(name, _every, policy, max_sample_bytes, storage_options):
+    files = ShardFiles(storage_options)
+    for sample in numbered_samples(name, every_sample, policy, max_sample_bytes, files):
         assert sample is not None, "every sample was wanted"
         yield sample
 
@@ -51,43 +50,40 @@ def numbered_samples(
     wanted: Callable[[int], bool],
     policy: RetryPolicy,
     max_bytes: int,
-    storage_options: Mapping[str, Any] | None,
+    files: ShardFiles,
 ) -> Iterator[dict[str, Any] | None]:
     """Yield one entry for each sample, in order. If ``wanted(number)`` is false, the entry is None
     and the contents are not read.
 
-    A lost connection is opened again, and samples that were already yielded are skipped.
+    A lost connection is opened again, and reading goes on where it was.
     """
-    num_done = num_failed = 0
-    while True:
-        try:
-            with _open(url, storage_options) as file:
-                reader = TarReader(file, url, max_member_bytes=max_bytes)
-                num_before = num_done
-                samples = _grouped(reader, url, partial(_wanted, wanted, num_before), max_bytes)
-                for number, sample in enumerate(samples):
-                    if number >= num_before:
-                        num_done, num_failed = number + 1, 0
-                        yield sample
-                return
-        except Exception as error:
-            num_failed += 1
-            wait = policy.wait_after(error, url, num_failed)
-            if wait is None:
-                raise
-        time.sleep(wait)
+    with files.open(url, policy) as file:
+        reader = TarReader(file, url, max_member_bytes=max_bytes)
+        yield from grouped_samples(reader, url, wanted, max_bytes)
 
 
-def _grouped(
+def key_and_field(name: str) -> tuple[str, str] | None:
+    """Return the key and the field of a file's name; None = it belongs to no sample."""
+    match = _KEY_AND_FIELD.fullmatch(name)
+    if match is None or _META.match(name):
+        return None
+    return match[1], match[2].lower()
+
+
+def grouped_samples(
     reader: TarReader, url: str, wanted: Callable[[int], bool], max_bytes: int
 ) -> Iterator[dict[str, Any] | None]:
+    """Yield the samples of a tar, or None in place of those that are not wanted.
+
+    Raises: DecodeError: the tar is damaged, or a sample beyond the limit.
+    """
     sample: dict[str, Any] = {}
     last_key, number, size, keep = None, -1, 0, False
     while (member := reader.advance()) is not None:
-        match = _KEY_AND_FIELD.fullmatch(member[0])
-        if match is None or _META.match(member[0]):
+        split = key_and_field(member[0])
+        if split is None:
             continue
-        key, field = match[1], match[2].lower()
+        key, field = split
         if key != last_key:
             if number >= 0:
                 yield sample if keep else None
@@ -104,15 +100,6 @@ def _grouped(
         yield sample if keep else None
 
 
-def _open(url: str, storage_options: Mapping[str, Any] | None) -> BinaryIO:
-    if is_url(url):
-        return stream_url(url, storage_options)
-    return open(url, "rb", buffering=_BUFFER_BYTES)
-
-
-def _every(number: int) -> bool:
+def every_sample(number: int) -> bool:
+    """Return True: every sample is wanted."""
     return True
-
-
-def _wanted(wanted: Callable[[int], bool], num_before: int, number: int) -> bool:
-    return number >= num_before and wanted(number)

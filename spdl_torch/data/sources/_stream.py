@@ -86,7 +86,7 @@ class SizedStream(Stream[T_co]):
     """A stream of known length, such as a sampler."""
 
     def __len__(self) -> int:
-        length: int = len(self._items)  # type: ignore[arg-type]
+        length: int = len(self._items)  # type: ignore[arg-type]  # sized, see the class
         return len(range(self._index, length, self._count))
 
 

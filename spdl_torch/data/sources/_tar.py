@@ -1,4 +1,4 @@
-"""Tar shards in WebDataset's layout, shuffled and sharded."""
+"""Tar shards in WebDataset's layout, shuffled and sharded; with indexes also read at random."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import os
 import re
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import is_url
@@ -17,13 +17,18 @@ from spdl_torch.io._tar import DEFAULT_MAX_BYTES
 
 from ._base import check_start, random_of
 from ._files import find_files, nothing_found
+from ._indexed import IndexedSamples, part_of
 from ._samples import numbered_samples
+from ._shard_files import ShardFiles
 from ._stream import StreamSource
+from ._tar_index import index_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["TarShards", "expand_braces"]
+
+T = TypeVar("T")
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -33,7 +38,8 @@ _MOST_SHARDS = 1_000_000
 
 
 class TarShards(StreamSource[dict[str, Any]]):
-    """The samples of tar files in WebDataset's layout, read from front to back.
+    """The samples of tar files in WebDataset's layout, read from front to back; with an index, also
+    at random.
 
     Consecutive files with the same key (the name up to the first dot of its last part) are one
     sample: ``{"__key__": "train/0001", "__url__": "...", "jpg": bytes, "cls": bytes}``; fields are
@@ -45,21 +51,34 @@ class TarShards(StreamSource[dict[str, Any]]):
         keeps its order.
     on_error: ``"skip"`` logs a shard that is damaged or cut short and goes on with the next one;
         the samples before the damage are yielded in both modes. A missing shard is an error.
-    retries: attempts to open a shard again, at the next sample, when its connection is lost.
+    retries: attempts to open a shard again, where reading had come to, when its connection is lost.
     max_sample_bytes: a larger sample counts as damaged or hostile.
     storage_options: options of fsspec's file system.
+    index: whether to use the index beside each shard, ``x.index.json`` of ``x.tar``, which
+        ``python -m spdl_torch prepare`` writes; None = if all shards are local and have one.
+    cache: ``"memory"`` or a folder on a local disk, which keeps what is read of the shards for all
+        processes of the machine: a remote store is read once.
+    max_bytes, version: of the cache, as for ``spdl_torch.data.cached``. Local shards are compared
+        by size and time of change unless there is a version; remote ones are taken to stay as they
+        are.
 
-    ``shard``: each part has its own shards if there are at least as many shards as parts.
-    Otherwise the shards are dealt to groups of parts of equal size, as many groups as divide both
-    numbers, and the parts of a group read the same shards and take turns at the samples. The
-    lengths of the parts are unknown, and may differ.
+    With an index ``len()`` is known, ``shards[position]`` reads one sample, so that any loader can
+    take this as a map-style dataset, and each sample is compared with its checksum.
+
+    ``shard``, with an index: each part has its own samples one after the other, in the order of the
+    shards, and as many as the others or one less. Without: each part has its own shards if there
+    are at least as many shards as parts. Otherwise the shards are dealt to groups of parts of equal
+    size, as many groups as divide both numbers, and the parts of a group read the same shards and
+    take turns at the samples. The lengths of these parts are unknown, and may differ.
 
     ``shuffle``: the order of the shards by ``(seed, epoch)``, then a buffer of samples.
 
     Raises, while iterating: DecodeError: a shard that is not a tar, damaged, cut short, with two
-    fields of one name in a sample, or beyond the limit; the message has its name and the last good
-    file. OSError: a shard that cannot be read. At once: FileNotFoundError: a glob without a match;
-    ValueError: no shards.
+    fields of one name in a sample, beyond the limit, or other than its index says; the message has
+    its name and the last good file or the sample. OSError: a shard that cannot be read;
+    SourceChangedError: one that was replaced meanwhile. At once:
+    FileNotFoundError: a glob without a match, or with ``index=True`` a shard without an index;
+    DecodeError: a damaged index; ValueError: no shards.
     """
 
     def __init__(
@@ -70,6 +89,10 @@ class TarShards(StreamSource[dict[str, Any]]):
         retries: int = 3,
         max_sample_bytes: int = DEFAULT_MAX_BYTES,
         storage_options: Mapping[str, Any] | None = None,
+        index: bool | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        max_bytes: int | None = None,
+        version: str | int | None = None,
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"TarShards: on_error must be 'raise' or 'skip', got {on_error!r}.")
@@ -82,10 +105,42 @@ class TarShards(StreamSource[dict[str, Any]]):
         self._policy = RetryPolicy(retries, 0.1, 5.0)
         self._max_sample_bytes = max_sample_bytes
         self._parts: tuple[tuple[int, int], ...] = ()
+        self._files = ShardFiles(self._options, cache, max_bytes, version)
+        self._indexed: IndexedSamples | None = None
+        if index or (index is None and all(map(_has_index, self._urls))):
+            self._indexed = IndexedSamples(
+                self._urls, self._files, self._policy, self._max_sample_bytes
+            )
 
     def __repr__(self) -> str:
         parts = "".join(f", shard({index}, {count})" for index, count in self._parts)
         return f"<TarShards of {len(self._urls)} shards{parts}>"
+
+    def __len__(self) -> int:
+        """Return the number of samples in this part. Raises: TypeError: there is no index."""
+        first, end = self._range(self._with_index("has no len()"))
+        return end - first
+
+    def __bool__(self) -> bool:
+        return self._indexed is None or len(self) > 0
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        """Read the sample at a position of this part, in the order of the shards.
+
+        Raises: TypeError: there is no index, or the source is shuffled; IndexError; DecodeError:
+            the sample is damaged; OSError: it cannot be read.
+        """
+        indexed = self._with_index("cannot read at random")
+        if self._mix is not None:
+            raise TypeError(
+                "TarShards: the order of a shuffled source is known only while it is read. Take "
+                "samples by position before shuffle(), or ListSource(shards).shuffle(seed)."
+            )
+        first, end = self._range(indexed)
+        place = position + (end if position < 0 else first)
+        if not first <= place < end:
+            raise IndexError(f"TarShards: position must be below {end - first}, got {position}.")
+        return indexed.sample(place)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -109,20 +164,57 @@ class TarShards(StreamSource[dict[str, Any]]):
         Earlier ones are skipped: their contents are not even read, unless samples are shuffled.
         """
         check_start(self, start)
-        shards, member, members = self._part()
         if self._mix is None:
-            return self._samples(shards, member, members, start)
-        samples = self._samples(shards, member, members, 0)
+            return self._unmixed(start)
         place = [number for part in self._parts for number in part]
-        return islice(self._mix.drawn(samples, self._epoch, *place), start, None)
+        return islice(self._mix.drawn(self._unmixed(0), self._epoch, *place), start, None)
 
-    def _part(self) -> tuple[list[tuple[int, str]], int, int]:
-        """Return the shards to read, each with its place in the epoch, and this part's turn at
-        their samples: its number in its group, and the group's size."""
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the remark of a loader's report about the cache, if there is one."""
+        return self._files.remarks(None if self._indexed is None else self._indexed.num_bytes)
+
+    def _with_index(self, cannot: str) -> IndexedSamples:
+        """Return the places of the samples. Raises: TypeError: they are not known."""
+        if self._indexed is None:
+            raise TypeError(
+                f"TarShards {cannot} without an index. Write one for each shard: python -m "
+                "spdl_torch prepare --index FOLDER; for URLs pass index=True."
+            )
+        return self._indexed
+
+    def _range(self, indexed: IndexedSamples) -> tuple[int, int]:
+        """Return the bounds of this part among all samples, in the epoch's order of the shards."""
+        first, end = 0, len(indexed)
+        for index, count in self._parts:
+            first, end = part_of(first, end, index, count)
+        return first, end
+
+    def _unmixed(self, start: int) -> Iterator[dict[str, Any]]:
+        """Iterate over the samples of this part, shard by shard."""
         shards = list(enumerate(self._urls))
         if self._mix is not None:
             random_of("shards", self._mix.seed, self._epoch).shuffle(shards)
-            shards = [(place, url) for place, (_, url) in enumerate(shards)]
+        if self._indexed is not None:
+            return self._indexed_samples(self._indexed, [number for number, _ in shards], start)
+        return self._samples(*self._part([*enumerate(url for _, url in shards)]), start)
+
+    def _indexed_samples(
+        self, indexed: IndexedSamples, shards: list[int], start: int
+    ) -> Iterator[dict[str, Any]]:
+        first, end = self._range(indexed)
+        first += start
+        place = 0  # of the shard's first sample, in the epoch's order
+        for shard in shards:
+            begin, stop = indexed.first_samples[shard : shard + 2]
+            low, high = max(first - place, 0), min(end - place, stop - begin)
+            place += stop - begin
+            if low < high:
+                samples = indexed.samples(begin + low, begin + high)
+                yield from self._unless_damaged(samples)
+
+    def _part(self, shards: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], int, int]:
+        """Return the shards to read, of those with their places in the epoch, and this part's turn
+        at their samples: its number in its group, and the group's size."""
         member, members = 0, 1
         for index, count in self._parts:
             groups = count if len(shards) >= count else math.gcd(len(shards), count)
@@ -146,17 +238,22 @@ class TarShards(StreamSource[dict[str, Any]]):
                 return rest == 0 and skipped + turn >= start
 
             samples = numbered_samples(
-                url, wanted, self._policy, self._max_sample_bytes, self._options
+                url, wanted, self._policy, self._max_sample_bytes, self._files
             )
-            try:
-                for number, sample in enumerate(samples):
-                    num_passed += number % members == first
-                    if sample is not None:
-                        yield sample
-            except DecodeError as error:
-                if self._on_error == "raise":
-                    raise
-                _logger.warning("the rest of a shard was skipped: %s", error)
+            for number, sample in enumerate(self._unless_damaged(samples)):
+                num_passed += number % members == first
+                if sample is not None:
+                    yield sample
+
+    def _unless_damaged(self, samples: Iterator[T]) -> Iterator[T]:
+        """Yield the samples of a shard, as far as it can be read or, with ``on_error="raise"``,
+        raise the error then."""
+        try:
+            yield from samples
+        except DecodeError as error:
+            if self._on_error == "raise":
+                raise
+            _logger.warning("the rest of a shard was skipped: %s", error)
 
     def _found(self, pattern: str) -> list[str]:
         found = []
@@ -171,6 +268,10 @@ class TarShards(StreamSource[dict[str, Any]]):
             else:
                 found.append(name)
         return found
+
+
+def _has_index(url: str) -> bool:
+    return url.endswith(".tar") and not is_url(url) and os.path.isfile(index_path(url))
 
 
 def expand_braces(pattern: str) -> list[str]:

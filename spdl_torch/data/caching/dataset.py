@@ -1,0 +1,201 @@
+"""A dataset whose samples are kept once they are made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from ...io._cache.hashing import hash_of
+from ...io._cache.places import check_place, open_store
+from ...io._cache.samples import sample_from, sample_parts
+from .stamps import identity_of, sample_stamps
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from ...io._cache.store import Store
+
+__all__ = ["CachedDataset", "cached"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_NUM_COMPARED = 2  # samples that each process makes twice, to see whether they may be cached
+
+
+def cached(
+    dataset: Any,
+    cache: str | os.PathLike[str] = "memory",
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    max_bytes: int | None = None,
+    version: str | int | None = None,
+) -> CachedDataset[Any]:
+    """Return the dataset with its samples kept: each is made once on this machine, by whichever
+    process needs it first, and then read by all ranks and workers.
+
+    Args:
+        dataset: map-style. Its samples must be the same every time; tensors and arrays are kept as
+            they lie in memory, everything else by pickle.
+        cache: ``"memory"``: shared memory, gone with the training's last process. The ranks of a
+            machine share it if torchrun, Slurm (``srun``), Lightning or ``multiprocessing`` started
+            them, and they make their caches in the same order. Or a folder, best on a local disk,
+            which later programs find filled, and which several may use at once.
+        transform: applied to each sample as it is handed out: the place for random augmentation.
+        max_bytes: the most bytes to keep; None = in memory half of what is free now for all caches
+            together, on disk all but 5 % of it. What does not fit is made anew every time.
+        version: of what the samples are made from; another version does not find the samples of
+            this one. Datasets of files with ``samples``, as ImageFolder has, need none: a file's
+            size and time of change are looked at whenever its sample is read from the cache, unless
+            a version is given. For others, a cache on disk requires it.
+
+    The first two samples of each process are made twice and compared.
+
+    Raises: TypeError, ValueError, OSError: see the message. On access: ValueError: a sample is not
+        what it was, because the dataset draws random numbers or has changed.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"cached: expected a map-style dataset, got {type(dataset).__name__}. The samples of "
+            "an iterable one have no index to keep them by."
+        )
+    check_place(cache, "cached")
+    stamp_of = None if version is not None else sample_stamps(dataset, identity_of(dataset))
+    if stamp_of is None and version is None and cache != "memory":
+        raise ValueError(
+            f"cached: version is needed for a {type(dataset).__name__} on disk: it does not say "
+            "which files its samples are made from, so nothing would show that they have changed. "
+            'Pass version="1", and another one whenever they change.'
+        )
+    identity = f"{identity_of(dataset)}\n{version!r}"
+    store = open_store(cache, identity, max_bytes=max_bytes, num_numbers=len(dataset), who="cached")
+    return CachedDataset(dataset, store, transform, stamp_of, hash_of(identity))
+
+
+class CachedDataset(Dataset[T_co]):
+    """A map-style dataset whose samples are kept, made by :func:`cached`."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        store: Store,
+        transform: Callable[[Any], Any] | None,
+        stamp_of: Callable[[int], int] | None,
+        stamp: int,
+    ) -> None:
+        self.dataset = dataset
+        """The dataset whose samples are kept."""
+        self.transform = transform
+        """The function that is applied to each sample as it is handed out."""
+        self._store = store
+        self._stamp_of = stamp_of
+        self._stamp = stamp
+        self._num_compared = {"made": 0, "found": 0}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> T_co:
+        """Return the sample, from the cache or made now, and transformed.
+
+        Raises: what the dataset or ``transform`` raises; ValueError: see :func:`cached`.
+        """
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} samples.")
+        sample = self._sample(number)
+        return sample if self.transform is None else self.transform(sample)  # type: ignore[no-any-return]  # the user's function
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a pickle; the function for stamps is made anew from it."""
+        return {**self.__dict__, "_stamp_of": self._stamp_of is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._stamp_of:
+            self._stamp_of = sample_stamps(self.dataset, identity_of(self.dataset))
+        else:
+            self._stamp_of = None
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the remark of a loader's report: what the cache holds, and this process's hits."""
+        return (self._store.remark(len(self)),)
+
+    def loading_counts(self) -> dict[str, int]:
+        """Return the samples that were found in the cache, and that were not, in this process."""
+        return self._store.counts()
+
+    def _sample(self, index: int) -> Any:
+        stamp = self._stamp if self._stamp_of is None else self._stamp_of(index)
+        content = self._store.get(index, stamp)
+        if content is None:
+            with self._store.making(index):
+                content = self._store.look(index, stamp)
+                if content is None:
+                    return self._made(index, stamp)
+        sample = sample_from(content)
+        self._compare("found", sample, index)
+        return sample
+
+    def _made(self, index: int, stamp: int) -> Any:
+        """Make a sample, and keep it."""
+        sample = self.dataset[index]
+        self._compare("made", sample, index)
+        try:
+            parts = sample_parts(sample)
+        except Exception as error:
+            raise TypeError(
+                f"cached: sample {index}, a {type(sample).__name__}, cannot be kept: {error}. "
+                "Samples of tensors, arrays, numbers and text can."
+            ) from error
+        self._store.put(index, stamp, parts)
+        return sample
+
+    def _compare(self, how: str, sample: Any, index: int) -> None:
+        """Compare one of the first samples with one made now."""
+        if self._num_compared[how] >= _NUM_COMPARED:
+            return
+        self._num_compared[how] += 1
+        if _is_same(sample, self.dataset[index]):
+            return
+        if how == "made":
+            raise ValueError(
+                f"cached: sample {index} is not the same when it is made twice, so a cache would "
+                "freeze what is random in it. Pass the random part as cached(..., transform=...)."
+            )
+        raise ValueError(
+            f"cached: sample {index} in {self._store.folder} is not what the dataset makes now. If "
+            "the dataset has changed, pass another version, or delete the folder. If its samples "
+            "are random, pass the random part as cached(..., transform=...)."
+        )
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    """Return whether two samples are equal, bit for bit in tensors and arrays."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, torch.Tensor):
+        if one.shape != two.shape or one.dtype != two.dtype:
+            return False
+        return torch.equal(one, two) or _bytes_of(one.numpy()) == _bytes_of(two.numpy())
+    if isinstance(one, np.ndarray):
+        return (
+            one.shape == two.shape and one.dtype == two.dtype and _bytes_of(one) == _bytes_of(two)
+        )
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(_is_same(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(_is_same, one, two))
+    if isinstance(one, float):
+        return one == two or (one != one and two != two)
+    # Objects without a comparison of their own are taken for equal.
+    own: Any = type(one).__eq__
+    return own is object.__eq__ or bool(one == two)
+
+
+def _bytes_of(array: Any) -> bytes:
+    content: bytes = array.tobytes()
+    return content
