@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from ...pipeline.threads.stacks import stack_of
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Sequence
 
     from ..fetching.batch_maker import BatchMaker
@@ -22,11 +22,15 @@ _MOST_STACKS = 8
 class Activity:
     """The job that one worker has now. The worker writes it once per batch; any thread may read."""
 
-    __slots__ = ("job", "maker", "since_ns", "thread")
+    __slots__ = ("__weakref__", "has_turn", "job", "lock", "maker", "since_ns", "thread")
 
     def __init__(self) -> None:
         self.maker: BatchMaker | None = None
+        # Looked at without a lock before the process is forked, too: see begin_job().
         self.job: Job | None = None
+        self.lock = threading.Lock()
+        """Held where ``job`` is written or read by those who must not miss each other."""
+        self.has_turn = False  # whether the process's budget of threads counts this job
         self.since_ns = 0
         self.thread: threading.Thread | None = None
 
@@ -48,7 +52,7 @@ def describe_activities(
     found = []
     activity_of = {activity.thread: activity for activity in activities}
     for thread in threads:
-        stack = stack_of(thread)
+        stack = stack_of(thread)  # "": it waits in our own code
         if thread in activity_of:
             batch, doing = activity_of[thread].describe()
         else:
@@ -58,4 +62,4 @@ def describe_activities(
     if not found:
         return "None of its threads is at work."
     found.sort(key=lambda each: each[0])
-    return "\n".join(["At work:", *(text for _, text in found[:_MOST_STACKS])])
+    return "\n".join(["Busy threads:", *(text for _, text in found[:_MOST_STACKS])])

@@ -6,6 +6,11 @@ together they use no more than one core (measured with 2, 4 and 8 threads on 2 c
 a millisecond with three calls of torch for a row, or to read a small file; 1 to 5 times in numpy's
 or Pillow's longer calls). Then one worker is tried alone, and stays alone while it makes more
 samples a second than all did together. The data does not depend on it.
+
+With it over without, 2 threads on 2 cores, from medians of 5 runs: CIFAR with Pillow 1.21,
+MNIST 1.01, ``(x[i], i)`` 0.96, JSON lines 0.97, rows with arithmetic 0.96, numpy to tensor 0.87. So
+it serves ``isolation="thread"`` with many calls of Pillow for a sample; by default such a dataset
+loads in processes.
 """
 
 from __future__ import annotations
@@ -20,16 +25,16 @@ from ...pipeline.channel.channel import Channel, ChannelClosed
 try:
     from resource import RUSAGE_THREAD, getrusage
 except ImportError:  # only Linux counts per thread
-    CAN_TELL = False
+    CAN_COUNT = False
 else:
-    CAN_TELL = True
+    CAN_COUNT = True
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .activity import Activity
 
-__all__ = ["CAN_TELL", "Crowd", "Spell"]
+__all__ = ["CAN_COUNT", "Contention", "Spell"]
 
 # If a whole batch takes less than this, waking other threads costs more than they gain (a wake-up
 # takes 10 to 50 µs, measured), so one thread makes the batch alone.
@@ -84,7 +89,7 @@ class _Window:
         return self.busy_ns / self.samples
 
     @property
-    def is_crowded(self) -> bool:
+    def is_contended(self) -> bool:
         """Whether the workers seem to contend for the GIL."""
         return (
             self.wall_ns >= _LEAST_AT_ONCE * self.busy_ns
@@ -94,8 +99,8 @@ class _Window:
         )
 
 
-class Crowd:
-    """The workers of one epoch, and whether one of them works alone.
+class Contention:
+    """The contention of one epoch's workers for the GIL, and whether one of them works alone.
 
     Workers read ``alone`` without the lock: a stale value lets one more job through, or costs one
     more look, and changes nothing in what is loaded. Only the holder of the lock sets it.
@@ -108,7 +113,7 @@ class Crowd:
         """The worker that works alone; None = all work."""
         self._activities = activities
         self._shares_jobs = shares_jobs
-        self._adapts = adapts and CAN_TELL  # else all always work together
+        self._adapts = adapts and CAN_COUNT  # else all always work together
         self._sample_ns = 0.0  # time per sample of the last job
         self._lock = threading.Lock()  # guards all that follows, and writes to alone
         self._inside = 0  # workers that have a job
@@ -192,7 +197,7 @@ class Crowd:
         elif not (window.is_full or self._is_hopeless(window)):
             return
         elif self.alone is None:
-            if self._adapts and now >= self._until_ns and window.is_crowded:
+            if self._adapts and now >= self._until_ns and window.is_contended:
                 self._together_ns = window.sample_ns
                 self._is_settled = self._is_proven = False
                 self.alone = worker

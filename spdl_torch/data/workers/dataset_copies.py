@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from ..rng.owned import OwnedGenerators
+from .object_state import attributes_of_copy
+from .private_state import TRANSFORM_NAMES
 from .worker_info import rebound
 
 if TYPE_CHECKING:
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["own_copy", "own_function"]
 
 _logger = logging.getLogger("spdl_torch.data")
-
-_TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvision's convention
 
 
 def own_copy(dataset: Any, turn: threading.Lock) -> Any:
@@ -65,13 +65,13 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
         return dataset  # a plain container: workers set nothing on it, and a copy would be large
     try:
         own = copy.copy(dataset)
-        attributes = {} if own is dataset else _own_attributes(own)
+        attributes = {} if own is dataset else attributes_of_copy(own)
     except Exception as error:
-        _tell_shared(dataset, error)
+        _warn_shared(dataset, error)
         return dataset
     memo[id(dataset)] = own
     for name, value in tuple(attributes.items()):
-        if name in _TRANSFORM_NAMES:
+        if name in TRANSFORM_NAMES:
             attributes[name] = _deep_copy_or_share(value, memo)
         elif isinstance(value, Dataset):
             attributes[name] = _copy_dataset(value, memo)
@@ -80,19 +80,6 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
         elif OwnedGenerators(value):
             attributes[name] = _deep_copy_or_share(value, memo)
     return own
-
-
-def _own_attributes(own: Any) -> dict[str, Any]:
-    """Return a copy's attributes, in its own dictionary: where ``__getstate__`` returns
-    ``self.__dict__`` and ``__setstate__`` assigns it, copy and original would share one.
-    """
-    if not hasattr(own, "__dict__"):
-        return {}
-    attributes = cast("dict[str, Any]", vars(own))
-    if type(attributes) is dict:
-        attributes = dict(attributes)
-        object.__setattr__(own, "__dict__", attributes)  # past a __setattr__ of the class
-    return attributes
 
 
 def _holds_datasets(value: Any) -> bool:
@@ -115,7 +102,7 @@ def _copy_datasets_in(value: Any, memo: dict[int, Any]) -> Any:
         else:
             copied[:] = own
     except Exception as error:
-        _tell_shared(value, error)
+        _warn_shared(value, error)
         return value
     return copied
 
@@ -124,11 +111,11 @@ def _deep_copy_or_share(value: Any, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, memo)
     except Exception as error:
-        _tell_shared(value, error)
+        _warn_shared(value, error)
         return value
 
 
-def _tell_shared(value: Any, error: Exception) -> None:
+def _warn_shared(value: Any, error: Exception) -> None:
     """Warn that the workers share ``value``: processes would each have their own."""
     _logger.warning(
         "DataLoader: %s cannot be copied (%s: %s), so all worker threads share it. If it keeps "

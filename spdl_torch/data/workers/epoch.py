@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ...pipeline.failures import describe
+from .budget import budget
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from ...pipeline.stats.counters import TaskCounters
     from ..checkpoint.resume_state import WorkerState
     from ..rng.keys import StreamKey
-    from .contention import Crowd
+    from .contention import Contention
     from .jobs import Job, Result
 
 __all__ = ["Epoch"]
@@ -39,8 +42,10 @@ class Epoch:
     collate_before: TaskCounters
     transfer_before: TaskCounters
     probes_before: ProbeCounters
-    crowd: Crowd
+    contention: Contention
     recorder: FlightRecorder
+    first: int = 0
+    """The number of the first job; later ones follow without a gap."""
     consumer: ConsumerRing
     """The ring in which the trainer's waits are recorded."""
 
@@ -60,26 +65,27 @@ class Epoch:
 
     def parked_ns(self) -> int:
         """Return the time that all workers together left the work to one of them."""
-        return self.crowd.parked.counters().get_wait[0]
+        return self.contention.parked.counters().get_wait[0]
 
     def deliver(self, result: Result) -> None:
         """Hand a result to the trainer. Never blocks: the queue has room for all outstanding
         jobs."""
         if self.in_order:
-            self.results.put_at(result.number, result)
+            self.results.put_at(result.number - self.first, result)
         else:
             self.results.put(result)
 
     def record_bad(self, result: Result) -> None:
         """Record when samples failed that are left out."""
         for each in () if result.tries is None else result.tries.bad:
-            self.recorder.failed("fetch", result.number, each.error)
+            self.recorder.failed("fetch", result.number, each.error, key=describe(each.key))
 
     def close(self) -> None:
         """End every wait."""
         self.consumer.end()
         for jobs in self.jobs:
             jobs.close()
-        self.crowd.parked.close()
+        self.contention.parked.close()
         self.results.close()
         self.outlet.close()
+        budget.close(self.results)

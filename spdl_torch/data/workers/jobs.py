@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["Exhausted", "Failed", "Job", "Loaded", "NoBatch", "Result"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loaded:
     """A finished batch."""
 
     number: int
     batch: Any
+    """On its way to a device, what receives it; replaced by the batch at the hand-over."""
     progress: WorkerState | None = None
     """The state of the worker's iterable after this batch; None = map-style."""
     tries: Tries | None = None
@@ -60,7 +61,18 @@ class Job:
     """One batch to make; if several workers share it, also which samples are taken and done."""
 
     __slots__ = (
-        *("_done", "_next", "bad", "errors", "first", "first_error", "index", "number", "samples"),
+        *(
+            "_lock",
+            "_num_done",
+            "_num_taken",
+            "bad",
+            "errors",
+            "first",
+            "first_error",
+            "index",
+            "number",
+            "samples",
+        ),
         *("shared", "size", "wants_state"),
     )
 
@@ -79,16 +91,19 @@ class Job:
         # Workers race to lower it. Losing that race only costs fetches: _collate raises the
         # first of all the errors.
         self.first_error = len(index) if shared else 0
-        # Workers take and finish samples at once, without a lock: a step of a counter is one C
-        # call that holds the GIL, so no two of them get the same number.
-        self._next = itertools.count()
-        self._done = itertools.count(1)
+        # Guards the two below: workers take and finish samples at the same time.
+        self._lock = threading.Lock()
+        self._num_taken = self._num_done = 0
 
     def take(self) -> int | None:
-        """Take the next sample: return its position, or None if all are taken."""
-        position = next(self._next)
-        return position if position < len(self.index) else None
+        """Take the next sample: return its number in the batch, or None if all are taken."""
+        with self._lock:
+            number = self._num_taken
+            self._num_taken = number + 1
+        return number if number < len(self.index) else None
 
     def finish_one(self) -> bool:
         """Count a sample as done. Return True for the last one: its worker collates."""
-        return next(self._done) == len(self.index)
+        with self._lock:
+            self._num_done += 1
+            return self._num_done == len(self.index)

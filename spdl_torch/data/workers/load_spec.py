@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..fetching.bad_samples import Tolerance
+    from ..fetching.stacking import Memory
 
 __all__ = ["LoadSpec"]
 
@@ -47,11 +48,27 @@ class LoadSpec:
     """The treatment of samples that fail; None = the batch fails with them."""
     most_workers: int | None = None
     """The most workers that tuning may start; None = their number stays."""
+    ids: range | None = None
+    """The ids of this process's workers where several processes share the work; None = all."""
+    all_workers: int | None = None
+    """The number of workers of all processes together; None = there is only this one."""
+    is_vouched_for: bool = False
+    """Whether the dataset and its functions are known, or say, to be safe on threads: workers then
+    share what is in it. If not, each worker thread gets a private copy of its whole state."""
+    memory: Memory | None = None
+    """The memory in which batches are made: pinned if they go to a device, shared if they go to
+    another process; None = ordinary memory."""
+    owns_dataset: bool = False
+    """Whether nobody else uses the dataset object: its one worker needs no copy."""
 
     @property
-    def told_workers(self) -> int:
+    def announced_workers(self) -> int:
         """The number of workers in ``get_worker_info()``: constant, and above every worker's id."""
-        return self.most_workers or self.num_workers
+        return self.all_workers or self.most_workers or self.num_workers
+
+    def id_of(self, number: int) -> int:
+        """Return the id, in ``get_worker_info()``, of a pool's worker ``number``."""
+        return number if self.ids is None else self.ids[number]
 
     @property
     def shares_jobs(self) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .jobs import Result
     from .stats import PoolFigures
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "TunedPool"]
 
 
 class Pool(Protocol):
@@ -28,11 +28,13 @@ class Pool(Protocol):
         """The number of results of this epoch that ``get`` has returned."""
         ...
 
-    def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
-        """Start the workers, and the first epoch on them."""
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
+        """Start the workers, and an epoch whose first job has the number ``first``."""
         ...
 
-    def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+    def restart(
+        self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0
+    ) -> None:
         """Drop what is outstanding, and begin another epoch."""
         ...
 
@@ -50,10 +52,32 @@ class Pool(Protocol):
         """Describe what each worker does now, for the message of a loop that waited too long."""
         ...
 
+    def rest(self) -> None:
+        """Keep the figures of an epoch that is over; the workers stay for the next one."""
+        ...
+
+    @property
+    def tuned(self) -> TunedPool | None:
+        """The pool whose number of workers may be changed now; None = none, for the moment."""
+        ...
+
     def request_stop(self) -> None:
         """End every wait. Never blocks; safe in a finalizer."""
         ...
 
     def stop(self) -> None:
         """Stop the workers, and wait a moment for their end."""
+        ...
+
+
+class TunedPool(Protocol):
+    """A pool of threads, or of processes of one worker each, whose number may change."""
+
+    @property
+    def figures(self) -> PoolFigures:
+        """The figures of its epoch."""
+        ...
+
+    def resize(self, num_workers: int, max_outstanding: int) -> int:
+        """Change the number of workers, and return the new number: the old one if it stays."""
         ...

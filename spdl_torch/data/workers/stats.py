@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ...observe.verdict.probes import ProbeCounters, probe_counters, probes_between
+from ...observe.store.entries import PLACEMENT_EVENT
+from ...observe.verdict.probes import (
+    ProbeCounters,
+    probe_counters,
+    probes_between,
+    run_delay_ns,
+)
 from ...observe.verdict.report import make_report
 from ...pipeline.stats.counters import QueueCounters, TaskCounters
 from ...pipeline.stats.perf_stats import (
@@ -15,20 +23,36 @@ from ...pipeline.stats.perf_stats import (
     queue_stats,
     task_stats,
 )
-from ...pipeline.stats.thread_time import Headcount
-from ..nested_datasets import nested_datasets
+from ...pipeline.stats.thread_time import ThreadCount
+from ..dataset_figures import all_datasets, loading_counts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
+    from ...observe.verdict.verdict import Probes
     from ...pipeline.hooks.task_hooks import TaskStatsHook
     from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.recorder.timeline import Timeline
     from ..fetching.bad_samples import SkippedSamples
     from .epoch import Epoch
 
-__all__ = ["Figures", "InlineFigures", "PoolFigures", "Readings", "with_remarks_of"]
+__all__ = [
+    "DatasetCounts",
+    "Figures",
+    "InlineFigures",
+    "PoolFigures",
+    "Readings",
+    "start_remark",
+    "with_remarks",
+    "with_remarks_of",
+]
 
 _POOLED = ("fetch", "collate")
+
+_VISIBLE_START = 0.05
+"""The share of an epoch from which the start of its workers is worth a remark."""
 
 _SHORT_SAMPLE_SECONDS = 50e-6
 _ENOUGH_SAMPLES = 1_000
@@ -66,22 +90,61 @@ class Readings(NamedTuple):
     parked_ns: int = 0
     """The time that all workers together left the work to one of them."""
     one_at_a_time: bool = False
+    data: Mapping[str, int] = {}
+    """The counts of this process's datasets in this epoch."""
+
+
+class DatasetCounts:
+    """The counts of the datasets in a dataset since an epoch began.
+
+    A forked process begins with those of its parent, so only differences count.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._before = loading_counts(dataset)
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._before = loading_counts(self._dataset)
+
+    def now(self) -> dict[str, int]:
+        """Return the counts of the epoch."""
+        counts = loading_counts(self._dataset)
+        return {name: count - self._before.get(name, 0) for name, count in counts.items()}
 
 
 class PoolFigures:
     """The figures of the epoch on a loader's threads or, after they have ended, of the last one."""
 
     def __init__(
-        self, fetch: TaskStatsHook, collate: TaskStatsHook, transfer: TaskStatsHook | None
+        self,
+        fetch: TaskStatsHook,
+        collate: TaskStatsHook,
+        transfer: TaskStatsHook | None,
+        dataset: Any = None,
     ) -> None:
+        self._counts = DatasetCounts(dataset)
         self._fetch = fetch
         self._collate = collate
         self._transfer = transfer
         self.skipped: SkippedSamples | None = None
-        self.workers = Headcount(fetch.info.concurrency)
+        self.shared = ""
+        """The remark on what worker threads share though samples may change it."""
+        self.placement: Placement | None = None
+        """Where the workers live from the next epoch on, and why; None = somebody else says."""
+        self._placements: tuple[Placement, ...] = ()  # where they have lived in this epoch
+        self.workers = ThreadCount(fetch.info.concurrency)
+        # One thread begins and ends epochs; any other may ask for the figures meanwhile. So each
+        # method reads this once, and goes on with what it found.
         self._epoch: Epoch | None = None
         self._last = make_report(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()))
         self._recorder: FlightRecorder | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no epoch runs."""
+        return self._epoch is None
 
     @property
     def recorder(self) -> FlightRecorder | None:
@@ -91,11 +154,29 @@ class PoolFigures:
     def begin(self, epoch: Epoch) -> None:
         """Read the figures of this epoch from now on."""
         self._epoch, self._recorder = epoch, epoch.recorder
+        self._placements = ()
+        self._counts.begin()
+        if self.placement is not None:
+            self.place(self.placement)
+
+    def place(self, placement: Placement) -> None:
+        """Report, and note in the trace, where the workers live from now on."""
+        self.placement = replace(placement, since=time.time())
+        self._placements += (self.placement,)  # a new tuple: report() may be reading the old one
+        if self._recorder is not None:
+            self._recorder.note(PLACEMENT_EVENT, placement.as_details())
+
+    def leave(self) -> None:
+        """Note that the trainer asks another pool for its next batch: its last step has ended."""
+        epoch = self._epoch
+        if epoch is not None:
+            epoch.consumer.end()
 
     def end(self) -> None:
         """Keep the epoch's figures as they are now, and let go of the epoch itself."""
         if self._epoch is not None:
             self._epoch.consumer.end()
+            # In this order: a thread that finds no epoch finds the report of the one that ended.
             self._last, self._epoch = self.report(), None
 
     def snapshot(self) -> PipelineStats:
@@ -111,8 +192,21 @@ class PoolFigures:
         readings = self._readings_of(epoch)
         probes = probes_between(readings.probes_before, readings.probes_now)
         probes = replace(probes, one_at_a_time=readings.one_at_a_time)
+        *before, now = self._placements or (None,)
+        probes = self._of_all_processes(probes, epoch, readings, now)
         report = make_report(self._stats_of(epoch), probes, pooled=_POOLED)
-        return _with_skipped(report, self.skipped)
+        if now is not None:
+            report = replace(report, placements=(*before, _with_workers(now, self.workers.count)))
+        return with_remarks(_with_skipped(report, self.skipped), *filter(None, (self.shared,)))
+
+    def _of_all_processes(
+        self, probes: Probes, epoch: Epoch, readings: Readings, placement: Placement | None
+    ) -> Probes:
+        """Return the probes' readings with what concerns more processes than that of the workers.
+
+        Here there is but one.
+        """
+        return probes
 
     def timeline(self) -> Timeline | None:
         """As :class:`Figures` says."""
@@ -132,7 +226,8 @@ class PoolFigures:
             epoch.probes_before,
             probe_counters(),
             epoch.parked_ns(),
-            epoch.crowd.alone is not None,
+            epoch.contention.alone is not None,
+            self._counts.now(),
         )
 
     def _stats_of(self, epoch: Epoch) -> PipelineStats:
@@ -141,42 +236,58 @@ class PoolFigures:
         readings = self._readings_of(epoch)
         fetch, waits_ns, parked_ns = readings.fetch, (readings.jobs_wait_ns, 0), readings.parked_ns
         stages = [
-            _stage_stats(name, self.workers, lap, ready, *waits_ns, parked_ns)
-            for name, lap in (("fetch", fetch), ("collate", readings.collate))
+            _stage_stats(name, self.workers, tasks, ready, *waits_ns, parked_ns)
+            for name, tasks in (("fetch", fetch), ("collate", readings.collate))
         ]
         if self._transfer is not None:
-            lap = self._transfer.counters().since(epoch.transfer_before)
+            tasks = self._transfer.counters().since(epoch.transfer_before)
             waits_ns = results.get_wait[0], outlet.put_wait[0]
             stages.append(
-                _stage_stats("transfer", Headcount(1), lap, queue_stats(outlet), *waits_ns)
+                _stage_stats("transfer", ThreadCount(1), tasks, queue_stats(outlet), *waits_ns)
             )
         return PipelineStats(
             elapsed=fetch.elapsed_ns / 1e9,
             consumer_wait_ratio=min(1.0, outlet.get_wait[0] / max(1, outlet.elapsed_ns)),
             stages=tuple(stages),
+            data=readings.data,
         )
+
+
+class _InlineReading(NamedTuple):
+    probes: ProbeCounters
+    run_delay_ns: int | None
+    """The time that the loading thread had no core; None = unknown."""
 
 
 class InlineFigures:
     """The figures of loading on the trainer's own thread, which waits all of that time."""
 
-    def __init__(self, stages: list[TaskStatsHook], recorder: FlightRecorder) -> None:
+    def __init__(
+        self, stages: list[TaskStatsHook], recorder: FlightRecorder, dataset: Any = None
+    ) -> None:
         self.skipped: SkippedSamples | None = None
+        self._counts = DatasetCounts(dataset)
         self._stages = stages
         self._recorder = recorder
         recorder.belongs_to(self)
+        self._thread = threading.get_native_id()
+        self._before = self._reading()
+        self._at_end: _InlineReading | None = None
 
     def end(self) -> None:
         """Stop the epoch's clock."""
         for stage in self._stages:
             stage.end()
+        self._at_end = self._at_end or self._reading()
 
     def snapshot(self) -> PipelineStats:
         """As :class:`Figures` says."""
         readings = [stage.counters() for stage in self._stages]
         elapsed_ns = max(1, readings[0].elapsed_ns)
         rows = (
-            _stage_stats(hook.info.stage_name, Headcount(1), tasks, queue_stats(QueueCounters()), 0)
+            _stage_stats(
+                hook.info.stage_name, ThreadCount(1), tasks, queue_stats(QueueCounters()), 0
+            )
             for hook, tasks in zip(self._stages, readings, strict=True)
         )
         waited_ns = sum(tasks.busy_ns for tasks in readings)
@@ -184,33 +295,65 @@ class InlineFigures:
             elapsed=elapsed_ns / 1e9,
             consumer_wait_ratio=min(1.0, waited_ns / elapsed_ns),
             stages=tuple(rows),
+            data=self._counts.now(),
         )
 
     def report(self) -> Report:
         """As :class:`Figures` says."""
-        return _with_skipped(make_report(self.snapshot(), pooled=_POOLED), self.skipped)
+        before, now = self._before, self._at_end or self._reading()
+        delay: float | None = None
+        if before.run_delay_ns is not None and now.run_delay_ns is not None:
+            seconds_ns = now.probes.wall_ns - before.probes.wall_ns
+            delay = min(1.0, (now.run_delay_ns - before.run_delay_ns) / max(1, seconds_ns))
+        # Nobody probes for a loader without workers.
+        probes = replace(
+            probes_between(before.probes, now.probes),
+            gil_seconds=None,
+            gil_held_ratio=None,
+            gc_ratio=None,
+            run_delay_ratio=delay,
+        )
+        return _with_skipped(make_report(self.snapshot(), probes, pooled=_POOLED), self.skipped)
+
+    def _reading(self) -> _InlineReading:
+        return _InlineReading(probe_counters(), run_delay_ns(self._thread))
 
     def timeline(self) -> Timeline:
         """As :class:`Figures` says."""
         return self._recorder.timeline()
 
 
+def _with_workers(placement: Placement, count: int) -> Placement:
+    """Return the placement with the number of workers that tuning has come to."""
+    each_alone = placement.num_processes == placement.num_workers
+    num_processes = count if each_alone else placement.num_processes
+    return replace(placement, num_workers=count, num_processes=num_processes)
+
+
 def _with_skipped(report: Report, skipped: SkippedSamples | None) -> Report:
     """Return the report with the skipped samples named."""
-    return _with(report, () if skipped is None else skipped.remarks())
+    return with_remarks(report, *(() if skipped is None else skipped.remarks()))
 
 
-def with_remarks_of(dataset: object, report: Report, *, one_by_one: bool) -> Report:
-    """Return the report with the remarks of ``loading_remarks()`` of the dataset, or of the dataset
-    in a Subset, and a remark on short samples. ``one_by_one``: each sample takes its own call.
+def with_remarks_of(
+    dataset: object, report: Report, *, one_by_one: bool, given: tuple[int, int] | None = None
+) -> Report:
+    """Return the report with the remarks of ``loading_remarks()`` of the dataset and of those in
+    it, and a remark on short samples. ``one_by_one``: each sample takes its own call. ``given``:
+    the epoch, and the samples of it that the loop has had on all ranks, for ``progress_remarks()``
+    of a dataset that has it; None = unknown.
     """
     if one_by_one:
-        report = _with(report, _remarks_on_short_samples(dataset, report))
-    for each in nested_datasets(dataset):
+        report = with_remarks(report, *_remarks_on_short_samples(dataset, report))
+    if given is not None and hasattr(type(dataset), "progress_remarks"):
+        asked: Any = dataset
+        report = with_remarks(report, *asked.progress_remarks(*given))
+    remarks: dict[str, None] = {}  # each once: several datasets may say the same
+    for each in all_datasets(dataset):
         # Ask the class: an object that answers to any attribute name would seem to have it.
         if hasattr(type(each), "loading_remarks"):
-            return _with(report, tuple(each.loading_remarks()))
-    return report
+            remarks.update(dict.fromkeys(each.loading_remarks()))
+    return with_remarks(report, *remarks)
 
 
 def _remarks_on_short_samples(dataset: object, report: Report) -> tuple[str, ...]:
@@ -226,7 +369,28 @@ def _remarks_on_short_samples(dataset: object, report: Report) -> tuple[str, ...
     )
 
 
-def _with(report: Report, remarks: tuple[str, ...]) -> Report:
+def start_remark(report: Report, first_seconds: float, start_seconds: float) -> str:
+    """Return the remark on worker processes that every epoch starts anew, "" if that takes little
+    of it. ``first_seconds``: the time to the first batch, ``start_seconds`` that part of it after
+    which the report begins, which is of the whole epoch."""
+    placement, stages = report.placement, report.stats.stages
+    if placement is None or not placement.num_processes or not stages:
+        return ""
+    # A batch takes its time whoever makes it.
+    num_batches = max(1, stages[-1].queue.num_items)
+    batch_seconds = sum(stage.tasks.busy_time for stage in stages) / num_batches
+    seconds, of_epoch = first_seconds - batch_seconds, start_seconds + report.stats.elapsed
+    if seconds < _VISIBLE_START * of_epoch:
+        return ""
+    return (
+        f"Each epoch starts its worker processes anew: {seconds:.2g} s of the {of_epoch:.2g} s of "
+        "the last one. persistent_workers=True keeps them, with the dataset as it was when they "
+        "started."
+    )
+
+
+def with_remarks(report: Report, *remarks: str) -> Report:
+    """Return the report with these remarks after its own."""
     if not remarks:
         return report
     verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
@@ -235,8 +399,8 @@ def _with(report: Report, remarks: tuple[str, ...]) -> Report:
 
 def _stage_stats(
     name: str,
-    threads: Headcount,
-    lap: TaskCounters,
+    threads: ThreadCount,
+    tasks: TaskCounters,
     queue: QueuePerfStats,
     wait_in_ns: int,
     wait_out_ns: int = 0,
@@ -244,15 +408,15 @@ def _stage_stats(
 ) -> StageStats:
     """Return a stage's figures. Threads that were parked for ``parked_ns`` in all count as absent
     for that time."""
-    all_ns = max(1, threads.thread_ns(lap.elapsed_ns))
+    all_ns = max(1, threads.thread_ns(tasks.elapsed_ns))
     thread_ns = max(1, all_ns - parked_ns)
     return StageStats(
         name=name,
         concurrency=max(1, round(threads.count * thread_ns / all_ns)),
-        tasks=task_stats(lap),
+        tasks=task_stats(tasks),
         queue=queue,
         num_dropped=0,
-        busy_ratio=min(1.0, lap.busy_ns / thread_ns),
+        busy_ratio=min(1.0, tasks.busy_ns / thread_ns),
         wait_in_ratio=min(1.0, wait_in_ns / thread_ns),
         wait_out_ratio=min(1.0, wait_out_ns / thread_ns),
         thread_time=thread_ns / 1e9,

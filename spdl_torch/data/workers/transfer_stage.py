@@ -4,9 +4,10 @@ The transfer thread takes finished batches in the order of delivery and begins t
 trainer's thread receives them on its own stream. The transfer thread is at most two batches ahead
 of the trainer: one waits in the outlet, one is staged and waits for its place there.
 
-``break``, an exception and Ctrl-C close the thread's channels. A copy in progress is not
-interrupted: it ends within milliseconds, and the thread after it. Only the interpreter's exit waits
-for that, at most 5 s. Batches that nobody took are freed.
+``break``, an exception and Ctrl-C close the thread's channels, which also ends its wait for a model
+that is far behind. A copy in progress is not interrupted: it ends within milliseconds, and the
+thread after it. Only the interpreter's exit waits for that, at most 5 s. Batches that nobody took
+are freed.
 """
 
 from __future__ import annotations
@@ -27,15 +28,14 @@ from ..fetching.timing import timed
 from .jobs import Failed, Loaded
 
 if TYPE_CHECKING:
-    import mmap
-
-    from ...io._transfer.region import Region
+    from ...io._transfer.batch_memory import BatchMemory
+    from ...io._transfer.region import LimitedLocker
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
     from .epoch import Epoch
     from .jobs import Result
 
-__all__ = ["DeviceStage", "check_device", "open_device_stage"]
+__all__ = ["DeviceStage", "check_device", "most_pieces", "most_regions", "open_device_stage"]
 
 AHEAD = 1
 """The number of staged batches that wait for the trainer, besides the one that the thread holds:
@@ -67,6 +67,20 @@ def check_device(
     return place if place.type == "cuda" else None
 
 
+def most_pieces(max_outstanding: int) -> int:
+    """Return how many batches may lie in pinned memory, besides the transfer's own two slabs: with
+    those, three more than can be outstanding. Two may be under way to the device, one is spare.
+    """
+    return max_outstanding + 1
+
+
+def most_regions(max_outstanding: int, num_processes: int) -> int:
+    """Return the same for batches in the shared memory of processes: each has one more, which is
+    free before the process hears of it.
+    """
+    return most_pieces(max_outstanding) + num_processes
+
+
 def open_device_stage(
     device: torch.device | str | int | None, *, stats: bool
 ) -> DeviceStage | None:
@@ -84,11 +98,16 @@ class DeviceStage:
     def __init__(self, transfer: Transfer, *, stats: bool) -> None:
         self._transfer = transfer
         self.hook = TaskStatsHook(StageInfo(0, 3, "transfer"))
+        # Written by the transfer thread or, without workers, by the trainer's in move().
         self._cell: TaskCell | None = self.hook.new_cell() if stats else None
 
-    def region(self, memory: mmap.mmap) -> Region:
-        """Register memory that workers elsewhere write: its batches are copied from there."""
-        return self._transfer.region(memory)
+    def limited(self, max_outstanding: int, num_processes: int) -> LimitedLocker:
+        """Return what locks memory that workers elsewhere write; batches are copied from there."""
+        return self._transfer.limited(most_regions(max_outstanding, num_processes))
+
+    def batch_memory(self, max_outstanding: int) -> BatchMemory:
+        """Return pinned memory for the batches of a loader with so many outstanding."""
+        return self._transfer.batch_memory(most_pieces(max_outstanding))
 
     def run(self, epochs: Channel[Epoch]) -> None:
         """Transfer epoch after epoch, until ``epochs`` is closed. Runs on its own thread."""
@@ -105,6 +124,7 @@ class DeviceStage:
         since_ns = ring.begin()
         while True:
             result = inlet.get()
+            result = self._when_due(result, outlet)
             started_ns, number = perf_counter_ns(), result.number
             if isinstance(result, Loaded):
                 result = self._staged(result)
@@ -120,6 +140,17 @@ class DeviceStage:
                 )
             since_ns = done_ns
 
+    def _when_due(self, result: Result, outlet: Channel[Result]) -> Result:
+        """Wait while the model is far behind, which is no time of this stage's."""
+        try:
+            self._transfer.await_model(lambda: not outlet.closed)
+        except ChannelClosed:  # the loop has ended, or the interpreter exits
+            raise
+        except BaseException as error:  # the device's: what the model did has failed
+            self._say_where(error, result.number)
+            return Failed(result.number, error, result.progress)
+        return result
+
     def _staged(self, result: Loaded) -> Result:
         try:
             return replace(result, batch=self._stage(result.batch, result.number))
@@ -128,28 +159,28 @@ class DeviceStage:
 
     def hand_over(self, result: Result) -> Result:
         """Make the batch ready for the current stream. Called on the trainer's thread."""
-        if not isinstance(result, Loaded):
-            return result
-        try:
-            return replace(result, batch=result.batch.receive())
-        except BaseException as error:
-            self._tell(error, result.number)
-            return Failed(result.number, error, result.progress)
+        if isinstance(result, Loaded):
+            try:
+                result.batch = result.batch.receive()
+            except BaseException as error:
+                self._say_where(error, result.number)
+                return Failed(result.number, error, result.progress)
+        return result
 
     def move(self, batch: Any, number: int) -> Any:
         """Copy a batch without the thread, and return it for the caller's current stream."""
         try:
             return self._stage(batch, number).receive()
         except BaseException as error:
-            self._tell(error, number)
+            self._say_where(error, number)
             raise
 
     def _stage(self, batch: Any, number: int) -> Any:
         try:
             return timed(self._cell, self._transfer.stage, batch)
         except BaseException as error:
-            self._tell(error, number)
+            self._say_where(error, number)
             raise
 
-    def _tell(self, error: BaseException, number: int) -> None:
+    def _say_where(self, error: BaseException, number: int) -> None:
         add_thread_note(error, f"in the transfer to {self._transfer.device}", f"batch {number}")

@@ -21,10 +21,20 @@ __all__ = ["acting_as_worker", "rebound", "use_one_intra_op_thread"]
 
 
 @contextmanager
-def acting_as_worker(number: int, num_workers: int, base_seed: int, dataset: Any) -> Iterator[None]:
-    """Let ``get_worker_info()`` describe worker ``number``, on this thread alone."""
+def acting_as_worker(
+    number: int, num_workers: int, base_seed: int, dataset: Any, *, is_process: bool = False
+) -> Iterator[None]:
+    """Let ``get_worker_info()`` describe worker ``number``, on this thread alone.
+
+    ``is_process``: the worker has the process to itself, so threads that the dataset starts get the
+    same answer, as in torch's workers.
+    """
     install()
-    of_thread.worker_info = _make_info(number, num_workers, base_seed, dataset)
+    method = "multiprocessing" if is_process else "thread"
+    info = _make_info(number, num_workers, base_seed, dataset, method)
+    of_thread.worker_info = info
+    if is_process:
+        torch_worker._worker_info = info
     try:
         yield
     finally:
@@ -46,7 +56,7 @@ def use_one_intra_op_thread() -> None:
     torch.get_num_threads()
 
 
-def _make_info(number: int, num_workers: int, base_seed: int, dataset: Any) -> Any:
+def _make_info(number: int, num_workers: int, base_seed: int, dataset: Any, method: str) -> Any:
     seed = base_seed + number
     details: dict[str, Any] = {
         "id": number,
@@ -56,7 +66,7 @@ def _make_info(number: int, num_workers: int, base_seed: int, dataset: Any) -> A
     }
     known = {field.name for field in fields(torch_worker.WorkerInfo)}
     if "worker_method" in known:  # torch 2.15 and later
-        details["worker_method"] = "thread"
+        details["worker_method"] = method
     if "rng" in known:
         details["rng"] = torch_worker._RNG(
             random.Random(seed),

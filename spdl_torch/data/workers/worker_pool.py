@@ -2,8 +2,8 @@
 
 A *job* is the work of one batch. For a map-style dataset without ``__getitems__`` all threads work
 on the same job, one sample each, so N threads deliver the first batch N times sooner; the thread
-that finishes the last sample collates. Handing a sample to a thread is one step of an atomic
-counter, not a queue operation.
+that finishes the last sample collates. Handing a sample to a thread is one step of a counter, not
+a queue operation.
 
 Nothing here refers to the iterator that the trainer holds, so dropping it ends the threads.
 """
@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import threading
-import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,22 +30,27 @@ from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup
+from ...pipeline.threads.weakly import weakly
 from ..rng.patches import process_generators_kept
 from .activity import Activity, describe_activities
-from .contention import Crowd
+from .budget import budget
+from .contention import Contention
 from .epoch import Epoch
 from .jobs import Failed, Job, Result
+from .private_state import shared_remark
 from .stats import PoolFigures
-from .transfer_stage import AHEAD
+from .transfer_stage import AHEAD, most_pieces
 from .worker_info import use_one_intra_op_thread
 from .worker_thread import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ...io._transfer.batch_memory import BatchMemory
     from ..checkpoint.resume_state import WorkerState
     from ..rng.keys import StreamKey
     from .load_spec import LoadSpec
+    from .pool import TunedPool
     from .transfer_stage import DeviceStage
 
 __all__ = ["WorkerPool"]
@@ -58,6 +62,9 @@ _JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
 _TRANSFER = -1  # the transfer thread's key, among the workers' numbers
 
 _MOST_WORKERS = 1_000_000
+
+_MOST_LOGGED = 1_000
+_logged: set[str] = set()  # what is shared is logged once, and not in every epoch
 
 _MAX_EPOCHS_WAITING = 1_000  # epochs that a persistent loader may begin before a worker looks
 
@@ -71,14 +78,18 @@ class WorkerPool:
     """
 
     def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
+        self._memory: BatchMemory | None = None
+        if device_stage is not None:
+            self._memory = device_stage.batch_memory(spec.max_outstanding)
+            spec = replace(spec, memory=self._memory)
         self._spec = spec
         self._shares_jobs = spec.shares_jobs
         self._device_stage = device_stage
         self._pid = os.getpid()
         # A weak reference: with a strong one only a garbage collection would free the pool, and
         # the dataset with it.
-        self._threads = ThreadGroup(partial(_stop, weakref.ref(self)))
-        self._activities = [Activity() for _ in range(spec.told_workers)]
+        self._threads = ThreadGroup(weakly(self.request_stop))
+        self._activities = [Activity() for _ in range(spec.announced_workers)]
         self._copying = threading.Lock()
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
@@ -94,12 +105,22 @@ class WorkerPool:
             self._fetch_stats,
             self._collate_stats,
             None if device_stage is None else device_stage.hook,
+            spec.dataset,
         )
         self._epoch: Epoch | None = None
+        # Between epochs the threads may be let go while the workers stay: threads share the dataset
+        # and keep nothing of their own.
+        self._may_retire = spec.is_vouched_for and not (spec.has_turns or spec.worker_init_fn)
+        self._workers: dict[int, Worker] = {}
+        self._threads_of: dict[int, threading.Thread] = {}
+        # Guards the two below: another loader's thread lets these threads go. Re-entrant: Ctrl-C's
+        # handler may iterate, too.
+        self._rest_lock = threading.RLock()
+        self._is_resting = self._is_retired = False
 
     # -- the trainer's thread ------------------------------------------------------------------
 
-    def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
         """Start the threads, and the first epoch on them.
 
         This is not part of ``__init__``, so that the holder can register ``request_stop`` before
@@ -109,7 +130,7 @@ class WorkerPool:
         """
         if self._spec.stats:
             start_probing(self)
-        self._begin_epoch(key, workers)
+        self._begin_epoch(key, workers, first)
         self._start_threads()
 
     def submit(
@@ -121,11 +142,12 @@ class WorkerPool:
         iterable that keeps a state for it after this batch.
         """
         epoch = self._running()
-        hands = epoch.crowd.hands(index, self._spec.num_workers)
+        hands = epoch.contention.hands(index, self._spec.num_workers)
         job = Job(number, index, first, shared=hands > 1, wants_state=wants_state)
         try:
+            jobs = epoch.jobs[worker % len(epoch.jobs)]
             for _ in range(hands):
-                epoch.jobs_of(worker).put(job)
+                jobs.put(job)
         except ChannelClosed:
             self._raise_death()
             raise
@@ -133,25 +155,38 @@ class WorkerPool:
     def get(self, timeout: float | None) -> Result:
         """Return the next result, in order if the spec says so. Raises: TimeoutError."""
         epoch = self._running()
+        if budget.is_scarce:
+            budget.lend()
         epoch.consumer.ask(epoch.outlet)
         try:
-            result = epoch.outlet.get(timeout)
+            result = epoch.outlet.get_numbered(timeout)[1]
         except ChannelClosed:
             self._raise_death()
             raise
         epoch.consumer.got(result.number)
-        # Another thread may have made the batch that torch would give to this worker first.
-        error = self._init_errors.pop(result.number, None)
-        if error is not None:
-            return Failed(result.number, error)
+        if self._init_errors:
+            # Another thread may have made the batch that torch would give to this worker first.
+            error = self._init_errors.pop(self._failed_worker(result.number), None)
+            if error is not None:
+                return Failed(result.number, error)
         return result if self._device_stage is None else self._device_stage.hand_over(result)
+
+    def _failed_worker(self, number: int) -> int:
+        """Return the id of the worker whose error, if it could not start, comes in place of batch
+        ``number``: the worker to which torch would give that batch. Of several processes each makes
+        only some of the batches, so there the error comes with the next one.
+        """
+        if self._spec.ids is None or self._spec.has_turns:
+            return number
+        return next((each for each in self._init_errors if each <= number), number)
 
     @property
     def num_taken(self) -> int:
         """The number of results that ``get`` has taken in this epoch, including one that Ctrl-C
         kept it from returning.
         """
-        return 0 if self._epoch is None else self._epoch.outlet.num_got
+        epoch = self._epoch
+        return 0 if epoch is None else epoch.outlet.num_got
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that share one queue, and return the new number.
@@ -165,14 +200,15 @@ class WorkerPool:
         if not self._is_whole or max_outstanding < 1:
             return self._spec.num_workers
         jobs = epoch.jobs[0]
-        epoch.crowd.gone(epoch.crowd.alone)  # parked workers see no dismissal: wake them first
+        # Parked workers see no dismissal: wake them first.
+        epoch.contention.gone(epoch.contention.alone)
         jobs.grow(max_outstanding * num_workers)
         epoch.results.grow(max_outstanding)
         self._set_size(num_workers, max_outstanding)
         if more < 0:
             jobs.dismiss(-more)
             return num_workers
-        free = (n for n in range(self._spec.told_workers) if n not in self._epochs)
+        free = (n for n in range(self._spec.announced_workers) if n not in self._epochs)
         joining = tuple(itertools.islice(free, more - jobs.recall(more)))
         for number in joining:
             self._epochs[number] = Channel(_MAX_EPOCHS_WAITING)
@@ -191,22 +227,82 @@ class WorkerPool:
             self._set_size(num_workers - len(errors), max_outstanding)
         return self._spec.num_workers
 
+    @property
+    def max_outstanding(self) -> int:
+        """The most jobs that may be outstanding."""
+        return self._spec.max_outstanding
+
     def _set_size(self, num_workers: int, max_outstanding: int) -> None:
         spec = self._spec
         self._spec = replace(spec, num_workers=num_workers, max_outstanding=max_outstanding)
+        if self._memory is not None:
+            self._memory.grow(most_pieces(max_outstanding))
         self.figures.workers.change(num_workers)
+        budget.begin(self, num_workers)
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the threads do; ``awaited``: the batch that the trainer waits for."""
         return describe_activities(self._activities, self._threads.threads(), awaited)
 
-    def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+    def restart(
+        self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0
+    ) -> None:
         """Begin another epoch on the same threads, and drop outstanding jobs."""
+        again = self._wake()
         # Dismissed workers that have not left yet would miss it: their queue is about to close.
-        leaving = self._running().jobs[0].recall(self._spec.told_workers)
+        leaving = self._running().jobs[0].recall(self._spec.announced_workers)
         self.interrupt()
-        epoch = self._begin_epoch(key, workers)
+        epoch = self._begin_epoch(key, workers, first)
         epoch.jobs[0].dismiss(leaving)
+        if again:
+            self._start_threads(again)
+
+    @property
+    def tuned(self) -> TunedPool:
+        """This pool; see ``Pool.tuned``."""
+        return self
+
+    def rest(self) -> None:
+        """Keep the figures of an epoch that is over; see ``Pool.rest``."""
+        self.figures.end()
+        if not self._may_retire:
+            budget.end(self)
+            return
+        with self._rest_lock:
+            self._is_resting = True
+        budget.rest(self, len(self._threads_of))
+
+    def retire(self) -> None:
+        """Let the threads of an epoch that is over go; the workers stay, and get new threads with
+        the next epoch. Any thread may call this; never blocks.
+        """
+        with self._rest_lock:
+            epoch = self._epoch
+            if not self._is_resting or self._is_retired or epoch is None:
+                return
+            self._is_retired = True
+            for number, epochs in list(self._epochs.items()):
+                if number != _TRANSFER:
+                    epochs.dismiss(1)
+            epoch.close()
+
+    def _wake(self) -> list[int]:
+        """Keep the threads from now on; return the workers whose threads have gone."""
+        with self._rest_lock:
+            was_retired, self._is_resting, self._is_retired = self._is_retired, False, False
+        if not was_retired:
+            return []
+        numbers = [number for number in list(self._epochs) if number != _TRANSFER]
+        gone = [number for number in numbers if not self._epochs[number].recall(1)]
+        for number in gone:
+            self._threads_of[number].join()  # it was dismissed, and has nothing left to do
+        self._threads.forget_ended()
+        return gone
+
+    @property
+    def activities(self) -> Sequence[Activity]:
+        """The job that each worker has now."""
+        return self._activities
 
     def interrupt(self) -> None:
         """Drop outstanding jobs and wake a waiting ``get``; ``restart`` has to follow."""
@@ -227,13 +323,15 @@ class WorkerPool:
                 raise
 
     def _end_waits(self, epoch: Epoch | None) -> None:
-        for channel in tuple(self._epochs.values()):
+        for channel in list(self._epochs.values()):
             channel.close()
         if epoch is not None:
             epoch.close()
         # Free the batches that nobody will take: the frames of a kept error may hold the pool.
         self._epoch = None
         self._init_errors.clear()
+        self._workers.clear()  # they refer to this object
+        budget.end(self)
         stop_probing(self)
 
     def stop(self, timeout: float = _JOIN_SECONDS) -> None:
@@ -243,20 +341,21 @@ class WorkerPool:
         join_probing(_JOIN_SECONDS)
 
     def _running(self) -> Epoch:
-        if self._epoch is None or not self.in_this_process:
+        epoch = self._epoch
+        if epoch is None or os.getpid() != self._pid:
             raise PipelineStopped(
                 "DataLoader: the worker threads of this iterator have ended"
                 + ("." if self.in_this_process else "; they did not follow into a forked process.")
                 + " Call iter(loader) for new ones."
             )
-        return self._epoch
+        return epoch
 
     @property
     def in_this_process(self) -> bool:
         """False in a forked child: the threads stayed in the parent."""
         return os.getpid() == self._pid
 
-    def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
+    def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState], first: int) -> Epoch:
         spec = self._spec
         results = Channel[Result](spec.max_outstanding)
         stage = self._device_stage
@@ -278,8 +377,11 @@ class WorkerPool:
             collate_before=self._collate_stats.counters(),
             transfer_before=TaskCounters() if stage is None else stage.hook.counters(),
             probes_before=probe_counters(),
-            crowd=Crowd(self._activities, shares_jobs=self._shares_jobs, adapts=not spec.has_turns),
+            contention=Contention(
+                self._activities, shares_jobs=self._shares_jobs, adapts=not spec.has_turns
+            ),
             recorder=recorder,
+            first=first,
             consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
         self.figures.begin(epoch)
@@ -290,7 +392,8 @@ class WorkerPool:
         # Store the epoch before any worker gets it: Ctrl-C in between must not leave workers in an
         # epoch that request_stop cannot close.
         self._epoch = epoch
-        for epochs in tuple(self._epochs.values()):
+        budget.begin(self, spec.num_workers)
+        for epochs in list(self._epochs.values()):
             epochs.put(epoch)
         return epoch
 
@@ -304,7 +407,7 @@ class WorkerPool:
         ready, num_started = Channel[None](_MOST_WORKERS), 0
         try:
             with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
-                for number in more or tuple(self._epochs):
+                for number in more or list(self._epochs):
                     try:
                         self._start_thread(number, ready)
                     except RuntimeError as error:  # the system has no more threads
@@ -323,8 +426,8 @@ class WorkerPool:
         if number == _TRANSFER:
             self._threads.spawn("transfer", partial(self._run, self._transfer, ready))
         else:
-            serve = partial(self._serve, number)
-            self._threads.spawn(f"loader-{number}", partial(self._run, serve, ready))
+            serve = partial(self._run, partial(self._serve, number), ready)
+            self._threads_of[number] = self._threads.spawn(f"loader-{number}", serve)
 
     def _run(self, serve: Callable[[_Once], None], ready: Channel[None]) -> None:
         """Run a thread from start to end.
@@ -348,7 +451,7 @@ class WorkerPool:
     def _raise_death(self) -> None:
         if self._death is not None:
             raise RuntimeError(
-                "DataLoader: a thread of the loader has failed, by no fault of the dataset's: "
+                "DataLoader: a thread of the loader has failed, through no fault of the dataset: "
                 f"{text_of(self._death)}. The log has its traceback; please report it."
             ) from self._death
 
@@ -360,21 +463,42 @@ class WorkerPool:
         self._device_stage.run(self._epochs[_TRANSFER])
 
     def _serve(self, number: int, say_ready: _Once) -> None:
-        stages = (self._fetch_stats, self._collate_stats)
-        cells = tuple(stage.new_cell() if self._spec.stats else None for stage in stages)
-        worker = Worker(
-            *(number, self._spec, self._epochs[number], self._activities[number]),
-            copying=self._copying,
-            cells=cells,
-            could_not_start=self._could_not_start,
-        )
-        worker.serve(say_ready, self._can_be_spared)
+        worker = self._workers.get(number)
+        if worker is None:
+            stages = (self._fetch_stats, self._collate_stats)
+            cells = tuple(stage.new_cell() if self._spec.stats else None for stage in stages)
+            worker = self._workers[number] = Worker(
+                *(number, self._spec, self._epochs[number], self._activities[number]),
+                copying=self._copying,
+                cells=cells,
+                could_not_start=self._could_not_start,
+                note_shared=self._note_shared,
+            )
+        is_retired = False
+        try:
+            is_retired = worker.serve(say_ready, self._can_be_spared)
+        finally:
+            if not is_retired:
+                self._workers.pop(number, None)
+        if is_retired:
+            return
         self._epochs.pop(number, None)  # last: from here on resize() may give the number again
 
     def _could_not_start(self, number: int, error: BaseException) -> None:
         """Keep the error for the loop, in place of the batch that torch gives this worker first."""
-        self._init_errors[number] = error
+        self._init_errors[self._spec.id_of(number)] = error
         self._is_whole = False
+
+    def _note_shared(self, parts: list[str]) -> None:
+        """Report and log what the workers share though samples may change it; each worker finds
+        the same."""
+        remark = shared_remark(parts)
+        if remark == self.figures.shared:
+            return
+        self.figures.shared = remark
+        if remark not in _logged and len(_logged) < _MOST_LOGGED:
+            _logged.add(remark)
+            _logger.warning("DataLoader: %s", remark)
 
     def _can_be_spared(self) -> bool:
         """Return whether a worker that could not start may leave.
@@ -395,10 +519,3 @@ class _Once:
         call, self._call = self._call, None
         if call is not None:
             call()
-
-
-def _stop(pool: weakref.ref[WorkerPool]) -> None:
-    """Stop the pool at the interpreter's exit, if it still exists."""
-    found = pool()
-    if found is not None:
-        found.request_stop()

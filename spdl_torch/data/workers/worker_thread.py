@@ -12,18 +12,25 @@ from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import default_convert
 
 from ...pipeline.channel.channel import Channel, ChannelClosed, Dismissed
+from ...pipeline.failures import attach_note
 from ...pipeline.recorder.timeline import Outcome
-from ..error_notes import add_thread_note
+from ..error_notes import add_thread_note, describe_batch
 from ..fetching.bad_samples import NoGoodSample
 from ..fetching.batch_maker import BatchMaker, EndOfIterable
 from ..fetching.broken import Broken
+from ..fetching.rows import is_torchs_collate
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in
+from .budget import budget
 from .dataset_copies import own_copy, own_function
+from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
+from .private_state import PrivateState
+from .shared_arrays import collate_read_only, convert_read_only
 from .worker_info import acting_as_worker, rebound
 
 if TYPE_CHECKING:
@@ -53,6 +60,7 @@ class Worker:
         copying: threading.Lock,
         cells: Sequence[TaskCell | None],
         could_not_start: Callable[[int, BaseException], None],
+        note_shared: Callable[[list[str]], None],
     ) -> None:
         """Take the worker's parts; the thread itself starts in ``serve``.
 
@@ -60,51 +68,56 @@ class Worker:
         and collating. ``could_not_start``: called with the reason, before the trainer goes on.
         """
         self._number = number
+        self._id = spec.id_of(number)
         self._spec = spec
         self._epochs = epochs
         self._activity = activity
         self._copying = copying
         self._cells = cells
         self._could_not_start = could_not_start
-        self._streams = SampleStreams(spec.base_seed, number)
+        self._note_shared = note_shared
+        self._streams = SampleStreams(spec.base_seed, self._id)
+        is_private = not (spec.owns_dataset or spec.is_vouched_for)
+        self._private = PrivateState() if is_private else None
+        self._made: tuple[Any, Broken | None, Callable[..., BatchMaker]] | None = None
+        self._has_begun = False
 
-    def serve(self, say_ready: Callable[[], None], is_spare: Callable[[], bool]) -> None:
-        """Work on epoch after epoch, until the channel that delivers them is closed.
+    def serve(self, say_ready: Callable[[], None], is_spare: Callable[[], bool]) -> bool:
+        """Work on epoch after epoch, until the channel that delivers them is closed; return False.
 
+        Returns True where the thread was dismissed between two epochs: the worker stays as it is,
+        and goes on when another thread calls this.
         ``is_spare``: called if this worker could not start; True if the others can do without it.
         """
-        spec, number = self._spec, self._number
-        dataset, broken = self._copied_dataset()
-        collate_fn = own_function(spec.collate_fn, spec.dataset, dataset, self._copying)
-        if spec.stream_per_sample:
-            self._streams.seed_owned(OwnedGenerators(dataset, collate_fn))
-        fetch_cell, collate_cell = self._cells
-        make_batches = partial(
-            BatchMaker,
-            dataset,
-            collate_fn,
-            iterable=spec.iterable,
-            auto_collation=spec.auto_collation,
-            drop_last=spec.drop_last,
-            streams=self._streams,
-            worker=number,
-            tolerance=spec.tolerance,
-            fetch_cell=fetch_cell,
-            collate_cell=collate_cell,
-        )
+        spec, number = self._spec, self._id
+        is_new = self._made is None
+        if self._made is None:
+            self._made = self._make_parts()
+        dataset, broken, make_batches = self._made
         self._activity.thread = threading.current_thread()
-        info = acting_as_worker(number, spec.told_workers, spec.base_seed, dataset)
+        take_part(self._activity)
+        budget.belongs_to(self._activity)
+        info = acting_as_worker(
+            *(number, spec.announced_workers, spec.base_seed, dataset),
+            is_process=spec.owns_dataset,
+        )
+        fetch_cell, collate_cell = self._cells
         with info, self._streams:
-            broken = broken or self._initialized(dataset)
+            if is_new:
+                broken = broken or self._initialized(dataset)
+                self._made = dataset, broken, make_batches
+            elif spec.device_index is not None:
+                torch.accelerator.set_device_index(spec.device_index)
             leave = broken is not None and is_spare()
+            # The trainer waits for this; what went wrong was reported before.
             say_ready()
-            begun, epoch = False, None
+            epoch = None
             while not leave:
                 try:
                     epoch = self._epochs.get()
-                    if begun and spec.is_seeded:
+                    if self._has_begun and spec.is_seeded:
                         self._streams.begin_worker(epoch.key.epoch_seed)
-                    begun = True
+                    self._has_begun = True
                     ring = epoch.recorder.new_ring("worker", 1, number)
                     record_parts(ring, fetch=fetch_cell, collate=collate_cell)
                     made = partial(
@@ -116,24 +129,78 @@ class Worker:
                 except ChannelClosed:
                     leave = self._epochs.closed
                 except Dismissed:
+                    if epoch is None:
+                        return True
                     leave = True
-                    assert epoch is not None, "guaranteed: only who takes jobs is dismissed"
-                    epoch.crowd.gone(number)
+                    epoch.contention.gone(self._number)
                 finally:
                     epoch = None  # keep no reference while waiting, for the reason in _work
+        return False
+
+    def _make_parts(self) -> tuple[Any, Broken | None, Callable[..., BatchMaker]]:
+        """Return the worker's own dataset, why it could not be copied, if so, and what makes the
+        maker of an epoch's batches."""
+        spec = self._spec
+        dataset, broken = self._copied_dataset()
+        collate_fn, collate_into = self._own_functions(dataset)
+        if spec.stream_per_sample:
+            self._streams.seed_owned(OwnedGenerators(dataset, collate_fn))
+        fetch_cell, collate_cell = self._cells
+        make_batches = partial(
+            BatchMaker,
+            dataset,
+            collate_fn,
+            iterable=spec.iterable,
+            auto_collation=spec.auto_collation,
+            drop_last=spec.drop_last,
+            streams=self._streams,
+            worker=self._id,
+            tolerance=spec.tolerance,
+            collate_into=collate_into,
+            memory=spec.memory,
+            fetch_cell=fetch_cell,
+            collate_cell=collate_cell,
+        )
+        return dataset, broken, make_batches
 
     def _copied_dataset(self) -> tuple[Any, Broken | None]:
         """Return the worker's own dataset, and why it could not be copied, if so."""
         try:
-            dataset = own_copy(self._spec.dataset, self._copying)
+            dataset = self._spec.dataset
+            if self._private is not None:
+                # One at a time: Python 3.11 crashes where two threads make an object's __dict__.
+                with self._copying:
+                    dataset = self._private.dataset(dataset)
+            elif not self._spec.owns_dataset:
+                dataset = own_copy(dataset, self._copying)
             for each in borrowers_in(dataset) if self._spec.stream_per_sample else ():
                 each.sample_context = self._streams.sample_context
         except BaseException as error:
             return self._spec.dataset, self._failed_to_start(error, "in copying the dataset")
         return dataset, None
 
+    def _own_functions(self, dataset: Any) -> tuple[Callable[[Any], Any], Any]:
+        """Return the worker's own ``collate_fn``, and what makes its batch, if another does."""
+        spec, private = self._spec, self._private
+        if private is None:
+            if spec.owns_dataset:
+                return spec.collate_fn, None
+            return own_function(spec.collate_fn, spec.dataset, dataset, self._copying), None
+        with self._copying:
+            own = private.function(spec.collate_fn, "collate_fn")
+        private.forget()
+        if private.shared:
+            self._note_shared(private.shared)
+        into: Callable[[Any], Any] | None = None
+        if private.arrays.has_arrays:
+            if own is default_convert:
+                into = convert_read_only
+            elif is_torchs_collate(own):
+                into = collate_read_only
+        return own, into
+
     def _initialized(self, dataset: Any) -> Broken | None:
-        spec, number = self._spec, self._number
+        spec, number = self._spec, self._id
         try:
             if spec.device_index is not None:
                 torch.accelerator.set_device_index(spec.device_index)
@@ -146,7 +213,8 @@ class Worker:
     def _failed_to_start(self, error: BaseException, where: str) -> Broken:
         add_thread_note(error, where)
         self._could_not_start(self._number, error)
-        return Broken(error, raised=True)
+        # The pool raises it in place of a batch. A worker that has its process to itself sends it.
+        return Broken(error, raised=not self._spec.owns_dataset)
 
     def _work(
         self,
@@ -162,7 +230,7 @@ class Worker:
         jobs, since_ns = epoch.jobs_of(self._number), ring.begin()
         try:
             while True:
-                epoch.crowd.wait(self._number)
+                epoch.contention.wait(self._number)
                 since_ns = self._do(jobs.get(), maker, epoch, ring, since_ns)
         finally:
             # An undelivered error keeps its frames alive, this one among them. Drop what leads
@@ -185,21 +253,24 @@ class Worker:
         """
         result: Result | None = None
         try:
+            if budget.is_scarce:
+                budget.enter(self._activity, epoch.results)
             started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
-            self._activity.since_ns, self._activity.job = started_ns, job
-            spell = epoch.crowd.enter()
+            self._activity.since_ns = started_ns
+            begin_job(self._activity, job)  # waits here while the process is forked
+            spell = epoch.contention.enter()
             if job.shared:
                 result, taken = self._help(maker, job)
             else:
                 result = self._make(maker, job)
                 taken = job.size if isinstance(result, Loaded) else 0  # do not time failures
-            epoch.crowd.leave(self._number, spell, taken, job.size)
-            self._activity.job = None
+            epoch.contention.leave(self._number, spell, taken, job.size)
+            self._activity.job = None  # from here on a fork need not wait for this worker
             if result is _NOTHING_LEFT:
                 return since_ns
             ended_ns, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
             output, outcome = (-1 if result is None else number), Outcome.PASSED
-            if result is not None:
+            if result is not None:  # None: the worker that finishes the last sample delivers
                 epoch.deliver(result)
                 epoch.record_bad(result)
             if isinstance(result, Failed):
@@ -213,12 +284,15 @@ class Worker:
                 )
             return done_ns
         finally:
+            if self._activity.has_turn:
+                budget.leave(self._activity)
             del job, maker, epoch, result  # as in _work
 
     def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:
         wanted = job.wants_state
         try:
             batch, tries = maker.make(job.first, job.index, job.number)
+            self._look_at_arrays(job)
             batch = self._finalize(batch)
             return Loaded(job.number, batch, maker.progress(wanted=wanted), tries)
         except NoGoodSample as nothing:
@@ -226,6 +300,7 @@ class Worker:
         except EndOfIterable:
             return Exhausted(job.number, maker.progress(wanted=wanted), maker.tries())
         except BaseException as error:  # SystemExit too: the trainer waits for an answer
+            self._explain(error)
             return Failed(job.number, error, maker.progress(wanted=wanted), maker.tries())
 
     def _help(self, maker: BatchMaker | Broken, job: Job) -> tuple[Result | None, int]:
@@ -235,14 +310,18 @@ class Worker:
         """
         last, taken = False, 0
         maker.begin(job.first, job.bad)
-        while (position := job.take()) is not None:
-            if position < job.first_error:  # torch fetches nothing after a batch's first error
+        while (number := job.take()) is not None:
+            # torch fetches nothing after a batch's first error. No lock: see Job.first_error.
+            if number < job.first_error:
                 try:
-                    job.samples[position] = maker.sample_at(position, job.index[position])
+                    job.samples[number] = maker.sample_at(number, job.index[number])
+                    self._look_at_arrays(job)
                 except BaseException as error:
-                    job.errors[position] = error
-                    job.first_error = min(job.first_error, position)
+                    self._explain(error)
+                    job.errors[number] = error
+                    job.first_error = min(job.first_error, number)
             taken += 1
+            # Counted after its sample is in place: who counts the last one finds all of them.
             last = job.finish_one()
         maker.forget_bad()
         if not taken:
@@ -260,11 +339,27 @@ class Worker:
             if self._spec.tolerance is not None:
                 samples, tries = maker.good_of(samples, job.bad)
             batch = maker.collate(samples, job.index, job.number)
+            self._look_at_arrays(job)
             return Loaded(job.number, self._finalize(batch), None, tries)
         except NoGoodSample as nothing:
             return NoBatch(job.number, nothing.args[0])
         except BaseException as error:
+            self._explain(error)
             return Failed(job.number, error)
+
+    def _look_at_arrays(self, job: Job) -> None:
+        """Raise an error if this worker has written into a tensor that all share."""
+        error = None if self._private is None else self._private.arrays.look()
+        if error is not None:
+            attach_note(error, f"noticed after {describe_batch(job.number, job.index)}")
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: avoid the cycle
+
+    def _explain(self, error: BaseException) -> None:
+        if self._private is not None:
+            self._private.arrays.explain(error)
 
     def _finalize(self, batch: Any) -> Any:
         return batch if self._spec.finalize is None else self._spec.finalize(batch)

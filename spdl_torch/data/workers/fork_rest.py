@@ -1,0 +1,100 @@
+"""Bring the worker threads of this process to rest while it is forked.
+
+A forked child has the memory of all threads, but only the thread that forked. A lock that another
+one held at that moment (of HDF5, of a logger, of the dataset's own) stays held in the child for
+ever. Between two jobs a worker is in no code of the dataset's, so it waits there until the fork is
+done.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
+
+from ...pipeline.threads.shared_state import LiveObjects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .activity import Activity
+    from .jobs import Job
+
+__all__ = ["begin_job", "take_part", "workers_at_rest"]
+
+_LONGEST_SECONDS = 1.0
+"""The longest wait for jobs to end. Then the process is forked all the same, as it would be by
+torch's loader beside threads of the program's own."""
+_LOOK_SECONDS = 0.001
+
+_activities: LiveObjects[Activity] = LiveObjects()
+_listing = threading.Lock()
+_forks: set[object] = set()  # one for each fork under way, changed while _listing is held
+_may_work = threading.Event()  # set while there is none
+_may_work.set()
+
+
+def take_part(activity: Activity) -> None:
+    """Let a worker rest during forks. Called once, by the worker's thread."""
+    _activities.add(activity)
+
+
+def begin_job(activity: Activity, job: Job) -> None:
+    """Note that a worker begins a job; wait first if the process is being forked.
+
+    The job is noted before the look at the flag, and a fork raises the flag before it looks at the
+    jobs: so one of the two sees the other. The lock makes "before" true for other cores, too:
+    without a GIL, one may read the flag while its note is still on the way to the others.
+    """
+    with activity.lock:
+        activity.job = job
+    while not _may_work.is_set():
+        activity.job = None
+        _may_work.wait()
+        with activity.lock:
+            activity.job = job
+
+
+@contextmanager
+def workers_at_rest() -> Iterator[None]:
+    """Wait up to a second for all workers to finish their jobs, and keep them from others until
+    the block ends, and those of other threads that fork at the same time."""
+    fork = object()
+    try:
+        with _listing:
+            _forks.add(fork)
+            _may_work.clear()
+        # Not by notification: a worker would have to take a lock after each job, to no other end.
+        deadline = monotonic() + _LONGEST_SECONDS
+        while _anybody_works() and monotonic() < deadline:
+            sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        with _listing:
+            _forks.discard(fork)
+            if not _forks:
+                _may_work.set()
+
+
+def _anybody_works() -> bool:
+    return any(map(_works, _activities.now()))
+
+
+def _works(activity: Activity) -> bool:
+    with activity.lock:
+        return activity.job is not None
+
+
+def _after_fork() -> None:
+    """Start anew in the child, where no thread works and either lock may be held."""
+    global _may_work, _listing
+    _may_work, _listing = threading.Event(), threading.Lock()
+    _may_work.set()
+    _forks.clear()
+    _activities.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
