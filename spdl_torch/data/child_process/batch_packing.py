@@ -2,13 +2,15 @@
 
 Tensors and arrays of 64 KiB or more lie in the slab, and the trainer's batch views them. Smaller
 ones are in the pickle and get their own memory, so labels that are kept keep no images alive.
-Everything else that pickle can handle is in the pickle too.
+Everything else that pickle can handle is in the pickle too. torch's ``default_collate``, the rows
+of a ``TensorDataset`` and the batch kernel write straight into the slab.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -17,15 +19,22 @@ import torch
 
 from ...io._transfer.transfer import is_moved_whole
 from ...pipeline.failures import attach_note
+from ..fetching.stacking import LARGE_BYTES, is_plain
 from .messages import Span
 
 if TYPE_CHECKING:
     from ..workers.jobs import Loaded
     from .shared_memory import Lease, Mappings, SlabPool, Ticket
 
-__all__ = ["LARGE_BYTES", "Packed", "PackedBatch", "TensorReducer", "pack", "unpack"]
-
-LARGE_BYTES = 64 * 1024
+__all__ = [
+    "LARGE_BYTES",
+    "Packed",
+    "PackedBatch",
+    "SlabWriter",
+    "TensorReducer",
+    "is_plain",
+    "unpack",
+]
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
@@ -57,11 +66,90 @@ class PackedBatch(NamedTuple):
         return Packed(ticket, self.body, self.blocks)
 
 
-def pack(batch: Any, slabs: SlabPool) -> PackedBatch:
-    """Pack a batch on the worker that made it. Large copies release the GIL.
-
-    Raises: what pickle raises on a part that cannot be pickled.
+class SlabWriter(threading.local):
+    """Offers the room of slabs for batches, and packs them. Each thread has its own lease and its
+    own end: it calls ``begin``, ``room`` for each large tensor, and ``pack``.
     """
+
+    def __init__(self, slabs: SlabPool) -> None:
+        # threading.local calls this on each thread that comes, with the same pool.
+        self._slabs = slabs
+        self._lease: Lease | None = None
+        self._end = 0  # of what lies in the slab
+        self._expected = 0  # the bytes of the batch before
+
+    def begin(self) -> None:
+        """Begin a batch on this thread; one that was not packed sets its slab free."""
+        self._lease, self._end = None, 0
+
+    def room(self, num_bytes: int) -> torch.Tensor | None:
+        """Return bytes of the batch's slab for a tensor: uint8, one dimension; None = take any
+        other memory: the tensor is small, or does not fit.
+        """
+        if num_bytes < LARGE_BYTES:
+            return None
+        if self._lease is None:
+            self._lease = self._slabs.take(max(self._expected, num_bytes))
+        start = self._end
+        if start + num_bytes > self._lease.slab.size:
+            return None
+        self._end = _aligned(start + num_bytes)
+        return self._lease.room(start, num_bytes)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies in the slab of the thread's batch."""
+        address = tensor.untyped_storage().data_ptr()
+        return self._lease is not None and self._lease.slab.has(address)
+
+    def end(self) -> None:
+        """Do nothing: ``pack`` ends the batch."""
+
+    def pack(self, batch: Any) -> PackedBatch:
+        """Pack a batch on the worker that made it. Large copies release the GIL.
+
+        Raises: what pickle raises on a part that cannot be pickled.
+        """
+        body, contents = _pickled(batch)
+        if len(body) > _INLINE_BYTES:
+            contents.append(np.frombuffer(body, np.uint8))
+        lease, spans = self._placed(contents)
+        self._lease = None
+        if len(body) > _INLINE_BYTES:
+            return PackedBatch(lease, spans[-1], tuple(spans[:-1]))
+        return PackedBatch(lease, bytes(body), tuple(spans))
+
+    def _placed(self, contents: list[Any]) -> tuple[Lease | None, list[Span]]:
+        """Copy into a slab what does not lie there yet; return the spans of all."""
+        lease, self._lease = self._lease, None
+        if not contents:
+            return None, []
+        spans = [None if lease is None else lease.slab.span_of(content) for content in contents]
+        rest = sum(
+            _aligned(content.nbytes)
+            for content, span in zip(contents, spans, strict=True)
+            if span is None
+        )
+        if lease is None or self._end + rest > lease.slab.size:
+            # The first batch, or a larger one than before: all of it moves.
+            lease, self._end = self._slabs.take(sum(_aligned(each.nbytes) for each in contents)), 0
+            spans = [None] * len(contents)
+        placed = []
+        for content, span in zip(contents, spans, strict=True):
+            if span is None:
+                span = Span(self._end, content.nbytes)
+                lease.slab.write(span, content)
+                self._end += _aligned(span.size)
+            placed.append(span)
+        self._expected = self._end
+        return lease, placed
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _pickled(batch: Any) -> tuple[Any, list[Any]]:
+    """Return the pickle of a batch, and the bytes of its large blocks in the pickle's order."""
     buffers: list[pickle.PickleBuffer] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -77,25 +165,11 @@ def pack(batch: Any, slabs: SlabPool) -> PackedBatch:
         attach_note(
             error,
             f"a batch of type {type(batch).__name__} has to be pickled on its way from the loading "
-            'process. Return what pickle knows from collate_fn, or leave isolation="process" out.',
+            "process. Let collate_fn return what can be pickled, or load on threads: "
+            'isolation="thread".',
         )
         raise
-    contents = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
-    body = file.getbuffer()
-    if len(body) > _INLINE_BYTES:
-        contents.append(np.frombuffer(body, np.uint8))
-    spans, end = [], 0
-    for content in contents:
-        spans.append(Span(end, content.nbytes))
-        end += -(-content.nbytes // _ALIGNMENT) * _ALIGNMENT
-    if not contents:
-        return PackedBatch(None, bytes(body), ())
-    lease = slabs.take(end)
-    for content, (offset, size) in zip(contents, spans, strict=True):
-        lease.slab.array[offset : offset + size] = content
-    if len(body) > _INLINE_BYTES:
-        return PackedBatch(lease, spans[-1], tuple(spans[:-1]))
-    return PackedBatch(lease, bytes(body), tuple(spans))
+    return file.getbuffer(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
 
 
 def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
@@ -128,7 +202,7 @@ class TensorReducer(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Reduce tensors in host memory; leave everything else to pickle."""
         if isinstance(obj, torch.Tensor):
-            if _is_plain(obj):
+            if is_plain(obj):
                 return _reduced_tensor(obj)
             return _reduced_sparse(obj) if _is_plain_sparse(obj) else NotImplemented
         if isinstance(obj, torch.storage.TypedStorage) and _is_on_host(obj._untyped_storage):
@@ -145,18 +219,6 @@ class _BatchPickler(TensorReducer):
 
 def _is_on_host(storage: torch.UntypedStorage) -> bool:
     return storage.device.type == "cpu"
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether shape, strides, type and bytes describe the tensor completely."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not (tensor.requires_grad or tensor.is_quantized)
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
-        and not tensor.__dict__
-    )
 
 
 def _reduced_tensor(tensor: torch.Tensor) -> Any:

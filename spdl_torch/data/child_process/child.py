@@ -1,35 +1,35 @@
-"""The loading process: a WorkerPool between two ends of a pipe.
+"""The loading process: workers between two ends of a pipe.
 
-Its main thread only reads the trainer's messages, so it notices at once when the trainer is gone,
-whatever the workers do. Another thread, the sender, makes the pool and sends its results.
+One worker has the process to itself, see ``lone_worker``. Several are threads of a WorkerPool: the
+main thread then only reads the trainer's messages, so it notices at once when the trainer is gone,
+whatever the workers do, and another thread, the sender, makes the pool and sends its results.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
+import gc
 import os
 import pickle
+import random
+import signal
 import sys
 import threading
 from dataclasses import replace
-from functools import partial
-from multiprocessing import reduction
-from time import perf_counter_ns
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ...errors import PipelineStopped
 from ...pipeline.channel.channel import Channel, ChannelClosed
-from ..error_notes import Reason
-from ..workers.jobs import Failed, Loaded
 from ..workers.worker_pool import WorkerPool
-from .batch_packing import PackedBatch, pack
-from .error_pickle import pack_error, pack_errors_of
-from .messages import Answer, Ask, Fatal, Free, LogLine, Reply, Restart, Submit, Up
-from .shared_memory import SlabPool
+from .batch_packing import SlabWriter
+from .lone_worker import LoneWorker
+from .messages import Ask, Free, Reply, Restart, Up
 from .signals import leave_to_the_trainer
+from .uplink import Uplink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,14 +37,11 @@ if TYPE_CHECKING:
 
     from ..checkpoint.resume_state import WorkerState
     from ..rng.keys import StreamKey
-    from ..workers.jobs import Result
     from ..workers.load_spec import LoadSpec
 
 __all__ = ["Beginning", "main"]
 
 _FINISH_SECONDS = 5.0  # for the samples that are being fetched when the trainer hangs up
-
-_READINGS_NS = 100_000_000  # least time between readings sent; the last batch always has one
 
 _MOST_RESTARTS = 1_000
 
@@ -57,52 +54,107 @@ class Beginning(NamedTuple):
     workers: Sequence[WorkerState]
     default_dtype: torch.dtype
     """torch's default dtype in the trainer, which worker threads there would use."""
-    environment: dict[str, str]
+    environment: dict[str, str] | None
     """The trainer's environment, and its rank: a fork server's children have the environment of
-    the server's start."""
+    the server's start. None = the child is forked, and has it."""
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the child has a copy of the trainer's memory."""
+        return self.environment is None
 
 
-def main(line: Connection, beginning: Beginning) -> None:
-    """Run until the trainer hangs up, or is gone; then end the process."""
+def main(line: Connection, control: Connection | None, beginning: Beginning) -> None:
+    """Run until the trainer hangs up, or is gone; then end the process.
+
+    ``control``: where the trainer's questions come from if there is one worker.
+    """
+    if beginning.is_forked:
+        gc.freeze()  # collections would write to every page that is shared with the trainer
     leave_to_the_trainer()
+    signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
     if hasattr(os, "register_at_fork"):
         # A process that the dataset forks must not hold the line open: the trainer would not see
         # the child's end.
         os.register_at_fork(after_in_child=line.close)
-    Child(line, beginning).run()
-    # Skip the interpreter's teardown: threads may still be inside user code, and would crash.
-    getattr(atexit, "_run_exitfuncs", int)()
+    uplink = Uplink(line)
+    uplink.carry_log_lines()
+    uplink.send(Up())
+    if control is None:
+        Child(line, beginning, uplink).run()
+    else:
+        _run_lone(line, control, beginning, uplink)
+    # Skip the interpreter's teardown: threads may still be inside user code, and would crash. A
+    # forked child has inherited the trainer's exit functions, which are not for it.
+    if beginning.is_forked:
+        getattr(util, "_exit_function", int)()
+    else:
+        getattr(atexit, "_run_exitfuncs", int)()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
     os._exit(0)
 
 
+def _run_lone(line: Connection, control: Connection, beginning: Beginning, uplink: Uplink) -> None:
+    try:
+        spec = _opened(beginning, uplink)
+        threading.current_thread().name = f"spdl-worker-{spec.id_of(0)}"
+        _seed_process(spec.base_seed, spec.id_of(0))
+        spec = replace(spec, owns_dataset=True)
+        worker = LoneWorker(spec, beginning.key, beginning.workers, uplink)
+        listener = threading.Thread(
+            target=worker.answer, args=(control,), name="spdl-listener", daemon=True
+        )
+        listener.start()
+    except BaseException as error:
+        uplink.send_fatal("the loading process could not be set up", error)
+        return
+    try:
+        worker.run(line)
+    except BaseException as error:
+        uplink.send_fatal("the loading process failed", error)
+
+
+def _opened(beginning: Beginning, uplink: Uplink) -> LoadSpec:
+    """Return the loader's configuration, and give this process the trainer's settings."""
+    torch.set_default_dtype(beginning.default_dtype)
+    environment = beginning.environment
+    if environment is not None:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+    spec: LoadSpec = beginning.spec.open()
+    writer = SlabWriter(uplink.slabs)
+    return replace(spec, finalize=writer.pack, memory=writer)
+
+
+def _seed_process(base_seed: int, worker: int) -> None:
+    """Seed the process's own generators as torch seeds its workers'. Samples have streams of their
+    own; these are for draws that do not follow them, in threads that the dataset starts."""
+    seed = base_seed + worker
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed([seed & 0xFFFF_FFFF, worker])
+
+
 class Child:
     """The pool, the messages that wait for it, and the way back to the trainer."""
 
-    def __init__(self, line: Connection, beginning: Beginning) -> None:
+    def __init__(self, line: Connection, beginning: Beginning, uplink: Uplink) -> None:
         self._line = line
         self._beginning = beginning
-        self._slabs = SlabPool()
-        # Held while writing to the line. Re-entrant: sending may log, and log lines are sent too.
-        self._send_lock = threading.RLock()
+        self._uplink = uplink
         # Guards _pool and _backlog: a message goes to the backlog or to the pool, never to neither.
         self._pool_lock = threading.Lock()
         self._pool: WorkerPool | None = None
-        self._backlog: list[Submit | Restart | Free] = []  # messages before there was a pool
+        self._backlog: list[tuple[Any, ...]] = []  # messages before there was a pool
         self._restarts = Channel[Restart](_MOST_RESTARTS)
         self._restarted = threading.Semaphore(0)
-        self._epoch = 0
-        self._num_submitted = self._num_sent = 0
-        self._readings_ns = 0
+        self._ids: range | None = None  # of this process's workers
 
     def run(self) -> None:
         """Read messages until the other end is closed. Runs on the main thread."""
-        logger = logging.getLogger("spdl_torch")
-        logger.addHandler(_ToTrainer(self))
-        logger.propagate = False
-        self.send(Up())
         sender = threading.Thread(target=self._run_sender, name="spdl-sender", daemon=True)
         sender.start()
         try:
@@ -111,7 +163,7 @@ class Child:
         except (EOFError, OSError):
             pass  # the trainer has hung up, or is gone
         except BaseException as error:
-            self._tell_fatal("the loading process could not handle a message", error)
+            self._uplink.send_fatal("the loading process could not handle a message", error)
         self._restarts.close()
         if self._pool is not None:
             self._pool.stop(_FINISH_SECONDS)
@@ -121,7 +173,7 @@ class Child:
 
     def _hear(self, message: Any) -> None:
         if isinstance(message, Ask):
-            self.send(Reply(message.question, self._reply(message)))
+            self._uplink.send(Reply(message.question, self._reply(message)))
             return
         with self._pool_lock:
             pool = self._pool
@@ -138,23 +190,21 @@ class Child:
         else:
             self._obey(pool, message)
 
-    def _obey(self, pool: WorkerPool, message: Submit | Restart | Free) -> None:
+    def _obey(self, pool: WorkerPool, message: tuple[Any, ...]) -> None:
         if isinstance(message, Restart):
             pool.restart(message.key, message.workers)
-            self._epoch, self._num_submitted, self._num_sent = message.epoch, 0, 0
+            self._uplink.begin(message.epoch)
         elif isinstance(message, Free):
-            self._free(message)
+            self._uplink.free(message)
         else:
-            self._free(message.freed)
-            self._num_submitted += 1
-            number, index, worker, first, wants_state, _ = message
-            pool.submit(number, index, worker, first, wants_state=wants_state)
+            number, index, worker, first, wants_state, *freed = message
+            self._uplink.job_came(Free(*freed))
+            pool.submit(number, index, self._own(worker), first, wants_state=wants_state)
 
-    def _free(self, freed: Free) -> None:
-        for slab in freed.slabs:
-            self._slabs.give_back(slab)
-        for slab in freed.spent:
-            self._slabs.drop(slab)
+    def _own(self, worker: int) -> int:
+        """Return the number of a worker among those of this process."""
+        ids = self._ids
+        return worker if ids is None or worker not in ids else ids.index(worker)
 
     def _reply(self, message: Ask) -> Any:
         pool = self._pool
@@ -171,11 +221,14 @@ class Child:
 
     def _run_sender(self) -> None:
         try:
-            pool = self._make_pool()
+            spec = _opened(self._beginning, self._uplink)
+            self._ids = spec.ids
+            pool = WorkerPool(spec)
             pool.start(self._beginning.key, self._beginning.workers)
         except BaseException as error:
-            self._tell_fatal("the loading process could not be set up", error)
+            self._uplink.send_fatal("the loading process could not be set up", error)
             return
+        self._uplink.figures = pool.figures
         with self._pool_lock:
             self._pool = pool
             for message in self._backlog:
@@ -189,89 +242,11 @@ class Child:
                     self._obey(pool, self._restarts.get())
                     self._restarted.release()
                     continue
-                self._send_result(result)
+                self._uplink.send_result(result)
                 del result  # it would keep its slab from being reused while this thread waits
         except (ChannelClosed, PipelineStopped, OSError):
             pass  # the trainer has hung up, or is gone
         except BaseException as error:
-            self._tell_fatal("the loading process failed", error)
+            self._uplink.send_fatal("the loading process failed", error)
         finally:
             self._restarted.release()  # the main thread may be waiting for a restart
-
-    def _make_pool(self) -> WorkerPool:
-        beginning = self._beginning
-        torch.set_default_dtype(beginning.default_dtype)
-        for name in os.environ.keys() - beginning.environment.keys():
-            del os.environ[name]
-        os.environ.update(beginning.environment)
-        spec: LoadSpec = beginning.spec.open()
-        spec = replace(spec, finalize=partial(pack, slabs=self._slabs))
-        return WorkerPool(spec)
-
-    def _send_result(self, result: Result) -> None:
-        self._num_sent += 1
-        lease = None
-        if isinstance(result, Loaded):
-            batch: PackedBatch = result.batch
-            lease, result = batch.lease, replace(result, batch=batch.as_message())
-        details = self._slabs.retired(), self._due_readings()
-        try:
-            content = pickle.dumps(Answer(self._epoch, pack_errors_of(result), *details), 5)
-        except Exception as error:
-            result, is_whole = _without_what_cannot_be_sent(result, error)
-            lease = lease if is_whole else None
-            content = pickle.dumps(Answer(self._epoch, pack_errors_of(result), *details), 5)
-        with self._send_lock:
-            self._line.send_bytes(content)
-            if lease is not None:
-                if lease.slab.is_new and lease.slab.descriptor >= 0:
-                    reduction.send_handle(self._line, lease.slab.descriptor, os.getppid())
-                lease.sent()
-
-    def _due_readings(self) -> bytes | None:
-        now = perf_counter_ns()
-        is_last = self._num_sent >= self._num_submitted
-        if self._pool is None or not (is_last or now - self._readings_ns >= _READINGS_NS):
-            return None
-        self._readings_ns = now
-        return pickle.dumps(self._pool.figures.readings(), 5)
-
-    # -- any thread ----------------------------------------------------------------------------
-
-    def send(self, message: Any) -> None:
-        """Send a message, unless the trainer is gone."""
-        content = pickle.dumps(message, 5)
-        try:
-            with self._send_lock:
-                self._line.send_bytes(content)
-        except OSError:
-            pass  # the main thread notices
-
-    def _tell_fatal(self, what: str, error: BaseException) -> None:
-        self.send(Fatal(what, pack_error(error)))
-
-
-def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Result, bool]:
-    """Return the result without its iterable's own state, if that is what cannot be pickled, and
-    True; else the error in place of the result, and False.
-    """
-    progress = result.progress
-    if progress is not None and progress.state is not None:
-        try:
-            pickle.dumps(progress.state, 5)
-        except Exception as reason:
-            progress = replace(progress, state=None, failure=Reason(reason.with_traceback(None)))
-            return replace(result, progress=progress), True
-    return Failed(result.number, error), False
-
-
-class _ToTrainer(logging.Handler):
-    """Sends the records of our loggers to the trainer, which logs them."""
-
-    def __init__(self, child: Child) -> None:
-        super().__init__()
-        self._child = child
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send the record; see ``logging.Handler``."""
-        self._child.send(LogLine(record.name, record.levelno, record.getMessage()))

@@ -3,6 +3,10 @@
 One thread, the receiver, starts the process, reads its messages and reaps it, so neither a zombie
 nor a running child is left. Only the receiver handles the child's resources, and Ctrl-C is never
 raised on it: if it comes while ``iter()`` waits for the start, nothing is left half done.
+
+A message that fits into the pipe is written by whoever sends it. One that may not fit (a job with
+100,000 indices, while the child is busy with another) goes to a second thread, the sender, which
+exists only then: neither the loop nor the receiver ever waits for the child to read.
 """
 
 from __future__ import annotations
@@ -11,14 +15,16 @@ import errno
 import logging
 import os
 import pickle
+import select
 import signal
 import socket
+import sys
 import threading
-import weakref
 from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.threads.shared_state import LiveObjects
 from .child import main
 from .error_pickle import unpack_error
 from .messages import Answer, Ask, Fatal, LogLine, Reply, Up
@@ -41,6 +47,12 @@ _END_SECONDS = 10.0  # for a child to end when asked; twice what it gives to its
 
 _MOST_LIVES = 3  # attempts, if a signal kills the child before it handles signals
 
+_SURE_BYTES = 64 * 2**10 if sys.platform == "linux" else 2 * 2**10
+"""The size up to which a message fits into a pipe that is ready for writing: then at least three
+quarters of its 208 KiB are free on Linux, elsewhere 2 KiB."""
+
+_MOST_UNSENT = 1_000_000
+
 _NO_GUARD = (
     ' The child runs a script again whose loop is not under `if __name__ == "__main__":`, and ends '
     "this way."
@@ -52,6 +64,7 @@ class ChildConnection:
 
     hear: called with every Answer, on the receiver's thread.
     ended: called on the same thread when the child has ended.
+    is_lone: the child's one worker reads the jobs itself, so questions go by a pipe of their own.
     """
 
     def __init__(
@@ -61,6 +74,8 @@ class ChildConnection:
         mappings: Mappings,
         hear: Callable[[Answer], None],
         ended: Callable[[], None],
+        *,
+        is_lone: bool = False,
     ) -> None:
         self.mappings = mappings
         self.is_over = False
@@ -80,14 +95,24 @@ class ChildConnection:
         self._exit_code: int | None = None
         self._was_terminated = False
         self._is_cut_off = False  # by Ctrl-C in the middle of a message
+        self._is_lone = is_lone
         self._connection: Connection | None = None
+        self._control: Connection | None = None  # for questions, if the child has one worker
+        self._ready_to_write: Callable[[int], list[tuple[int, int]]] | None = None
         self._hook: socket.socket | None = None
+        self._hook_lock = threading.RLock()  # re-entrant: a finalizer may hang up
         self._child: ChildProcess | None = None
         self._threads: ThreadGroup | None = None
         self._backlog: list[bytes] = []  # messages for a child that is not up yet
+        self._unsent = Channel[bytes](_MOST_UNSENT)  # those that the sender is to write
+        self._num_unsent = 0  # with the one that it writes now
+        self._has_sender = False
         # Re-entrant: a signal handler may ask while the thread that it interrupted sends or asks;
-        # it then gets no answer. _send_lock also guards _backlog and closing _connection.
+        # it then gets no answer. _send_lock also guards _backlog, _num_unsent and closing
+        # _connection; nobody who holds it waits for the child.
         self._send_lock = threading.RLock()
+        # Held by the sender while it writes, which may take long, and for closing _connection.
+        self._write_lock = threading.Lock()
         self._ask_lock = threading.RLock()
         self._is_sending = self._is_asking = False
         self._replies = Channel[Reply](1_000)
@@ -140,10 +165,47 @@ class ChildConnection:
         return True
 
     def _say(self, content: bytes) -> None:
-        if self._is_up and self._connection is not None:
-            self._connection.send_bytes(content)
-        elif not self.is_over:
-            self._backlog.append(content)
+        """Write a message, or leave it to somebody who may wait. _send_lock is held."""
+        line = self._connection
+        if not self._is_up or line is None:
+            if not self.is_over:
+                self._backlog.append(content)
+        elif not self._num_unsent and self._fits(content):
+            line.send_bytes(content)
+        else:
+            self._leave_to_sender(content)
+
+    def _fits(self, content: bytes) -> bool:
+        """Return whether a message can be written without a wait for the child to read."""
+        if len(content) > _SURE_BYTES or self._ready_to_write is None:
+            return False
+        ready = self._ready_to_write(0)
+        return bool(ready) and bool(ready[0][1] & select.POLLOUT)
+
+    def _leave_to_sender(self, content: bytes) -> None:
+        assert self._threads is not None, "guaranteed by start(): the child is up"
+        if not self._has_sender:
+            self._has_sender = True
+            self._threads.spawn("sender", self._run_sender)
+        try:
+            self._unsent.put(content)
+            self._num_unsent += 1
+        except ChannelClosed:
+            pass  # hung up
+
+    def _run_sender(self) -> None:
+        """Write messages in the order in which they were sent, each as soon as the child reads."""
+        try:
+            while True:
+                content = self._unsent.get()
+                with self._write_lock:
+                    if self._connection is None:
+                        return
+                    self._connection.send_bytes(content)
+                with self._send_lock:
+                    self._num_unsent -= 1
+        except (ChannelClosed, OSError):
+            pass  # hung up, or the child is gone: the receiver notices
 
     def ask(self, question: str, argument: Any = None, *, timeout: float) -> Any:
         """Ask the child and return its answer.
@@ -158,7 +220,7 @@ class ChildConnection:
             try:
                 while len(self._replies):
                     self._replies.get()  # a late answer, for a caller that has given up
-                if not self.send(Ask(question, argument)):
+                if not self._ask(Ask(question, argument)):
                     return None
                 reply = self._replies.get(timeout)
                 while reply.question != question:
@@ -169,11 +231,25 @@ class ChildConnection:
                 self._is_asking = False
         return reply.value
 
+    def _ask(self, message: Ask) -> bool:
+        if not self._is_lone:
+            return self.send(message)
+        with self._send_lock:
+            if not self._is_up or self._control is None:
+                return False
+            try:
+                self._control.send_bytes(pickle.dumps(tuple(message), 5))
+            except OSError:
+                return False
+        return True
+
     def hang_up(self) -> None:
         """Tell the child to end. Never blocks; safe in a finalizer."""
         self._is_hung_up = True  # before looking for a hook: see _connect
         self._replies.close()
-        hook, child = self._hook, self._child
+        self._unsent.close()
+        with self._hook_lock:
+            hook, child = self._hook, self._child
         try:
             if hook is not None:
                 hook.shutdown(socket.SHUT_RDWR)
@@ -186,11 +262,26 @@ class ChildConnection:
 
     def forget(self) -> None:
         """Close this forked process's copy of the parent's line, which must end with the parent."""
-        for each in (self._connection, self._hook):
+        for each in (self._connection, self._control, self._hook):
             if each is not None:
                 each.close()
         if self._child is not None:
             self._child.forget()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the child has ended, by none of this program's doing, and could be started."""
+        at_fault = self._fatal or self._broken or self._is_cut_off or self._was_terminated
+        return self._could_start and not at_fault and not self._is_hung_up
+
+    @property
+    def _could_start(self) -> bool:
+        """Whether the child was up, or a signal ended it before."""
+        return self._is_up or (self._exit_code is not None and self._exit_code < 0)
+
+    def fail(self, error: BaseException) -> None:
+        """Note why the process could not be started, for ``death``."""
+        self._broken = error
 
     def death(self) -> BaseException:
         """Return a new exception that says why the child ended unasked."""
@@ -221,7 +312,7 @@ class ChildConnection:
                 'named "spdl-loader".'
             )
         end = _describe_end(self._exit_code)
-        return RuntimeError(f"DataLoader: {where} {end}{'' if self._is_up else _NO_GUARD}")
+        return RuntimeError(f"DataLoader: {where} {end}{'' if self._could_start else _NO_GUARD}")
 
     # -- the receiver --------------------------------------------------------------------------
 
@@ -240,16 +331,17 @@ class ChildConnection:
             self._backlog.clear()
             self.mappings.close()
             self._replies.close()
+            self._unsent.close()
             self._ended()
 
     def _live(self) -> None:
-        theirs = self._connect()
+        theirs, control = self._connect()
         child = None
         try:
             try:
                 if self._is_hung_up:  # iter() was interrupted
                     return
-                child = start_child(self._context, main, (theirs, self._beginning))
+                child = start_child(self._context, main, (theirs, control, self._beginning))
             except BrokenPipeError as error:
                 raise RuntimeError(
                     "DataLoader: the loading process ended while it was sent the dataset; its last "
@@ -257,6 +349,8 @@ class ChildConnection:
                 ) from error
             finally:
                 theirs.close()
+                if control is not None:
+                    control.close()
             self._child, self.pid = child, child.pid
             self._has_tried()
             self._listen(child)
@@ -270,16 +364,25 @@ class ChildConnection:
             self._was_tried = True
             self._tried.release()
 
-    def _connect(self) -> Any:
+    def _connect(self) -> tuple[Any, Any]:
         self._connection, theirs = self._context.Pipe(duplex=True)
+        control = None
+        if self._is_lone:
+            control, self._control = self._context.Pipe(duplex=False)
+        if hasattr(select, "poll"):
+            poll = select.poll()  # one for all messages: to make one takes as long as to ask it
+            poll.register(self._connection.fileno(), select.POLLOUT)
+            self._ready_to_write = poll.poll
         if os.name == "posix":
             # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
-            self._hook = socket.socket(fileno=os.dup(self._connection.fileno()))
+            with self._hook_lock:
+                self._hook = socket.socket(fileno=os.dup(self._connection.fileno()))
         # hang_up() on another thread sets the flag and then looks for a hook; here the hook is set
-        # first and the flag read after, so at least one of the two sees the other.
+        # first and the flag read after, so at least one of the two sees the other. Both take the
+        # lock in between: without a GIL a core may read before others see what it wrote.
         if self._is_hung_up:
             self.hang_up()
-        return theirs
+        return theirs, control
 
     def _listen(self, child: ChildProcess) -> None:
         """Read messages until one side hangs up, or the child is gone."""
@@ -309,7 +412,7 @@ class ChildConnection:
                 self.mappings.open(packed.ticket, descriptor)
             self._hear(message)
         elif isinstance(message, Up):
-            self._up(line)
+            self._up()
         elif isinstance(message, Reply):
             try:
                 self._replies.put(message)
@@ -322,12 +425,12 @@ class ChildConnection:
             return False
         return True
 
-    def _up(self, line: Connection) -> None:
+    def _up(self) -> None:
         with self._send_lock:
             self._is_up, self._beginning = True, None
             try:
                 for content in self._backlog:
-                    line.send_bytes(content)
+                    self._say(content)
             except OSError:
                 pass  # the child has just ended
             self._backlog.clear()
@@ -337,14 +440,16 @@ class ChildConnection:
         hook, self._hook = self._hook, None
         if hook is not None:
             try:
-                hook.shutdown(socket.SHUT_RDWR)  # ends a send() that waits for room, too
+                hook.shutdown(socket.SHUT_RDWR)  # ends a sender's wait for room, too
             except OSError:
                 pass  # the other side was quicker
             hook.close()
-        with self._send_lock:
-            line, self._connection = self._connection, None
-            if line is not None:
-                line.close()
+        with self._write_lock, self._send_lock:
+            line, self._connection, self._ready_to_write = self._connection, None, None
+            control, self._control = self._control, None
+            for each in (line, control):
+                if each is not None:
+                    each.close()
 
     def _reap(self, child: ChildProcess) -> None:
         if not child.join(_END_SECONDS):
@@ -362,12 +467,12 @@ class ChildConnection:
         return self._exit_code is None or -self._exit_code in TRAINERS
 
 
-_live: weakref.WeakSet[ChildConnection] = weakref.WeakSet()
+_live: LiveObjects[ChildConnection] = LiveObjects()
 
 
 def _forget_parents_lines() -> None:
     """Close the lines in a forked process, so that it does not keep its parent's child alive."""
-    for line in tuple(_live):
+    for line in _live.now():
         line.forget()
 
 
@@ -379,6 +484,8 @@ def _descriptor_from(line: Connection) -> int:
     """Receive a descriptor. Raises: EOFError: the child is gone; OSError: it was not received."""
     try:
         return reduction.recv_handle(line)
+    except ConnectionResetError as error:  # a job that it had not read yet went with it
+        raise EOFError from error
     except RuntimeError as error:  # this process had no free descriptor for it
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
@@ -392,16 +499,16 @@ def _describe_end(code: int | None) -> str:
     if code >= 0:
         return (
             f"ended by itself with exit code {code}: something in it called exit, or it could not "
-            "be started; its last words are on stderr."
+            "be started; its last output is on stderr."
         )
     name = _signal_name(-code)
     if name == "SIGKILL":
         often = (
-            "The system does that to the process that takes the most memory when none is left; "
-            "look at its log, and use fewer workers or smaller batches."
+            "The system kills the largest process when memory runs out: look at its log, and use "
+            "fewer workers or smaller batches."
         )
     elif -code in TRAINERS:
-        often = "Something has sent it that while it was being started."
+        often = "Something sent it that signal while it was being started."
     else:
         often = "The dataset or a library that it uses has crashed there."
     return f"was killed by {name}. {often}"

@@ -1,7 +1,8 @@
 """Send the loader to the child: pickled while the process starts, opened by its main function.
 
 Only while a process starts does multiprocessing pickle its own locks, queues and shared values. The
-pickle is opened late, so that an error in opening it can be reported to the trainer.
+pickle is opened late, so that an error in opening it can be reported to the trainer. Large arrays
+and tensors are not in the pickle, but in memory that all children map: see ``shared_blocks``.
 """
 
 from __future__ import annotations
@@ -11,63 +12,175 @@ import io
 import pickle
 import types
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
-from .batch_packing import TensorReducer
+from .batch_packing import TensorReducer, is_plain
+from .shared_blocks import LEAST_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..workers.load_spec import LoadSpec
+    from .messages import Span
+    from .shared_blocks import MappedBlocks, SharedBlocks
 
-__all__ = ["PickledSpec", "find_unpicklable", "shown"]
+__all__ = ["InheritedSpec", "PickledSpec", "find_unpicklable", "shown"]
 
 _MOST_STEPS = 12  # the depth to which the search goes
 _MOST_MEMBERS = 1_000  # the members of one container that it looks at
 
 
 class PickledSpec:
-    """A LoadSpec that is packed when it is pickled."""
+    """A LoadSpec that is packed when it is pickled; ``blocks`` gets its large arrays and
+    tensors."""
+
+    def __init__(self, spec: LoadSpec, blocks: SharedBlocks | None = None) -> None:
+        self._spec = spec
+        self._blocks = blocks
+
+    def __reduce__(self) -> Any:
+        spans: list[Span] = []
+        content = _dumps_or_explain(self._spec, self._blocks, spans)
+        mapped = self._blocks.for_child(spans) if self._blocks is not None and spans else None
+        return _Packed, (content, mapped)
+
+
+class InheritedSpec:
+    """A LoadSpec for a forked child, which has it in its memory."""
 
     def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
 
-    def __reduce__(self) -> Any:
-        return _Packed, (_dumps_or_explain(self._spec),)
+    def open(self) -> LoadSpec:
+        """Return the spec."""
+        return self._spec
 
 
 class _Packed:
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, mapped: MappedBlocks | None) -> None:
         self._content = content
+        self._mapped = mapped
 
     def open(self) -> LoadSpec:
         """Return the spec. Raises: what pickle raises if a class or function is not found."""
         content, self._content = self._content, b""
-        spec: LoadSpec = pickle.loads(content)
+        mapped, self._mapped = self._mapped, None
+        blocks: list[Any] = [] if mapped is None else mapped.open()
+        spec: LoadSpec = pickle.loads(content, buffers=blocks)
         return spec
 
 
 class _Pickler(ForkingPickler, TensorReducer):
-    """Pickles multiprocessing's objects its way, and tensors by value unless already shared."""
+    """Pickles multiprocessing's objects its way, and tensors by value unless already shared.
+
+    Two tensors of a large storage view one storage in the child, too. (Arrays do not: pickle knows
+    no views.)
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # By address and size: several storages may stand for the memory of one array.
+        self._storages: dict[tuple[int, int], _Storage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce an object; see ``pickle.Pickler``."""
-        if isinstance(obj, torch.Tensor | torch.UntypedStorage) and obj.is_shared():
-            return NotImplemented
+        if type(obj) is np.ndarray:
+            return _reduced_array(obj)
+        if isinstance(obj, torch.Tensor | torch.UntypedStorage):
+            if obj.is_shared():
+                return NotImplemented
+            if isinstance(obj, torch.Tensor) and _is_most_of_its_storage(obj):
+                return self._reduced_view(obj)
         return TensorReducer.reducer_override(self, obj)
 
+    def _reduced_view(self, tensor: torch.Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        which = storage.data_ptr(), storage.nbytes()
+        kept = self._storages.setdefault(which, _Storage(storage))
+        place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        return _load_view, (kept, tensor.dtype, *place)
 
-def _dumps(value: Any) -> bytes:
+
+class _Storage:
+    """A storage in the pickle; the same object stands for the same storage."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+
+    def __reduce__(self) -> Any:
+        whole = torch.empty(0, dtype=torch.uint8).set_(self._storage)
+        return _load_storage, (pickle.PickleBuffer(cast("Any", whole.numpy())),)
+
+
+def _load_storage(buffer: Any) -> torch.UntypedStorage:
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _load_view(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+
+
+def _is_most_of_its_storage(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is best sent with its whole storage, which is large."""
+    if not is_plain(tensor):
+        return False
+    num_bytes = tensor.untyped_storage().nbytes()
+    return num_bytes >= LEAST_BLOCK_BYTES and 2 * tensor.nbytes >= num_bytes
+
+
+def _reduced_array(array: np.ndarray[Any, Any]) -> Any:
+    """Reduce an array as its own method does, but for what that would not let lie elsewhere."""
+    if array.dtype.hasobject:
+        return NotImplemented
+    if not array.flags.writeable and pickle.DEFAULT_PROTOCOL < 5:
+        # torch sends by the default protocol: before Python 3.14 it knows no read-only arrays.
+        if array.nbytes < LEAST_BLOCK_BYTES:
+            return array.__reduce_ex__(4)
+        array = np.asarray(_Writable(array))
+    if array.nbytes >= LEAST_BLOCK_BYTES and not array.flags.forc:
+        array = np.ascontiguousarray(array)
+    return array.__reduce_ex__(5)
+
+
+class _Writable:
+    """A read-only array's memory, offered to numpy as if it could be written."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array  # keeps the memory
+        interface: Any = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _dumps(value: Any, blocks: SharedBlocks | None = None, spans: Any = None) -> bytes:
+    """Return the pickle of a value. With ``blocks``, its large ones lie there, at ``spans``."""
+
+    def is_inside(buffer: pickle.PickleBuffer) -> bool:
+        content = buffer.raw()
+        if blocks is None or content.nbytes < LEAST_BLOCK_BYTES:
+            return True
+        try:
+            spans.append(blocks.place(len(spans), content))
+        except OSError:  # no memory for another copy: the pipe needs less at a time
+            return True
+        return False
+
     file = io.BytesIO()
-    _Pickler(file, 5).dump(value)
+    _Pickler(file, 5, True, None if blocks is None else is_inside).dump(value)
     return file.getvalue()
 
 
-def _dumps_or_explain(spec: LoadSpec) -> bytes:
+def _dumps_or_explain(spec: LoadSpec, blocks: SharedBlocks | None, spans: Any) -> bytes:
     try:
-        return _dumps(spec)
+        return _dumps(spec, blocks, spans)
     except Exception as error:
         parts = ("dataset", "collate_fn", "worker_init_fn")
         for name in parts:
@@ -75,11 +188,13 @@ def _dumps_or_explain(spec: LoadSpec) -> bytes:
             if found is not None:
                 path, value = found
                 raise pickle.PicklingError(
-                    f'DataLoader: isolation="process" sends the dataset and its functions to a '
-                    f"child process, but {path} cannot be pickled: {shown(value)} "
+                    "DataLoader: the dataset and its functions are sent to the worker processes, "
+                    f"but {path} cannot be pickled: {shown(value)} "
                     f"({type(error).__name__}: {error}). Define functions and classes at the top "
-                    "level of a module, open files and connections on first use, or leave "
-                    "isolation out: threads need no pickling."
+                    "level of a module, open files and connections on first use, or pass "
+                    'multiprocessing_context="fork" where the system has it, or '
+                    'isolation="thread" for a dataset that several threads may use: neither '
+                    "pickles anything."
                 ) from error
         raise
 

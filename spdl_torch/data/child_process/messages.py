@@ -25,14 +25,17 @@ class Free(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """To the child: make a batch. The fields are ``WorkerPool.submit``'s."""
+    """To the child: make a batch. The fields are ``WorkerPool.submit``'s.
+
+    It is sent as a plain tuple, with the two fields of a ``Free`` after its own: the thread that
+    trains sends one for each batch, and a named tuple is pickled by calls of Python code.
+    """
 
     number: int
     index: Any
     worker: int
     first: int
     wants_state: bool
-    freed: Free
 
 
 class Restart(NamedTuple):

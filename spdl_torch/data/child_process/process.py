@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from contextlib import nullcontext
+import warnings
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import process as processes
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from ...pipeline.threads.starting import num_other_threads
+from ..workers.fork_rest import workers_at_rest
 from .signals import trainers_signals_held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
@@ -20,7 +26,11 @@ __all__ = ["ChildProcess", "server_is_anothers", "start_child"]
 
 _MOST_STARTS = 3
 _SERVER_END_SECONDS = 10.0  # for a fork server to end that takes no more requests
+_LOOK_SECONDS = 0.05  # between two looks at a process that ends, where there is no pidfd
 _TELL_SECONDS = 2.0  # for a fork server to report how its child ended
+
+# With a comment, so that no filter of the program's own is the same.
+_FORK_WARNING = "This process .* is multi-threaded, use of fork(?# silenced by spdl_torch)"
 
 _UNKNOWN_CODE = 255  # multiprocessing's, for a process whose fork server is gone
 
@@ -70,7 +80,11 @@ class ChildProcess:
         """Wait for the process to end; return False if it has not within ``seconds``."""
         if self._pidfd is not None:
             return bool(connection.wait([self._pidfd], seconds))
-        self._process.join(seconds)
+        # A process that the dataset forked may hold the other end of what join() waits for, so look
+        # again and again.
+        end = monotonic() + seconds
+        while self._process.exitcode is None and monotonic() < end:
+            self._process.join(_LOOK_SECONDS)
         return self._process.exitcode is not None
 
     def kill(self) -> None:
@@ -85,7 +99,8 @@ class ChildProcess:
 
     def exit_code(self) -> int | None:
         """Return the exit code, as ``Process.exitcode`` gives it; None = unknown."""
-        self._process.join(_TELL_SECONDS)
+        if self._process.exitcode is None:
+            self._process.join(_TELL_SECONDS)
         code = self._process.exitcode
         if not self._is_served or code not in (None, _UNKNOWN_CODE):
             return code
@@ -97,15 +112,23 @@ class ChildProcess:
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def close(self) -> None:
-        """Release the resources of a process that has ended."""
+        """Release the resources of a process that has ended.
+
+        Not by ``Process.close()``: after that, joining is an error, and at exit multiprocessing
+        joins the children that there were a moment ago, on another thread.
+        """
         self.forget()
-        try:
-            self._process.close()
-        except ValueError:
-            pass  # other code has reaped it, so multiprocessing believes that it still runs
+        popen: Any = getattr(self._process, "_popen", None)  # private: without it, freed later
+        if popen is not None:
+            vars(popen).pop("terminate", None)  # it refers to this object: break the cycle
+            popen.close()
 
     def forget(self) -> None:
-        """Close this forked process's descriptor: the child belongs to the parent."""
+        """Close this forked process's descriptor: the child belongs to the parent.
+
+        multiprocessing, which does not know of ``os.fork()``, would end and join it at exit.
+        """
+        getattr(processes, "_children", set()).discard(self._process)
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
@@ -126,13 +149,13 @@ def start_child(
     """
     is_served = context.get_start_method() == "forkserver"
     for tries_left in reversed(range(_MOST_STARTS)):
-        process = context.Process(  # type: ignore[attr-defined]
+        process = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
             target=target, args=arguments, name="spdl-loader", daemon=True
         )
         with _one_at_a_time:
             try:
                 with _held_for(context):
-                    process.start()
+                    _start(process, context)
                 break
             except ChildProcessError as error:
                 raise RuntimeError(
@@ -143,6 +166,45 @@ def start_child(
                 if not (is_served and tries_left and _server_ends(error)):
                     raise
     return ChildProcess(process, is_served=is_served)
+
+
+def _start(process: BaseProcess, context: BaseContext) -> None:
+    if context.get_start_method() != "fork":
+        process.start()
+        return
+    with workers_at_rest(), _warning_of_others_alone():
+        process.start()
+
+
+@contextmanager
+def _warning_of_others_alone() -> Iterator[None]:
+    """Let Python (3.12 and later) warn that a process with several threads is forked only if some
+    are not ours. Those rest, or wait for what the child never asks for; and torch's loader, which
+    forks before it has threads, would not warn of a program without threads of its own either.
+    """
+    if sys.version_info < (3, 12):
+        yield
+        return
+    # Not catch_warnings(): the training loop's thread may be in such a block of its own, and its
+    # filters would be put back too late, or never. This takes out the one entry that it puts in,
+    # wherever that is by then.
+    warnings.filterwarnings("ignore", _FORK_WARNING, DeprecationWarning)
+    filters: Any = warnings.filters
+    try:
+        yield
+    finally:
+        for each in (filters, warnings.filters):
+            for entry in tuple(each):
+                if getattr(entry[1], "pattern", None) == _FORK_WARNING:
+                    each.remove(entry)
+    if num_other_threads() > 1:  # counted after the fork, as Python does: some libraries end theirs
+        with suppress(DeprecationWarning):  # nor does os.fork() raise it where warnings are errors
+            warnings.warn(
+                f"This process (pid={os.getpid()}) is multi-threaded, use of fork() may lead to "
+                'deadlocks in the child. Pass multiprocessing_context="forkserver" if it does.',
+                DeprecationWarning,
+                stacklevel=2,
+            )
 
 
 def server_is_anothers() -> bool:
@@ -166,7 +228,7 @@ def _held_for(context: BaseContext) -> Any:
     """
     if context.get_start_method() == "forkserver":
         return nullcontext()
-    if os.name == "posix":
+    if os.name == "posix" and context.get_start_method() == "spawn":
         resource_tracker.ensure_running()  # starting it inside would unblock the signals
     return trainers_signals_held()
 

@@ -1,66 +1,78 @@
-"""A pool with the interface of WorkerPool whose workers are threads of a child process.
+"""A pool with the interface of WorkerPool whose workers live in child processes.
 
-Nothing here refers to the iterator that the trainer holds, so dropping it ends the child.
+A job goes to the child that has the fewest, or to the worker whose turn it is; each child sends
+batches as they are done, and the trainer puts them in order. If a child is killed, a new one makes
+its batches again. Children may join and leave while an epoch runs: one that leaves gets no more
+jobs, and ends when it has answered those that it has.
+
+Nothing here refers to the iterator that the trainer holds, so dropping it ends the children.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import weakref
+import threading
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed
 
 from ...errors import PipelineStopped
 from ...observe.verdict.probes import probe_counters
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
+from ...pipeline.recorder.flight_recorder import is_tracing
 from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup
+from ...pipeline.threads.weakly import weakly
+from ..rng.patches import install
 from ..workers.activity import describe_activities
-from ..workers.contention import Crowd
+from ..workers.contention import Contention
 from ..workers.epoch import Epoch
 from ..workers.jobs import Failed, Loaded, Result
-from ..workers.transfer_stage import AHEAD
+from ..workers.transfer_stage import AHEAD, most_regions
 from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
-from .child import Beginning
-from .connection import ChildConnection
-from .dataset_pickle import PickledSpec
 from .error_pickle import unpack_errors_of
-from .messages import Answer, Restart, Submit
-from .shared_memory import Mappings
-from .start_methods import context_of
+from .messages import Submit
+from .shared_blocks import CAN_SHARE_BLOCKS, SharedBlocks
+from .start_methods import context_of, forks
 from .stats import ProcessFigures, ProcessRecorder
+from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from ...io._transfer.region import LimitedLocker
     from ..checkpoint.resume_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
+    from ..workers.pool import TunedPool
     from ..workers.transfer_stage import DeviceStage
+    from .connection import ChildConnection
+    from .messages import Answer
+    from .shared_memory import Mappings
 
 __all__ = ["ProcessPool"]
 
-_MOST_KEPT = 8
-"""The number of batches that the loop may keep, besides those that wait for it, before more are
-copied: enough for gradient accumulation or a prefetcher of the user's."""
+_logger = logging.getLogger("spdl_torch.data")
 
 _JOIN_SECONDS = 1.0
 _ASK_SECONDS = 2.0
 _MOST_EPOCHS_WAITING = 1_000
+_MOST_DEATHS = 2
+"""The number of children that may be killed while the same batch was next."""
+_MOST_REPLACED = 100
+"""The number of children that are replaced in an epoch."""
 
 
 class ProcessPool:
-    """The child of one iterator, and the epoch that it works on.
+    """The children of one iterator, and the epoch that they work on.
 
-    ``break``, an exception and Ctrl-C call ``request_stop``, which asks the child to end. It has
-    5 s to finish the sample that it is fetching; then it is killed. Only the interpreter's exit
+    ``break``, an exception and Ctrl-C call ``request_stop``, which asks the children to end. Each
+    has 5 s to finish the sample that it is fetching; then it is killed. Only the interpreter's exit
     waits for that.
     """
 
@@ -70,29 +82,49 @@ class ProcessPool:
         device_stage: DeviceStage | None = None,
         *,
         context: Any = None,
+        num_processes: int = 1,
     ) -> None:
         self._finalize = spec.finalize
         self._spec = replace(spec, finalize=None, device_index=None)
+        self._has_turns = spec.has_turns
         self._context = context_of(context)
+        # Forked children have the trainer's memory; others share what is large of the dataset.
+        has_blocks = CAN_SHARE_BLOCKS and not forks(self._context)
+        self._blocks = SharedBlocks() if has_blocks else None
         self._device_stage = device_stage
+        self._locker: LimitedLocker | None = None  # one bound for the slabs of all children
+        if device_stage is not None:
+            self._locker = device_stage.limited(spec.max_outstanding, num_processes)
         self._pid = os.getpid()
-        self._threads = ThreadGroup(_weakly(self.request_stop))
+        self._threads = ThreadGroup(weakly(self.request_stop))
         stages = [TaskStatsHook(StageInfo(0, n, s, spec.num_workers)) for n, s in _STAGES]
         hook = None if device_stage is None else device_stage.hook
         self.figures = ProcessFigures(stages[0], stages[1], hook)
-        self._num_epochs = 0
         self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
         self._epoch: Epoch | None = None
-        self._connection: Any = None  # a ChildConnection once it is started
+        # Guards which child has which job: the trainer's thread gives jobs out, a receiver takes
+        # them from a child that has ended. Re-entrant: Ctrl-C's handler may iterate, too.
+        self._lock = threading.RLock()
+        # By place. Replaced and never changed, so that any thread may go through it.
+        self._children: dict[int, WorkerProcess] = {}
+        self._places = range(num_processes)  # of those that do not leave
+        self._is_whole = True  # False once a child that was to join could not be started
+        self._lost: ChildConnection | None = None  # the child whose end ended the epoch
+        self._deaths: dict[int, int] = {}  # by the number of the batch that was next
+        self._is_stopped = False
 
     # -- the trainer's thread ------------------------------------------------------------------
 
-    def start(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
-        """Start the child, and the first epoch in it; see ``WorkerPool.start``."""
-        self._connection = self._new_connection(key, workers)
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
+        """Start the children, and the first epoch in them; see ``WorkerPool.start``."""
+        if forks(self._context):
+            install()  # once: each child would take 5 ms for it, and 16 MB of memory of its own
         try:
-            self._start_child()
-            self._begin_epoch(key, workers)
+            for place in self._places:
+                child = self._new_child(place, key, workers)
+                self._children = {**self._children, place: child}
+                self._start_child(child)
+            self._begin_epoch(key, workers, first)
             if self._device_stage is not None:
                 self._start_transfer(self._device_stage)
         except BaseException:  # Ctrl-C too
@@ -104,78 +136,137 @@ class ProcessPool:
     ) -> None:
         """Submit a job; see ``WorkerPool.submit``. Raises: what pickle raises on an index."""
         self._running()
-        freed = self._connection.mappings.freed()
-        self._connection.send(Submit(number, index, worker, first, wants_state, freed))
+        if len(self._children) > len(self._places):
+            self._part()
+        job = Submit(number, index, worker, first, wants_state)
+        with self._lock:
+            children, places = self._children, self._places
+            child = children[places[worker % len(places) if self._has_turns else 0]]
+            if not self._has_turns:
+                for place in places:  # by hand: min() with its functions takes 5 µs
+                    if len(children[place].jobs) < len(child.jobs):
+                        child = children[place]
+            child.submit(job)
 
     @property
     def num_taken(self) -> int:
         """The number of results that ``get`` has taken; see ``WorkerPool.num_taken``."""
-        return 0 if self._epoch is None else self._epoch.outlet.num_got
+        epoch = self._epoch
+        return 0 if epoch is None else epoch.outlet.num_got
 
     def get(self, timeout: float | None) -> Result:
-        """Return the next result. Raises: TimeoutError; RuntimeError: the child has ended."""
-        epoch, connection = self._running(), self._connection
-        if connection.mappings.has_freed and not len(epoch.outlet):
-            # The workers may need the freed slabs for the very batch that the loop waits for.
-            connection.send(connection.mappings.freed())
+        """Return the next result. Raises: TimeoutError; RuntimeError: a child has ended."""
+        epoch = self._running()
+        if len(self._children) == 1 and not len(epoch.outlet):
+            # The workers may need the freed slabs for the very batch that the loop waits for. (Of
+            # several children each gets its own back with its next job, which is soon.)
+            self._children[self._places[0]].send_freed()
         epoch.consumer.ask(epoch.outlet)
         try:
-            result = epoch.outlet.get(timeout)
+            result = epoch.outlet.get_numbered(timeout)[1]
         except ChannelClosed:
-            if connection.is_over:
-                death = connection.death()
+            if self._lost is not None:
+                death = self._lost.death()
                 raise death from death.__cause__
             raise
         epoch.consumer.got(result.number)
         return result if self._device_stage is None else self._device_stage.hand_over(result)
 
     def at_work(self, awaited: int | None) -> str:
-        """Describe what the child's threads do. Blocks up to 2 s for the child's answer."""
-        told = self._connection.ask("at_work", awaited, timeout=_ASK_SECONDS)
-        if told is None:
-            told = (
-                f"The loading process (pid {self._connection.pid}) is being started, or did not "
+        """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
+        described = [self._at_work_in(child, awaited) for child in self._children_at(awaited)]
+        own = [thread for thread in self._threads.threads() if thread.name == "spdl-transfer"]
+        if own:
+            described.append(describe_activities([], own, None))
+        return "\n".join(described)
+
+    def _children_at(self, awaited: int | None) -> list[WorkerProcess]:
+        """Return the child that has the batch; all of them if any batch would do."""
+        children = list(self._children.values())
+        return [child for child in children if awaited in child.jobs] or children
+
+    def _at_work_in(self, child: WorkerProcess, awaited: int | None) -> str:
+        connection = child.connection
+        described = connection.ask("at_work", awaited, timeout=_ASK_SECONDS)
+        if described is None:
+            return (
+                f"The loading process (pid {connection.pid}) is being started, or did not "
                 f"answer within {_ASK_SECONDS:g} s because native code there keeps the GIL."
             )
-        own = [thread for thread in self._threads.threads() if thread.name == "spdl-transfer"]
-        return f"{told}\n{describe_activities([], own, None)}" if own else told
+        return str(described)
 
-    def restart(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
-        """Begin another epoch in the same child, or in a new one if the child has died."""
-        self._running().close()
-        self._num_epochs += 1
-        if self._connection.is_over:
-            self._num_epochs = 0
-            self._connection = self._new_connection(key, workers)
-            self._start_child()
-        self._begin_epoch(key, workers)
-        if self._num_epochs:
-            self._connection.send(Restart(self._num_epochs, key, tuple(workers)))
+    def restart(
+        self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0
+    ) -> None:
+        """Begin another epoch in the same children, or in new ones in place of those that died."""
+        epoch = self._running()
+        if is_tracing():
+            self._keep_rows()
+        epoch.close()
+        self._epoch = None  # a child that dies from here on is replaced below, or by the next epoch
+        new: list[WorkerProcess] = []
+        with self._lock:
+            self._lost, self._deaths = None, {}
+            leaving = [c for place, c in self._children.items() if place not in self._places]
+            stay = {place: self._children[place] for place in self._places}
+            for place, child in stay.items():
+                if child.connection.is_over:
+                    stay[place] = self._new_child(place, key, workers)
+                    new.append(stay[place])
+                else:
+                    child.restart(key, workers)
+            self._children = stay
+        for child in leaving:
+            child.connection.hang_up()
+        for child in new:
+            self._start_child(child)
+        self._begin_epoch(key, workers, first)
+
+    @property
+    def tuned(self) -> TunedPool:
+        """This pool; see ``Pool.tuned``."""
+        return self
+
+    def rest(self) -> None:
+        """Keep the figures of an epoch that is over; see ``Pool.rest``."""
+        self._part()
+        self.figures.end()
 
     def request_stop(self) -> None:
-        """End every wait, and ask the child to end. Never blocks; safe in a finalizer."""
+        """End every wait, and ask the children to end. Never blocks; safe in a finalizer."""
         if not self.in_this_process:
             return
-        epoch, connection = self._epoch, self._connection
+        self._is_stopped = True  # before looking for children: a receiver looks after it adds one
+        epoch = self._epoch
         try:
             self.figures.end()
-        finally:  # the child ends even if the figures fail
+        finally:  # the children end even if the figures fail
             if epoch is not None:
                 epoch.close()
             self._epoch = None
+            self._blocks = None  # a child that is being started still has them
             self._epochs.close()
-            if connection is not None:
-                connection.hang_up()
+            for child in self._children.values():
+                child.connection.hang_up()
 
     def __del__(self) -> None:
         # The iterator's finalizer does this too, but Ctrl-C may come before it begins.
-        if hasattr(self, "_connection"):
+        if hasattr(self, "_children"):
             self.request_stop()
 
     def stop(self) -> None:
-        """Call ``request_stop`` and wait for the child, which has nothing left to do."""
+        """Keep what the children recorded, call ``request_stop`` and wait for them: they have
+        nothing left to do.
+        """
+        if self._epoch is not None:
+            self._keep_rows()
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
+
+    def _keep_rows(self) -> None:
+        recorder = self.figures.recorder
+        if isinstance(recorder, ProcessRecorder):
+            recorder.keep()
 
     @property
     def in_this_process(self) -> bool:
@@ -183,66 +274,80 @@ class ProcessPool:
         return os.getpid() == self._pid
 
     def _running(self) -> Epoch:
-        if self._epoch is None or not self.in_this_process:
+        epoch = self._epoch
+        if epoch is None or os.getpid() != self._pid:
             raise PipelineStopped(
                 "DataLoader: the loading process of this iterator has ended"
                 + ("." if self.in_this_process else " for this process, which was forked.")
                 + " Call iter(loader) for a new one."
             )
-        return self._epoch
+        return epoch
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def _new_connection(self, key: StreamKey, workers: Sequence[WorkerState]) -> ChildConnection:
-        """Return a connection to a child that is yet to be started."""
-        most_held = self._spec.max_outstanding + _MOST_KEPT
+    def _new_child(
+        self, place: int, key: StreamKey, workers: Sequence[WorkerState]
+    ) -> WorkerProcess:
+        """Return a child that is yet to be started."""
+        spec = self._spec
+        # Where children join and leave, each is one worker, whose id is its place.
+        is_tuned = spec.most_workers is not None
+        ids = range(place, place + 1 if is_tuned else spec.num_workers, len(self._places))
+        spec = replace(
+            spec,
+            num_workers=len(ids),
+            in_order=False,  # the trainer puts the results of all in order
+            ids=ids,
+            all_workers=spec.announced_workers,
+        )
         # Lock the slabs' pages only for a device stage, which knows when the GPU has copied.
         # Otherwise pin_memory() has to find pageable memory: it then copies into pinned memory of
         # its own, which torch does not reuse too early.
-        lock = None if self._device_stage is None else self._device_stage.region
-        mappings = self.figures.mappings = Mappings(most_held, lock=lock)
-        beginning = Beginning(
-            PickledSpec(self._spec), key, tuple(workers), torch.get_default_dtype(), _environment()
+        lock = None if self._locker is None else self._locker.region
+        child = WorkerProcess(
+            *(place, spec, self._context, key, workers),
+            blocks=self._blocks,
+            lock=lock,
+            hear=weakly(self._hear),
+            ended=weakly(self._child_has_ended),
         )
-        return ChildConnection(
-            *(self._context, beginning, mappings),
-            hear=partial(_weakly(self._hear), mappings),
-            ended=_weakly(self._child_has_ended),
-        )
+        self.figures.add(child)
+        return child
 
-    def _start_child(self) -> None:
+    def _start_child(self, child: WorkerProcess) -> None:
         if self._finalize is None:
-            self._connection.start(self._threads)
+            child.start(self._threads, None)
             return
         # Pinning copies, on the receiver's thread: give it one intra-op thread, and restore the
         # trainer's setting, as WorkerPool._start_threads does for its workers.
         intra_op = torch.get_num_threads()
         try:
-            self._connection.start(self._threads, begin=use_one_intra_op_thread)
+            child.start(self._threads, use_one_intra_op_thread)
         finally:
             torch.set_num_threads(intra_op)
 
-    def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+    def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState], first: int) -> None:
         spec, stage = self._spec, self._device_stage
         results = Channel[Result](spec.max_outstanding)
         outlet = results if stage is None else Channel[Result](AHEAD)
         recorder = ProcessRecorder(
-            self._connection, "DataLoader", spec.pipeline_number, enabled=spec.stats
+            self.figures, "DataLoader", spec.pipeline_number, enabled=spec.stats
         )
         recorder.belongs_to(self.figures)
         epoch = Epoch(
-            jobs=(),  # jobs wait in the child
+            jobs=(),  # jobs wait in the children
             results=results,
             outlet=outlet,
-            in_order=False,  # the child has put the results in order
+            in_order=spec.in_order,
             key=key,
             workers=tuple(workers),
             fetch_before=TaskCounters(),
             collate_before=TaskCounters(),
             transfer_before=TaskCounters() if stage is None else stage.hook.counters(),
             probes_before=probe_counters(),
-            crowd=Crowd((), shares_jobs=False, adapts=False),  # the workers are in the child
+            contention=Contention((), shares_jobs=False, adapts=False),
             recorder=recorder,
+            first=first,
             consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
         self.figures.begin(epoch)
@@ -251,9 +356,9 @@ class ProcessPool:
             recorder.add_queue(2, "device batches", outlet.capacity)
             self._epochs.put(epoch)
         self._epoch = epoch
-        # The child may have ended before the receiver could see this epoch: nobody else closes it.
-        if self._connection.is_over:
-            epoch.close()
+        # A child may have ended before its receiver could see this epoch: nobody else looks.
+        for child in self._children.values():
+            self._look_after(child)
 
     def _start_transfer(self, stage: DeviceStage) -> None:
         def run(epochs: Channel[Epoch] = self._epochs, group: ThreadGroup = self._threads) -> None:
@@ -261,21 +366,96 @@ class ProcessPool:
 
         self._threads.spawn("transfer", run)
 
-    # -- the receiver's thread -----------------------------------------------------------------
+    # -- joining and leaving -------------------------------------------------------------------
 
-    def _hear(self, mappings: Mappings, answer: Answer) -> None:
+    def resize(self, num_workers: int, max_outstanding: int) -> int:
+        """Change the number of children of one worker each, and return the new number.
+
+        Waits until the processes of those that join exist, some milliseconds each. If one cannot be
+        started, the log says so, and the number no longer changes.
+        """
+        epoch = self._running()
+        assert not self._spec.has_turns, "guaranteed by the iterator"
+        if not self._is_whole or num_workers < 1 or max_outstanding < 1:
+            return len(self._places)
+        epoch.results.grow(max_outstanding)
+        self._spec = replace(self._spec, max_outstanding=max_outstanding)
+        for place in range(len(self._places), num_workers):
+            if not self._join(place, epoch):
+                num_workers = place
+                break
+        if self._locker is not None:
+            self._locker.grow(most_regions(max_outstanding, num_workers))
+        self._places = range(num_workers)
+        self._spec = replace(self._spec, num_workers=num_workers)
+        self.figures.workers.change(num_workers)
+        return num_workers
+
+    def _join(self, place: int, epoch: Epoch) -> bool:
+        """Let a child have that place, perhaps the one that is about to leave it."""
+        with self._lock:
+            if place in self._children:  # it has not left yet
+                return True
+            child = self._new_child(place, epoch.key, epoch.workers)
+        try:
+            self._start_child(child)
+            with self._lock:  # not before: the epoch ends with a child that cannot be started
+                self._children = {**self._children, place: child}
+        except Exception as error:
+            child.connection.hang_up()
+            self._is_whole = False
+            _logger.warning(
+                "DataLoader: no process could be started for one more worker (%s); the others go "
+                "on, and their number stays.",
+                error,
+            )
+            return False
+        except BaseException:  # Ctrl-C
+            child.connection.hang_up()
+            raise
+        self._look_after(child)
+        return True
+
+    def _part(self) -> None:
+        """End the children that are to leave and have answered all their jobs."""
+        with self._lock:
+            idle = [
+                child
+                for place, child in self._children.items()
+                if place not in self._places and not child.jobs
+            ]
+            self._children = {p: c for p, c in self._children.items() if c not in idle}
+        for child in idle:
+            self.figures.left(child)
+            child.connection.hang_up()
+
+    def _look_after(self, child: WorkerProcess) -> None:
+        """Note what happened to a child before its receiver could know that it belongs here."""
+        if child.connection.is_over:
+            self._child_has_ended(child)
+        if self._is_stopped:
+            child.connection.hang_up()
+
+    # -- the receivers' threads ----------------------------------------------------------------
+
+    def _hear(self, child: WorkerProcess, answer: Answer) -> None:
+        mappings = child.mappings
         mappings.forget(answer.retired)
         epoch, result = self._epoch, unpack_errors_of(answer.result)
-        if epoch is None or answer.epoch != self._num_epochs:
+        with self._lock:
+            is_current = epoch is not None and answer.epoch == child.epoch
+            if is_current:
+                child.jobs.pop(result.number, None)
+        if epoch is None or not is_current:
             if isinstance(result, Loaded) and result.batch.ticket is not None:
                 mappings.give_back(result.batch.ticket.slab)
             return
         if answer.readings is not None:
-            self.figures.latest = answer.readings
+            child.latest = answer.readings
         if isinstance(result, Loaded):
             result = self._unpacked(result, mappings)
         try:
-            epoch.results.put(result)
+            epoch.deliver(result)
         except ChannelClosed:
             pass  # the epoch has just ended
 
@@ -288,34 +468,54 @@ class ProcessPool:
             return Failed(loaded.number, error, loaded.progress, loaded.tries)
         return loaded
 
-    def _child_has_ended(self) -> None:
-        epoch = self._epoch
-        if epoch is not None:
-            epoch.close()  # wakes a waiting get(), which raises the reason
+    def _child_has_ended(self, child: WorkerProcess) -> None:
+        """Have the child's batches made again by a new one, or end the epoch."""
+        with self._lock:
+            epoch = self._epoch
+            if epoch is None or self._children.get(child.place) is not child:
+                return
+            jobs = list(child.jobs.values())
+            successor = self._successor_of(child, epoch, jobs)
+            if successor is None:
+                self._lost = child.connection
+                epoch.close()  # wakes a waiting get(), which raises the reason
+                return
+            self._children = {**self._children, child.place: successor}
+            for job in jobs:
+                successor.submit(job)  # waits until it is up
+        self.figures.replaced(child)  # before the log says so: whoever reads it finds it reported
+        _logger.warning(
+            "%s A new process makes its batches again: %s.",
+            child.connection.death(),
+            ", ".join(str(job.number) for job in jobs) or "none was begun",
+        )
+        try:
+            self._start_child(successor)
+        except BaseException as error:
+            successor.connection.fail(error)
+            self._lost = successor.connection
+            epoch.close()
+        if self._is_stopped:
+            successor.connection.hang_up()
 
+    def _successor_of(
+        self, child: WorkerProcess, epoch: Epoch, jobs: list[Submit]
+    ) -> WorkerProcess | None:
+        """Return a child to replace one that was killed; None = the epoch cannot go on.
 
-def _environment() -> dict[str, str]:
-    """Return the environment with this process's rank and world size: datasets that divide
-    themselves among ranks read them, as the child has no process group."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return dict(os.environ)
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world)}
+        It can if batches do not depend on those before: workers that take turns have iterators or
+        random streams that ended with them. A child that is the only one is not replaced: nobody
+        else is at work, and it holds all the batches, any of which may have ended it.
+        """
+        if not child.connection.was_killed or self._spec.has_turns or len(self._children) == 1:
+            return None
+        if jobs:
+            deaths = self._deaths[jobs[0].number] = self._deaths.get(jobs[0].number, 0) + 1
+            if deaths >= _MOST_DEATHS:
+                return None
+        if self.figures.num_replaced >= _MOST_REPLACED:
+            return None
+        return self._new_child(child.place, epoch.key, epoch.workers)
 
 
 _STAGES = ((1, "fetch"), (2, "collate"))
-
-
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """Return the method without a reference to its pool, for threads. They must not keep the pool
-    alive: if Ctrl-C comes right after the pool was made, nothing else refers to it.
-    """
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> None:
-        method = reference()
-        if method is not None:
-            method(*args)
-
-    return call

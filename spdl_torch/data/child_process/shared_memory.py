@@ -5,9 +5,10 @@ none, a temporary file that is unlinked at once), and passes its descriptor to t
 nothing has to be removed afterwards, however either side ends: the memory goes with the last
 mapping.
 
-A slab is free again when the last tensor of its batch dies in the trainer. Nobody waits for that:
-if none is free the child makes another one. What bounds their number is that the trainer copies a
-batch out, and sets its slab free, if the loop keeps more than a few.
+A slab is free again when the last tensor of its batch has died in the trainer, and in the child,
+where a dataset may keep samples that were made in the slab. Nobody waits for that: if none is free
+the child makes another one. What bounds their number is that the trainer copies a batch out, and
+sets its slab free, if the loop keeps more than a few.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ...io._transfer.region import Region
 from ...io._transfer.slabs import rounded_up
-from .messages import Free
+from ...pipeline.threads.shared_state import LiveObjects
+from .messages import Free, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Lease", "Mappings", "SlabPool", "Ticket"]
+__all__ = ["Lease", "Mappings", "SlabPool", "Ticket", "anonymous_file"]
+
+_NOTHING_FREED = Free((), ())
 
 _HAS_DESCRIPTORS = os.name == "posix"
 
@@ -55,13 +60,27 @@ class _Slab:
         self.descriptor = -1
         self.tag: str | None = None
         if _HAS_DESCRIPTORS:
-            self.descriptor = _anonymous_file()
+            self.descriptor = anonymous_file("spdl-torch-slab")
             os.ftruncate(self.descriptor, size)
             self.memory = mmap.mmap(self.descriptor, size)
         else:
             self.tag = f"spdl-torch-{os.getpid()}-{number}"
-            self.memory = mmap.mmap(-1, size, self.tag)  # type: ignore[arg-type]
+            self.memory = mmap.mmap(-1, size, self.tag)  # type: ignore[arg-type]  # Windows' tag
         self.array: np.ndarray[Any, Any] = np.frombuffer(self.memory, np.uint8)
+        self._address = int(self.array.ctypes.data)
+
+    def has(self, address: int) -> bool:
+        """Return whether an address lies in this slab."""
+        return 0 <= address - self._address < self.size
+
+    def span_of(self, content: np.ndarray[Any, Any]) -> Span | None:
+        """Return the span of bytes that lie in this slab; None = they lie elsewhere."""
+        offset = content.__array_interface__["data"][0] - self._address
+        return Span(offset, content.nbytes) if 0 <= offset < self.size else None
+
+    def write(self, span: Span, content: np.ndarray[Any, Any]) -> None:
+        """Copy bytes to a span."""
+        self.array[span.offset : span.offset + span.size] = content
 
     def close_descriptor(self) -> None:
         """Close the descriptor, which the trainer has received: the mappings are enough."""
@@ -78,10 +97,17 @@ class Lease:
     """The use of a slab that is being written or sent. Dropped before it is sent, it frees the
     slab."""
 
-    __slots__ = ("_is_sent", "_pool", "slab")
+    __slots__ = ("_is_sent", "_pool", "_tensor", "slab")
 
     def __init__(self, pool: SlabPool, slab: _Slab) -> None:
         self._pool, self.slab, self._is_sent = pool, slab, False
+        self._tensor: torch.Tensor | None = None
+
+    def room(self, start: int, num_bytes: int) -> torch.Tensor:
+        """Return bytes of the slab, which is not leased again while anything here views them."""
+        if self._tensor is None:
+            self._tensor = self._pool.viewed(self.slab)
+        return self._tensor[start : start + num_bytes]
 
     def ticket(self) -> Ticket:
         slab = self.slab
@@ -90,6 +116,7 @@ class Lease:
     def sent(self) -> None:
         """Mark the slab as sent: the trainer has it now, and reports when it is free."""
         self._is_sent = True
+        self._tensor = None
         self.slab.close_descriptor()
 
     def __del__(self) -> None:
@@ -105,6 +132,8 @@ class SlabPool:
         self._slabs: dict[int, _Slab] = {}
         self._free: list[int] = []
         self._retired: list[int] = []
+        self._viewed: set[int] = set()  # includes those in _unviewed until take() looks
+        self._unviewed: deque[int] = deque()  # by finalizers, on any thread, without a lock
         self._num_made = 0
         self._largest = 0
 
@@ -113,12 +142,15 @@ class SlabPool:
         is warm. If none is large enough, a new one replaces a free one.
         """
         with self._lock:
+            while self._unviewed:
+                self._viewed.discard(self._unviewed.popleft())
             self._largest = max(self._largest, rounded_up(num_bytes))
-            for place in range(len(self._free) - 1, -1, -1):
+            unseen = [n for n, number in enumerate(self._free) if number not in self._viewed]
+            for place in reversed(unseen):
                 if self._slabs[self._free[place]].size >= num_bytes:
                     return Lease(self, self._slabs[self._free.pop(place)])
-            if self._free:
-                number = self._free.pop()
+            if unseen:
+                number = self._free.pop(unseen[-1])
                 self._retired.append(number)
                 del self._slabs[number]
             slab = _Slab(self._num_made, self._largest)
@@ -126,8 +158,16 @@ class SlabPool:
             self._slabs[slab.number] = slab
             return Lease(self, slab)
 
+    def viewed(self, slab: _Slab) -> torch.Tensor:
+        """Return a leased slab's bytes for tensors of this process, which may outlive the lease."""
+        owner = Region(slab.memory).array(slab.size)
+        with self._lock:
+            self._viewed.add(slab.number)
+        weakref.finalize(owner, self._unviewed.append, slab.number).atexit = False
+        return torch.from_numpy(owner)
+
     def give_back(self, number: int) -> None:
-        """Take back a slab that nobody views any more."""
+        """Take back a slab that the trainer does not view any more."""
         with self._lock:
             if number in self._slabs:
                 self._free.append(number)
@@ -174,7 +214,7 @@ class Mappings:
     def open(self, ticket: Ticket, descriptor: int | None) -> None:
         """Map a new slab, and close the descriptor."""
         if descriptor is None:
-            memory = mmap.mmap(-1, ticket.size, ticket.tag)  # type: ignore[arg-type]
+            memory = mmap.mmap(-1, ticket.size, ticket.tag)  # type: ignore[arg-type]  # Windows' tag
         else:
             try:
                 # The child has already touched the pages, so mapping them all at once is quick.
@@ -186,7 +226,9 @@ class Mappings:
 
     def lend(self, slab: int, num_bytes: int) -> np.ndarray[Any, Any]:
         """Return a slab's bytes to be viewed; when nothing views them any more, it is free."""
-        owner = self._regions[slab].array(num_bytes)
+        region = self._regions[slab]
+        region.lock()  # where it was refused before, as others had all that may be locked
+        owner = region.array(num_bytes)
         if self.num_held >= self._most_held:
             self.num_copied += 1
             copy = owner.copy()
@@ -213,6 +255,8 @@ class Mappings:
 
     def freed(self) -> Free:
         """Return the slabs that have become free since the last call."""
+        if not self._freed:
+            return _NOTHING_FREED
         free: list[int] = []
         spent: list[int] = []
         with _no_fork:  # a fork on another thread must spend a slab before it is reported free
@@ -221,7 +265,8 @@ class Mappings:
                 self._lent.discard(slab)
                 (spent if slab in self._spent else free).append(slab)
             self._spent.difference_update(spent)
-        self.forget(tuple(spent))
+        if spent:
+            self.forget(tuple(spent))
         return Free(tuple(free), tuple(spent))
 
     def spend(self) -> None:
@@ -239,14 +284,15 @@ class Mappings:
         return len(self._lent) - len(self._freed)
 
 
-def _anonymous_file() -> int:
+def anonymous_file(name: str) -> int:
+    """Return the descriptor of a new file in memory; ``name`` shows in ``/proc/*/maps``."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("spdl-torch-slab")
+        return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:  # unlinked at once
         return os.dup(file.fileno())
 
 
-_live: weakref.WeakSet[Mappings] = weakref.WeakSet()
+_live: LiveObjects[Mappings] = LiveObjects()
 
 # Held by a forking thread during the fork, so that freed() on another thread waits for spend().
 _no_fork = threading.RLock()
@@ -254,7 +300,7 @@ _no_fork = threading.RLock()
 
 def _after_fork_in_parent() -> None:
     try:
-        for mappings in tuple(_live):
+        for mappings in _live.now():
             mappings.spend()
     finally:
         _no_fork.release()

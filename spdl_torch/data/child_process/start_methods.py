@@ -1,64 +1,63 @@
-"""Choose how the loading process is started.
+"""Choose how loading processes are started: as torch starts its workers.
 
-``forkserver`` on Linux: a server process imports torch once, and every child is forked from it in
-tens of milliseconds. Elsewhere ``spawn``: every child imports everything. ``fork`` is refused: the
-trainer has threads, and a lock that one of them holds stays held in a forked child for ever.
+That is ``multiprocessing_context``, else the start method of the whole program, else the platform's
+default. By ``fork`` (Linux, up to Python 3.13) a child has a copy of the trainer's memory: nothing
+has to be picklable, and a script needs no guard. By ``forkserver`` a server process imports torch
+once, and every child is forked from it in tens of milliseconds; by ``spawn`` every child imports
+everything.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import sys
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UnsupportedOptionError
 from .process import server_is_anothers
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
-__all__ = ["check_context", "context_of"]
+__all__ = ["can_fork", "context_of", "forks"]
 
 _PRELOADED = "spdl_torch.data.child_process.child"
 
 
-def check_context(context: Any) -> None:
-    """Refuse a start method that forks. Raises: UnsupportedOptionError."""
-    name = context if isinstance(context, str) else getattr(context, "get_start_method", str)()
-    if name == "fork":
-        raise UnsupportedOptionError(
-            'DataLoader: isolation="process" cannot start its process by "fork": a lock that a '
-            "thread of this process holds at that moment would stay held in the child for ever. "
-            'Pass multiprocessing_context="forkserver" or "spawn", or leave it out.'
-        )
-
-
 def context_of(given: Any) -> BaseContext:
-    """Return the given context, else the one that the user has set for the whole program, else the
-    fastest safe one.
+    """Return the given context, else the program's or the platform's.
 
-    Raises: UnsupportedOptionError: it would fork; RuntimeError: this process may not start another.
+    Raises: RuntimeError: this process may not start another.
     """
     if multiprocessing.current_process().daemon:
         raise RuntimeError(
-            'DataLoader: isolation="process" starts a process, which multiprocessing does not let '
-            "its daemonic ones do, such as the workers of torch's DataLoader. Leave isolation out: "
-            "threads can be started here."
+            "DataLoader: this loader starts worker processes, which multiprocessing forbids in a "
+            "daemonic process, such as a worker of torch's DataLoader. Pass "
+            'isolation="thread" if the dataset may be used by several threads, or num_workers=0.'
         )
     if isinstance(given, str):
         given = multiprocessing.get_context(given)
     if given is None:
-        chosen = multiprocessing.get_start_method(allow_none=True)
-        if chosen not in ("spawn", "forkserver"):
-            chosen = "forkserver" if sys.platform.startswith("linux") else "spawn"
-            if server_is_anothers():
-                chosen = "spawn"
-        given = multiprocessing.get_context(chosen)
-    check_context(given)
+        given = multiprocessing.get_context()
+        if given.get_start_method() == "forkserver" and server_is_anothers():
+            given = multiprocessing.get_context("spawn")
     if given.get_start_method() == "forkserver":
         _preload(given)
-    return given  # type: ignore[no-any-return]
+    return given  # type: ignore[no-any-return]  # a context
+
+
+def can_fork(given: Any) -> bool:
+    """Return whether children of this process would be forked."""
+    if multiprocessing.current_process().daemon:
+        return False
+    name = given if isinstance(given, str) else None
+    if name is None:
+        name = (given or multiprocessing).get_start_method()
+    return name == "fork"
+
+
+def forks(context: BaseContext) -> bool:
+    """Return whether children have a copy of this process's memory."""
+    return context.get_start_method() == "fork"
 
 
 def _preload(context: Any) -> None:

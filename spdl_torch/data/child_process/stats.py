@@ -1,90 +1,214 @@
-"""A loader's figures when its workers run in another process."""
+"""A loader's figures when its workers run in other processes."""
 
 from __future__ import annotations
 
+import operator
 import pickle
+import threading
 import weakref
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import fields, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...observe.verdict.probes import ProbeCounters, probe_counters, probes_between
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.stats.counters import TaskCounters
 from ..workers.stats import PoolFigures, Readings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
+    from ...observe.verdict.verdict import Probes
     from ...pipeline.recorder.timeline import Timeline
     from ..workers.epoch import Epoch
-    from .connection import ChildConnection
-    from .shared_memory import Mappings
+    from .worker_process import WorkerProcess
 
 __all__ = ["ProcessFigures", "ProcessRecorder"]
 
 _ASK_SECONDS = 2.0
+_ROW = "worker process"  # the name of the children's rows in a trace
+_KEEP_SECONDS = 0.2  # at the end of an epoch, when children have nothing left to do
+
+_Counters = TypeVar("_Counters", TaskCounters, ProbeCounters)
 
 
 class ProcessFigures(PoolFigures):
-    """The figures of workers in a child process.
+    """The figures of workers in child processes.
 
-    The stages' figures are as of the last batch received, the trainer's are current. The probes'
-    readings are the child's: its GIL, its cores.
+    The stages' figures are as of the last batch received of each child, the trainer's are current.
+    The probes' readings are the children's: their GIL, their cores.
     """
 
-    latest: bytes | None = None
-    """The pickle of this epoch's last ``Readings``. The receiver replaces it; readers load it."""
-    mappings: Mappings | None = None
+    def __init__(self, *stages: Any) -> None:
+        super().__init__(*stages)
+        # Changed under the lock, by the loop's thread and those that receive; replaced as a whole,
+        # so that other threads may go through it without.
+        self._children: tuple[weakref.ref[WorkerProcess], ...] = ()
+        self._changing = threading.RLock()
+        self._lost: list[bytes] = []  # the last readings of children that were killed
+        self._left: list[bytes] = []  # and of those that left
+
+    @property
+    def children(self) -> list[WorkerProcess]:
+        """The children whose figures count, those that are gone left out."""
+        return [child for each in self._children if (child := each()) is not None]
+
+    @property
+    def num_replaced(self) -> int:
+        """The number of children that were killed in this epoch, and replaced."""
+        return len(self._lost)
+
+    def add(self, child: WorkerProcess) -> None:
+        """Count a child's figures in."""
+        with self._changing:
+            self._children = (*self._children, weakref.ref(child))
+
+    def replaced(self, child: WorkerProcess) -> None:
+        """Keep what a child that was killed has counted."""
+        self._lost.append(child.latest or b"")
+        self._drop(child)
+
+    def left(self, child: WorkerProcess) -> None:
+        """Keep what a child has counted and recorded that is about to end."""
+        if isinstance(self.recorder, ProcessRecorder):
+            self.recorder.keep_rows_of(child)
+        self._left.append(child.latest or b"")
+        self._drop(child)
+
+    def _drop(self, child: WorkerProcess) -> None:
+        with self._changing:
+            self._children = tuple(each for each in self._children if each() not in (None, child))
 
     def begin(self, epoch: Epoch) -> None:
         """Read the figures of this epoch from now on."""
-        self.latest = None
+        self._lost, self._left = [], []
+        if isinstance(self.recorder, ProcessRecorder):
+            self.recorder.let_go()
         super().begin(epoch)
 
     def report(self) -> Report:
-        """Return the report, with a remark if batches were copied."""
+        """Return the report, with remarks if batches were copied, or children replaced."""
         report = super().report()
-        copied = 0 if self.mappings is None else self.mappings.num_copied
-        if not copied or self._epoch is None:
+        if self._epoch is None:
             return report
-        remark = (
-            f"{copied} batches were copied out of shared memory, because the loop keeps many of "
-            "them. If it only needs a part of each, keep a copy of that part."
+        remarks = report.verdict.remarks
+        copied = sum(child.mappings.num_copied for child in self.children)
+        if copied:
+            remarks += (
+                f"{copied} batches were copied out of shared memory, because the loop keeps many "
+                "of them. If it only needs a part of each, keep a copy of that part.",
+            )
+        if self.num_replaced:
+            noun = "process was" if self.num_replaced == 1 else "processes were"
+            remarks += (
+                f"{self.num_replaced} worker {noun} killed, and the batches made again in a new "
+                "one. The log says by which signal.",
+            )
+        return replace(report, verdict=replace(report.verdict, remarks=remarks))
+
+    def _of_all_processes(
+        self, probes: Probes, epoch: Epoch, readings: Readings, placement: Placement | None
+    ) -> Probes:
+        """Return the children's readings, with the cores of the trainer and theirs together."""
+        own = probes_between(epoch.probes_before, probe_counters())
+        wall_ns = max(1, readings.fetch.elapsed_ns)
+        theirs = (readings.probes_now.cpu_ns - readings.probes_before.cpu_ns) / wall_ns
+        each_alone = placement is not None and placement.num_processes == placement.num_workers
+        return replace(
+            probes,
+            own_gil=probes.own_gil or each_alone,
+            cores_used=None if own.cores_used is None else own.cores_used + max(0.0, theirs),
         )
-        verdict = replace(report.verdict, remarks=(*report.verdict.remarks, remark))
-        return replace(report, verdict=verdict)
 
     def _readings_of(self, epoch: Epoch) -> Readings:
         elapsed_ns = epoch.outlet.counters().elapsed_ns
-        latest = self.latest
-        if latest is None:
+        latest = [*self._lost, *self._left, *(child.latest for child in self.children)]
+        found: list[Readings] = [pickle.loads(each) for each in latest if each]
+        if not found:
             nothing, probes = TaskCounters(elapsed_ns=elapsed_ns), epoch.probes_before
             return Readings(nothing, nothing, 0, probes, probes)
-        readings: Readings = pickle.loads(latest)
-        return readings._replace(
-            fetch=replace(readings.fetch, elapsed_ns=elapsed_ns),
-            collate=replace(readings.collate, elapsed_ns=elapsed_ns),
+        return Readings(
+            fetch=replace(_sum([each.fetch for each in found]), elapsed_ns=elapsed_ns),
+            collate=replace(_sum([each.collate for each in found]), elapsed_ns=elapsed_ns),
+            jobs_wait_ns=sum(each.jobs_wait_ns for each in found),
+            probes_before=_sum([each.probes_before for each in found]),
+            probes_now=_sum([each.probes_now for each in found]),
+            parked_ns=sum(each.parked_ns for each in found),
+            one_at_a_time=any(each.one_at_a_time for each in found),
+            data=_sum_of_counts([each.data for each in found]),
         )
+
+
+def _sum(counters: list[_Counters]) -> _Counters:
+    """Add the counters of several processes up, field by field."""
+    return reduce(_added, counters)
+
+
+def _sum_of_counts(each: list[Mapping[str, int]]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for own in each:
+        counts.update(own)  # unlike +, keeps those that are 0
+    return dict(counts)
+
+
+def _added(one: _Counters, other: _Counters) -> _Counters:
+    values: dict[str, Any] = {}
+    for field in fields(one):
+        mine, theirs = getattr(one, field.name), getattr(other, field.name)
+        is_histogram = isinstance(mine, tuple)
+        values[field.name] = (
+            tuple(map(operator.add, mine, theirs)) if is_histogram else mine + theirs
+        )
+    return replace(one, **values)
 
 
 class ProcessRecorder(FlightRecorder):
-    """A recorder that adds the child's rows to the trainer's, as long as the child lives."""
+    """A recorder that adds the children's rows to the trainer's, as long as they live."""
 
-    def __init__(self, connection: ChildConnection, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, figures: ProcessFigures, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._connection = weakref.ref(connection)
+        self._figures = weakref.ref(figures)
+        self._kept: list[Timeline] | None = None  # None = the children still have them
+        self._left: list[Timeline] = []  # of children that have left
+
+    def keep(self) -> None:
+        """Keep the children's rows, before they are gone. Blocks, as a rule for a millisecond
+        each."""
+        self._kept = self._timelines(_KEEP_SECONDS)
+
+    def let_go(self) -> None:
+        """Note that another epoch begins: the children's rows will be of that one."""
+        self._kept = self._kept or []
 
     def timeline(self, since_ns: int = 0) -> Timeline:
-        """Return the timeline with the child's rows; asking it takes some milliseconds."""
+        """Return the timeline with the children's rows; asking one takes some milliseconds."""
         own = super().timeline(since_ns)
-        connection = self._connection() if self.enabled else None
-        theirs: Timeline | None = None
-        if connection is not None and not connection.is_over:
-            theirs = connection.ask("timeline", timeout=_ASK_SECONDS)
-        if theirs is None:
-            return own
-        rows = [row for row in theirs.rows if row.role == "stage"]
-        rows += own.rows
+        rows, instants = list(own.rows), list(own.instants)
+        kept = self._timelines(_ASK_SECONDS) if self._kept is None else self._kept
+        for theirs in (*self._left, *kept):
+            rows += [replace(row, stage=_ROW) for row in theirs.rows if row.role == "stage"]
+            instants += theirs.instants
         return replace(
             own,
-            rows=tuple(sorted(rows, key=lambda row: (row.position, row.replica))),
-            instants=(*own.instants, *theirs.instants),
+            rows=tuple(sorted(rows, key=lambda row: (row.stage_number, row.replica))),
+            instants=tuple(instants),
         )
+
+    def keep_rows_of(self, child: WorkerProcess) -> None:
+        """Keep the rows of a child that is about to leave."""
+        self._left += self._answers_of([child], _KEEP_SECONDS)
+
+    def _timelines(self, seconds: float) -> list[Timeline]:
+        """Ask the children that live; each has ``seconds`` to answer."""
+        figures = self._figures()
+        return self._answers_of(() if figures is None else figures.children, seconds)
+
+    def _answers_of(self, children: Sequence[WorkerProcess], seconds: float) -> list[Timeline]:
+        alive = [child.connection for child in children if not child.connection.is_over]
+        if not self.enabled:
+            return []
+        answers = [each.ask("timeline", timeout=seconds) for each in alive]
+        return [answer for answer in answers if answer is not None]

@@ -1,0 +1,228 @@
+"""A worker that has a process to itself, as torch's workers have: it is the main thread.
+
+It reads its jobs from the line itself and writes its batches to it, so that no other thread of the
+process asks for the GIL. Only questions (what is at work? what did the threads do?) are answered by
+a second thread, which otherwise sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import threading
+from collections import deque
+from time import perf_counter_ns, sleep
+from typing import TYPE_CHECKING, Any
+
+from ...errors import PipelineStopped
+from ...observe.verdict.probes import count_only_this_thread, probe_counters
+from ...pipeline.channel.channel import ChannelClosed
+from ...pipeline.hooks.stage_info import StageInfo
+from ...pipeline.hooks.task_hooks import TaskStatsHook
+from ...pipeline.recorder.flight_recorder import FlightRecorder
+from ...pipeline.stats.counters import QueueCounters, TaskCounters
+from ..workers.activity import Activity, describe_activities
+from ..workers.contention import Contention
+from ..workers.epoch import Epoch
+from ..workers.jobs import Job
+from ..workers.stats import PoolFigures
+from ..workers.worker_info import use_one_intra_op_thread
+from ..workers.worker_thread import Worker
+from .messages import Free, Reply, Restart, Submit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+    from ..checkpoint.resume_state import WorkerState
+    from ..rng.keys import StreamKey
+    from ..workers.jobs import Result
+    from ..workers.load_spec import LoadSpec
+    from .uplink import Uplink
+
+__all__ = ["LoneWorker"]
+
+_FINISH_SECONDS = 5.0  # for the sample that is being fetched when the trainer is gone
+
+
+class LoneWorker:
+    """The one worker of this process."""
+
+    def __init__(
+        self, spec: LoadSpec, key: StreamKey, workers: Sequence[WorkerState], uplink: Uplink
+    ) -> None:
+        self._spec = spec
+        self._uplink = uplink
+        # Written by the worker, on the main thread; read by the thread that answers questions.
+        self._activity = Activity()
+        stages = [TaskStatsHook(StageInfo(0, n, s, 1)) for n, s in ((1, "fetch"), (2, "collate"))]
+        self._stages = stages
+        self.figures = uplink.figures = PoolFigures(stages[0], stages[1], None, spec.dataset)
+        self._begin = key, tuple(workers)
+
+    def run(self, line: Connection) -> None:
+        """Work until the trainer hangs up, or is gone. Runs on the main thread."""
+        use_one_intra_op_thread()
+        count_only_this_thread()
+        turns = _Turns(line, self._uplink, self._new_epoch)
+        turns.restart(*self._begin)
+        worker = Worker(
+            *(0, self._spec, turns.epochs, self._activity),
+            copying=threading.Lock(),  # nobody else copies: there is one worker
+            cells=tuple(stage.new_cell() if self._spec.stats else None for stage in self._stages),
+            could_not_start=_note_nothing,
+            note_shared=_note_nothing,
+        )
+        try:
+            worker.serve(_note_nothing, lambda: False)
+        except OSError:
+            pass  # the trainer is gone
+
+    def answer(self, control: Connection) -> None:
+        """Answer questions until the trainer is gone; then end the process, if need be by force.
+
+        Runs on a thread of its own.
+        """
+        while True:
+            try:
+                question, argument = pickle.loads(control.recv_bytes())
+            except (EOFError, OSError):
+                break
+            self._uplink.send(Reply(question, self._reply(question, argument)))
+        # The main thread finds the line closed as well, and ends the process after its sample. If
+        # that does not return, the process ends here.
+        sleep(_FINISH_SECONDS)
+        os._exit(0)
+
+    def _reply(self, question: str, argument: Any) -> Any:
+        try:
+            if question == "at_work" and self._activity.job is None:
+                return "None of its threads is at work."  # it waits for a job, in our own code
+            if question == "at_work":
+                thread = threading.main_thread()
+                return describe_activities([self._activity], [thread], argument)
+            return self.figures.timeline()
+        except PipelineStopped:
+            return None
+
+    def _new_epoch(self, turns: _Turns, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
+        spec = self._spec
+        recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
+        recorder.belongs_to(self.figures)
+        fetch, collate = (stage.counters() for stage in self._stages)
+        queues: Any = turns
+        epoch = Epoch(
+            jobs=(queues,),
+            results=queues,
+            outlet=queues,
+            in_order=False,  # the trainer puts the results in order
+            key=key,
+            workers=tuple(workers),
+            fetch_before=fetch,
+            collate_before=collate,
+            transfer_before=TaskCounters(),
+            probes_before=probe_counters(),
+            contention=Contention((), shares_jobs=False, adapts=False),
+            recorder=recorder,
+            consumer=recorder.new_consumer_ring(2),
+        )
+        self.figures.begin(epoch)
+        return epoch
+
+
+class _Epochs:
+    """The queue of epochs, as a worker takes from it: there is one at a time."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.next: Epoch | None = None
+
+    def get(self) -> Epoch:
+        """Return the epoch that was begun last. Raises: ChannelClosed."""
+        epoch, self.next = self.next, None
+        if epoch is None:
+            self.closed = True
+            raise ChannelClosed
+        return epoch
+
+
+class _Turns:
+    """The line as a worker sees it: a queue of jobs, and one of results. The main thread's alone,
+    so it needs no lock."""
+
+    def __init__(self, line: Connection, uplink: Uplink, new_epoch: Any) -> None:
+        self.epochs: Any = _Epochs()
+        self._line = line
+        self._uplink = uplink
+        self._new_epoch = new_epoch
+        self._waiting: deque[Any] = deque()  # messages read before their turn
+        self._waited_ns = 0
+        self._poll = getattr(select, "poll", None) and select.poll()
+        if self._poll is not None:
+            self._poll.register(line.fileno(), select.POLLIN)
+
+    def get(self) -> Job:
+        """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
+
+        Messages that have come meanwhile are read first: an epoch that begins drops the jobs of
+        the one before.
+        """
+        since_ns = perf_counter_ns()
+        while True:
+            while not self._waiting or self._has_more():
+                self._read()
+            message = self._waiting.popleft()
+            if message is None:
+                raise ChannelClosed
+            if isinstance(message, Restart):
+                self._uplink.begin(message.epoch)
+                self.restart(message.key, message.workers)
+                raise ChannelClosed
+            self._waited_ns += perf_counter_ns() - since_ns
+            number, index, _, first, wants_state = message
+            return Job(number, index, first, shared=False, wants_state=wants_state)
+
+    def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Begin an epoch: the worker takes it from ``epochs``."""
+        self.epochs.next = self._new_epoch(self, key, workers)
+
+    def put(self, result: Result) -> None:
+        """Send a result. Raises: OSError: the trainer is gone."""
+        self._uplink.send_result(result)
+
+    def counters(self) -> QueueCounters:
+        """Return the time for which the worker had no job."""
+        return QueueCounters(get_wait=(self._waited_ns, 0, ()))
+
+    def close(self) -> None:
+        """Do nothing: the line ends with the process."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def _has_more(self) -> bool:
+        if self._waiting and self._waiting[-1] is None:
+            return False
+        return bool(self._poll.poll(0)) if self._poll is not None else self._line.poll(0)
+
+    def _read(self) -> None:
+        try:
+            message = pickle.loads(self._line.recv_bytes())
+        except (EOFError, OSError):
+            self._waiting.append(None)
+            return
+        if isinstance(message, Free):
+            self._uplink.free(message)
+        elif isinstance(message, Restart):
+            # The jobs of this epoch are dropped, even if they came before.
+            self._waiting.clear()
+            self._waiting.append(message)
+        else:
+            *job, slabs, spent = message
+            self._uplink.job_came(Free(slabs, spent))
+            self._waiting.append(Submit(*job))
+
+
+def _note_nothing(*_: object) -> None:
+    """Do nothing: nobody waits for the worker, whose error answers its jobs."""

@@ -1,0 +1,137 @@
+"""The child's way to the trainer: results, answers, log lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+from dataclasses import replace
+from multiprocessing import reduction
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ..error_notes import Reason
+from ..workers.jobs import Failed, Loaded
+from .error_pickle import pack_error, pack_errors_of
+from .messages import Answer, Fatal, Free, LogLine
+from .shared_memory import SlabPool
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from ..workers.jobs import Result
+    from ..workers.stats import PoolFigures
+    from .batch_packing import PackedBatch
+
+__all__ = ["Uplink"]
+
+_READINGS_NS = 100_000_000  # least time between readings sent; the last batch always has one
+
+
+class Uplink:
+    """Sends to the trainer. Any thread may use it; one thread at a time sends results."""
+
+    def __init__(self, line: Connection) -> None:
+        self.slabs = SlabPool()
+        self.epoch = 0
+        """The epoch of the results that are sent."""
+        self.figures: PoolFigures | None = None
+        self._line = line
+        # Held while writing to the line. Re-entrant: sending may log, and log lines are sent too.
+        self._lock = threading.RLock()
+        # The thread that reads jobs counts the first, the one that sends results the second. A job
+        # that comes just now at most leaves the readings to the result after this one.
+        self._num_submitted = self._num_sent = 0
+        self._readings_ns = 0
+
+    def begin(self, epoch: int) -> None:
+        """Send results of another epoch from now on."""
+        self.epoch, self._num_submitted, self._num_sent = epoch, 0, 0
+
+    def job_came(self, freed: Free) -> None:
+        """Note that a job was received, and which slabs it sets free."""
+        self._num_submitted += 1
+        self.free(freed)
+
+    def free(self, freed: Free) -> None:
+        """Take back the slabs that the trainer no longer views."""
+        for slab in freed.slabs:
+            self.slabs.give_back(slab)
+        for slab in freed.spent:
+            self.slabs.drop(slab)
+
+    def send(self, message: Any) -> None:
+        """Send a message, unless the trainer is gone: whoever reads the line notices that."""
+        content = pickle.dumps(message, 5)  # outside the lock: nobody waits for it
+        try:
+            with self._lock:
+                self._line.send_bytes(content)
+        except OSError:
+            pass
+
+    def send_fatal(self, what: str, error: BaseException) -> None:
+        """Send the reason why the child cannot go on."""
+        self.send(Fatal(what, pack_error(error)))
+
+    def send_result(self, result: Result) -> None:
+        """Send a result whose batch is packed. Raises: OSError: the trainer is gone."""
+        self._num_sent += 1
+        lease = None
+        if isinstance(result, Loaded):
+            batch: PackedBatch = result.batch
+            lease, result = batch.lease, replace(result, batch=batch.as_message())
+        details = self.slabs.retired(), self._due_readings()
+        try:
+            content = pickle.dumps(Answer(self.epoch, pack_errors_of(result), *details), 5)
+        except Exception as error:
+            result, is_whole = _without_what_cannot_be_sent(result, error)
+            lease = lease if is_whole else None
+            content = pickle.dumps(Answer(self.epoch, pack_errors_of(result), *details), 5)
+        with self._lock:
+            self._line.send_bytes(content)
+            # Under the same lock: the trainer takes what follows the message for its descriptor.
+            if lease is not None:
+                if lease.slab.is_new and lease.slab.descriptor >= 0:
+                    reduction.send_handle(self._line, lease.slab.descriptor, os.getppid())
+                lease.sent()
+
+    def carry_log_lines(self) -> None:
+        """Send what our loggers log to the trainer, which logs it."""
+        logger = logging.getLogger("spdl_torch")
+        logger.handlers = [_ToTrainer(self)]  # a forked child has the trainer's handlers
+        logger.propagate = False
+
+    def _due_readings(self) -> bytes | None:
+        now = perf_counter_ns()
+        is_last = self._num_sent >= self._num_submitted
+        if self.figures is None or not (is_last or now - self._readings_ns >= _READINGS_NS):
+            return None
+        self._readings_ns = now
+        return pickle.dumps(self.figures.readings(), 5)
+
+
+def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Result, bool]:
+    """Return the result without its iterable's own state, if that is what cannot be pickled, and
+    True; else the error in place of the result, and False.
+    """
+    progress = result.progress
+    if progress is not None and progress.state is not None:
+        try:
+            pickle.dumps(progress.state, 5)
+        except Exception as reason:
+            progress = replace(progress, state=None, failure=Reason(reason.with_traceback(None)))
+            return replace(result, progress=progress), True
+    return Failed(result.number, error), False
+
+
+class _ToTrainer(logging.Handler):
+    """Sends the records of our loggers to the trainer, which logs them."""
+
+    def __init__(self, uplink: Uplink) -> None:
+        super().__init__()
+        self._uplink = uplink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send the record; see ``logging.Handler``."""
+        self._uplink.send(LogLine(record.name, record.levelno, record.getMessage()))

@@ -1,0 +1,121 @@
+"""One child of a ProcessPool, and the jobs that it has."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+from .child import Beginning
+from .connection import ChildConnection
+from .dataset_pickle import InheritedSpec, PickledSpec
+from .messages import Answer, Restart, Submit
+from .shared_memory import Mappings
+from .start_methods import forks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.context import BaseContext
+
+    from ...io._transfer.region import Region
+    from ...pipeline.threads.thread_group import ThreadGroup
+    from ..checkpoint.resume_state import WorkerState
+    from ..rng.keys import StreamKey
+    from ..workers.load_spec import LoadSpec
+    from .shared_blocks import SharedBlocks
+
+__all__ = ["WorkerProcess"]
+
+_MOST_KEPT = 8
+"""The number of batches that the loop may keep, besides those that wait for it, before more are
+copied: enough for gradient accumulation or a prefetcher of the user's."""
+
+
+class WorkerProcess:
+    """A child from its start to its end. Its place in the pool decides which workers it runs."""
+
+    def __init__(
+        self,
+        place: int,
+        spec: LoadSpec,
+        context: BaseContext,
+        key: StreamKey,
+        workers: Sequence[WorkerState],
+        *,
+        blocks: SharedBlocks | None,
+        lock: Callable[[Any], Region] | None,
+        hear: Callable[[WorkerProcess, Answer], None],
+        ended: Callable[[WorkerProcess], None],
+    ) -> None:
+        self.place = place
+        self.jobs: dict[int, Submit] = {}
+        """The jobs that it has not answered, in the order in which it got them. The pool guards
+        them: its receivers and the trainer's thread change them."""
+        self.epoch = 0
+        """The number of epochs that were begun in it, but for the first."""
+        self.latest: bytes | None = None
+        """The pickle of its last ``Readings`` of this epoch."""
+        self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=lock)
+        is_forked = forks(context)
+        beginning = Beginning(
+            InheritedSpec(spec) if is_forked else PickledSpec(spec, blocks),
+            *(key, tuple(workers), torch.get_default_dtype()),
+            None if is_forked else _environment(),
+        )
+        # Weakly: the connection's thread must not keep this object, whose jobs hold user's indices.
+        own = weakref.ref(self)
+
+        def hear_answer(answer: Answer) -> None:
+            found = own()
+            if found is not None:
+                hear(found, answer)
+
+        def has_ended() -> None:
+            found = own()
+            if found is not None:
+                ended(found)
+
+        self.connection = ChildConnection(
+            *(context, beginning, self.mappings),
+            hear=hear_answer,
+            ended=has_ended,
+            is_lone=spec.num_workers == 1,
+        )
+
+    def start(self, threads: ThreadGroup, begin: Callable[[], None] | None) -> None:
+        """Start the process; see ``ChildConnection.start``."""
+        self.connection.start(threads, begin)
+
+    def submit(self, job: Submit) -> None:
+        """Send a job, and with it the slabs that are free. Raises: what pickle raises."""
+        self.jobs[job.number] = job
+        try:
+            self.connection.send((*job, *self.mappings.freed()))
+        except BaseException:
+            self.jobs.pop(job.number, None)
+            raise
+
+    def send_freed(self) -> None:
+        """Send the slabs that have become free, if there are any."""
+        if self.mappings.has_freed:
+            self.connection.send(self.mappings.freed())
+
+    def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Begin another epoch: outstanding jobs are dropped."""
+        self.epoch += 1
+        self.jobs.clear()
+        self.latest = None
+        self.connection.send(Restart(self.epoch, key, tuple(workers)))
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment with this process's rank and world size: datasets that divide
+    themselves among ranks read them, as the child has no process group."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return dict(os.environ)
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world)}
