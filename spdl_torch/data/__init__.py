@@ -1,1 +1,64 @@
-"""What trainers hold: the loader and datasets. Builds on the engine and on ``io``."""
+"""The loader and datasets, which trainers hold. Builds on the engine and on ``io``.
+
+Public names are imported when they are first used: importing a module of this package costs no
+other.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .caching.dataset import CachedDataset, cached
+    from .mixing.mix import mix
+    from .mixing.mixture import Mixture, MixtureSampler
+    from .mixing.streams import MixedIterable, MixedSource
+    from .packing.collate import pad_collate
+    from .packing.dataset import GroupedDataset, GroupSampler
+    from .packing.pack import bucket, pack
+    from .packing.stream import GroupedStream
+
+__all__ = [
+    "CachedDataset",
+    "GroupSampler",
+    "GroupedDataset",
+    "GroupedStream",
+    "MixedIterable",
+    "MixedSource",
+    "Mixture",
+    "MixtureSampler",
+    "bucket",
+    "cached",
+    "mix",
+    "pack",
+    "pad_collate",
+]
+
+_HOMES = {
+    "CachedDataset": ".caching.dataset",
+    "GroupSampler": ".packing.dataset",
+    "GroupedDataset": ".packing.dataset",
+    "GroupedStream": ".packing.stream",
+    "bucket": ".packing.pack",
+    "pack": ".packing.pack",
+    "pad_collate": ".packing.collate",
+    "MixedIterable": ".mixing.streams",
+    "MixedSource": ".mixing.streams",
+    "Mixture": ".mixing.mixture",
+    "MixtureSampler": ".mixing.mixture",
+    "cached": ".caching.dataset",
+    "mix": ".mixing.mix",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    globals()[name] = value  # from now on without this detour
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 from collections.abc import AsyncIterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.utils.data import IterableDataset
 
 from ..errors import PipelineFailure
+from ..io._storage import batch_room
 from ..io._transfer.transfer import Transfer
+from ..observe.store.recording import between_epochs
 from ..observe.trace.tracing import profile_of_run
 from ..observe.verdict.cached_steps import cached_batches
 from ..observe.verdict.probes import (
@@ -22,10 +26,12 @@ from ..observe.verdict.probes import (
 )
 from ..observe.verdict.report import Report, make_report
 from ..pipeline.definition.ops import OpKind
-from ..pipeline.definition.specs import MergeSpec, StageSpec
+from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_size
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.recorder.flight_recorder import FlightRecorder, new_pipeline_number
 from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
+from .fetching.rows import is_torchs_collate
+from .fetching.stacking import collate_into
 from .sampling.sharding import (
     check_tail,
     is_shared_out,
@@ -35,13 +41,16 @@ from .sampling.sharding import (
     take_shard,
     worker_shard,
 )
-from .workers.transfer_stage import AHEAD, check_device
+from .workers.stats import with_remarks_of
+from .workers.transfer_stage import AHEAD, check_device, most_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
 
+    from ..io._transfer.batch_memory import BatchMemory
+    from ..observe.store.recording import EpochWatcher
     from ..observe.trace.profile import Profile
     from ..pipeline.builder import PipelineBuilder
     from ..pipeline.definition.specs import MaxFailures, PipelineSpec, SourceSpec
@@ -84,6 +93,9 @@ class PipelineDataset(IterableDataset[T_co]):
         device: a CUDA device to which one thread copies the items, on its own stream, ready for the
             stream that is current when the loop receives them; ``"cuda"`` is the device that is
             current when a pass begins. With None or the CPU, items stay where the stages made them.
+            What an op makes in :func:`~spdl_torch.io.batch_storage`, and what torch's
+            ``default_collate`` makes as the last stage, lies in pinned memory and is copied from
+            there.
         num_replicas, rank: override torch.distributed's world size and rank; ``1, 0`` = this
             process takes everything.
         tail: the treatment of last items that are too few for every rank: ``"drop"`` leaves them
@@ -136,6 +148,7 @@ class PipelineDataset(IterableDataset[T_co]):
         self._pass: _Pass | None = None
         self._last: _Ended | None = None
         self._cached_step: float | None = None
+        self._epoch_watchers: tuple[EpochWatcher, ...] = ()
         self._progress: PassProgress | None = None
         self._resume: PassState | None = None
         self._has_warned = False
@@ -155,13 +168,14 @@ class PipelineDataset(IterableDataset[T_co]):
         # A generator: Lightning also calls iter() without iterating, which must start no threads.
         source, progress = self._begin_pass()
         spec = replace(self._spec, source=source)
-        place = check_device(self._device)
+        place, ended = check_device(self._device), threading.Event()
         if place is not None:
-            spec = replace(spec, stages=(*spec.stages, _transfer_stage(place)))
+            spec = replace(spec, stages=_stages_to(place, spec.stages, ended))
         recorder = FlightRecorder("PipelineDataset", self._pipeline_number, enabled=self._stats)
         recorder.belongs_to(self)
         pipeline = Pipeline(spec, recorder=recorder, **self._build_options)
-        current = self._pass = _Pass(pipeline, recorder)
+        with between_epochs(self._epoch_watchers):
+            current = self._pass = _Pass(pipeline, recorder, self._spec.source.iterable)
         progress.pipeline = pipeline
         try:
             current.pipeline.start()
@@ -175,6 +189,7 @@ class PipelineDataset(IterableDataset[T_co]):
             current.is_failure_raised = True
             raise
         finally:
+            ended.set()
             self._end_pass(current)
 
     def snapshot(self) -> PipelineStats:
@@ -208,12 +223,12 @@ class PipelineDataset(IterableDataset[T_co]):
         Raises: ValueError: a number < 1.
         """
 
-        def tell(seconds: float) -> None:
+        def keep(seconds: float) -> None:
             self._cached_step = seconds
             self._last = measured or self._last
 
-        measured = self._last  # the figures of a real pass stay; tell() puts them back
-        return cached_batches(self, num_items, num_steps, tell)
+        measured = self._last  # the figures of a real pass stay; keep() puts them back
+        return cached_batches(self, num_items, num_steps, keep)
 
     @property
     def decisions(self) -> list[Any]:
@@ -259,14 +274,14 @@ class PipelineDataset(IterableDataset[T_co]):
         return padding_of_shard(self._spec.source.iterable, ranks, self._tail)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the pass: what the loop has received, not what is in flight. It
+        """Return a state of the pass: what the loop has received, not what is in flight. It
         holds only numbers, apart from what a source's own ``state_dict()`` adds.
 
         It is exact if items come in the source's order. After a stage of several threads without
         ``output_order="input"`` they do not, and a warning says so: as many items as were in
         flight may be lost or repeated.
         """
-        return self._state(behind=False)
+        return self._state(before_last=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state in the next pass; if the loop had seen the end of that pass, begin the
@@ -283,8 +298,8 @@ class PipelineDataset(IterableDataset[T_co]):
         self._next_epoch = self._resume.epoch
         self._wants_states = True
 
-    def _state(self, *, behind: bool) -> dict[str, Any]:
-        """Return the state now or, with ``behind``, as it was before the last item."""
+    def _state(self, *, before_last: bool) -> dict[str, Any]:
+        """Return the state now or, with ``before_last``, as it was before the last item."""
         self._wants_states = True
         if self._progress is not None:
             self._progress.is_wanted = True
@@ -300,10 +315,10 @@ class PipelineDataset(IterableDataset[T_co]):
                 'was under way is lost or repeated. Give it output_order="input".',
                 unordered,
             )
-        return self._progress.state(behind=behind).as_dict()
+        return self._progress.state(before_last=before_last).as_dict()
 
     def _state_before_last(self) -> dict[str, Any]:
-        return self._state(behind=True)
+        return self._state(before_last=True)
 
     def _ends_empty_tail(self) -> bool:
         """Return whether the present or coming pass resumes after its last item. If it is the
@@ -323,7 +338,7 @@ class PipelineDataset(IterableDataset[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
         unused = ("_pass", "_last", "_cached_step", "_progress")
-        return {**self.__dict__, **dict.fromkeys(unused)}
+        return {**self.__dict__, **dict.fromkeys(unused), "_epoch_watchers": ()}
 
     def __repr__(self) -> str:
         return "\n".join(["PipelineDataset", *(f"  {part}" for part in self._spec.parts())])
@@ -371,11 +386,65 @@ class PipelineDataset(IterableDataset[T_co]):
             self._pass, self._last = None, _Ended(report, ending.recorder)
 
 
-def _transfer_stage(device: torch.device) -> StageSpec:
-    """Return the last stage, which begins to copy each item; the iterating thread receives it."""
+def _stages_to(
+    device: torch.device, stages: tuple[StageSpec, ...], ended: threading.Event
+) -> tuple[StageSpec, ...]:
+    """Return the stages of a pass whose items go to a device: functions on the stages' own threads
+    are offered pinned memory, and the transfer comes last.
+    """
+    transfer = Transfer(device)
+    memory = transfer.batch_memory(most_pieces(sum(map(_most_under_way, stages)) + AHEAD))
+    offered = [
+        replace(stage, op=_InMemory(stage.op, memory, is_last=stage is stages[-1]))
+        if stage.kind is OpKind.FUNCTION and stage.executor is None
+        else stage
+        for stage in stages
+    ]
+    return (*offered, _transfer_stage(transfer, ended))
+
+
+def _most_under_way(stage: StageSpec) -> int:
+    """Return how many items a stage may work on, or leave waiting after it."""
+    waiting = stage.buffer_size or default_buffer_size(stage.concurrency)
+    inside = (sum(map(_most_under_way, path)) for path in stage.paths)
+    return stage.concurrency + waiting + sum(inside)
+
+
+class _InMemory:
+    """An op that finds memory for its batch; torch's collate takes it by itself if it is the last.
+
+    After it, a user's op could keep views of the memory, from which the loop might begin copies
+    that nobody knows of.
+    """
+
+    def __init__(self, op: Callable[[Any], Any], memory: BatchMemory, *, is_last: bool) -> None:
+        functools.update_wrapper(self, op, updated=())
+        self._memory = memory
+        self._op = collate_into(memory) if is_last and is_torchs_collate(op) else op
+
+    def __call__(self, item: Any) -> Any:
+        memory = self._memory
+        memory.begin()
+        try:
+            with batch_room(memory.room):
+                return self._op(item)
+        finally:
+            memory.end()
+
+
+def _transfer_stage(transfer: Transfer, ended: threading.Event) -> StageSpec:
+    """Return the last stage, which begins to copy each item; the iterating thread receives it.
+
+    ended: set when the pass is over. The stage may then wait for a model that is far behind.
+    """
+
+    def stage(item: Any) -> Any:
+        transfer.await_model(lambda: not ended.is_set())
+        return transfer.stage(item)
+
     return StageSpec(
         name="transfer",
-        op=Transfer(device).stage,
+        op=stage,
         kind=OpKind.FUNCTION,
         output_order="input",
         max_failures=0,  # running out of device memory is not the item's fault: do not skip it
@@ -386,8 +455,9 @@ def _transfer_stage(device: torch.device) -> StageSpec:
 class _Pass:
     """A running pipeline, and the probes' counters when it began."""
 
-    def __init__(self, pipeline: Pipeline[Any], recorder: FlightRecorder) -> None:
+    def __init__(self, pipeline: Pipeline[Any], recorder: FlightRecorder, source: Any) -> None:
         self.pipeline = pipeline
+        self._source = source
         self.recorder = recorder
         self.is_failure_raised = False
         start_probing(self)
@@ -395,7 +465,8 @@ class _Pass:
 
     def report(self) -> Report:
         probes = probes_between(self._before, probe_counters())
-        return make_report(self.pipeline.snapshot(), probes)
+        report = make_report(self.pipeline.snapshot(), probes)
+        return with_remarks_of(self._source, report, one_by_one=False)
 
 
 class _Ended:

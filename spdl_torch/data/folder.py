@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torchvision.datasets
 
+from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.io._cache.places import open_store
 from spdl_torch.io._image.codec import check_codec, image_codec
-from spdl_torch.io._image.decode import decode_image, to_pil
+from spdl_torch.io._image.decode import decode_image, decode_tensor, to_pil
 from spdl_torch.io._image.images import image_loader, load_planned
 from spdl_torch.io._image.kernel import is_compiled
 from spdl_torch.io._image.recipe import Recipe, recognise
+from spdl_torch.io._storage import BatchStorage
+
+from .caching.files import CachedFiles
 
 if TYPE_CHECKING:
-    import os
     from contextlib import AbstractContextManager
 
     from PIL.Image import Image
@@ -50,14 +55,14 @@ def load_pil_image(path: str | os.PathLike[str]) -> Image:
     return to_pil(decode_image(path))
 
 
-class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
+class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # untyped in torchvision
     """``torchvision.datasets.ImageFolder`` with faster images: same arguments, same samples.
 
     The start of the transform runs on a whole batch at a time, without the GIL, if it is
     ``RandomResizedCrop`` or ``Resize`` + ``CenterCrop`` or ``Resize((h, w))``, each bilinear, then
     optionally ``RandomHorizontalFlip`` (of ``torchvision.transforms`` or its ``v2``). Following
     ``ToTensor``, ``PILToTensor``, ``ToImage``, ``ToDtype``, ``ConvertImageDtype`` and ``Normalize``
-    run on the whole batch too; the rest runs sample by sample, on the same input as ever (before
+    run on the whole batch too; the rest runs sample by sample, on the same input as before (before
     ``ToTensor`` and the like, a Pillow image).
 
     Any other transform gets the Pillow image of each file or, with ``loader=image_loader``, the
@@ -69,7 +74,17 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
     ``codec`` is that of :func:`spdl_torch.io.load_image_batch`: libjpeg-turbo decodes only the
     random crop of a JPEG. Neither samples nor random numbers depend on it.
 
-    Raises (on access): DecodeError: a file cannot be decoded; OSError: it cannot be read.
+    ``scaled=True`` decodes JPEGs of many megapixels at a reduced size, as that of
+    :func:`spdl_torch.io.load_image_batch` does, for the transforms that run on a whole batch. The
+    random numbers stay the same; the pixels do not.
+
+    ``cache`` keeps the files' bytes: ``"memory"`` or a folder on a local disk, shared by all ranks
+    and workers of the machine, so that a slow store is read once. ``max_bytes`` and ``version`` are
+    those of :func:`spdl_torch.data.cached`, which keeps decoded samples.
+
+    Raises: UnsupportedOptionError: ``cache`` or ``scaled`` with a ``loader`` of your own, or
+        ``scaled`` with a transform that does not begin as above. On access: DecodeError: a file
+        cannot be decoded; OSError: it cannot be read.
     """
 
     sample_context: SampleContext | None = None
@@ -92,9 +107,19 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
         allow_empty: bool = False,
         *,
         codec: Codec = "auto",
+        scaled: bool = False,
+        cache: str | os.PathLike[str] | None = None,
+        max_bytes: int | None = None,
+        version: str | int | None = None,
     ) -> None:
         check_codec(codec, "ImageFolder")
+        if cache is not None and loader is not load_pil_image and loader is not image_loader:
+            raise UnsupportedOptionError(
+                "ImageFolder: cache needs the bytes of files, which a loader of your own reads by "
+                "itself. Leave loader out, or pass cached(ImageFolder(...), ...)."
+            )
         self.codec: Codec = codec
+        self.scaled = scaled
         super().__init__(
             root,
             transform=transform,
@@ -103,13 +128,33 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
             is_valid_file=is_valid_file,
             allow_empty=allow_empty,
         )
+        if scaled and not self._may_scale():
+            raise UnsupportedOptionError(
+                "ImageFolder: scaled=True needs loader=image_loader or none, and a transform that "
+                "begins with a bilinear RandomResizedCrop, Resize and CenterCrop, or "
+                f"Resize((height, width)), got {loader=} and {transform=}. Change these, or leave "
+                "scaled out; loader=partial(image_loader, at_least=(height, width)) serves any "
+                "transform of tensors."
+            )
+        self._files: CachedFiles | None = None
+        if cache is not None:
+            store = open_store(
+                cache,
+                f"files of {os.path.abspath(self.root)}\n{version!r}",
+                max_bytes=max_bytes,
+                num_numbers=None,
+                who="ImageFolder",
+            )
+            self._files = CachedFiles(store, version)
         is_compiled()  # compile the kernel now: that takes 7 ms, otherwise of the first batch
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Load one sample: the transformed image, and the target."""
         recipe = self._recipe()
+        if recipe is None and self._files is None:
+            return super().__getitem__(index)  # type: ignore[no-any-return]  # untyped in torchvision
         if recipe is None:
-            return super().__getitem__(index)  # type: ignore[no-any-return]
+            return self._load_cached(index)
         return self._load([index], recipe, None)[0]
 
     def __getitems__(self, indices: Sequence[int]) -> CollatedSamples:
@@ -123,23 +168,43 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
                 with self._stream(k):
                     samples.append(self[index])
             return samples
-        return self._load(indices, recipe, self.sample_context)
+        # A loader may offer memory from which the batch goes to the device as it is.
+        return self._load(indices, recipe, self.sample_context, BatchStorage())
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark of a loader's report that says which library decodes."""
+        """Return the remarks of a loader's report: the library that decodes, and the cache."""
+        remarks = () if self._files is None else self._files.remarks(len(self))
         if self.loader is not load_pil_image and self.loader is not image_loader:
             return ()
         recipe = self._recipe()
-        library = image_codec(self.codec)
-        if recipe is None or not recipe.crops_first or library == "torchvision":
-            return ("fetch: JPEGs are decoded whole, by torchvision.",)
-        return (f"fetch: of JPEGs only the part in the crop is decoded, by {library}.",)
+        library = "torchvision" if recipe is None else image_codec(self.codec)
+        cuts = library.startswith("libjpeg-turbo")
+        if recipe is not None and self.scaled:
+            library = library if cuts else "Pillow"
+            return (f"fetch: large JPEGs are decoded at a reduced size, by {library}.", *remarks)
+        if recipe is not None and recipe.crops_first and cuts:
+            return (
+                f"fetch: of JPEGs only the part in the crop is decoded, by {library}.",
+                *remarks,
+            )
+        library = "torchvision" if cuts else library
+        return (f"fetch: JPEGs are decoded whole, by {library}.", *remarks)
+
+    def loading_counts(self) -> dict[str, int]:
+        """Return the files that were found in the cache, and that were not, in this process."""
+        return {} if self._files is None else self._files.counts()
 
     def _recipe(self) -> Recipe | None:
         """Return the recipe in the present transform; not cached, as users replace transforms."""
         if self.loader is load_pil_image or self.loader is image_loader:
             return recognise(self.transform, from_tensor=self.loader is image_loader)
         return None
+
+    def _may_scale(self) -> bool:
+        """Return whether the size wanted is known; a transform may also be set later."""
+        if self.loader is not load_pil_image and self.loader is not image_loader:
+            return False
+        return self.transform is None or self._recipe() is not None
 
     def _may_batch(self, recipe: Recipe) -> bool:
         """Return whether drawing all crops before all tails leaves each sample's numbers the same.
@@ -154,7 +219,11 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
         return contextlib.nullcontext() if self.sample_context is None else self.sample_context(k)
 
     def _load(
-        self, indices: Sequence[int], recipe: Recipe, context: SampleContext | None
+        self,
+        indices: Sequence[int],
+        recipe: Recipe,
+        context: SampleContext | None,
+        storage: BatchStorage | None = None,
     ) -> CollatedSamples:
         """Run the kernel over the samples; ``context`` as in :attr:`sample_context`."""
 
@@ -171,8 +240,18 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
                     return recipe.plan(height, width, generator)
 
         paths, targets = zip(*[self.samples[index] for index in indices], strict=True)
-        pictures = load_planned(paths, plan, recipe.height, recipe.width, codec=self.codec)
-        images = recipe.finish(pictures)
+        sources = paths if self._files is None else self._files.contents(paths)
+        pictures = load_planned(
+            sources,
+            plan,
+            recipe.height,
+            recipe.width,
+            codec=self.codec,
+            scaled=self.scaled,
+            storage=storage if recipe.keeps_bytes else None,
+            name=paths,
+        )
+        images = recipe.finish(pictures, storage if recipe.is_batched else None)
         if recipe.is_batched and self.target_transform is None:  # no user code, sample by sample
             samples = CollatedSamples(zip(images.unbind(), targets, strict=True))
         else:
@@ -184,6 +263,16 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
         if recipe.is_batched and all(type(label) is int for label in labels):
             samples.collated = images, torch.tensor(labels, device="cpu")
         return samples
+
+    def _load_cached(self, index: int) -> tuple[Any, Any]:
+        """Load one sample as torchvision does, from the cache."""
+        assert self._files is not None, "guaranteed by the caller"
+        path, target = self.samples[index]
+        (content,) = self._files.contents([path])
+        image: Any = decode_tensor(content, path)
+        if self.loader is load_pil_image:
+            image = to_pil(image)
+        return image if self.transform is None else self.transform(image), self._target(target)
 
     def _target(self, target: int) -> Any:
         return target if self.target_transform is None else self.target_transform(target)

@@ -1,1 +1,1 @@
-"""Where loading stands, as a state that can be saved and loaded again."""
+"""The state of loading, which can be saved and loaded again."""

@@ -52,7 +52,7 @@ class PassState:
     world: int = 1
     source: Any = None
     """The source's own state, if it keeps one and was asked."""
-    num_behind: int = 0
+    num_after: int = 0
     """The number of source items since ``source`` was taken."""
     version: int = _VERSION
 
@@ -62,8 +62,8 @@ class PassState:
         check_version(state, _VERSION, "PipelineDataset")
         check_fields(state, _FIELDS, ("epoch", "finished"), "PipelineDataset")
         resume = cls(**copy.deepcopy({**state}))
-        if resume.num_behind > (resume.num_source or 0):
-            raise ValueError("load_state_dict: num_behind must be at most num_source.")
+        if resume.num_after > (resume.num_source or 0):
+            raise ValueError("load_state_dict: num_after must be at most num_source.")
         return resume
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,9 +80,9 @@ class PassState:
         total, rest = divmod(self.num_source * self.world, world)
         if fixed or rest:
             raise ValueError(
-                f"load_state_dict: the state is of {self.world} rank(s), here are {world}. "
+                f"load_state_dict: the state is of {self.world} rank(s), this run has {world}. "
                 + (
-                    "The source makes the ranks' parts itself, which are others now."
+                    "The source makes each rank's part itself, and the parts are others now."
                     if fixed
                     else f"{self.num_source * self.world} items cannot be shared out among them."
                 )
@@ -103,7 +103,7 @@ _FIELDS = {
     ),
     "world": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),
     "source": Field("anything", lambda _: True),
-    "num_behind": _NUMBER,
+    "num_after": _NUMBER,
 }
 
 
@@ -215,11 +215,11 @@ class PassProgress:
         """Mark the pass as finished: the loop has seen the end."""
         self._finished = True
 
-    def state(self, *, behind: bool) -> PassState:
-        """Return the state now or, with ``behind``, as it was before the last item."""
-        if self._finished and not behind:
+    def state(self, *, before_last: bool) -> PassState:
+        """Return the state now or, with ``before_last``, as it was before the last item."""
+        if self._finished and not before_last:
             return PassState(epoch=self._epoch, finished=True, world=self._world)
-        num_items, num_source = self.num_items - behind, None
+        num_items, num_source = self.num_items - before_last, None
         assert self.pipeline is not None, "guaranteed by the dataset: a pass has begun"
         if self._per_output is not None and not self.pipeline.num_lost:
             num_source = num_items * self._per_output
@@ -235,7 +235,7 @@ class PassProgress:
             num_source=num_source,
             world=self._world,
             source=own.state,
-            num_behind=own.num_behind,
+            num_after=own.num_after,
         )
 
 
@@ -251,16 +251,17 @@ class Watched:
         begun_from = WorkerState(num_items=start)
         if resume is not None and start and resume.source is not None:
             give_state(keeper, resume.source, "source")
-            num_behind = min(resume.num_behind, start)
-            begun_from = replace(begun_from, state=resume.source, num_behind=num_behind)
-            self._items = _Behind(keeper, num_behind, may_jump=False)
+            num_after = min(resume.num_after, start)
+            begun_from = replace(begun_from, state=resume.source, num_after=num_after)
+            self._items = _Behind(keeper, num_after, may_jump=False)
         else:
             self._items = source_behind(keeper, start)
         self._progress = progress
         self._start = start
         self._own = OwnState(None, keeper, begun_from)
         # The source's thread appends, and removes states that the trainer is past; the trainer's
-        # thread copies the deque (one C call, atomic under the GIL) and looks through the copy.
+        # thread copies the deque, which is one step with a GIL and without, and looks through the
+        # copy.
         self._reached: deque[WorkerState] = deque([self._own.reached(start, ended=False)])
 
     def __iter__(self) -> Iterator[Any]:
@@ -282,4 +283,4 @@ class Watched:
                 found = each
         if found.state is None:
             return found
-        return replace(found, num_behind=found.num_behind + num_items - found.num_items)
+        return replace(found, num_after=found.num_after + num_items - found.num_items)

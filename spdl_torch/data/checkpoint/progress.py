@@ -98,11 +98,16 @@ class Progress:
 
     def handed(self, number: int) -> None:
         """Record that the trainer received a map-style batch, or the error in its place."""
-        self._advance()
+        if self._ahead:
+            self._advance()
         drawn = self._drawn
         while (oldest := next(iter(drawn))) < self._num_in_order:
             del drawn[oldest]
         self._before = self._num_in_order, self.local_samples, tuple(self._ahead), (), 0
+        if number == self._num_in_order and not self._ahead:
+            # One line, which Ctrl-C cannot cut in two: there is no call between its ends.
+            self.local_samples, self._num_in_order = drawn[number][0], number + 1
+            return
         self._ahead.add(number)
         self._advance()
 
@@ -138,6 +143,15 @@ class Progress:
         ]
 
     @property
+    def given(self) -> tuple[int, int] | None:
+        """The sampler's epoch, and the samples of it that the trainer had on all ranks; None = a
+        sampler without epochs, or an iterable. Other threads may ask.
+        """
+        if self.workers or self.sampler_epoch is None:
+            return None
+        return self.sampler_epoch, self.start + self.local_samples * self.world
+
+    @property
     def is_vague(self) -> bool:
         """Whether a later epoch has just begun on lasting datasets whose states are unknown."""
         has_begun_alike = self.own is not None or self.num_epochs == 0 or self.finished
@@ -153,15 +167,15 @@ class Progress:
             return 0
         return sum(w.num_items for w in self.workers if w.keeper and w.state is None)
 
-    def state(self, generators: list[torch.Tensor], *, behind: bool = False) -> ResumeState:
+    def state(self, generators: list[torch.Tensor], *, before_last: bool = False) -> ResumeState:
         """Return the loader's state.
 
-        ``generators``: their states now, for a finished epoch. ``behind``: return the state before
-        the last batch, for a caller that holds that batch back from its own consumer.
+        ``generators``: their states now, for a finished epoch. ``before_last``: return the state
+        before the last batch, for a caller that holds that batch back from its own consumer.
 
         Raises: what a user's object raises when it is asked for its state.
         """
-        if self.finished and not (behind and self._before):
+        if self.finished and not (before_last and self._before):
             return ResumeState(
                 epoch=self.epoch,
                 epoch_seed=self.epoch_seed,
@@ -175,7 +189,7 @@ class Progress:
                 workers=self._at_end(),
             )
         place = self._place()
-        if behind and self._before:
+        if before_last and self._before:
             place = _Place(*self._before)
         elif self.own is not None:
             place = place._replace(workers=self._asked_now())
@@ -204,7 +218,7 @@ class Progress:
         """Return the states that the workers' datasets keep for the next epoch, where known."""
         is_known = self.finished and self.keeps_datasets
         return [
-            replace(each, num_items=0, num_behind=0, ended=False)
+            replace(each, num_items=0, num_after=0, ended=False)
             if is_known
             else WorkerState(keeper=each.keeper)
             for each in self.workers

@@ -39,9 +39,9 @@ __all__ = [
     "left_for_another",
     "order_drawn_again",
     "packed_index",
+    "set_sampler_epoch",
     "skipped",
     "stateful_sampler",
-    "tell_epoch",
 ]
 
 _VERSION = 1
@@ -92,9 +92,9 @@ class ResumeState:
         workers = values.get("workers", ())
         for number, worker in enumerate(workers):
             check_fields(worker, _WORKER_FIELDS, (), "DataLoader", f"workers[{number}].")
-            if worker.get("num_behind", 0) > worker.get("num_items", 0):
+            if worker.get("num_after", 0) > worker.get("num_items", 0):
                 raise ValueError(
-                    f"load_state_dict: workers[{number}].num_behind must be at most num_items."
+                    f"load_state_dict: workers[{number}].num_after must be at most num_items."
                 )
         if values.get("next_worker", 0) >= max(1, len(workers)):
             raise ValueError(
@@ -161,7 +161,7 @@ _WORKER_FIELDS = {
     "ended": _FLAG,
     "state": _ANYTHING,
     "of_dataset": _FLAG,
-    "num_behind": _NUMBER,
+    "num_after": _NUMBER,
 }
 
 
@@ -200,13 +200,13 @@ def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[list[
     if resume is None or resume.finished:
         if resume is not None:
             _set_states(generators[1:], resume.generators[1:])
-            _tell_samplers(loader, resume)
+            _restore_samplers(loader, resume)
         yield [generator.get_state() for generator in generators]
         return
     before = generators[0].get_state()
     try:
         _set_states(generators, resume.generators)
-        _tell_samplers(loader, resume)
+        _restore_samplers(loader, resume)
         yield [generator.get_state() for generator in generators]
     finally:
         generators[0].set_state(before)
@@ -247,7 +247,7 @@ def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
     )
 
 
-def _tell_samplers(loader: Any, resume: ResumeState) -> None:
+def _restore_samplers(loader: Any, resume: ResumeState) -> None:
     samplers = list(nested_samplers(loader._index_sampler))
     if resume.sampler is not None:
         sampler = stateful_sampler(samplers)
@@ -310,7 +310,7 @@ def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeSta
     )
 
 
-def tell_epoch(loader: Any, epoch: int) -> None:
+def set_sampler_epoch(loader: Any, epoch: int) -> None:
     """Set the epoch of the first sampler that has ``set_epoch``."""
     for sampler in nested_samplers(loader._index_sampler):
         if callable(getattr(sampler, "set_epoch", None)):
@@ -327,7 +327,7 @@ def _set_states(generators: list[torch.Generator], states: tuple[str, ...]) -> N
     if len(generators) != len(states):
         raise ValueError(
             f"load_state_dict: generators: the state has {len(states)} generator(s), this loader "
-            f"and its samplers have {len(generators)}. Give generator= where it was given then."
+            f"and its samplers have {len(generators)}. Pass generator= as it was then."
         )
     for number, (generator, text) in enumerate(zip(generators, states, strict=True)):
         try:

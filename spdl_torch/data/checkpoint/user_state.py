@@ -98,7 +98,7 @@ class WorkerState:
     are skipped by making them again."""
     of_dataset: bool = False
     """Whether the state is the dataset's, which outlives an epoch."""
-    num_behind: int = 0
+    num_after: int = 0
     """The number of items since ``state`` was taken."""
     keeper: Literal["iterator", "dataset"] | None = None
     """The object that keeps a state, asked or not; None = neither. Not saved."""
@@ -125,7 +125,7 @@ class OwnState:
         self._can_ask = self._owner is not None and misfit is None
         self._failure = None if misfit is None else Reason(misfit)
         self._state = begun_from.state  # the last one; None = none was taken
-        self._num_items = begun_from.num_items - begun_from.num_behind  # items before it
+        self._num_items = begun_from.num_items - begun_from.num_after  # items before it
         self._is_of_end = begun_from.ended
         self._cost_ns = self._asked_ns = 0
 
@@ -163,7 +163,7 @@ class OwnState:
             ended=ended,
             state=self._state,
             of_dataset=self._keeper == "dataset",
-            num_behind=num_items - self._num_items,
+            num_after=num_items - self._num_items,
             keeper=self._keeper,
         )
 

@@ -71,7 +71,7 @@ class BadSample:
     """A failed try, as a worker reports it."""
 
     place: int
-    """The sample's position in its batch."""
+    """The number of the sample in its batch, from 0."""
     key: Any
     error: Exception
 
@@ -183,7 +183,7 @@ class SkippedSamples(FailureBudget):
         limit = self._limit if isinstance(self._limit, int) else f"{float(self._limit):.4g} of all"
         return (
             f"DataLoader: {self.num_failures} of {num_tasks} samples failed, error_budget is "
-            f"{limit}. Mend the samples below or raise error_budget"
+            f"{limit}. Fix the samples below or raise error_budget"
         )
 
     def _failure(self) -> PipelineFailure:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
+from ...io._storage import batch_room
 from ...pipeline.failures import describe
 from ..error_notes import cause_of, describe_batch, noted_call
+from . import stacking
 from .bad_samples import MISSING, NoGoodSample, Tries
 from .batch import Batch
 from .items import EndOfIterable, Items, SingleItems
-from .rows import row_reader
+from .rows import is_torchs_collate, row_reader
 from .samples import Samples, samples_of
 from .timing import timed
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ..rng.keys import StreamKey
     from ..rng.streams import SampleStreams
     from .bad_samples import BadSample, Tolerance
+    from .stacking import Memory
 
 __all__ = ["BatchMaker", "EndOfIterable"]
 
@@ -33,7 +36,8 @@ __all__ = ["BatchMaker", "EndOfIterable"]
 class BatchMaker:
     """Fetches and collates for one worker, and counts the time of each in a cell (None: off).
 
-    Errors are the user's own, with a note that names the sample or batch.
+    ``memory``: large tensors of a batch are made there. Errors are the user's own, with a note that
+    names the sample or batch.
     Raises: for an iterable dataset, as :class:`Items`.
     """
 
@@ -50,10 +54,18 @@ class BatchMaker:
         resume: WorkerState | None = None,
         worker: int = 0,
         tolerance: Tolerance | None = None,
+        collate_into: Callable[[Any], Any] | None = None,
+        memory: Memory | None = None,
         fetch_cell: TaskCell | None,
         collate_cell: TaskCell | None,
     ) -> None:
         self._collate_fn = collate_fn
+        # Of torch's batches all large tensors go to the device. Another function could keep views
+        # of the memory, from which the loop might begin copies that nobody knows of.
+        self._memory = memory if is_torchs_collate(collate_fn) else None
+        if self._memory is not None:
+            collate_into = stacking.collate_into(self._memory)
+        self._collate = collate_into or collate_fn
         self._collate_cell = collate_cell
         self._auto_collation = auto_collation
         self._is_collating = False
@@ -80,13 +92,18 @@ class BatchMaker:
         """
         source: Any = self._samples or self.items
         self.begin(first if self.items is None else self.items.num_taken)
-        samples, tries = source.fetch(index), None
-        if self._batch.tolerance is not None:
-            try:
-                samples, tries = self.good_of(samples, self._batch.bad)
-            except NoGoodSample:
-                self.forget_bad()
-                raise
+        if self._memory is None:
+            samples = source.fetch(index)
+        else:
+            with batch_room(self._memory.room):
+                samples = source.fetch(index)
+        if self._batch.tolerance is None:
+            return self.collate(samples, index, number), None
+        try:
+            samples, tries = self.good_of(samples, self._batch.bad)
+        except NoGoodSample:
+            self.forget_bad()
+            raise
         made = self.collate(samples, index, number)
         self.forget_bad()
         return made, tries
@@ -95,6 +112,8 @@ class BatchMaker:
         """Begin a batch on this thread, as ``Batch.begin``."""
         self._is_collating = False
         self._batch.begin(first, bad)
+        if self._memory is not None:
+            self._memory.begin()
 
     def sample_at(self, place: int, index: Any) -> Any:
         """Return the sample at ``place`` of a batch that several threads make; MISSING for a
@@ -121,6 +140,14 @@ class BatchMaker:
 
     def collate(self, samples: Any, index: Any, number: int) -> Any:
         """Collate the samples into batch ``number``, for which the sampler gave ``index``."""
+        if self._memory is None:
+            return self._collated(samples, index, number)
+        try:
+            return self._collated(samples, index, number)
+        finally:
+            self._memory.end()
+
+    def _collated(self, samples: Any, index: Any, number: int) -> Any:
         self._is_collating = True
         if self._batch.streams is not None:
             self._batch.streams.at_collate()
@@ -129,7 +156,7 @@ class BatchMaker:
             if made is not None:
                 return made  # the dataset has already written its samples into one batch
         try:
-            return timed(self._collate_cell, self._collate_fn, samples)
+            return timed(self._collate_cell, self._collate, samples)
         except BaseException as error:
             which = (
                 describe_batch(number, index)

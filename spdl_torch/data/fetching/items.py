@@ -106,7 +106,7 @@ class Items:
             give_state(iterator, resume.state, field)
         self.num_taken = resume.num_items
         if not resume.ended:
-            num_made_again = resume.num_behind if has_own else resume.num_items
+            num_made_again = resume.num_after if has_own else resume.num_items
             self._pass_over(iterator, resume.num_items - num_made_again)
         return iterator
 
@@ -131,7 +131,9 @@ class Items:
         if self._ended:
             return
         self._under_way, streams = items, self._batch.streams
-        turns = index if streams is None else streams.over(index, items)
+        turns: Any = index
+        if streams is not None:
+            turns = streams.over(iter(index), len(index))
         try:
             self._ended = timed(self._cell, items_into, items, self._iterator, turns, into=items)
         except BaseException as error:

@@ -14,6 +14,8 @@ import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from ...io._storage import room_in_batch
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -40,10 +42,18 @@ class Rows:
         self._numbers = numbers
 
     def read(self) -> RowBatch:
-        """Read the rows into one batch."""
+        """Read the rows into one batch, in memory that the loader offers for it, if any."""
         numbers = torch.tensor(self._numbers, dtype=torch.int64)
-        columns = [tensor[numbers].contiguous() for tensor in self._tensors]
+        columns = [self._column(tensor, numbers) for tensor in self._tensors]
         return RowBatch(columns, len(self._numbers))
+
+    def _column(self, tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        num_bytes = len(self._numbers) * tensor[0].nbytes
+        memory = room_in_batch(num_bytes) if tensor.device.type == "cpu" else None
+        if memory is None or min(self._numbers) < 0:  # which index_select does not take
+            return tensor[numbers].contiguous()
+        out = memory.view(tensor.dtype).view(len(self._numbers), *tensor.shape[1:])
+        return torch.index_select(tensor, 0, numbers, out=out)
 
 
 class RowReader:

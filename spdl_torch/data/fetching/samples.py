@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 from ...pipeline.failures import describe
 from ..error_notes import cause_of, describe_indices, noted_call, noted_sample
 from .bad_samples import MISSING, nothing_good
-from .sample_calls import one_sample_of, samples_into, takes_batches
+from .sample_calls import one_sample_of, samples_into, samples_of_turns, takes_batches
 from .timing import timed, timed_sample
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...pipeline.hooks.task_hooks import TaskCell
     from .batch import Batch
     from .rows import RowReader
@@ -30,20 +32,36 @@ class Samples:
         self._fetch_one = one_sample_of(dataset)
         self._batch = batch
         self._cell = cell
-        self._under_way: list[Any] = []  # the batch's samples so far; describe() reads it
+        self._turns: Any = None  # an iterator over the batch's indices; describe() reads it
 
     def fetch(self, index: Any) -> Any:
         """Return the samples of ``index``, with MISSING in place of tolerated failures."""
-        indices = index if isinstance(index, list | tuple) else list(index)
+        indices = index if type(index) in (list, tuple) else list(index)
+        batch, count = self._batch, len(indices)
+        taken: Any = iter(indices)
+        self._turns = taken
+        turns = taken if batch.streams is None else batch.streams.over(taken, count)
+        if batch.tolerance is not None:
+            return self._fetch_good(indices, turns)
+        try:
+            return timed(self._cell, samples_of_turns, self._dataset, turns, tasks=count)
+        except BaseException as error:
+            place = max(0, count - 1 - taken.__length_hint__())
+            if self._cell is not None:
+                self._cell.num_tasks += place  # the good samples before it
+            raise noted_sample(error, indices[place]) from cause_of(error)
+        finally:
+            self._turns = None
+
+    def _fetch_good(self, indices: Sequence[Any], turns: Any) -> list[Any]:
+        """Return the samples, with MISSING in place of those whose failure is tolerated."""
         batch = self._batch
         samples: list[Any] = []
-        self._under_way = samples
-        turns = indices if batch.streams is None else batch.streams.over(indices, samples)
         try:
             timed(self._cell, samples_into, samples, self._dataset, turns, into=samples)
         except BaseException as error:
-            place, self._under_way = len(samples), []
-            if batch.tolerance is None or not isinstance(error, Exception):
+            place = len(samples)
+            if not isinstance(error, Exception):
                 raise noted_sample(error, indices[place]) from cause_of(error)
             bad = cast("Exception", noted_sample(error, indices[place]))
             batch.note_bad(place, indices[place], bad)
@@ -52,7 +70,6 @@ class Samples:
             place = len(samples)
             samples.append(self._instead_of(place, indices[place]))
             samples += [self.fetch_at(n, indices[n]) for n in range(place + 1, len(indices))]
-        self._under_way = []  # do not keep the batch alive while this thread waits
         return samples
 
     def fetch_at(self, place: int, index: Any) -> Any:
@@ -68,8 +85,11 @@ class Samples:
 
     def describe(self, index: Any) -> str:
         """Describe what is being fetched for the batch of ``index``. Called from other threads."""
-        streams = self._batch.streams
-        place = len(self._under_way) if streams is None else streams.place
+        streams, turns = self._batch.streams, self._turns
+        if streams is not None:
+            place = streams.place
+        else:
+            place = -1 if turns is None else len(index) - 1 - turns.__length_hint__()
         if not 0 <= place < len(index):
             return describe_indices(index)
         return f"sample index {describe(index[place])}"

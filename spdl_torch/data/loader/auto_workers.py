@@ -1,4 +1,4 @@
-"""``num_workers="auto"``: the trainer's thread adds and removes a loader's threads."""
+"""``num_workers="auto"``: the trainer's thread adds and removes a loader's workers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...autotune.window import StageLoad, window_of
 from ...autotune.workers import AutoWorkers
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader as TorchDataLoader
-
-    from ...autotune.meter import Lap
+    from ...autotune.meter import WindowReadings
     from ...autotune.tuning import TuningState
     from ...autotune.window import Window
+    from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.stats.perf_stats import StageStats
-    from ..workers.worker_pool import WorkerPool
+    from ..workers.pool import Pool, TunedPool
+    from .base_loader import BaseLoader
 
 __all__ = ["WORKERS", "LoaderTuner"]
 
@@ -28,16 +28,17 @@ WORKERS = "num_workers"
 
 
 class LoaderTuner:
-    """Tunes the threads of one iterator; keeps its result in ``state`` and in the loader's
-    ``num_workers``.
+    """Tunes the workers of one iterator, threads or processes of one worker each; keeps its result
+    in ``state`` and in the loader's ``num_workers``.
     """
 
-    def __init__(self, loader: TorchDataLoader[Any], state: TuningState, pool: WorkerPool) -> None:
+    def __init__(self, loader: BaseLoader[Any], state: TuningState, pool: Pool) -> None:
         self._loader = weakref.ref(loader)
         self._state = state
         self._pool = pool
         self._num_workers = int(loader.num_workers)
         self._prefetch = loader.prefetch_factor or 1
+        self._is_on_trial = False  # threads and processes are compared: nothing may change
         self._batch_bytes: int | None = None
         self._is_sized = False
         self.begin()
@@ -45,6 +46,7 @@ class LoaderTuner:
     def begin(self) -> None:
         """Begin to measure an epoch."""
         self._num_batches = 0
+        self._recorder: FlightRecorder | None = None  # of those who work
         if self._state.meter.is_within_run:  # the last loop was left before its epoch's end
             self._state.meter.restart(skip=1)
         self._part_seconds = self._state.tuning.window_seconds / PARTS
@@ -71,40 +73,73 @@ class LoaderTuner:
         if now < self._due:
             return
         self._due = now + self._part_seconds
-        stats = self._pool.figures.snapshot()
-        lap = self._state.meter.look(stats, self._num_batches)
-        if lap is not None:
-            has_changed = self._step(self._window(lap))
+        pool = self._pool.tuned
+        if pool is None or self._others_work(pool):
+            self._begin_anew(pool)
+            return
+        readings = self._state.meter.look(pool.figures.snapshot(), self._num_batches)
+        if readings is not None:
+            has_changed = self._step(pool, self._window(readings))
             self._state.meter.restart(skip=int(has_changed))
+
+    def _others_work(self, pool: TunedPool) -> bool:
+        """Return whether the work has been given to others since the last look."""
+        if self._recorder is None:
+            self._recorder = pool.figures.recorder
+        return self._is_on_trial or pool.figures.recorder is not self._recorder
+
+    def _begin_anew(self, pool: TunedPool | None) -> None:
+        """Measure anew once a trial of processes is over; find their number if they won."""
+        self._is_on_trial, self._recorder = pool is None, None
+        self._state.meter.restart(skip=1)
+        loader = self._loader()
+        if pool is None or loader is None:
+            return
+        state = loader.tuning_state()
+        if state is not self._state:
+            self._state = state
+            self._note(pool.figures.workers.count)
 
     def end(self) -> None:
         """Take the epoch's last reading, and log the settings found so far."""
-        self._state.meter.end_run(self._pool.figures.snapshot(), self._num_batches)
+        pool = self._pool.tuned
+        if pool is None or self._others_work(pool):
+            self._begin_anew(pool)
+        else:
+            self._state.meter.end_run(pool.figures.snapshot(), self._num_batches)
         if self._state.found:
-            self._state.tell_settings(self._settings())
+            self._state.log_settings(self._settings())
 
-    def _window(self, lap: Lap) -> Window:
-        stages = {stage.name: stage for stage in lap.stats.stages}
-        load = _load_of(self._num_workers, stages["fetch"], stages["collate"])
+    def _window(self, readings: WindowReadings) -> Window:
+        stages = {stage.name: stage for stage in readings.stats.stages}
+        load = _load_of(
+            self._num_workers,
+            stages["fetch"],
+            stages["collate"],
+            shares_gil=not self._state.are_processes,
+        )
         in_flight = None
         if self._batch_bytes:
             in_flight = self._batch_bytes * (self.max_outstanding + self._num_workers + 1)
-        return window_of(lap.parts, (load,), probes=lap.probes, memory_bytes=in_flight)
+        return window_of(readings.parts, (load,), probes=readings.probes, memory_bytes=in_flight)
 
-    def _step(self, window: Window) -> bool:
+    def _step(self, pool: TunedPool, window: Window) -> bool:
         state = self._state
         step = state.tuner().step(window)
         for count in step.counts.values():
-            self._resize(count)
+            self._resize(pool, count)
         for decision in step.decisions:
-            state.tell(decision, self._pool.figures.recorder)
+            state.log(decision, pool.figures.recorder)
         if step.decisions and state.tuner().is_settled:
-            state.tell_settings(self._settings())
+            state.log_settings(self._settings())
         return bool(step.counts)
 
-    def _resize(self, count: int) -> None:
+    def _resize(self, pool: TunedPool, count: int) -> None:
+        self._num_workers = count  # for max_outstanding
+        self._note(pool.resize(count, self.max_outstanding))
+
+    def _note(self, count: int) -> None:
         self._num_workers = count
-        self._num_workers = self._pool.resize(count, self.max_outstanding)
         self._state.found[WORKERS] = self._num_workers
         loader = self._loader()
         if loader is not None:
@@ -114,8 +149,10 @@ class LoaderTuner:
         return manual_call({}, {}, num_workers=self._num_workers)
 
 
-def _load_of(num_workers: int, fetch: StageStats, collate: StageStats) -> StageLoad:
-    """Return the load of fetching and collating together: the same threads do both."""
+def _load_of(
+    num_workers: int, fetch: StageStats, collate: StageStats, *, shares_gil: bool
+) -> StageLoad:
+    """Return the load of fetching and collating together: the same workers do both."""
     busy = fetch.tasks.busy_time + collate.tasks.busy_time
     return StageLoad(
         name=WORKERS,
@@ -125,4 +162,5 @@ def _load_of(num_workers: int, fetch: StageStats, collate: StageStats) -> StageL
         cpu_seconds=sum(t.ave_cpu_time * t.num_tasks for t in (fetch.tasks, collate.tasks)),
         num_tasks=fetch.tasks.num_tasks,
         wait_in_ratio=fetch.wait_in_ratio,
+        shares_gil=shares_gil,
     )

@@ -9,12 +9,15 @@ from torch.utils.data import IterableDataset
 
 from ...autotune.tuning import TuningState
 from ...autotune.workers import AutoWorkers
+from ..child_process.start_methods import can_fork
+from .placement import declares_safe, is_vouched_for, place
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
     import torch
 
+    from ...observe.verdict.placement import Placement
     from .loader_state import LoaderState
 
 __all__ = ["BaseLoader"]
@@ -26,7 +29,8 @@ class BaseLoader(TorchDataLoader[T_co]):
     """torch's loader with the options that this package adds, and its state between epochs."""
 
     device: torch.device | str | int | None
-    isolation: Literal["thread", "process"]
+    isolation: Literal["auto", "thread", "process"]
+    processes: int | None
     seed: int | None
     rng: Literal["sample", "worker"]
     on_error: Literal["raise", "skip"]
@@ -34,7 +38,6 @@ class BaseLoader(TorchDataLoader[T_co]):
     replace: bool
     stats: bool
     _state: LoaderState
-    _tuning_state: TuningState | None
 
     @property
     def is_tuned(self) -> bool:
@@ -42,19 +45,81 @@ class BaseLoader(TorchDataLoader[T_co]):
 
         It may only where that affects nothing but the speed. The first number stays for an
         iterable dataset, which divides itself among its workers; with ``rng="worker"``, where each
-        worker has its own random stream; and with ``isolation="process"``, where this process has
-        no workers to add to.
+        worker has its own random stream; and with ``isolation="process"``, which gives the number
+        of processes.
         """
-        is_fixed = (
-            isinstance(self.dataset, IterableDataset)
-            or self.rng == "worker"
-            or self.isolation == "process"
+        return (
+            isinstance(self.num_workers, AutoWorkers)
+            and self.stats
+            and not isinstance(self.dataset, IterableDataset)
+            and self.rng != "worker"
+            and self.isolation != "process"
         )
-        return isinstance(self.num_workers, AutoWorkers) and not is_fixed and self.stats
+
+    def placement(self) -> Placement:
+        """Return where the workers live, or will live in the next epoch, and why."""
+        return place(
+            self.dataset,
+            int(self.num_workers),
+            isolation=self.isolation,
+            processes=self.processes,
+            collate_fn=self.collate_fn,
+            worker_init_fn=self.worker_init_fn,
+            moving=self._state.moving,
+        )
+
+    def is_vouched_for(self, placement: Placement) -> bool:
+        """Return whether dataset and functions are known, or say, to be safe on threads; False
+        where no two workers share a process, without a look at them.
+        """
+        if self.isolation == "auto":  # on threads for no other reason
+            return placement.num_processes == 0
+        return placement.num_processes < placement.num_workers and is_vouched_for(
+            self.dataset, self.collate_fn, self.worker_init_fn
+        )
+
+    @property
+    def may_move(self) -> bool:
+        """Whether workers on threads may move to processes.
+
+        Children have to be forked, which needs neither pickling nor a guard in the script. While
+        an epoch runs, any worker has to be able to make any batch. An iterable dataset moves
+        between epochs if it says that it is safe on threads, and if no worker keeps it for the
+        next epoch.
+        """
+        if isinstance(self.dataset, IterableDataset):
+            may_move = not self.persistent_workers and declares_safe(
+                self.dataset, self.collate_fn, self.worker_init_fn
+            )
+        else:
+            may_move = True
+        return (
+            may_move
+            and self.isolation == "auto"
+            and not self._state.moving.is_settled
+            and self.rng == "sample"
+            and can_fork(self.multiprocessing_context)
+        )
 
     def tuning_state(self) -> TuningState:
-        """Return what tuning has found so far, over all epochs. Requires ``is_tuned``."""
-        if self._tuning_state is None:
+        """Return what tuning has found so far, over all epochs. Requires ``is_tuned``.
+
+        Workers that have moved to processes are tuned anew.
+        """
+        are_processes, state = self.placement().num_processes > 0, self._state.tuning
+        if state is None or state.are_processes is not are_processes:
             assert isinstance(self.num_workers, AutoWorkers), "guaranteed by is_tuned"
-            self._tuning_state = TuningState(self.num_workers.tuning, "DataLoader")
-        return self._tuning_state
+            tuning, decisions = self.num_workers.tuning, () if state is None else state.decisions
+            state = TuningState(tuning, "DataLoader", are_processes=are_processes)
+            state.decisions.extend(decisions)
+            self._state.tuning = state
+        return state
+
+    @property
+    def num_processes_at_first(self) -> int:
+        """The number of processes to which workers on threads move."""
+        if not self.is_tuned:
+            return self.num_workers
+        assert isinstance(self.num_workers, AutoWorkers), "guaranteed by is_tuned"
+        tuning = self.num_workers.tuning
+        return AutoWorkers.to_begin_with(tuning, tuning.limits())

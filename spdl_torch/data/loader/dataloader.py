@@ -1,9 +1,10 @@
-"""The drop-in: torch's DataLoader with threads of this process instead of worker processes."""
+"""The drop-in: torch's DataLoader whose workers are threads where that is safe, else processes."""
 
 from __future__ import annotations
 
 import numbers
 import os
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -13,14 +14,15 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 from ...autotune.tuning import Tuning
 from ...autotune.workers import AutoWorkers
 from ...errors import UnsupportedOptionError
+from ...observe.store.recording import between_epochs
 from ...observe.trace.tracing import profile_of_run
 from ...observe.verdict.cached_steps import cached_batches
 from ...pipeline.recorder.flight_recorder import new_pipeline_number
-from ..child_process.start_methods import check_context
 from ..dataset import PipelineDataset
+from ..dataset_figures import dataset_figures
 from ..fetching.sample_calls import is_read_at_once
 from ..sampling.sharding import is_shared_out
-from ..workers.stats import with_remarks_of
+from ..workers.stats import start_remark, with_remarks, with_remarks_of
 from ..workers.transfer_stage import check_device
 from .accelerate import AcceleratePrepared
 from .arguments import check_arguments, refuse_foreign_state, warn_once
@@ -29,11 +31,12 @@ from .iterators import InlineIterator, ThreadIterator
 from .loader_state import LoaderState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from ...autotune.window import Decision
+    from ...observe.store.recording import EpochWatcher
     from ...observe.trace.profile import Profile
     from ...observe.verdict.report import Report
     from ...pipeline.stats.perf_stats import PipelineStats
@@ -44,40 +47,50 @@ __all__ = ["DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
+_MOST_DECISIONS = 5  # in a report
+
 
 class DataLoader(BaseLoader[T_co]):
-    """``torch.utils.data.DataLoader`` whose workers are threads of this process.
+    """``torch.utils.data.DataLoader`` whose workers are threads where that is safe and fast, and
+    processes where the dataset needs them.
 
-    Change the import and nothing else: the arguments, the order of the batches, the batches and
-    the errors are torch's. ``num_workers=N`` starts N threads; 0 loads in the calling thread;
+    Change the import and nothing else: the arguments, the order of the batches and the batches are
+    torch's. ``num_workers=N`` starts N workers, see ``isolation``; 0 loads in the calling thread;
     ``"auto"`` finds the number while training runs (see ``is_tuned``) and keeps it in
     ``num_workers``.
 
-    Three things differ, for reasons that the documentation gives: an exception of the dataset
-    arrives as the same object with a note, not as a copy rebuilt from text; a map-style dataset
-    that raises StopIteration raises RuntimeError instead of ending the epoch early;
-    ``multiprocessing_context`` has no effect on threads, and a warning says so.
+    What differs is listed in the documentation. Above all: random numbers follow the sample, see
+    ``rng``; an exception of the dataset arrives with its own text and a note, from a thread as the
+    same object; a map-style dataset that raises StopIteration raises RuntimeError instead of
+    ending the epoch early; a worker process that is killed is replaced where its batches can be
+    made again.
 
-    Stopping: ``break``, an error in the loop, dropping the iterator and Ctrl-C stop the threads. A
-    sample that is being fetched is finished first; the interpreter's exit waits for it at most
-    5 s.
+    Stopping: ``break``, an error in the loop, dropping the iterator and Ctrl-C stop the workers. A
+    sample that is being fetched is finished first; a process has 5 s for it, and the interpreter's
+    exit waits no longer.
 
     Extra arguments, keyword-only:
         device: a CUDA device on which batches arrive, ready for the stream that is current when
             the loop receives them; ``"cuda"`` is the device that is current at ``iter()``. With
             None or the CPU, batches stay in host memory.
-        isolation: ``"thread"``: the workers are threads of this process. ``"process"``: they are
-            threads of one child process, and batches come back through shared memory; the
-            dataset, ``collate_fn`` and ``worker_init_fn`` have to be picklable.
+        isolation: ``"auto"``: the workers are threads of this process where the dataset is known
+            to be safe there (its class is known, or its attribute ``thread_safe = True`` says so);
+            else each is a process of its own, as in torch. Threads that the GIL holds up move to
+            processes during an epoch if the loop gets faster. ``"thread"``: always threads.
+            ``"process"``: always processes; batches come back through shared memory. Processes
+            start as torch starts its workers: by ``multiprocessing_context``, else Python's
+            default; unless that is fork, what they need has to be picklable.
+        processes: with ``isolation="process"``, the number of processes, 1 to ``num_workers``,
+            among which the workers are divided as threads; None is 1.
         seed: base seed of the random streams. With None it is drawn from ``generator`` or torch's
             global generator at ``iter()``, as torch draws it. With a number the streams of an
             epoch depend on it and on the epoch alone: the one given to the sampler by
             ``set_epoch``, else the count of ``iter(loader)``. It does not seed the order.
         rng: ``"sample"``: each sample draws from its own stream, given by its position in the
             epoch, through the functions of torch, ``random`` and ``numpy.random``: the same bits
-            for any ``num_workers``, 0 included, and for any number of ranks. ``"worker"``: torch's
-            rule, one stream for each worker, which makes whole batches; the process's generators
-            with ``num_workers=0``.
+            for any ``num_workers``, 0 included, on threads and in processes, and for any number of
+            ranks. ``"worker"``: torch's rule, one stream for each worker, which makes whole
+            batches; the process's generators with ``num_workers=0``.
         on_error: ``"raise"``: a sample that fails raises in place of its batch. ``"skip"``: it is
             logged and reported, and the batch is built from the rest. Errors of ``collate_fn``
             are never skipped.
@@ -117,7 +130,8 @@ class DataLoader(BaseLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         device: torch.device | str | int | None = None,
-        isolation: Literal["thread", "process"] = "thread",
+        isolation: Literal["auto", "thread", "process"] = "auto",
+        processes: int | None = None,
         seed: int | None = None,
         rng: Literal["sample", "worker"] = "sample",
         on_error: Literal["raise", "skip"] = "raise",
@@ -145,12 +159,13 @@ class DataLoader(BaseLoader[T_co]):
             worker_init_fn=worker_init_fn,
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
-        _check_options(dataset, num_workers, device, isolation, seed, rng)
+        _check_options(dataset, num_workers, device, isolation, processes, seed, rng)
         _check_error_options(dataset, on_error, error_budget, replace)
         # Lightning copies a loader from its attributes, so each parameter stays under its own
         # public name, as it was given.
         self.device = device
         self.isolation = isolation
+        self.processes = processes
         self.seed = seed
         self.rng = rng
         self.on_error = on_error
@@ -158,11 +173,9 @@ class DataLoader(BaseLoader[T_co]):
         self.replace = replace
         self.stats = stats
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._figures: Figures | None = None
-        self._cached_step: float | None = None
+        self._epoch_watchers: tuple[EpochWatcher, ...] = ()
         self._pipeline_number = new_pipeline_number()
         self._state = LoaderState()
-        self._tuning_state = None
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -185,16 +198,15 @@ class DataLoader(BaseLoader[T_co]):
         # Accelerate would divide among its ranks a second time what they already share.
         if is_shared_out(self) or isinstance(dataset, PipelineDataset):
             self._is_accelerate_prepared = True
-        if isolation == "process":
-            check_context(multiprocessing_context)
-        elif multiprocessing_context is not None:
+        if isolation == "thread" and multiprocessing_context is not None:
             warn_once(
                 f"DataLoader: multiprocessing_context={multiprocessing_context!r} has no effect: "
                 "workers are threads of this process. Remove it."
             )
 
     def __iter__(self) -> _BaseDataLoaderIter:
-        iterator = super().__iter__()
+        with between_epochs(self._epoch_watchers):
+            iterator = super().__iter__()
         self._state.to_resume = None
         return iterator
 
@@ -204,22 +216,23 @@ class DataLoader(BaseLoader[T_co]):
         else:
             kind = ThreadIterator
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
-        self._figures = iterator.figures()
+        self._state.figures = iterator.figures()
         return iterator
 
     @property
     def decisions(self) -> list[Decision]:
         """The changes made so far by ``num_workers="auto"``, and why; at most the last 1000."""
-        return [] if self._tuning_state is None else list(self._tuning_state.decisions)
+        return [] if self._state.tuning is None else list(self._state.tuning.decisions)
 
     def snapshot(self) -> PipelineStats:
         """Return the figures of the running epoch or, between epochs, of the last one: the stages
         ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time that
-        the trainer waited.
+        the trainer waited. Its ``data`` has the dataset's own: the samples that each source of a
+        mixture gave, what a cache found, the waste of packs.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        return self._measured().snapshot()
+        return self._with_data(self._measured().snapshot())
 
     def report(self) -> Report:
         """Return what holds training back in the running epoch or, between epochs, did in the last
@@ -227,15 +240,15 @@ class DataLoader(BaseLoader[T_co]):
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        return self.profile().report() if self._cached_step else self._report()
+        return self.profile().report() if self._state.cached_step else self._report()
 
     def profile(self) -> Profile:
-        """Return the report, and what every thread did in the last seconds of the running epoch
+        """Return the report, and what every worker did in the last seconds of the running epoch
         or, between epochs, of the last one: ``loader.profile().write_trace("trace.json.gz")``.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        return profile_of_run(self._report(), self._measured().timeline(), self._cached_step)
+        return profile_of_run(self._report(), self._measured().timeline(), self._state.cached_step)
 
     def headspace(self, num_batches: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
         """Yield cached batches: loop over this instead of the loader to see how fast training is
@@ -246,12 +259,12 @@ class DataLoader(BaseLoader[T_co]):
         Raises: ValueError: a number < 1.
         """
 
-        def tell(seconds: float) -> None:
-            self._cached_step = seconds
-            self._figures = measured or self._figures
+        def keep(seconds: float) -> None:
+            self._state.cached_step = seconds
+            self._state.figures = measured or self._state.figures
 
-        measured = self._figures  # the figures of a real epoch stay; tell() puts them back
-        return cached_batches(self, num_batches, num_steps, tell)
+        measured = self._state.figures  # the figures of a real epoch stay; keep() puts them back
+        return cached_batches(self, num_batches, num_steps, keep)
 
     @property
     def skipped(self) -> list[SkippedSample]:
@@ -260,7 +273,7 @@ class DataLoader(BaseLoader[T_co]):
         1000. ``key`` is the key given to the dataset (for an iterable dataset, the number of the
         item in its worker's iterator), ``error`` the type and text.
         """
-        skipped = None if self._figures is None else self._figures.skipped
+        skipped = None if self._state.figures is None else self._state.figures.skipped
         return [] if skipped is None else list(skipped.samples)
 
     def _report(self) -> Report:
@@ -268,16 +281,53 @@ class DataLoader(BaseLoader[T_co]):
             self.dataset, IterableDataset
         )
         one_by_one = has_samples and not is_read_at_once(self.dataset, self.collate_fn)
-        return with_remarks_of(self.dataset, self._measured().report(), one_by_one=one_by_one)
+        progress = self._state.progress
+        report = with_remarks_of(
+            self.dataset,
+            self._measured().report(),
+            one_by_one=one_by_one,
+            given=None if progress is None else progress.given,
+        )
+        report = replace(report, stats=self._with_data(report.stats))
+        decided = (f'num_workers="auto": {each}' for each in self.decisions[-_MOST_DECISIONS:])
+        return with_remarks(report, *decided, *filter(None, (self._remark_on_start(report),)))
+
+    def _remark_on_start(self, report: Report) -> str:
+        """Return the remark on workers that the next epoch would start anew, once it is known that
+        there are several epochs."""
+        known, is_over = self._state, getattr(self._state.figures, "is_over", False)
+        if known.first_seconds is None or known.num_epochs_begun < 2:
+            return ""
+        if self.persistent_workers or not is_over:
+            return ""
+        return start_remark(report, known.first_seconds, known.start_seconds)
+
+    def _with_data(self, stats: PipelineStats) -> PipelineStats:
+        """Return the figures with those of the dataset in place of what its workers counted."""
+        progress = self._state.progress
+        given = None if progress is None else progress.given
+        return replace(stats, data=dataset_figures(self.dataset, stats.data, given))
+
+    def _reports(self) -> list[Report]:
+        """Return the reports on all workers that had the work in this epoch, in order: each move
+        begins another one.
+        """
+        before: Callable[[], Sequence[Report]] = getattr(
+            self._state.figures, "reports_before", tuple
+        )
+        while True:
+            earlier, report = before(), self.report()
+            if len(earlier) == len(before()):  # nobody moved meanwhile
+                return [*earlier, report]
 
     def _measured(self) -> Figures:
-        if not self.stats or self._figures is None:
+        if not self.stats or self._state.figures is None:
             state = "stats=False was given" if not self.stats else "nothing was loaded yet"
             raise RuntimeError(f"DataLoader: there are no figures: {state}.")
-        return self._figures
+        return self._state.figures
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch: what the loop has received, not what was prefetched.
+        """Return a state of the epoch: what the loop has received, not what was prefetched.
 
         It holds only numbers and text, apart from what the ``state_dict()`` of a dataset or
         sampler adds, so it can be saved as JSON and by ``torch.save``. Call it only from the
@@ -291,11 +341,11 @@ class DataLoader(BaseLoader[T_co]):
         Raises: TypeError: the dataset's or sampler's ``state_dict()`` takes arguments; whatever
             that ``state_dict()`` raises.
         """
-        return self._state.state(self, behind=False)
+        return self._state.state(self, before_last=False)
 
     def _state_before_last(self) -> dict[str, Any]:
         """Return the state as it was before the last batch was handed out."""
-        return self._state.state(self, behind=True)
+        return self._state.state(self, before_last=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,
@@ -314,11 +364,10 @@ class DataLoader(BaseLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
-        unused = dict.fromkeys(("_figures", "_cached_step", "_tuning_state"))
-        return {**self.__dict__, **unused, "_state": LoaderState()}
+        return {**self.__dict__, "_state": LoaderState(), "_epoch_watchers": ()}
 
     def check_worker_number_rationality(self) -> None:
-        """Warn of more workers than usable cores; torch's constructor calls it."""
+        """Warn about more workers than usable cores; torch's constructor calls it."""
         if isinstance(self.num_workers, AutoWorkers):
             return  # the user did not choose the number
         cores = torch._utils.cpu_count()
@@ -327,8 +376,8 @@ class DataLoader(BaseLoader[T_co]):
         if cores is None or self.num_workers * num_ranks > cores:
             of_ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
             warn_once(
-                f"This DataLoader will create {self.num_workers} worker threads in total"
-                f"{of_ranks}, on {cores} usable cores. More threads than cores help only where "
+                f"This DataLoader will create {self.num_workers} workers in total"
+                f"{of_ranks}, on {cores} usable cores. More workers than cores help only where "
                 "they wait for storage or a network; otherwise they slow the training step."
             )
 
@@ -338,6 +387,7 @@ def _check_options(
     num_workers: object,
     device: torch.device | str | int | None,
     isolation: object,
+    processes: Any,
     seed: object,
     rng: object,
 ) -> None:
@@ -348,17 +398,33 @@ def _check_options(
             "deprecated DataPipes; pass a Dataset or an IterableDataset."
         )
     check_device(device)
-    if isolation not in ("thread", "process"):
+    _check_isolation(num_workers, isolation, processes)
+    _check_random_options(num_workers, seed, rng)
+
+
+def _check_isolation(num_workers: Any, isolation: object, processes: Any) -> None:
+    if isolation not in ("auto", "thread", "process"):
         raise UnsupportedOptionError(
-            f'DataLoader: isolation must be "thread" or "process", got {isolation!r}.'
+            f'DataLoader: isolation must be "auto", "thread" or "process", got {isolation!r}.'
         )
     if isolation == "process" and num_workers == 0:
         raise UnsupportedOptionError(
             'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
-            "calling thread. Pass num_workers=1 or more, the threads of the child process, or "
-            "leave isolation out."
+            "calling thread. Pass num_workers=1 or more, or leave isolation out."
         )
-    _check_random_options(num_workers, seed, rng)
+    if processes is None:
+        return
+    if isolation != "process":
+        raise UnsupportedOptionError(
+            f"DataLoader: processes={processes!r} has an effect only with "
+            'isolation="process". Pass that too, or leave it out.'
+        )
+    is_number = isinstance(processes, int) and not isinstance(processes, bool)
+    if not is_number or not 1 <= processes <= num_workers:
+        raise UnsupportedOptionError(
+            "DataLoader: processes must be a number from 1 to num_workers "
+            f"({num_workers}), got {processes!r}."
+        )
 
 
 def _check_error_options(

@@ -25,6 +25,7 @@ from ..checkpoint.resume_state import (
 from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
 from ..rng.keys import StreamKey, epoch_seed
 from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of
+from .epoch_states import MOVES, EpochState
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -44,6 +45,8 @@ _is_profiled = _autograd._profiler_enabled
 
 class EpochIterator(_BaseDataLoaderIter):
     """The base of both iterators: the position in the epoch, and the seed it draws from."""
+
+    _state = EpochState.BEGINNING
 
     def __init__(self, loader: BaseLoader[Any]) -> None:
         resume = loader._state.begin(loader)
@@ -70,6 +73,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self, loader: BaseLoader[Any], resume: ResumeState | None, generators: list[torch.Tensor]
     ) -> None:
         """Begin an epoch at its first sample, or where ``resume`` stands."""
+        self._advance(EpochState.BEGINNING)
         known = loader._state
         if resume is not None:
             known.num_epochs_begun = resume.epoch + resume.finished
@@ -117,6 +121,13 @@ class EpochIterator(_BaseDataLoaderIter):
             first=first,
             nothing_left=self._resume is not None and not first,
         )
+
+    def _advance(self, state: EpochState) -> None:
+        """Go to ``state``; a finished epoch is noted in its progress, which outlives this."""
+        assert state in MOVES[self._state], f"{self._state} cannot become {state}"
+        self._state = state
+        if state is EpochState.OVER:
+            self._progress.finished = True
 
     def _go_to(self, resume: ResumeState) -> None:
         """Skip what the trainer has already received."""
@@ -197,9 +208,12 @@ class EpochIterator(_BaseDataLoaderIter):
             self._progress.sampler_epoch = epoch_of(self._index_sampler)
         while True:
             index, first = next(self._sampler_iter), self._num_samples_submitted
-            if self._auto_collation and hasattr(index, "__next__"):
-                index = list(index)
-            self._num_samples_submitted += self._count(index)
+            if type(index) is list and self._auto_collation:
+                self._num_samples_submitted += len(index)
+            else:
+                if self._auto_collation and hasattr(index, "__next__"):
+                    index = list(index)
+                self._num_samples_submitted += self._count(index)
             number, self._num_taken = self._num_taken, self._num_taken + 1
             self._progress.asked(number, self._num_samples_submitted, index)
             if self._resume is None or number not in self._resume.ahead:

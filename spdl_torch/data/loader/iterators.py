@@ -1,4 +1,4 @@
-"""The two iterators of :class:`~spdl_torch.DataLoader`: inline and on threads.
+"""The two iterators of :class:`~spdl_torch.DataLoader`: inline and with workers.
 
 Both derive from torch's ``_BaseDataLoaderIter``: its constructor draws from the generators in
 torch's order, and Lightning recognises by it an iterator that must not be pickled.
@@ -10,33 +10,41 @@ import itertools
 import logging
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory as _torch_pin_memory
 
+from ...io._transfer.runtime import captures_unharmed
+from ...pipeline.failures import describe
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
-from ...pipeline.threads.stall import told_when_long
+from ...pipeline.threads import stall
 from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker, EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in, lent
-from ..workers.jobs import Exhausted, Failed, NoBatch
+from ..workers.jobs import Exhausted, Failed, Loaded, NoBatch
 from ..workers.load_spec import LoadSpec
 from ..workers.stats import InlineFigures
 from ..workers.transfer_stage import open_device_stage
 from ..workers.worker_pool import WorkerPool
 from .auto_workers import LoaderTuner
 from .epoch_iterator import EpochIterator
+from .epoch_states import EpochState
+from .moving_pool import MovingPool, settle
+from .placement import moved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...observe.verdict.placement import Placement
     from ..workers.pool import Pool
     from ..workers.stats import Figures
     from ..workers.transfer_stage import DeviceStage
@@ -71,7 +79,7 @@ class InlineIterator(EpochIterator):
         self._device_stage = open_device_stage(device, stats=stats)
         recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
         self._recorder = recorder
-        self._figures = InlineFigures(self._stages, recorder)
+        self._figures = InlineFigures(self._stages, recorder, loader.dataset)
         self._figures.skipped = self._skipped
         weakref.finalize(self, self._figures.end).atexit = False
         self._ring = recorder.new_consumer_ring(0)
@@ -85,6 +93,8 @@ class InlineIterator(EpochIterator):
             owned = OwnedGenerators(self._dataset, self._collate_fn)
             self._owned = owned or None
             self._streams.seed_owned(owned)
+        self._lasting_streams = None if self._borrowers or self._owned else self._own_streams()
+        """The context of every batch; None = each batch has a new one."""
         with self._own_streams():
             self._maker = BatchMaker(
                 self._dataset,
@@ -96,6 +106,8 @@ class InlineIterator(EpochIterator):
                 key=self._stream_key(),
                 resume=next(iter(self._begun_from), None),
                 tolerance=self._tolerance(loader),
+                # Two outstanding: the one that is being made, and the one that the loop has.
+                memory=None if self._device_stage is None else self._device_stage.batch_memory(2),
                 fetch_cell=cells[0],
                 collate_cell=cells[1],
             )
@@ -106,13 +118,16 @@ class InlineIterator(EpochIterator):
             self._progress.own = items.own_state
         if self._device_stage is not None:
             self._stages.append(self._device_stage.hook)
+        self._advance(EpochState.RUNNING)
 
     def _next_data(self) -> Any:
         self._ring.ask(())
         while True:
             batch, tries = self._make_next()
             is_empty = batch is _NO_BATCH
-            failure = self._failure_of(tries, self._num_taken - 1, empty=is_empty)
+            failure = None
+            if self._skipped is not None:
+                failure = self._failure_of(tries, self._num_taken - 1, empty=is_empty)
             if failure is not None:
                 try:
                     raise failure
@@ -130,7 +145,7 @@ class InlineIterator(EpochIterator):
     def _make_next(self) -> tuple[Any, Tries | None]:
         try:
             index, first = self._take_index()
-            with self._own_streams():
+            with self._lasting_streams or self._own_streams():
                 batch, tries = self._maker.make(first, index, self._num_taken - 1)
         except (EndOfIterable, StopIteration):
             self._end()
@@ -142,9 +157,14 @@ class InlineIterator(EpochIterator):
             self._failure_of(self._maker.tries(), self._num_taken, empty=False)  # logs what failed
             self._note()  # an error in place of a batch counts as handed out
             raise
-        self._note()
-        for each in () if tries is None else tries.bad:
-            self._recorder.failed("fetch", self._num_taken - 1, each.error)
+        if self._maker.items is None:
+            self._progress.handed(self._num_taken - 1)
+        else:
+            self._note()
+        if tries is None:
+            return batch, None
+        for each in tries.bad:
+            self._recorder.failed("fetch", self._num_taken - 1, each.error, key=describe(each.key))
         return batch, tries
 
     def _end(self) -> None:
@@ -153,7 +173,7 @@ class InlineIterator(EpochIterator):
             self._progress.ended(0, state)
             if state.keeper != "dataset":
                 self._progress.own = None  # nothing of the iterator outlives the epoch
-        self._progress.finished = True
+        self._advance(EpochState.OVER)
         self._ring.end()
         self._figures.end()
 
@@ -186,7 +206,7 @@ class InlineIterator(EpochIterator):
 
 
 class ThreadIterator(EpochIterator):
-    """Yields batches that threads make ahead of the trainer, in torch's order.
+    """Yields batches that workers, threads or processes, make ahead, in torch's order.
 
     As in torch, the trainer's thread advances the sampler: by ``prefetch_factor * num_workers``
     batches at ``iter()``, then by one at each ``next()``.
@@ -195,6 +215,8 @@ class ThreadIterator(EpochIterator):
     def __init__(
         self, loader: BaseLoader[Any], device: Device, *, stats: bool, pipeline_number: int
     ) -> None:
+        self._began_seconds, self._known = perf_counter(), loader._state
+        self._known.first_seconds = None
         super().__init__(loader)
         assert loader.prefetch_factor is not None, "set by torch for num_workers > 0"
         self._max_outstanding = loader.prefetch_factor * loader.num_workers
@@ -205,27 +227,33 @@ class ThreadIterator(EpochIterator):
         self._in_order = loader.in_order
         self._iterable = isinstance(self._dataset, IterableDataset)
         self._has_turns = self._iterable or loader.rng == "worker"
-        spec = self._load_spec(loader, stats, pipeline_number)
-        self._pool = _open_pool(loader, spec, open_device_stage(device, stats=stats))
+        settle(loader._state.moving)
+        placement = loader.placement()  # once: it looks at every object of a list
+        spec = self._load_spec(loader, placement, stats, pipeline_number)
+        stage = open_device_stage(device, stats=stats)
+        self._pool = _open_pool(loader, placement, spec, stage)
         self._pool.figures.skipped = self._skipped
         # The pool does not refer to this object, so dropping it (Lightning's way to end a loader)
         # stops the threads. Register that before the first one starts: Ctrl-C may come between.
         self._finalizer = weakref.finalize(self, self._pool.request_stop)
         # A second one: Ctrl-C may meet the first before it has done anything, and be dropped.
-        again = weakref.finalize(self, self._pool.request_stop)
-        self._finalizer.atexit = again.atexit = False  # at exit the pool's thread group stops them
+        self._again = weakref.finalize(self, self._pool.request_stop)
+        for finalizer in (self._finalizer, self._again):
+            finalizer.atexit = False  # at exit the pool's thread group stops them
         self._tuner = None
         try:
             self._pool.start(self._stream_key(), self._begun_from)
+            self._known.start_seconds = perf_counter() - self._began_seconds
             if loader.is_tuned:
-                assert isinstance(self._pool, WorkerPool), "guaranteed by is_tuned"
                 self._tuner = LoaderTuner(loader, loader.tuning_state(), self._pool)
             self._prime()
         except BaseException:
             self._finalizer()  # the error's frames may keep this object alive: stop now
             raise
 
-    def _load_spec(self, loader: BaseLoader[Any], stats: bool, pipeline_number: int) -> LoadSpec:
+    def _load_spec(
+        self, loader: BaseLoader[Any], placement: Placement, stats: bool, pipeline_number: int
+    ) -> LoadSpec:
         pin = partial(_pinned, device=self._pin_memory_device) if self._pin_memory else None
         return LoadSpec(
             dataset=self._dataset,
@@ -245,7 +273,8 @@ class ThreadIterator(EpochIterator):
             pipeline_number=pipeline_number,
             tolerance=self._tolerance(loader),
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
-            most_workers=loader.tuning_state().tuner().bounds.threads if loader.is_tuned else None,
+            is_vouched_for=loader.is_vouched_for(placement),
+            most_workers=_most_workers(loader) if loader.is_tuned else None,
         )
 
     def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
@@ -259,7 +288,6 @@ class ThreadIterator(EpochIterator):
 
     def _prime(self) -> None:
         self._num_submitted = 0
-        self._is_over = False
         # Where workers take turns: the worker of job n, and the number of jobs of each. For
         # iterables also the workers that have not ended; as in torch, ended ones lose their turn.
         self._worker_of: dict[int, int] = {}
@@ -270,6 +298,7 @@ class ThreadIterator(EpochIterator):
         self._active = {n for n in numbers if not workers or not workers[n].ended}
         self._turns = itertools.cycle([*numbers[first:], *numbers[:first]])
         self._submit_more()
+        self._advance(EpochState.RUNNING)
 
     def _submit_more(self) -> None:
         """Submit jobs up to the limit: one for each received batch, unless tuning moves the
@@ -277,7 +306,8 @@ class ThreadIterator(EpochIterator):
         """
         if self._tuner is not None:
             self._max_outstanding = self._tuner.max_outstanding
-        while self._num_submitted - self._pool.num_taken < self._max_outstanding:
+        taken = self._pool.num_taken  # meanwhile nobody takes any
+        while self._num_submitted - taken < self._max_outstanding:
             num_submitted = self._num_submitted
             self._submit_next()
             if self._num_submitted == num_submitted:
@@ -307,34 +337,42 @@ class ThreadIterator(EpochIterator):
         Where order does not matter, a worker with its full share of jobs is passed over:
         otherwise one that is stuck would in the end hold every place.
         """
-        share = self._max_outstanding // max(1, len(self._active))
         for worker in itertools.islice(self._turns, self._num_workers):
             if worker not in self._active:
                 continue
-            if self._in_order or not self._has_turns or self._jobs_of[worker] < max(1, share):
+            if self._in_order or not self._has_turns:
+                return worker
+            if self._jobs_of[worker] < max(1, self._max_outstanding // len(self._active)):
                 return worker
         return None
 
     def _next_data(self) -> Any:
-        while not self._is_over and self._pool.num_taken < self._num_submitted:
+        while self._state is not EpochState.OVER and self._pool.num_taken < self._num_submitted:
             result = self._receive()
             self._note(result)
             if self._tuner is not None:
                 self._tuner.after(getattr(result, "batch", None))
             self._submit_more()
+            if not self._num_yielded and isinstance(result, Loaded | Failed):
+                self._known.first_seconds = perf_counter() - self._began_seconds
+            if type(result) is Loaded and self._skipped is None:
+                return result
             is_empty = isinstance(result, NoBatch)
             failure = self._failure_of(result.tries, result.number, empty=is_empty)
             if failure is not None and not isinstance(result, Failed):
                 return Failed(result.number, failure)
             if not is_empty and not isinstance(result, Exhausted):
                 return result
-        self._progress.finished = self._is_over = True
+        self._advance(EpochState.OVER)
         if self._tuner is not None:
             self._tuner.end()
         if self._persistent_workers:
-            self._pool.figures.end()
+            self._pool.rest()
         else:
             self._pool.stop()
+            # Nothing is left to end, and what they hold might refer to this object: pool, dataset.
+            self._finalizer.detach()
+            self._again.detach()
         raise self._failure_at_end() or StopIteration
 
     def __next__(self) -> Any:
@@ -376,15 +414,16 @@ class ThreadIterator(EpochIterator):
             self._note(self._receive())
 
     def _receive(self) -> Any:
-        if not self._timeout:
-            return told_when_long(self._pool.get, self._tell_stall)
         try:
-            return self._pool.get(self._timeout)
+            return self._pool.get(self._timeout or stall.STALL_SECONDS)
         except TimeoutError:
-            at_work = self._at_work()
+            pass
+        if not self._timeout:
+            return stall.warn_again(self._pool.get, self._log_stall, stall.STALL_SECONDS)
+        at_work = self._at_work()
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds. {at_work}")
 
-    def _tell_stall(self, seconds: float) -> None:
+    def _log_stall(self, seconds: float) -> None:
         _logger.warning(
             "DataLoader: the loop has waited %g s for a batch. %s", seconds, self._at_work()
         )
@@ -402,13 +441,44 @@ class ThreadIterator(EpochIterator):
 
 
 def _pinned(batch: Any, device: str | None) -> Any:
-    return cast("Any", _torch_pin_memory).pin_memory(batch, device)
+    # torch's allocator locks pages, and looks at the events of memory that was given back.
+    with captures_unharmed():
+        return cast("Any", _torch_pin_memory).pin_memory(batch, device)
 
 
-def _open_pool(loader: BaseLoader[Any], spec: LoadSpec, stage: DeviceStage | None) -> Pool:
-    if loader.isolation == "thread":
-        return WorkerPool(spec, stage)
-    # torch.multiprocessing is imported, and a process started, only where it was asked for.
+def _most_workers(loader: BaseLoader[Any]) -> int:
+    return max(loader.tuning_state().tuner().bounds.threads, loader.num_workers)
+
+
+def _open_pool(
+    loader: BaseLoader[Any], placement: Placement, spec: LoadSpec, stage: DeviceStage | None
+) -> Pool:
+    loader._state.log_placement(placement)
+    if placement.num_processes:
+        return _open_children(spec, stage, loader.multiprocessing_context, placement)
+    threads = WorkerPool(spec, stage)
+    threads.figures.placement = placement
+    if stage is not None or not loader.may_move:
+        return threads
+    number = loader.num_processes_at_first
+    trial = moved(number, "the GIL held the threads up, and processes are on trial")
+    spec = replace(spec, num_workers=number)
+    children = partial(_open_children, spec, stage, loader.multiprocessing_context, trial)
+    within = not isinstance(loader.dataset, IterableDataset)
+    return MovingPool(threads, children, loader._state.moving, within_epochs=within)
+
+
+def _open_children(
+    spec: LoadSpec,
+    stage: DeviceStage | None,
+    context: Any,
+    placement: Placement,
+    max_outstanding: int = 0,
+) -> Pool:
+    # torch.multiprocessing is imported, and a process started, only where it is needed.
     from ..child_process.process_pool import ProcessPool
 
-    return ProcessPool(spec, stage, context=loader.multiprocessing_context)
+    spec = replace(spec, max_outstanding=max_outstanding or spec.max_outstanding)
+    pool = ProcessPool(spec, stage, context=context, num_processes=placement.num_processes)
+    pool.figures.placement = placement
+    return pool

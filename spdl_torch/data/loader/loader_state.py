@@ -1,4 +1,4 @@
-"""A loader's checkpoint state: its progress, where to resume, and whether states are wanted."""
+"""The memory of a loader between epochs: progress, figures, tuning, and where to resume."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from ..checkpoint.resume_state import (
     before_first_epoch,
     generators_of,
     left_for_another,
-    tell_epoch,
+    set_sampler_epoch,
 )
 from ..checkpoint.user_state import give_state, keeps_state, state_of
 from ..sampling.sampler_chain import epoch_of
+from ..workers.moving import Moving
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader as TorchDataLoader
 
+    from ...autotune.tuning import TuningState
+    from ...observe.verdict.placement import Placement
     from ..checkpoint.progress import Progress
+    from ..workers.stats import Figures
 
 __all__ = ["LoaderState"]
 
@@ -28,7 +32,7 @@ _logger = logging.getLogger("spdl_torch.data")
 
 
 class LoaderState:
-    """The checkpoint state of one loader; a copy of the loader gets its own."""
+    """The memory of one loader, written by its iterators. A copy of the loader begins without."""
 
     def __init__(self) -> None:
         self.num_epochs_begun = 0
@@ -38,6 +42,27 @@ class LoaderState:
         """The state that the next epoch resumes. It stays until that epoch has begun, so an error
         or Ctrl-C in ``iter()`` does not lose it."""
         self._is_wanted = self._is_wanted_before = False
+        self._num_processes: int | None = None
+        self.moving = Moving()
+        self.figures: Figures | None = None
+        """The figures of the running epoch or, between epochs, of the last one."""
+        self.tuning: TuningState | None = None
+        """What ``num_workers="auto"`` has found so far."""
+        self.first_seconds: float | None = None
+        """The time from the beginning of the last epoch to its first batch; None = there is none
+        yet, or there are no workers."""
+        self.start_seconds = 0.0
+        """The part of that time before the figures of the epoch begin."""
+        self.cached_step: float | None = None
+        """The seconds of a training step over cached batches, if ``headspace()`` measured it."""
+
+    def log_placement(self, placement: Placement) -> None:
+        """Log where the workers live, once and whenever that changes but by a move, which was
+        logged."""
+        is_new = placement.num_processes != self._num_processes
+        self._num_processes = placement.num_processes
+        if is_new and not self.moving.is_settled:
+            _logger.info("DataLoader: the workers live %s", placement)
 
     def want(self, *, before: bool = False) -> None:
         """Collect states from now on. ``before``: also those before the last batch, which can no
@@ -55,12 +80,12 @@ class LoaderState:
         """
         return self._is_wanted_before if inline else self._is_wanted
 
-    def state(self, loader: TorchDataLoader[Any], *, behind: bool) -> dict[str, Any]:
-        """Return the state now or, with ``behind``, as it was before the last batch was handed
+    def state(self, loader: TorchDataLoader[Any], *, before_last: bool) -> dict[str, Any]:
+        """Return the state now or, with ``before_last``, as it was before the last batch was handed
         out.
         """
         was_wanted = self._is_wanted
-        self.want(before=behind)
+        self.want(before=before_last)
         if self.to_resume is not None:
             return self.to_resume.as_dict()
         generators = [generator.get_state() for generator in generators_of(loader)]
@@ -70,10 +95,10 @@ class LoaderState:
         else:
             unknown = progress.unknown_ends()
             if unknown and loader._iterator is not None:
-                loader._iterator.ask_ended(unknown)  # type: ignore[attr-defined] # is ours
-            state = progress.state(generators, behind=behind)
+                loader._iterator.ask_ended(unknown)  # type: ignore[attr-defined]  # is ours
+            state = progress.state(generators, before_last=before_last)
             if progress.is_vague or (progress.num_counted and not was_wanted):
-                _tell_counted(loader.dataset, progress)
+                _warn_counted(loader.dataset, progress)
         values = state.as_dict()
         # With workers, each has a copy of the dataset, and the copies diverge.
         is_alone = loader.num_workers == 0 and not isinstance(loader.dataset, IterableDataset)
@@ -85,7 +110,7 @@ class LoaderState:
         """Resume ``state`` at the next epoch. Raises: ValueError: not a loader's state."""
         resume = ResumeState.checked(state)
         if resume.sampler_epoch is not None:
-            tell_epoch(loader, resume.sampler_epoch)
+            set_sampler_epoch(loader, resume.sampler_epoch)
         self.to_resume = resume
         self.want()
 
@@ -106,7 +131,7 @@ class LoaderState:
         return resume
 
 
-def _tell_counted(dataset: object, progress: Progress) -> None:
+def _warn_counted(dataset: object, progress: Progress) -> None:
     _logger.warning(
         "DataLoader.state_dict: nobody had asked for a state before, so this one counts the items "
         "of %s instead of holding its state: resuming makes %d items again%s. Call state_dict() "

@@ -17,6 +17,7 @@ The names are private to torch. Where they are missing, :func:`install` returns 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -61,17 +62,24 @@ _C: Any = torch._C  # private, and without types
 _Library: Any = torch.library.Library
 _libraries: list[Any] = []  # keeps the registrations, which end with their library object
 _key: Any = None
-_include: Callable[[Any, bool], None]
+
+
+def _has_no_key(on: bool) -> None:
+    assert not on, "guaranteed by the callers: install() has returned True"
+
+
+lead: Callable[[bool], None] = _has_no_key
+"""Switch redirection on or off for this thread's draws; set by :func:`install`. Takes 0.1 µs."""
 
 
 def install(thread: Thread) -> bool:
     """Register the kernels, once per process; takes 5 ms. Return False if torch has no such key."""
-    global _key, _include
+    global _key, lead
     if _key is not None:
         return True
     try:
         key = _C._dispatch_key_parse(_KEY_NAME)
-        _include = _C._dispatch_tls_set_dispatch_key_included
+        include = _C._dispatch_tls_set_dispatch_key_included
         is_included = _C._dispatch_tls_is_dispatch_key_included(key)
         below = _C._dispatch_keyset_full_after(key)
         operators = {name: _operator(name) for name in DRAWING}
@@ -86,13 +94,8 @@ def install(thread: Thread) -> bool:
         kernel = _kernel(operator, below, thread)
         libraries[1].impl(name, kernel, _KEY_NAME, with_keyset=True)
     _libraries.extend(libraries)
-    _key = key
+    _key, lead = key, partial(include, key)  # called twice a batch: no function of Python's between
     return True
-
-
-def lead(on: bool) -> None:
-    """Switch redirection on or off for this thread's draws; takes 0.1 µs."""
-    _include(_key, on)
 
 
 def is_led() -> bool:

@@ -76,7 +76,8 @@ class FunctionMode(TorchFunctionMode):
         device = kwargs.get("device")
         if device is not None:
             return torch.device(device).type == "cpu"
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        given = (*args, *kwargs.values())  # out= is named
+        tensors = [each for each in given if isinstance(each, torch.Tensor)]
         if tensors:
             return all(tensor.device.type == "cpu" for tensor in tensors)
         if self._is_cpu_default is None:

@@ -18,7 +18,7 @@ class Purpose(enum.IntEnum):
     COLLATE = 1
     """A batch's collate function; the position is that of its first sample."""
     ITERABLE = 2
-    """``iter(dataset)`` on a worker; the position is the worker's number."""
+    """``iter(dataset)`` on a worker; the worker's number stands in place of a position."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ PATCHES = (
     Patch(
         "torch's random operators (rand, uniform_, bernoulli_, ...)",
         "kernels under a dispatch key that only a thread of a loader includes",
-        "draws on an accelerator, draws that name a generator, threads of the dataset's own",
+        "draws on an accelerator, draws that name a generator, threads of the dataset's own, "
+        "the first call of a compiled function",
     ),
     Patch(
         "torch.manual_seed, seed, initial_seed, get_rng_state, set_rng_state",
@@ -68,7 +69,7 @@ PATCHES = (
     Patch(
         "torch.utils.data.get_worker_info",
         "its code is replaced, so names imported before follow",
-        "torch.utils.data._utils.worker._worker_info, the global that it read",
+        "torch.utils.data._utils.worker._worker_info",
     ),
 )
 

@@ -8,7 +8,8 @@ same for any number of threads and processes, 0 included.
 
 torch's default generator gives the same bits as another one with the same seed. On the main thread,
 where torch's own loader draws from it too, it is therefore enough to seed the default generator for
-a sample and to restore it after the batch: draws then run at torch's own speed.
+a sample and to restore it after the batch: draws then run at torch's own speed. That is done only
+while no other thread lives, apart from daemons, which could draw from that generator, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .keys import Purpose, StreamKey
 from .patches import install, of_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from .owned import OwnedGenerators
     from .patches import Generators
@@ -69,7 +70,8 @@ class SampleStreams:
     There are two ways to seed torch's generator for a sample, with the same bits. *Watching*: the
     dispatch key sees each draw, which takes 2 µs, and asks here. *Seeding*: every sample begins
     with the default generator seeded, which takes 2 µs too, and all draws are torch's own. That is
-    for the main thread, while samples do draw: now and then the key looks whether they still do.
+    for the main thread, while the program has no other (but daemons) and samples do draw: now and
+    then the key looks whether they still do.
 
     number: the worker's.
     """
@@ -88,8 +90,9 @@ class SampleStreams:
         self._process_state: torch.Tensor | None = None  # of the default generator, to put back
         self._is_main = self._seeds = self._looks = False
         self._has_drawn = True
-        self._num_batches = 0
-        self._filling: list[Any] | None = None
+        self._num_batches = self._num_threads = 0
+        self._has_company = False
+        self._turns: Any = None  # an iterator over the batch's indices; its progress is the place
         self._first = self._num_samples = 0
         self._seeds_of: list[list[int] | None] = [None, None, None]
         """The seeds of the batch's samples for each generator; None until one is needed."""
@@ -140,7 +143,7 @@ class SampleStreams:
         self._key, self._first, self._num_samples = key, first, 0
         self._seeds_of = [None, None, None]
         self._num_batches += 1
-        self._seeds = self._has_drawn and self._is_main
+        self._seeds = self._has_drawn and self._is_main and self._is_alone()
         self._looks = self._seeds and self._num_batches % _LOOK_EVERY == 1
         if self._looks:
             self._has_drawn = False  # until the first draw
@@ -150,7 +153,7 @@ class SampleStreams:
 
     def at(self, place: int) -> None:
         """Begin the stream of the sample at ``place`` of the batch."""
-        self._place, self._filling = place, None
+        self._place, self._turns = place, None
         if self._seeds:
             self._take_default()
             self._torch.manual_seed(self._seed(_TORCH))
@@ -158,26 +161,29 @@ class SampleStreams:
         if self._owned is not None:
             self._seed_owned(self._owned)
 
-    def over(self, indices: Sequence[Any], samples: list[Any]) -> Iterable[Any]:
-        """Return ``indices`` so that each sample has its own stream while it is made: the caller
-        takes one index after another and appends each sample to ``samples``.
+    def over(self, turns: Iterator[Any], count: int) -> Iterator[Any]:
+        """Return ``turns`` so that each sample has its own stream while it is made: the caller
+        takes an index, makes its sample, and takes the next one.
+
+        turns: an iterator over a list or tuple, the ``count`` indices of the batch.
         """
-        self._num_samples = len(indices)
+        self._num_samples = count
         if self._seeds:
-            return self._seeded(indices)
+            return self._seeded(turns)
         if self._owned is not None:
-            return self._placed(indices)
-        self._filling = samples  # its length is the place, so no code has to run per sample
-        return indices
+            return self._placed(turns)
+        self._turns = turns  # its progress is the place, so no code has to run per sample
+        return turns
 
     @property
     def place(self) -> int:
         """The place in its batch of the sample that is being made."""
-        return self._place if self._filling is None else len(self._filling)
+        turns = self._turns
+        return self._place if turns is None else self._num_samples - 1 - turns.__length_hint__()
 
     def at_collate(self) -> None:
         """Begin the stream of the batch's collate function."""
-        self._filling = None
+        self._turns = None
         if self._torch is not self._own:
             self._watch()
         self._place = _COLLATE
@@ -242,19 +248,28 @@ class SampleStreams:
 
     # -- seeding and watching --------------------------------------------------------------------
 
-    def _seeded(self, indices: Sequence[Any]) -> Iterator[Any]:
-        seeds = self._key.seeds(self._first, len(indices))
+    def _is_alone(self) -> bool:
+        """Return whether the default generator is this thread's alone. A thread that begins is
+        noticed at the next batch; one that takes the place of another, within ``_LOOK_EVERY``."""
+        count = threading.active_count()  # 0.1 µs; going through the threads takes ten times that
+        if count != self._num_threads or self._num_batches % _LOOK_EVERY == 1:
+            self._num_threads = count
+            self._has_company = count > 1 and _others_may_draw()
+        return not self._has_company
+
+    def _seeded(self, turns: Iterator[Any]) -> Iterator[Any]:
+        seeds = self._key.seeds(self._first, self._num_samples)
         self._take_default()
         manual_seed, owned = self._torch.manual_seed, self._owned
-        for place, index in enumerate(indices):
+        for place, index in enumerate(turns):
             self._place = self._torch_at = place
             manual_seed(seeds[place])
             if owned is not None:
                 self._seed_owned(owned)
             yield index
 
-    def _placed(self, indices: Sequence[Any]) -> Iterator[Any]:
-        for place, index in enumerate(indices):
+    def _placed(self, turns: Iterator[Any]) -> Iterator[Any]:
+        for place, index in enumerate(turns):
             self.at(place)
             yield index
 
@@ -276,7 +291,7 @@ class SampleStreams:
 
     def _go_to(self, place: int) -> None:
         """Begin the stream at ``place``, even if it is the present one."""
-        self._place, self._filling = place, None
+        self._place, self._turns = place, None
         self._torch_at = self._python_at = self._numpy_at = None
         if self._torch is not self._own:
             self._watch()
@@ -320,6 +335,16 @@ class SampleStreams:
             self.python().setstate(for_python)
         if for_numpy is not None:
             self.numpy().set_state(for_numpy)
+
+
+def _others_may_draw() -> bool:
+    """Return whether another thread of the program lives that is no daemon.
+
+    Daemons (progress bars' and loggers' threads, our own) are taken for helpers that draw nothing:
+    a look at each of their calls would cost every program that has one.
+    """
+    own = threading.get_ident()
+    return any(not each.daemon and each.ident != own for each in threading.enumerate())
 
 
 def borrowers_in(dataset: Any) -> list[Any]:

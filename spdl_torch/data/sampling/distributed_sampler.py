@@ -89,27 +89,27 @@ class DistributedSampler(TorchDistributedSampler[int]):
         self._pass: _Pass | None = None
 
     @property
-    def num_replicas(self) -> int:  # type: ignore[override]
+    def num_replicas(self) -> int:  # type: ignore[override]  # attributes in torch
         """The number of ranks that share the samples."""
         return self._shard().count
 
     @property
-    def rank(self) -> int:  # type: ignore[override]
+    def rank(self) -> int:  # type: ignore[override]  # attributes in torch
         """The rank whose share this is."""
         return self._shard().index
 
     @property
-    def drop_last(self) -> bool:  # type: ignore[override]
+    def drop_last(self) -> bool:  # type: ignore[override]  # attributes in torch
         """Whether samples are left out to make shares equal, as in torch's sampler."""
         return self.tail == "drop"
 
     @property
-    def num_samples(self) -> int:  # type: ignore[override]
+    def num_samples(self) -> int:  # type: ignore[override]  # attributes in torch
         """The same as ``len()``, as in torch's sampler."""
         return len(self)
 
     @property
-    def total_size(self) -> int:  # type: ignore[override]
+    def total_size(self) -> int:  # type: ignore[override]  # attributes in torch
         """The number of samples of an epoch on all ranks together, as in torch's sampler."""
         return _end(0, len(self.dataset), self._shard().count, self.tail)
 
@@ -149,10 +149,10 @@ class DistributedSampler(TorchDistributedSampler[int]):
 
     def start_at(self, num_consumed: int) -> None:
         """Start the next pass after ``num_consumed`` samples of this epoch, on all ranks together,
-        without walking there. Later passes start from the beginning.
+        without iterating up to there. Later passes start from the beginning.
 
         Raises: ValueError: there are fewer samples. (With ``"pad"`` or ``"uneven"``, one rank's
-        count times the ranks may exceed the length by part of a round; that means the end.)
+            count times the ranks may exceed the length by part of a round; that means the end.)
         """
         length = len(self.dataset)
         if num_consumed < 0 or (num_consumed > length and self.tail == "drop"):
@@ -164,7 +164,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
         self._start, self._pass = num_consumed, None
 
     def state_dict(self, num_samples: int | None = None) -> dict[str, Any]:
-        """Return the position of the running pass: numbers alone, the same on every rank.
+        """Return a state of the running pass: numbers alone, the same on every rank.
 
         num_samples: the number of samples of the pass used on this rank. None = those taken from
             this sampler, which are more if a loader prefetches.

@@ -11,6 +11,7 @@ it starts and ends, and handles errors, log lines, forks and Ctrl-C. This file a
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import threading
 from dataclasses import replace
@@ -23,6 +24,7 @@ from ...errors import UnsupportedOptionError
 from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
 from ..child_process.dataset_pickle import find_unpicklable, shown
+from ..child_process.process import server_is_anothers
 from ..loader.dataloader import DataLoader
 from .items import NOTHING, Passes, Sent, SubprocessItems, random_states
 
@@ -119,7 +121,7 @@ def iterate_in_subprocess(
         system has it. A script's own code has to be under ``if __name__ == "__main__":``.
     timeout: seconds that the loop waits for an item before RuntimeError; the child is then ended,
         and the next pass starts another. None = no limit.
-    daemon: no effect: the child never outlives this process, and may not have children of its own.
+    daemon: no effect: the child never outlives this process, and cannot use ``multiprocessing``.
     Raises: as ``run_pipeline_in_subprocess``; from the loop, what the iterable raises.
     """
     return SubprocessIterable(
@@ -169,7 +171,7 @@ class SubprocessIterable(Generic[T]):
             num_workers=1,
             collate_fn=_as_it_is,
             timeout=timeout or 0,
-            multiprocessing_context=mp_context,
+            multiprocessing_context=mp_context or _start_method(),
             generator=torch.Generator(),  # draw nothing from the global one, which is the user's
             prefetch_factor=buffer_size,
             persistent_workers=True,
@@ -294,6 +296,19 @@ def _as_list(initializer: Initializer | Sequence[Initializer] | None) -> list[In
     if initializer is None:
         return []
     return [initializer] if callable(initializer) else list(initializer)
+
+
+def _start_method() -> str:
+    """Return the start method where none is given: the program's own, else the fastest safe one.
+
+    Never fork: a continuous pipeline is started beside threads that this package cannot bring to
+    rest, those of the program's other pipelines.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    if chosen in ("spawn", "forkserver"):
+        return chosen
+    is_served = "forkserver" in multiprocessing.get_all_start_methods()
+    return "spawn" if not is_served or server_is_anothers() else "forkserver"
 
 
 def _check_context(name: str, context: Any) -> None:

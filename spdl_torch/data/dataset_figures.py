@@ -1,0 +1,62 @@
+"""The figures that datasets have of themselves, by name: ``{"cache/found": 20}``.
+
+A dataset has them by methods of its class. Those that every worker counts for itself, and that are
+added up over threads and processes, are ``loading_counts()``. Those that follow from the loop's
+position are ``progress_figures(epoch, num_given)``, asked of the trainer's dataset alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from .nested_datasets import nested_datasets, own_attribute
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["all_datasets", "dataset_figures", "loading_counts"]
+
+_MOST = 1000  # a bound, should one contain itself
+
+
+def all_datasets(dataset: Any) -> Iterator[Any]:
+    """Yield the dataset, those inside it, and those that it is a mixture of or joins together."""
+    left, number = [dataset], 0
+    while left and number < _MOST:
+        for each in nested_datasets(left.pop(0)):
+            yield each
+            number += 1
+            several = own_attribute(each, "datasets")
+            if isinstance(several, dict):
+                left += several.values()
+            elif isinstance(several, list | tuple):
+                left += several
+
+
+def loading_counts(dataset: Any) -> dict[str, int]:
+    """Return the sums of what the datasets in a dataset have counted in this process."""
+    counts: Counter[str] = Counter()
+    for each in all_datasets(dataset):
+        # Ask the class: an object that answers to any attribute name would seem to have it.
+        if hasattr(type(each), "loading_counts"):
+            counts.update(each.loading_counts())
+    return dict(counts)
+
+
+def dataset_figures(
+    dataset: Any, counts: Mapping[str, float], given: tuple[int, int] | None
+) -> dict[str, float]:
+    """Return the figures of an epoch.
+
+    counts: the sums of ``loading_counts()`` over all workers. given: the epoch, and the samples of
+    it that the loop has had on all ranks; None = unknown.
+    """
+    figures = {name: count for name, count in counts.items() if not name.startswith("packing/")}
+    room = counts.get("packing/room", 0)
+    if room:
+        figures["packing/waste"] = 1 - counts["packing/size"] / room
+    # Only the outermost dataset knows what the sampler's numbers mean.
+    if given is not None and hasattr(type(dataset), "progress_figures"):
+        figures |= dataset.progress_figures(*given)
+    return figures

@@ -1,0 +1,528 @@
+"""A pool that moves its workers from threads to processes when the GIL holds the threads up.
+
+The threads go on while the children are started. From then on the children get the jobs; the
+batches of the threads that are still to come are handed out first, so the order stays. The loop's
+rate decides after a while whether the children keep the work, and the loader remembers that for its
+next epochs.
+
+An epoch may be too short for that. So the time with threads, and that of the trial, are added up
+over epochs, and while the trial is on, epochs begin in children. An iterable dataset, which divides
+itself among its workers, moves in that way alone; within an epoch only map-style datasets do whose
+samples have random streams of their own: any worker makes any of their batches.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ...autotune.limits import Limits
+from ...observe.verdict.probes import probe_counters, probes_between
+from ...observe.verdict.report import make_report
+from ...observe.verdict.verdict import Cause, use_one_core
+from ...pipeline.recorder.timeline import joined
+from ...pipeline.threads.starting import start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...observe.verdict.placement import Placement
+    from ...observe.verdict.report import Report
+    from ...pipeline.recorder.flight_recorder import FlightRecorder
+    from ...pipeline.recorder.timeline import Timeline
+    from ...pipeline.stats.perf_stats import PipelineStats
+    from ..checkpoint.user_state import WorkerState
+    from ..fetching.bad_samples import SkippedSamples
+    from ..rng.keys import StreamKey
+    from ..workers.jobs import Result
+    from ..workers.moving import Moving
+    from ..workers.pool import Pool, TunedPool
+    from ..workers.stats import PoolFigures
+    from ..workers.worker_pool import WorkerPool
+
+__all__ = ["MovingPool", "settle"]
+
+_LOOK_SECONDS = 0.6
+"""The time between two looks at the threads: the probe of the GIL needs half a second."""
+_HOLDS_UP = (Cause.GIL,)
+"""The verdicts on the threads that lead to a trial of processes."""
+_LEAST_WAIT = 0.2
+"""The share of the time for which the loop has to wait, or moving could gain little."""
+_LEAST_BATCHES = 8
+"""The number of batches from which the threads' speed is known."""
+_TRIAL_SECONDS, _TRIAL_BATCHES = 0.5, 8
+"""The least length of the children's trial."""
+_TRIAL_EPOCHS, _LONG_TRIAL_SECONDS = 2, 2.0
+"""The least number of epochs in a trial that begins with one, unless they take long: in the first
+one modules are imported and caches filled."""
+_GAIN = 1.1
+"""The speedup of the loop from which the children keep the work; the noise of such windows is a
+few percent."""
+
+
+class _State(enum.Enum):
+    """The state of a pool; ``_MOVES`` says what may follow."""
+
+    THREADS = "the threads work"
+    STARTING = "the threads work, and children are being started"
+    TRIAL = "the children work, on trial"
+    CHILDREN = "the children work"
+    STAYED = "the threads work, and there is no further trial"
+
+
+_MOVES = {
+    _State.THREADS: (_State.STARTING, _State.TRIAL, _State.STAYED),
+    _State.STARTING: (_State.TRIAL, _State.STAYED),
+    _State.TRIAL: (_State.CHILDREN, _State.STAYED),
+    _State.CHILDREN: (),
+    _State.STAYED: (),
+}
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Consecutive jobs of one pool."""
+
+    pool: Pool
+    first: int
+    """The number of its first job."""
+    end: int | None = None
+    """The number of the first job of the next segment; None = it is the last one."""
+
+    @property
+    def num_taken(self) -> int:
+        """The number of results taken up to this segment's position."""
+        return self.first + self.pool.num_taken
+
+    @property
+    def is_drained(self) -> bool:
+        return self.end is not None and self.num_taken >= self.end
+
+
+def settle(memory: Moving) -> None:
+    """Decide where the workers live from now on, if the trial is on and was long enough."""
+    tally = memory.children
+    if not memory.is_on_trial or tally.num_batches + tally.num_epochs < _TRIAL_BATCHES:
+        return
+    least = _TRIAL_SECONDS
+    if tally.num_epochs and tally.num_epochs < _TRIAL_EPOCHS:
+        least = _LONG_TRIAL_SECONDS
+    if tally.seconds + tally.num_epochs * min(tally.start_seconds, least) < least:
+        return
+    gain = memory.gain
+    if gain >= _GAIN:
+        memory.moved(gain)
+    else:
+        memory.stays(f"the loop was {gain:.2f} times as fast with processes")
+
+
+class MovingPool:
+    """Threads, and children where they are faster; a ``Pool``.
+
+    The loop's thread owns the state and the segments. One other thread, the mover, starts the
+    children; it writes ``_children`` and ``_are_open``, and the memory only if it fails.
+    """
+
+    def __init__(
+        self,
+        threads: WorkerPool,
+        open_children: Callable[[int], Pool],
+        memory: Moving,
+        *,
+        within_epochs: bool = True,
+    ) -> None:
+        """``open_children``: called with the most jobs that may be outstanding.
+        ``within_epochs``: whether workers may move while an epoch runs.
+        """
+        self._threads = threads
+        self._open_children = open_children
+        self._memory = memory
+        self._within_epochs = within_epochs
+        self._has_threads = False  # whether the threads have been started
+        self._children: Pool | None = None
+        self._are_open = False  # set by the thread that starts the children, once they are there
+        self._is_stopped = False
+        self._state = _State.THREADS
+        self._segments: deque[_Segment] = deque()
+        self._num_submitted = 0
+        self._key: Any = None  # the running epoch's
+        self._due_seconds = 0.0
+        self._last_seconds = 0.0  # when the epoch began, or the loop had its last batch
+        self._num_warm = 0  # the next batches that are not counted: those of a beginning
+        self._is_first = False  # whether the epoch's first batch is still to come
+        self._asked: Pool = threads  # the pool that the trainer asked last
+        self.figures: Any = _MovingFigures(threads.figures)
+
+    # -- a Pool --------------------------------------------------------------------------------
+
+    def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
+        """Start the threads or, on trial, children; see ``Pool.start``."""
+        if self._memory.probes_before is None:
+            self._memory.probes_before = probe_counters()
+        if not self._begin_in_children(key, workers, first):
+            self._begin(key, self._threads)
+            self._have_threads_begin(key, workers, first)
+
+    def restart(
+        self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0
+    ) -> None:
+        """Begin another epoch where the last one ended; see ``Pool.restart``."""
+        if self._state is _State.TRIAL:
+            settle(self._memory)
+            if self._memory.is_settled:
+                self._go(_State.CHILDREN if self._memory.has_moved else _State.STAYED)
+        pool = self._segments[-1].pool
+        if self._state is _State.STAYED:
+            pool = self._threads
+        if self._state in (_State.CHILDREN, _State.STAYED):  # who does not work is not needed
+            for each in (self._threads, self._children):
+                if each is not None and each is not pool:
+                    each.stop()
+        if self._state is _State.THREADS and self._begin_in_children(key, workers, first):
+            return
+        self._begin(key, pool)
+        if pool is self._threads:
+            self._have_threads_begin(key, workers, first)
+        else:
+            pool.restart(key, workers, first=first)
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
+        """Submit a job to those who work now; see ``Pool.submit``."""
+        self._segments[-1].pool.submit(number, index, worker, first, wants_state=wants_state)
+        self._num_submitted = number + 1
+
+    @property
+    def num_taken(self) -> int:
+        """The number of results that ``get`` has taken; see ``Pool.num_taken``."""
+        return self._current().num_taken
+
+    def get(self, timeout: float | None) -> Result:
+        """Return the next result; see ``Pool.get``."""
+        if self._state in (_State.CHILDREN, _State.STAYED):
+            return self._turn_to_current().get(timeout)
+        now = perf_counter()
+        if now >= self._due_seconds:
+            self._look(now)
+        pool = self._turn_to_current()
+        result = pool.get(timeout)
+        self._count(pool)
+        return result
+
+    def _turn_to_current(self) -> Pool:
+        """Return the pool from which the next result comes."""
+        pool = self._current().pool
+        if pool is not self._asked:
+            self._asked.figures.leave()
+            self._asked = pool
+            self._num_warm = _TRIAL_BATCHES  # those of the children's start
+        return pool
+
+    def _count(self, pool: Pool) -> None:
+        """Count the batch that the loop gets now, and the time since the last one."""
+        now, memory = perf_counter(), self._memory
+        seconds, self._last_seconds = now - self._last_seconds, now
+        memory.count()
+        if pool is self._threads:
+            memory.unlooked_seconds += seconds
+        if self._num_warm:
+            self._num_warm -= 1
+            return
+        if self._state is _State.STARTING:
+            return  # children that are being started slow the threads down
+        tally = memory.threads if pool is self._threads else memory.children
+        if self._is_first:
+            self._is_first = False
+            tally.begin(seconds)
+        else:
+            tally.add(seconds)
+
+    def at_work(self, awaited: int | None) -> str:
+        """Describe what the workers do; see ``Pool.at_work``."""
+        return self._current().pool.at_work(awaited)
+
+    @property
+    def tuned(self) -> TunedPool | None:
+        """The pool that has the work, unless a trial is on, whose outcome tuning would change."""
+        if self._state in (_State.STARTING, _State.TRIAL):
+            return None
+        return self._segments[-1].pool.tuned
+
+    def rest(self) -> None:
+        """Keep the figures of an epoch that is over; see ``Pool.rest``."""
+        self._keep_stats()
+        self._segments[-1].pool.rest()
+
+    def _keep_stats(self) -> None:
+        if self._state is _State.THREADS:
+            self._memory.stats = self._threads.figures.snapshot()
+
+    def request_stop(self) -> None:
+        """End every wait; see ``Pool.request_stop``."""
+        self._is_stopped = True  # before looking for children: _open looks after it has some
+        self._threads.request_stop()
+        children = self._children
+        if children is not None:
+            children.request_stop()
+
+    def stop(self) -> None:
+        """Stop the workers; see ``Pool.stop``."""
+        self._keep_stats()
+        self._is_stopped = True
+        children = self._children
+        if children is not None:
+            children.stop()  # first: it keeps what they recorded, while they live
+        self.request_stop()
+        self._threads.stop()
+
+    # -- moving --------------------------------------------------------------------------------
+
+    def _begin(self, key: StreamKey, pool: Pool) -> None:
+        self._segments = deque((_Segment(pool, 0),))
+        self._asked = pool
+        self._num_submitted = 0
+        self._key = key
+        self._last_seconds = perf_counter()
+        self._num_warm, self._is_first = 0, True
+        left = _LOOK_SECONDS - self._memory.unlooked_seconds
+        self._due_seconds = self._last_seconds + (0.0 if pool is self._children else left)
+        self._memory.begin_epoch()
+        self.figures.begin(pool.figures)
+
+    def _have_threads_begin(
+        self, key: StreamKey, workers: Sequence[WorkerState], first: int
+    ) -> None:
+        if self._has_threads:
+            self._threads.restart(key, workers, first=first)
+        else:
+            self._has_threads = True
+            self._threads.start(key, workers, first=first)
+
+    def _begin_in_children(
+        self, key: StreamKey, workers: Sequence[WorkerState], first: int
+    ) -> bool:
+        """Begin an epoch in new children if they are on trial; return whether it has begun."""
+        if not self._memory.is_on_trial:
+            return False
+        began = perf_counter()
+        try:
+            children = self._children = self._open_children(self._threads.max_outstanding)
+            self._begin(key, children)
+            self._last_seconds = began
+            children.start(key, workers, first=first)
+        except Exception as error:
+            self._children = None
+            self._memory.stays(_not_started(error))
+            self._go(_State.STAYED)
+            return False
+        self._go(_State.TRIAL)
+        return True
+
+    def _current(self) -> _Segment:
+        """Return the segment from which the next result comes."""
+        while self._segments[0].is_drained:
+            self._segments.popleft()
+            self.figures.drained()
+        return self._segments[0]
+
+    def _go(self, state: _State) -> None:
+        assert state in _MOVES[self._state], f"{self._state} to {state}"
+        self._state = state
+
+    def _look(self, now: float) -> None:
+        """Take the step that is due, if its time has come."""
+        if self._state is _State.THREADS:
+            self._due_seconds = now + _LOOK_SECONDS
+            self._look_at_threads(now)
+        elif self._state is _State.STARTING:
+            self._look_for_children(now)
+        elif self._within_epochs:
+            self._judge_children()
+
+    def _look_at_threads(self, now: float) -> None:
+        memory = self._memory
+        tally = memory.threads
+        memory.unlooked_seconds = 0.0
+        if tally.num_batches + tally.num_epochs < _LEAST_BATCHES or not self._are_held_up():
+            return
+        if not self._within_epochs and tally.num_epochs == 1:
+            return
+        if not _has_cores():
+            memory.stays("there is only one core for each rank")
+            self._go(_State.STAYED)
+        elif self._within_epochs:
+            memory.is_on_trial = True
+            self._go(_State.STARTING)
+            self._due_seconds = now  # look for the children before every batch
+            start(threading.Thread(target=self._open, name="spdl-mover", daemon=True))
+        else:
+            memory.is_on_trial = True
+            self._due_seconds = math.inf
+
+    def _are_held_up(self) -> bool:
+        """Return whether the loop waits for threads that the GIL holds up."""
+        report, memory = self._threads.figures.report(), self._memory
+        if report.stats.elapsed < _LOOK_SECONDS and memory.stats is not None:
+            assert memory.probes_before is not None, "set when the first epoch began"
+            probes = probes_between(memory.probes_before, probe_counters())
+            probes = replace(probes, one_at_a_time=report.probes.one_at_a_time)
+            report = make_report(memory.stats, probes, pooled=report.pooled)
+        if report.stats.consumer_wait_ratio < _LEAST_WAIT:
+            return False
+        if report.verdict.cause in _HOLDS_UP:
+            return True
+        # The probe looks ten times a second: of epochs that are shorter it knows nothing.
+        is_unknown = report.probes.gil_seconds is None
+        return is_unknown and use_one_core(report.stats, report.pooled)
+
+    def _open(self) -> None:
+        """Start children, on a thread of its own: the loop goes on meanwhile."""
+        try:
+            children = self._open_children(self._threads.max_outstanding)
+            self._children = children
+            if not self._is_stopped:
+                children.start(self._key)
+        except BaseException as error:
+            if not self._is_stopped:  # the end of the loop says nothing about later epochs
+                self._memory.stays(_not_started(error))
+        else:
+            # Last of all: once the loop sees it, the children get jobs.
+            self._are_open = True
+        # request_stop() sets the flag before it looks for children, and this looks for the flag
+        # after they are there: so one of the two stops them, whoever comes first.
+        if self._is_stopped and self._children is not None:
+            self._children.request_stop()
+
+    def _look_for_children(self, now: float) -> None:
+        if self._memory.is_settled:  # by the mover, which failed
+            self._go(_State.STAYED)
+        elif self._are_open and self._children is not None:
+            self._hand_over(self._children)
+            self._go(_State.TRIAL)
+
+    def _hand_over(self, pool: Pool) -> None:
+        """Let ``pool`` have the jobs from now on."""
+        # Jobs below this number stay with those who have them; their results come first.
+        first = self._num_submitted
+        self.figures.leave()
+        if pool is self._threads:
+            self._have_threads_begin(self._key, (), first)
+        else:
+            pool.restart(self._key, first=first)
+        self._segments[-1].end = first
+        self._segments.append(_Segment(pool, first))
+        self.figures.lead(pool.figures)
+
+    def _judge_children(self) -> None:
+        current = self._current()
+        if current.pool is not self._children:
+            return
+        settle(self._memory)
+        if not self._memory.is_settled:
+            return
+        if self._memory.has_moved:
+            self._go(_State.CHILDREN)
+            current.pool.figures.place(self._placed(current.pool, self._memory.reason))
+        else:
+            self._return()
+
+    def _return(self) -> None:
+        """Let the threads have the work back, for good."""
+        threads = self._threads.figures
+        because = f"{self._placed(self._threads).reason}, and {self._memory.reason}"
+        threads.placement = self._placed(self._threads, because)
+        self._hand_over(self._threads)
+        self._go(_State.STAYED)
+
+    @staticmethod
+    def _placed(pool: Pool, reason: str = "") -> Placement:
+        """Return where the workers of ``pool`` live; ``reason``: in place of the one known."""
+        placement = pool.figures.placement
+        assert placement is not None, "set by whoever opened the pool"
+        return replace(placement, reason=reason or placement.reason)
+
+
+def _has_cores() -> bool:
+    """Return whether several workers of this rank can run at once."""
+    limits = Limits.of_this_machine()
+    return limits.num_cores > limits.local_world_size
+
+
+def _not_started(error: BaseException) -> str:
+    return f"worker processes could not be started ({error})"
+
+
+class _MovingFigures:
+    """The figures of those who work now; where the workers lived, and what they did, of all."""
+
+    def __init__(self, figures: PoolFigures) -> None:
+        self._now = figures
+        # Replaced as a whole by the loop's thread, so that others read what belongs together.
+        self._before: tuple[tuple[Report, ...], tuple[PoolFigures, ...]] = ((), ())
+        self._placements_before: tuple[Placement, ...] = ()  # in this epoch, in other pools
+        self._recorders_before: list[FlightRecorder] = []
+
+    def begin(self, figures: PoolFigures) -> None:
+        """Report these figures in a new epoch."""
+        self.lead(figures)
+        self._before = ((), ())
+        self._placements_before, self._recorders_before = (), []
+
+    def lead(self, figures: PoolFigures) -> None:
+        """Report these figures from now on."""
+        figures.skipped = self._now.skipped
+        last, leaving = self._before
+        self._before = (last, (*leaving, self._now))
+        self._now = figures
+
+    def leave(self) -> None:
+        """Keep what is known of those who worked up to now, while others get the work."""
+        self._placements_before = self.report().placements
+        if self._now.recorder is not None:
+            self._recorders_before.append(self._now.recorder)
+
+    def drained(self) -> None:
+        """Keep the figures of those who left first: all their batches are handed out."""
+        last, leaving = self._before
+        if leaving:  # none once the epoch has ended
+            self._before = ((*last, leaving[0].report()), leaving[1:])
+
+    def reports_before(self) -> tuple[Report, ...]:
+        """Return the figures of those who had the work before in this epoch, in order."""
+        last, leaving = self._before
+        return (*last, *(figures.report() for figures in leaving))
+
+    @property
+    def skipped(self) -> SkippedSamples | None:
+        """As ``Figures`` says."""
+        return self._now.skipped
+
+    @skipped.setter
+    def skipped(self, skipped: SkippedSamples | None) -> None:
+        self._now.skipped = skipped
+
+    def snapshot(self) -> PipelineStats:
+        """As ``Figures`` says, since the last move."""
+        return self._now.snapshot()
+
+    def report(self) -> Report:
+        """As ``Figures`` says, since the last move; and where the workers lived before."""
+        report = self._now.report()
+        return replace(report, placements=(*self._placements_before, *report.placements))
+
+    def timeline(self) -> Timeline | None:
+        """As ``Figures`` says, of the whole epoch."""
+        now = self._now.timeline()
+        before = [recorder.timeline() for recorder in self._recorders_before]
+        return now if now is None else joined([*before, now])
+
+    def end(self) -> None:
+        """Keep the epoch's figures as they are now."""
+        self._before = (self.reports_before(), ())
+        self._now.end()

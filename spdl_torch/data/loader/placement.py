@@ -1,0 +1,92 @@
+"""Decide where a loader's workers live: on threads of this process, or in processes of their own.
+
+torch's workers own a copy of everything: the dataset, globals, the environment, the working
+directory. Threads share all that their private copies of the dataset do not cover. So the workers
+are threads only where that is known to be safe: the dataset's class is known, or the dataset says
+so itself. Everything else loads in processes with one worker each, started as torch starts its
+workers, where whatever is right in torch is right by construction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...observe.verdict.placement import Placement
+from .vouching import name_of, vouching_for
+
+if TYPE_CHECKING:
+    from ..workers.moving import Moving
+
+__all__ = ["declares_safe", "is_vouched_for", "moved", "place"]
+
+_CHECK = "assert_thread_safe checks it"
+_PUTS = 'thread_safe = True in the dataset or isolation="thread" puts the workers there'
+
+
+def place(
+    dataset: Any,
+    num_workers: int,
+    *,
+    isolation: Literal["auto", "thread", "process"],
+    processes: int | None,
+    collate_fn: Any,
+    worker_init_fn: Any,
+    moving: Moving,
+) -> Placement:
+    """Return where the workers of a loader with these arguments live."""
+    if num_workers == 0:
+        return _on_threads(0, "num_workers=0 loads in the calling thread")
+    if isolation == "thread":
+        return _on_threads(num_workers, 'isolation="thread" was given')
+    if isolation == "process":
+        remedy = (
+            f'If the dataset is safe on threads ({_CHECK}), isolation="thread" puts them there.'
+        )
+        reason = 'isolation="process" was given'
+        return _in_processes(num_workers, processes or 1, reason, remedy)
+    if moving.has_moved:
+        return moved(num_workers, moving.reason)
+    found = vouching_for(dataset, collate_fn, worker_init_fn)
+    if found.refusing is not None:
+        remedy = (
+            f"Once it is safe on threads ({_CHECK}), thread_safe = True puts the workers there."
+        )
+        reason = f"{name_of(found.refusing)} says thread_safe = False"
+        return _in_processes(num_workers, num_workers, reason, remedy)
+    if found.unknown:
+        remedy = f"If it is ({_CHECK}), {_PUTS}."
+        reason = f"{found.unknown} is not known to be safe on threads"
+        return _in_processes(num_workers, num_workers, reason, remedy)
+    if found.declaring is not None:
+        reason = f"{name_of(found.declaring)} says thread_safe = True"
+    else:
+        reason = f"{name_of(dataset)} is known to be safe on threads"
+    return _on_threads(num_workers, f"{reason}{moving.reason and f', and {moving.reason}'}")
+
+
+def is_vouched_for(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
+    """Return whether dataset and functions are known, or say, to be safe on threads."""
+    return vouching_for(dataset, collate_fn, worker_init_fn).is_safe
+
+
+def declares_safe(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
+    """Return whether dataset and functions are safe on threads because a dataset says so."""
+    found = vouching_for(dataset, collate_fn, worker_init_fn)
+    return found.is_safe and found.declaring is not None
+
+
+def moved(num_workers: int, reason: str) -> Placement:
+    """Return the place of workers that have moved from threads to processes of their own."""
+    remedy = (
+        "Threads would be as fast if samples were made in few calls that release the GIL, best a "
+        'batch at a time (__getitems__); isolation="thread" keeps the workers there.'
+    )
+    return _in_processes(num_workers, num_workers, reason, remedy)
+
+
+def _on_threads(num_workers: int, reason: str) -> Placement:
+    return Placement(num_workers=num_workers, num_processes=0, reason=reason)
+
+
+def _in_processes(num_workers: int, processes: int, reason: str, remedy: str) -> Placement:
+    return Placement(num_workers=num_workers, num_processes=processes, reason=reason, remedy=remedy)
