@@ -1,10 +1,11 @@
 """The figures of a run: judged, stored, traced and drawn.
 
-``verdict`` names what holds training back; ``store`` is the statistics file, ``trace`` the traces
-of what every thread did, ``plot`` the pictures. Each uses only those before it, but ``plot`` uses
-no traces.
+``page`` draws a page of sentences, tables and charts; ``verdict`` names what holds training back;
+``store`` is the statistics file, ``trace`` the traces of what every thread did, ``plot`` the
+pictures. Each uses only those before it, but ``plot`` uses no traces.
 """
 
+from spdl_torch.observe.page.showing import showing
 from spdl_torch.observe.plot.plot import plot_queue_stats, plot_stats, plot_task_stats
 from spdl_torch.observe.store.entries import (
     EventLogEntry,
@@ -28,6 +29,7 @@ from spdl_torch.observe.store.query import (
     query_queue_stats,
     query_task_stats,
 )
+from spdl_torch.observe.store.recording import recording
 from spdl_torch.observe.store.stored_run import pipelines_of_file, report_of_file
 from spdl_torch.observe.store.summary import QueueSummary, TaskSummary, summarize
 from spdl_torch.observe.store.summary_text import log_stats_summary
@@ -37,13 +39,17 @@ from spdl_torch.observe.trace.flight_recorder import flight_recorder
 from spdl_torch.observe.trace.merge import merge_ranks, merge_with_torch
 from spdl_torch.observe.trace.profile import Profile
 from spdl_torch.observe.trace.tracing import tracing
+from spdl_torch.observe.verdict.placement import Placement
 from spdl_torch.observe.verdict.report import Report, make_report
 from spdl_torch.observe.verdict.verdict import Cause, Probes, Verdict, judge
+from spdl_torch.observe.verdict.what_if import Prediction
 
 __all__ = [
     "Cause",
     "EventLogEntry",
     "LogEntry",
+    "Placement",
+    "Prediction",
     "Probes",
     "Profile",
     "QueueStatsLogEntry",
@@ -76,8 +82,10 @@ __all__ = [
     "query_queue_stats",
     "query_task_stats",
     "recorders",
+    "recording",
     "recording_gc",
     "report_of_file",
+    "showing",
     "summarize",
     "tracing",
 ]

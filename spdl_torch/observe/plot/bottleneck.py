@@ -30,7 +30,7 @@ def find_bottlenecks(recording: Recording) -> dict[int, Finding]:
     """Return a finding for each pipeline of a run; none for queues whose order is unknown."""
     pipelines: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for series in recording.everything:
-        if series.rows[0]["position"] is not None:
+        if series.rows[0]["stage_number"] is not None:
             pipelines[series.key[0]] += series.rows
     return {
         pipeline: finding
@@ -48,6 +48,6 @@ def _find(
         return None
     verdict = judge(stats_of_rows(tasks, queues), probes, pooled=pooled)
     if verdict.cause is Cause.SOURCE:
-        source = min(queues, key=lambda row: row["position"])
+        source = min(queues, key=lambda row: row["stage_number"])
         return Finding(verdict.finding, source["label"])
     return Finding(verdict.finding, verdict.stage)

@@ -23,7 +23,7 @@ __all__ = ["Collection", "Recording", "Run", "Series", "load", "merge_spans", "p
 
 Row: TypeAlias = "Mapping[str, Any]"
 Key: TypeAlias = tuple[int, int, str]
-"""Pipeline, position and label, which a stage and the queue after it share."""
+"""The pipeline, the number and the label, which a stage and the queue after it share."""
 
 _NO_POSITION = 1 << 30  # names of another form come last, in alphabetical order
 _OLDEST_GENERATION = 2
@@ -215,9 +215,9 @@ def _by_stage(rows: Iterable[Row]) -> dict[Key, list[Row]]:
 
 
 def _key(row: Row) -> Key:
-    if row["position"] is None:
+    if row["stage_number"] is None:
         return _NO_POSITION, 0, row["name"].removesuffix("_queue")
-    return int(row["name"].partition(":")[0]), row["position"], row["label"]
+    return int(row["name"].partition(":")[0]), row["stage_number"], row["label"]
 
 
 def _choose_stages(

@@ -32,10 +32,11 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#
 # Their number and that of the colours have no common divisor, so 56 stages differ.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
+# Percentiles are thinner, and never paler: the blue of one queue, made paler, is that of another.
 _CURVE_STYLES: dict[str, dict[str, Any]] = {
     "mean": {"linestyle": "-", "linewidth": 1.8, "markersize": 4.5},
-    "p90": {"linestyle": "--", "linewidth": 1.0, "alpha": 0.6, "markerfacecolor": "white"},
-    "p99": {"linestyle": ":", "linewidth": 1.0, "alpha": 0.6, "marker": "+", "markersize": 7},
+    "p90": {"linestyle": "--", "linewidth": 0.9, "markerfacecolor": "white"},
+    "p99": {"linestyle": ":", "linewidth": 0.9, "marker": "+", "markersize": 7},
 }
 
 _WIDTH, _PANEL_HEIGHT, _HEAD_HEIGHT = 12.0, 2.1, 1.1  # inches
@@ -148,7 +149,7 @@ def _set_scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
     elif panel.is_latency and positive and max(positive) > _LONGEST_LATENCY_RANGE * min(positive):
         _set_logarithmic(axes, min(positive), has_less=min(values) < _SHORTEST_LATENCY)
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=panel.is_count))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
         top = max(positive, default=1.0)
         axes.set_ylim(-0.04 * top, 1.08 * top)
 

@@ -29,8 +29,6 @@ class Panel:
     quantity: str
     unit: str
     curves: tuple[Curve, ...]
-    is_count: bool = False
-    """Whether the values are whole numbers."""
     is_percentage: bool = False
     """Whether the axis always runs from 0 to 100."""
     is_latency: bool = False
@@ -42,8 +40,13 @@ class Panel:
         return f"{self.quantity}\n({self.unit})"
 
 
-def _of(column: str) -> tuple[Curve, ...]:
-    return (Curve("mean", lambda row: float(row[column])),)
+def _rate(column: str) -> tuple[Curve, ...]:
+    """Return the count over the interval's length: intervals differ, and the last one is short."""
+
+    def value(row: Row) -> float:
+        return float(row[column] / row["elapsed"]) if row["elapsed"] else math.nan
+
+    return (Curve("mean", value),)
 
 
 def _times(column: str, count: Callable[[Row], int]) -> tuple[Curve, ...]:
@@ -64,26 +67,14 @@ def _num_items(row: Row) -> int:
     return int(row["num_items"])
 
 
-def _qps(row: Row) -> float:
-    return float(row["num_items"] / row["elapsed"]) if row["elapsed"] else math.nan
-
-
 TASK_PANELS = (
-    Panel(quantity="tasks", unit="count per interval", curves=_of("num_tasks"), is_count=True),
-    Panel(
-        quantity="successes",
-        unit="count per interval",
-        curves=(Curve("mean", _num_successes),),
-        is_count=True,
-    ),
-    Panel(
-        quantity="failures", unit="count per interval", curves=_of("num_failures"), is_count=True
-    ),
+    Panel(quantity="tasks", unit="1/s", curves=_rate("num_tasks")),
+    Panel(quantity="failures", unit="1/s", curves=_rate("num_failures")),
     Panel(quantity="task time", unit="ms", curves=_times("time", _num_successes), is_latency=True),
 )
 
 QUEUE_PANELS = (
-    Panel(quantity="throughput (QPS)", unit="items/s", curves=(Curve("mean", _qps),)),
+    Panel(quantity="throughput (QPS)", unit="items/s", curves=_rate("num_items")),
     Panel(
         quantity="occupancy",
         unit="% of the time",
@@ -102,5 +93,4 @@ QUEUE_PANELS = (
         curves=_times("get_time", _num_items),
         is_latency=True,
     ),
-    Panel(quantity="items", unit="count per interval", curves=_of("num_items"), is_count=True),
 )

@@ -80,7 +80,7 @@ def plot_task_stats(
     end_time: float | str | None = None,
     run_id: int | None = None,
 ) -> Figure:
-    """Return a figure with tasks, successes, failures and task times (mean, p90, p99) of stages.
+    """Return a figure with the rates of tasks and of failures, and task times (mean, p90, p99).
 
     Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
     """
@@ -101,8 +101,8 @@ def plot_queue_stats(
     end_time: float | str | None = None,
     run_id: int | None = None,
 ) -> Figure:
-    """Return a figure with throughput, occupancy, waits of puts and gets (mean, p90, p99) and items
-    of each queue.
+    """Return a figure with throughput, occupancy, and waits of puts and gets (mean, p90, p99) of
+    each queue.
 
     Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
     """

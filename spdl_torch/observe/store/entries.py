@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.stats.perf_stats import QueuePerfStats
-from ..verdict.intervals import lap_between, thread_seconds
+from ..verdict.intervals import interval_between, thread_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,17 +18,27 @@ if TYPE_CHECKING:
     from ..verdict.verdict import Probes
 
 __all__ = [
+    "DATA_EVENT",
+    "PLACEMENT_EVENT",
     "PROBES_EVENT",
     "EventLogEntry",
     "LogEntry",
     "QueueStatsLogEntry",
     "TaskStatsLogEntry",
     "entries_of",
+    "num_delivered",
     "probes_entry",
 ]
 
 PROBES_EVENT = "probes"
 """Name of the event with the probes' readings, for one pipeline."""
+
+
+PLACEMENT_EVENT = "placement"
+"""Name of the event that says where a loader's workers live from that moment on."""
+
+DATA_EVENT = "data"
+"""Name of the event with the figures of a loader's dataset, of its epoch so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,8 @@ def entries_of(
     timestamp: float | None = None,
 ) -> list[LogEntry]:
     """Return a report as log entries, for loaders, which have no hooks: a window for every stage
-    and queue, and an event with the probes' readings. A file with them leads to the same verdict.
+    and queue, an event with the probes' readings, one for each place where a loader's workers have
+    lived, and one with the figures of its dataset. A file with them leads to the same verdict.
 
     Args:
         before: an earlier report of the same pass; only later figures are logged. None = all.
@@ -86,13 +97,13 @@ def entries_of(
         name: the loader's name, for people.
         timestamp: end of the windows, seconds since 1970; None = now.
     """
-    stats = lap_between(before.stats if before is not None else None, report.stats)
+    stats = interval_between(before.stats if before is not None else None, report.stats)
     now = time.time() if timestamp is None else timestamp
     if not stats.stages:
         return []  # nothing was loaded
     infos = [
-        StageInfo(pipeline_id, position, stage.name, stage.concurrency)
-        for position, stage in enumerate(stats.stages, start=1)
+        StageInfo(pipeline_id, stage_number, stage.name, stage.concurrency)
+        for stage_number, stage in enumerate(stats.stages, start=1)
     ]
     tasks = [
         TaskStatsLogEntry(now, str(info), stage.tasks, stage.num_dropped)
@@ -114,7 +125,24 @@ def entries_of(
         name=name,
         timestamp=now,
     )
-    return [*tasks, *queues, probes]
+    known = {placement.since for placement in before.placements} if before is not None else set()
+    placements = [
+        EventLogEntry(
+            now if each.since is None else each.since,
+            PLACEMENT_EVENT,
+            {"pipeline": pipeline_id, "name": name, **each.as_details()},
+        )
+        for each in report.placements
+        if each.since not in known
+    ]
+    details = {"pipeline": pipeline_id, "name": name, "figures": dict(report.stats.data)}
+    data = [EventLogEntry(now, DATA_EVENT, details)] if report.stats.data else []
+    return [*tasks, *queues, probes, *placements, *data]
+
+
+def num_delivered(stats: PipelineStats, pooled: Sequence[str]) -> int:
+    """Return the number of items that the consumer has taken; a loader's are its batches."""
+    return _queues_of(stats, pooled)[-1].num_items if stats.stages else 0
 
 
 def probes_entry(

@@ -34,8 +34,8 @@ class TaskStatsRecorder(TaskStatsHook):
     async def interval_stats_callback(self, stats: TaskPerfStats) -> None:
         """Log the figures."""
         num_dropped = sum(cell.num_dropped for cell in self._cells)
-        lap, self._num_dropped = num_dropped - self._num_dropped, num_dropped
-        self._log(TaskStatsLogEntry(time.time(), str(self.info), stats, lap))
+        newly_dropped, self._num_dropped = num_dropped - self._num_dropped, num_dropped
+        self._log(TaskStatsLogEntry(time.time(), str(self.info), stats, newly_dropped))
 
 
 class QueueStatsRecorder(StatsQueue):

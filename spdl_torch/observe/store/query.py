@@ -40,7 +40,7 @@ class TaskStatsRow(TypedDict):
     p50_time: float
     busy_time: float
     label: str
-    position: int | None
+    stage_number: int | None
     concurrency: int
     run_id: int
     rank: int
@@ -66,7 +66,7 @@ class QueueStatsRow(TypedDict):
     put_wait_time: float
     get_wait_time: float
     label: str
-    position: int | None
+    stage_number: int | None
     concurrency: int
     run_id: int
     rank: int

@@ -46,7 +46,7 @@ CREATE TABLE stage (
     kind TEXT NOT NULL CHECK (kind IN ('task', 'queue')),
     name TEXT NOT NULL,          -- as logged: 0:1:decode[10]
     pipeline INTEGER,            -- the parts of that name, NULL where it has no such form
-    position INTEGER,
+    stage_number INTEGER,
     label TEXT NOT NULL,         -- decode: the same when the concurrency changes
     concurrency INTEGER,
     UNIQUE (run_id, kind, name)
@@ -95,13 +95,13 @@ CREATE INDEX event_time ON event (timestamp);
 
 CREATE VIEW task_stats AS
     SELECT w.id, w.timestamp, s.name, w.num_tasks, w.num_failures, w.ave_time, w.p90_time,
-           w.p99_time, w.elapsed, w.ave_cpu_time, w.p50_time, w.busy_time, s.label, s.position,
+           w.p99_time, w.elapsed, w.ave_cpu_time, w.p50_time, w.busy_time, s.label, s.stage_number,
            s.concurrency, r.run_id, r.rank, r.host, s.pipeline, w.num_dropped
     FROM task_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
 CREATE VIEW queue_stats AS
     SELECT w.id, w.timestamp, s.name, w.elapsed, w.num_items, w.ave_put_time, w.ave_get_time,
            w.p90_put_time, w.p99_put_time, w.p90_get_time, w.p99_get_time, w.occupancy_rate,
-           w.put_wait_time, w.get_wait_time, s.label, s.position, s.concurrency, r.run_id,
+           w.put_wait_time, w.get_wait_time, s.label, s.stage_number, s.concurrency, r.run_id,
            r.rank, r.host, s.pipeline
     FROM queue_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
 CREATE VIEW event_stats AS

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ..verdict.placement import Placement
 from ..verdict.report import Report, make_report
 from ..verdict.verdict import Probes
-from .entries import PROBES_EVENT
+from .entries import DATA_EVENT, PLACEMENT_EVENT, PROBES_EVENT
 from .query import (
     choose_run,
     num_dropped_of_run,
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from .entries import EventLogEntry
 
 __all__ = [
+    "choose_pipeline",
     "pipelines_of_file",
     "probes_of_events",
     "report_of_file",
+    "rows_by_stage",
     "stats_of_file",
     "stats_of_rows",
 ]
@@ -46,11 +49,15 @@ def report_of_file(
     Raises: FileNotFoundError; ValueError: not a statistics file, or no such run or pipeline in it.
     """
     run_id = choose_run(db_path, run_id)
-    pipeline = _choose_pipeline(db_path, run_id, pipeline)
+    pipeline = choose_pipeline(db_path, run_id, pipeline)
     stats = stats_of_file(db_path, run_id=run_id, pipeline=pipeline)
     events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
     probes, pooled = probes_of_events(events, pipeline or 0)
     report = make_report(stats, probes, pooled=pooled)
+    events = query_event_stats(db_path, PLACEMENT_EVENT, run_id=run_id)
+    report = replace(report, placements=_placements_of(events, pipeline or 0))
+    events = query_event_stats(db_path, DATA_EVENT, run_id=run_id)
+    report = replace(report, stats=replace(report.stats, data=_data_of(events, pipeline or 0)))
     missing = num_dropped_of_run(db_path, run_id)
     if not missing:
         return report
@@ -78,7 +85,7 @@ def stats_of_file(
 ) -> PipelineStats:
     """Return the sum of a run's windows. Arguments and errors as for :func:`report_of_file`."""
     run_id = choose_run(db_path, run_id)
-    pipeline = _choose_pipeline(db_path, run_id, pipeline)
+    pipeline = choose_pipeline(db_path, run_id, pipeline)
     return stats_of_rows(
         query_task_stats(db_path, run_id=run_id, pipeline=pipeline),
         query_queue_stats(db_path, run_id=run_id, pipeline=pipeline),
@@ -104,7 +111,7 @@ def probes_of_events(
     readings = [event.details for event in passes]
 
     def mean(key: str) -> float | None:
-        known = [reading for reading in readings if reading[key] is not None]
+        known = [reading for reading in readings if reading.get(key) is not None]
         if len(known) <= 1:  # exactly as it was
             return known[0][key] if known else None
         return mean_of(known, key, lambda reading: reading["elapsed"])
@@ -117,11 +124,34 @@ def probes_of_events(
         num_cores=readings[-1]["num_cores"],
         switch_interval=readings[-1]["switch_interval"],
         one_at_a_time=readings[-1].get("one_at_a_time", False),
+        own_gil=readings[-1].get("own_gil", False),
+        gil_held_ratio=mean("gil_held_ratio"),
+        cores_used=mean("cores_used"),
     )
     return probes, tuple(readings[-1]["pooled"])
 
 
-def _choose_pipeline(
+def _data_of(events: Iterable[EventLogEntry], pipeline: int) -> Mapping[str, float]:
+    """Return the last figures of a loader's dataset: those of its last epoch."""
+    figures: Mapping[str, float] = {}
+    for event in events:
+        if event.details["pipeline"] == pipeline:
+            figures = event.details["figures"]
+    return figures
+
+
+def _placements_of(events: Iterable[EventLogEntry], pipeline: int) -> tuple[Placement, ...]:
+    """Return where the workers of a loader lived; an epoch that begins where they are adds none."""
+    found: list[Placement] = []
+    for event in events:
+        if event.details["pipeline"] == pipeline:
+            placement = Placement.from_details(event.details, event.timestamp)
+            if not placement.is_as(found[-1] if found else None):
+                found.append(placement)
+    return tuple(found)
+
+
+def choose_pipeline(
     db_path: str | os.PathLike[str], run_id: int, pipeline: int | None
 ) -> int | None:
     """Return the given pipeline or the first; None where no name in the run has a number."""
@@ -140,8 +170,8 @@ def stats_of_rows(
     """Return the sum of a pipeline's windows: rows of the views, newest first; one of a queue at
     least.
     """
-    tasks = _by_position(task_rows)
-    (_, inlet), *others = queues = sorted(_by_position(queue_rows).items())
+    tasks = rows_by_stage(task_rows)
+    (_, inlet), *others = queues = sorted(rows_by_stage(queue_rows).items())
     stages = []
     for key, outlet in others[:-1]:  # the first queue is the source's, the last one the sink's
         stages.append(_stage(tasks.get(key, []), inlet, outlet))
@@ -155,13 +185,13 @@ def stats_of_rows(
     )
 
 
-def _by_position(
+def rows_by_stage(
     rows: Iterable[Mapping[str, Any]],
 ) -> dict[tuple[int, str], list[Mapping[str, Any]]]:
     """Return the rows of each stage, whose name as logged changes with its concurrency."""
     groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        place = -1 if row["position"] is None else row["position"]
+        place = -1 if row["stage_number"] is None else row["stage_number"]
         label = row["label"] if place >= 0 else row["name"].removesuffix("_queue")
         groups[place, label].append(row)
     return groups

@@ -119,8 +119,8 @@ def rows_by_name(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapp
     """Return the rows of each name, pipeline by pipeline, in the order of its stages."""
     groups: dict[tuple[int, int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        pipeline, position = row["pipeline"], row["position"]
-        place = (-1, -1) if position is None else (pipeline, position)
+        pipeline, stage_number = row["pipeline"], row["stage_number"]
+        place = (-1, -1) if stage_number is None else (pipeline, stage_number)
         groups[*place, row["name"]].append(row)
     return [(key[-1], groups[key]) for key in sorted(groups)]
 

@@ -102,6 +102,7 @@ class SQLiteStatsWriter:
         self.flush_interval = flush_interval
         self.num_dropped = 0
         """The number of entries that found no room in memory or cannot be written."""
+        self._counting = threading.RLock()  # re-entrant, for log() within a garbage collection
         self._buffer = buffer
         # Not queue.Queue: a garbage collection inside its put() may log an event, whose put() on
         # the same thread would wait for the lock that this thread holds: a deadlock. SimpleQueue
@@ -131,7 +132,8 @@ class SQLiteStatsWriter:
         if self._own.qsize() < _MOST_PENDING:
             self._own.put(entry)
         else:
-            self.num_dropped += 1
+            with self._counting:
+                self.num_dropped += 1
 
     def shutdown(self) -> None:
         """Write the remaining entries and close the file; idempotent. Blocks until that is done."""
@@ -191,7 +193,8 @@ class SQLiteStatsWriter:
         excess = len(self._pending) - _MOST_PENDING
         if excess > 0:
             del self._pending[:excess]
-            self.num_dropped += excess
+            with self._counting:
+                self.num_dropped += excess
         if not self._has_complained:
             self._has_complained = True
             _logger.warning(
@@ -201,13 +204,14 @@ class SQLiteStatsWriter:
 
     def _leave_out(self, refused: Sequence[tuple[LogEntry, Exception]]) -> None:
         """Count entries that no file could store; log the first one of the run."""
-        self.num_dropped += len(refused)
+        with self._counting:
+            self.num_dropped += len(refused)
         if refused and not self._has_refused:
             self._has_refused = True
             entry, error = refused[0]
             _logger.warning(
-                "%s: an entry cannot be written and is left out, as later ones like it are without "
-                "another word: %s (%s: %s).",
+                "%s: an entry cannot be written and is left out; later ones are left out without a "
+                "message: %s (%s: %s).",
                 *(self.db_path, _shown(entry), type(error).__name__, error),
             )
 
@@ -284,11 +288,11 @@ class SQLiteStatsWriter:
             if kind == "queue" and parts and not name.endswith(_QUEUE):
                 # SPDL's programs log ``str(self.info)``, which is also the name of the tasks.
                 name += _QUEUE
-            pipeline, position, label, concurrency = parts.groups() if parts else [None] * 4
+            pipeline, stage_number, label, concurrency = parts.groups() if parts else [None] * 4
             cursor = self._connection.execute(
                 "INSERT INTO stage VALUES (NULL, ?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET name = name RETURNING stage_id",
-                (self._run_id, kind, name, pipeline, position, label or name, concurrency or 1),
+                (self._run_id, kind, name, pipeline, stage_number, label or name, concurrency or 1),
             )
             (self._stage_ids[key],) = cursor.fetchone()
         return self._stage_ids[key]

@@ -22,18 +22,18 @@ Stop = tuple["Turn", dict[str, Any]]
 
 @dataclass
 class Placed:
-    """The slices of one timeline, by their position in the pipeline."""
+    """The slices of one timeline, by the number of their stage."""
 
     pid: int
-    positions: Sequence[int]
-    """All positions, in order, with or without slices."""
+    stage_numbers: Sequence[int]
+    """The numbers of all stages, in order, with or without slices."""
     passages: Collection[int] = ()
-    """The positions where an item keeps its number, so that its stop there may be missing."""
+    """The stages where an item keeps its number, so that its stop there may be missing."""
     stops: dict[int, list[Stop]] = field(default_factory=dict)
 
-    def add(self, position: int, turn: Turn, event: dict[str, Any]) -> None:
+    def add(self, stage_number: int, turn: Turn, event: dict[str, Any]) -> None:
         """Add a turn and the slice that shows its work."""
-        self.stops.setdefault(position, []).append((turn, event))
+        self.stops.setdefault(stage_number, []).append((turn, event))
 
     def ways(self) -> Iterator[list[Stop]]:
         """Return ways of items, each over at least two stops; no stop lies on two of them.
@@ -44,11 +44,11 @@ class Placed:
         came_from: dict[int, Stop] = {}  # by the id() of the slice after it
         goes_on: set[int] = set()
         by_number = {
-            position: {stop[0].number: stop for stop in here if stop[0].number >= 0}
-            for position, here in self.stops.items()
+            stage_number: {stop[0].number: stop for stop in here if stop[0].number >= 0}
+            for stage_number, here in self.stops.items()
         }
-        for index, position in enumerate(self.positions):
-            for stop in self.stops.get(position, []):
+        for index, stage_number in enumerate(self.stage_numbers):
+            for stop in self.stops.get(stage_number, []):
                 after = self._after(index, stop[0].output, by_number)
                 if after is None or stop[0].ended_ns > after[0].started_ns:
                     continue
@@ -65,9 +65,9 @@ class Placed:
         self, index: int, number: int, by_number: Mapping[int, Mapping[int, Stop]]
     ) -> Stop | None:
         """Return the next stop of an item after the stage at ``index``."""
-        for position in self.positions[index + 1 :]:
-            stop = by_number.get(position, {}).get(number)
-            if stop is not None or position not in self.passages:
+        for stage_number in self.stage_numbers[index + 1 :]:
+            stop = by_number.get(stage_number, {}).get(number)
+            if stop is not None or stage_number not in self.passages:
                 return stop
         return None
 

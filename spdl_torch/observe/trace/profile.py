@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ..store.stored_run import report_of_file
+from ..page.document import notebook_html_of, write_page
 from .chrome_trace import chrome_trace
-from .json_file import path_to_write, profiles_of, read, report_in, write
+from .json_file import path_to_write, write
+from .loading import load_runs
+from .run_page import MeasuredRun, page_of
 from .user_events import Program
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from ...pipeline.recorder.timeline import Timeline
     from ...pipeline.stats.perf_stats import StageStats
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile"]
 
-_SQLITE = b"SQLite format 3\x00"
+_MOST_ON_A_PAGE = 200_000  # as in a trace; a browser draws them in about a second
+_MOST_IN_A_NOTEBOOK = 20_000
 
 
 @dataclass(frozen=True, init=False)
@@ -31,10 +34,10 @@ class Profile:
     timelines: tuple[Timeline, ...] = ()
     """The timelines of the recorded time; all of one process."""
     rank: int = 0
-    _trace: dict[str, Any] | None = field(default=None, repr=False, compare=False)
-    """The file that the profile was loaded from, if it was a trace."""
     _program: Program = field(default_factory=Program)
     """The spans and counters that the program itself added."""
+    _loaded: MeasuredRun | None = field(default=None, repr=False, compare=False)
+    """The run in the file that the profile was loaded from."""
 
     def __init__(
         self,
@@ -53,9 +56,48 @@ class Profile:
         """Return the report as a text."""
         return str(self._report)
 
+    def _repr_html_(self) -> str:
+        """Return the page for a notebook, or without Bokeh its texts and tables."""
+        try:
+            return notebook_html_of(page_of([(self._measured(_MOST_IN_A_NOTEBOOK), None)]))
+        except ModuleNotFoundError:
+            return self._report._repr_html_()
+
     def report(self) -> Report:
         """Return the verdict with its evidence."""
         return self._report
+
+    def write_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        compare: Profile | None = None,
+        max_events: int = _MOST_ON_A_PAGE,
+    ) -> Path:
+        """Write a page, one HTML file that needs no network: the verdict, the stages, what every
+        worker did when, the queues, and the events; return its path. Needs Bokeh, the extra
+        ``report``.
+
+        A profile that was loaded from a statistics file has the figures of every interval in place
+        of single tasks.
+
+        path: folders are created, a file is replaced once the new one is complete.
+        compare: another run: what became faster, why, and whether that is more than noise.
+        max_events: as for :meth:`write_trace`; the latest are kept, and the page says how many are
+            left out. 200,000 with the queues' lengths are about 3 MB and drawn in a second or two.
+        Raises: ModuleNotFoundError: Bokeh is not installed; ValueError: a folder.
+        """
+        if max_events < 1:
+            raise ValueError(f"write_html: max_events must be >= 1, got {max_events}.")
+        other = None if compare is None else compare._measured(max_events, "the other run")
+        return write_page(page_of([(self._measured(max_events), other)]), path)
+
+    def _measured(self, max_events: int, name: str = "this run") -> MeasuredRun:
+        if self._loaded is not None:
+            return self._loaded
+        has_tasks = bool(self.timelines or self._program)
+        trace = self._as_trace(None, max_events) if has_tasks else None
+        return MeasuredRun(self._report, name, trace=trace)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Return the figures of each stage by its name, in order, and those of the ``"total"``.
@@ -109,14 +151,15 @@ class Profile:
             raise ValueError(f"write_trace: last_seconds must be > 0, got {last_seconds}.")
         if max_events < 1:
             raise ValueError(f"write_trace: max_events must be >= 1, got {max_events}.")
-        if self._trace is not None:
-            if last_seconds is not None or max_events < len(self._trace["traceEvents"]):
+        trace = None if self._loaded is None else self._loaded.trace
+        if trace is not None:
+            if last_seconds is not None or max_events < len(trace["traceEvents"]):
                 raise ValueError(
                     "write_trace: this profile was loaded from a trace, which can only be written "
-                    f"whole: {len(self._trace['traceEvents'])} events. Leave last_seconds out and "
+                    f"whole: {len(trace['traceEvents'])} events. Leave last_seconds out and "
                     "raise max_events."
                 )
-            return self._trace
+            return trace
         if not (self.timelines or self._program):
             raise ValueError(
                 "write_trace: this profile holds sums and no single tasks, so there is nothing to "
@@ -132,27 +175,26 @@ class Profile:
         )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        run_id: int | None = None,
+        pipeline: int | None = None,
+    ) -> Self:
         """Load the profile of an ended run from a file.
 
-        path: a statistics file of ``SQLiteStatsWriter``, whose last run counts; or a trace that
-            ``write_trace`` wrote. Either gives ``statistics()`` and ``report()``; only the
-            trace can be written again.
-        Raises: FileNotFoundError; ValueError: neither of the two, or a trace of several ranks.
+        path: a statistics file of ``SQLiteStatsWriter``, or a trace that ``write_trace`` wrote.
+            Either gives ``statistics()``, ``report()`` and ``write_html()``; only the trace can be
+            written again.
+        run_id: of several in a statistics file; None = the last one that has figures.
+        pipeline: of several in that run; None = the one with the lowest number.
+        Raises: FileNotFoundError; ValueError: neither of the two, no such run, or a trace of
+            several ranks.
         """
-        with Path(path).open("rb") as file:
-            start = file.read(len(_SQLITE))
-        if start == _SQLITE:
-            return cls(report_of_file(path))
-        trace = read(path)
-        profiles = profiles_of(trace, path)
-        if len(profiles) != 1:
-            raise ValueError(
-                f"{path}: the trace holds {len(profiles)} profiles, one for each file that was "
-                "merged. Load those."
-            )
-        profile = cls(report_in(profiles[0], path), rank=int(profiles[0]["rank"]))
-        object.__setattr__(profile, "_trace", trace)
+        first, *_ = load_runs(path, run_id=run_id, pipeline=pipeline)
+        profile = cls(first.report, rank=first.rank)
+        object.__setattr__(profile, "_loaded", first)
         return profile
 
 

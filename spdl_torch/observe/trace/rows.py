@@ -25,13 +25,22 @@ if TYPE_CHECKING:
 
     from ...pipeline.recorder.timeline import Clock, Instant, Part, QueueTrack, Row, Timeline, Turn
 
-__all__ = ["ProcessRows", "microseconds", "nanoseconds", "num_slices"]
+__all__ = [
+    "PROCESS",
+    "STEP",
+    "WAIT_IN",
+    "WAIT_OUT",
+    "ProcessRows",
+    "microseconds",
+    "nanoseconds",
+    "num_slices",
+]
 
 _SHORTEST_WAIT_NS = 1000
 _QUANTUM_NS = 125
 
-_WAIT_IN, _PROCESS, _STEP = "Wait on Input Queue", "Process", "Training Step"
-_WAIT_OUT = "Wait on Output Queue"
+WAIT_IN, PROCESS, STEP = "Wait on Input Queue", "Process", "Training Step"
+WAIT_OUT = "Wait on Output Queue"
 
 Event = dict[str, Any]
 
@@ -70,18 +79,18 @@ class ProcessRows:
     free_tids: Iterator[int]
     events: list[Event] = field(default_factory=list)
     num_left_out: int = 0
-    _rows: list[tuple[tuple[int, int, int], str, int]] = field(default_factory=list)
-    """Position, name and tid of each row."""
+    _rows: list[tuple[tuple[int, str, int, int], str, int]] = field(default_factory=list)
+    """Place in the order, name and tid of each row."""
     _lanes: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
     """The time until which each lane of slices, which may not overlap, is taken."""
     _tids: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def add(self, timeline: Timeline) -> Placed:
         """Add the events of a timeline; return the slices that arrows can link."""
-        positions = {row.position for row in timeline.rows}
-        passages = {row.position for row in timeline.rows if row.role == "sink"}
-        positions |= {queue.position for queue in timeline.queues}
-        placed = Placed(self.pid, sorted(positions), passages)
+        stage_numbers = {row.stage_number for row in timeline.rows}
+        passages = {row.stage_number for row in timeline.rows if row.role == "sink"}
+        stage_numbers |= {queue.stage_number for queue in timeline.queues}
+        placed = Placed(self.pid, sorted(stage_numbers), passages)
         for row in timeline.rows:
             turns = [turn for turn in row.turns if turn.done_ns > self.cutoff]
             self.num_left_out += sum(map(num_slices, row.turns)) - sum(map(num_slices, turns))
@@ -92,8 +101,8 @@ class ProcessRows:
                     events = [self._slice(tid, row.role, *content) for content in slices]
                     self.events += events
                     for process in events[:2]:
-                        if process["name"] in (_PROCESS, _STEP):
-                            placed.add(row.position, turn, process)
+                        if process["name"] in (PROCESS, STEP):
+                            placed.add(row.stage_number, turn, process)
         for track, name in _named(timeline):
             self.events += self._counters(track, name, timeline)
         kept = [instant for instant in timeline.instants if instant.time_ns > self.cutoff]
@@ -130,12 +139,12 @@ class ProcessRows:
         return len(lanes) - 1
 
     def _tid_of(self, row: Row, turns: Sequence[Turn]) -> int:
-        lane = self._lane((row.position, row.name), turns[0].since_ns, turns[-1].done_ns)
-        key = (row.position, row.name, lane)
+        lane = self._lane((row.stage_number, row.name), turns[0].since_ns, turns[-1].done_ns)
+        key = (row.stage_number, row.name, lane)
         if key not in self._tids:
             self._tids[key] = tid = next(self.free_tids)
             name = row.name if lane == 0 else f"{row.name} ({lane + 1})"
-            self._rows.append(((row.position, row.replica, lane), name, tid))
+            self._rows.append(((row.stage_number, row.stage, row.replica, lane), name, tid))
         return self._tids[key]
 
     def _slices_of_row(
@@ -151,12 +160,12 @@ class ProcessRows:
             about = {**args, "thread id": row.thread_id} if row.thread_id else dict(args)
             if turn.outcome is not Outcome.PASSED:
                 about["outcome"] = turn.outcome.name.lower()
-            name = _STEP if row.role == "consumer" else _PROCESS
+            name = STEP if row.role == "consumer" else PROCESS
             slices = [(name, turn.started_ns, turn.ended_ns, turn.cpu_ns, about)]
             if _only_waits(row, turn):
                 slices = []
             if turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS:
-                slices.insert(0, (_WAIT_IN, turn.since_ns, turn.started_ns, -1, args))
+                slices.insert(0, (WAIT_IN, turn.since_ns, turn.started_ns, -1, args))
             # A consumer that loads on its own thread works while it waits.
             begin = turn.since_ns if row.role == "consumer" else turn.started_ns
             at = bisect_right(parts, begin - 1, lo=at, key=lambda p: p.started_ns)
@@ -164,7 +173,7 @@ class ProcessRows:
                 self.num_left_out -= 1
                 slices.append((part.name, part.started_ns, part.ended_ns, part.cpu_ns, args))
             if turn.done_ns - turn.ended_ns >= _SHORTEST_WAIT_NS:
-                slices.append((_WAIT_OUT, turn.ended_ns, turn.done_ns, -1, args))
+                slices.append((WAIT_OUT, turn.ended_ns, turn.done_ns, -1, args))
             yield turn, slices
 
     def _slice(
@@ -173,7 +182,7 @@ class ProcessRows:
         ts = self._time(start)
         event = {"ph": "X", "name": name, "cat": role, "pid": self.pid, "tid": tid, "ts": ts}
         event["dur"] = self._time(end) - ts
-        if name in (_WAIT_IN, _WAIT_OUT):
+        if name in (WAIT_IN, WAIT_OUT):
             event["cname"] = "grey"
         if cpu_ns >= 0:
             event["tdur"] = microseconds(cpu_ns)
@@ -209,15 +218,15 @@ def _only_waits(row: Row, turn: Turn) -> bool:
 
 def _named(timeline: Timeline) -> Iterator[tuple[QueueTrack, str]]:
     """Return the queues with distinct names: ``queue decode→collate (cap 4)``."""
-    stages = {row.position: row.stage for row in timeline.rows}
+    stages = {row.stage_number: row.stage for row in timeline.rows}
     seen: set[str] = set()
     for track in timeline.queues:
-        following = min((p for p in stages if p > track.position), default=None)
+        following = min((p for p in stages if p > track.stage_number), default=None)
         name = track.name
-        if following is not None and track.position in stages:
-            name = f"{stages[track.position]}→{stages[following]}"
+        if following is not None and track.stage_number in stages:
+            name = f"{stages[track.stage_number]}→{stages[following]}"
         if name in seen:
-            name = f"{name} {track.position}"
+            name = f"{name} {track.stage_number}"
         seen.add(name)
         yield track, f"queue {name} (cap {track.capacity})"
 
@@ -239,15 +248,15 @@ def _inside(parts: Sequence[Part], at: int, turn: Turn) -> Iterator[Part]:
 
 def _readings(track: QueueTrack, timeline: Timeline, cutoff: float) -> Iterator[tuple[int, int]]:
     """Return the moments at which a queue was read, and its length."""
-    queues = {q.position for q in timeline.queues}
+    queues = {q.stage_number for q in timeline.queues}
     for row in timeline.rows:
-        before = max((p for p in queues if p < row.position), default=None)
+        before = max((p for p in queues if p < row.stage_number), default=None)
         for turn in row.turns:
             if turn.done_ns <= cutoff:
                 continue
-            if row.position == track.position and turn.num_behind >= 0:
-                yield turn.done_ns, turn.num_behind
-            if before == track.position and turn.num_before >= 0:
+            if row.stage_number == track.stage_number and turn.num_after >= 0:
+                yield turn.done_ns, turn.num_after
+            if before == track.stage_number and turn.num_before >= 0:
                 yield turn.done_ns, turn.num_before
 
 

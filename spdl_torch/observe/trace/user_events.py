@@ -77,8 +77,8 @@ class ProgramLog:
         return Program(name, cut, tuple(self.counts.copy()))
 
 
-# No lock: appending to lists and deques, and removing, are single steps under the GIL; readers
-# make copies.
+# No lock: appending to lists and deques, removing and copying are single steps, with a GIL and
+# without; readers make copies.
 _open_logs: list[ProgramLog] = []
 
 

@@ -10,14 +10,14 @@ from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageSta
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["after_pause", "lap_between", "sum_of_laps", "thread_seconds"]
+__all__ = ["after_pause", "interval_between", "sum_of_intervals", "thread_seconds"]
 
 
-def lap_between(before: PipelineStats | None, after: PipelineStats) -> PipelineStats:
-    """Return the lap between two readings of one run; all of ``after`` where ``before`` is None or
-    of an earlier run.
+def interval_between(before: PipelineStats | None, after: PipelineStats) -> PipelineStats:
+    """Return the figures between two readings of one run; all of ``after`` where ``before`` is None
+    or of an earlier run.
 
-    Counts, means and ratios are those of the lap. Percentiles are those of the run so far.
+    Counts, means and ratios are those of the interval. Percentiles are those of the run so far.
     """
     names = [stage.name for stage in after.stages]
     if (
@@ -37,13 +37,13 @@ def lap_between(before: PipelineStats | None, after: PipelineStats) -> PipelineS
 
 
 def after_pause(begin: PipelineStats, end: PipelineStats) -> PipelineStats:
-    """Return the reading with which the lap after a pause begins; the pause lasted from ``begin``
-    to ``end``.
+    """Return the reading with which the interval after a pause begins; the pause lasted from
+    ``begin`` to ``end``.
 
-    Items loaded ahead during the pause count in that lap, so that the sum misses none; the time of
-    the pause counts nowhere.
+    Items loaded ahead during the pause count in that interval, so that the sum misses none; the
+    time of the pause counts nowhere.
     """
-    if lap_between(begin, end) is end:
+    if interval_between(begin, end) is end:
         return end  # of a later run
     stages = []
     for then, now in _pairs(begin, end):
@@ -57,18 +57,18 @@ def after_pause(begin: PipelineStats, end: PipelineStats) -> PipelineStats:
     return replace(end, stages=tuple(stages))
 
 
-def sum_of_laps(laps: Sequence[PipelineStats]) -> PipelineStats:
-    """Return the sum of at least one lap of one loader, oldest first, as if they were contiguous.
+def sum_of_intervals(intervals: Sequence[PipelineStats]) -> PipelineStats:
+    """Return the sum of intervals of one loader, at least one, oldest first, as if contiguous.
 
-    Percentiles are those of the last lap.
+    Percentiles are those of the last interval.
     """
-    whole, *others = laps
-    for lap in others:
-        elapsed = whole.elapsed + lap.elapsed
+    whole, *others = intervals
+    for interval in others:
+        elapsed = whole.elapsed + interval.elapsed
         whole = PipelineStats(
             elapsed=elapsed,
-            consumer_wait_ratio=_share(_waited(whole) + _waited(lap), elapsed),
-            stages=tuple(_stage_between(then, now, -1) for then, now in _pairs(whole, lap)),
+            consumer_wait_ratio=_share(_waited(whole) + _waited(interval), elapsed),
+            stages=tuple(_stage_between(then, now, -1) for then, now in _pairs(whole, interval)),
         )
     return whole
 
@@ -101,8 +101,8 @@ def _stage_between(then: StageStats, now: StageStats, sign: int = 1) -> StageSta
         tasks=tasks,
         queue=_queue_between(then.queue, now.queue, sign),
         num_dropped=now.num_dropped - sign * then.num_dropped,
-        # Not from the ratios, which are at most 1: a task that began in the lap before and ends in
-        # this one adds all of its time here, and the sum of the laps needs it.
+        # Not from the ratios, which are at most 1: a task that began in the interval before and
+        # ends in this one adds all of its time here, and the sum of the intervals needs it.
         busy_ratio=_share(tasks.busy_time, threads),
         wait_in_ratio=share(then.wait_in_ratio, now.wait_in_ratio),
         wait_out_ratio=share(then.wait_out_ratio, now.wait_out_ratio),

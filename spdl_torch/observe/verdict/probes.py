@@ -14,19 +14,21 @@ import sys
 import threading
 import weakref
 from dataclasses import dataclass
-from time import monotonic, perf_counter_ns
+from time import monotonic, perf_counter_ns, process_time_ns
 
 from ...pipeline.recorder.flight_recorder import garbage_was_collected
-from ...pipeline.stats.histogram import Histogram, percentile
+from ...pipeline.stats.histogram import Histogram, bucket_of, percentile
 from ...pipeline.threads.starting import start
-from .verdict import Probes
+from .verdict import Probes, could_go_without_gil, has_gil
 
 __all__ = [
     "ProbeCounters",
+    "count_only_this_thread",
     "is_probing",
     "join_probing",
     "probe_counters",
     "probes_between",
+    "run_delay_ns",
     "start_probing",
     "stop_probing",
 ]
@@ -35,6 +37,9 @@ _PERIOD_SECONDS = 0.1
 _SLEEP_SECONDS = 0.01
 _SCHEDSTAT_SECONDS = 1.0
 _MIN_SAMPLES = 5  # below this a median means nothing
+_HELD_NS = 500_000
+"""The least delay with which the probe wakes if a thread held the GIL for a while (measured with
+threads that wait or compute without it: 0.06 to 0.2 ms)."""
 
 _THREADS_OF_OURS = "spdl-"
 _OWN_NAME = "spdl-probe"
@@ -52,6 +57,8 @@ class ProbeCounters:
     thread_ns: int
     """The wall time over which that was added up; 0 = the system does not report it."""
     gc_ns: int
+    cpu_ns: int
+    """The CPU time of this process, all threads."""
 
 
 class _Probe:
@@ -69,6 +76,7 @@ class _Probe:
         self._run_delay_ns = self._thread_ns = self._gc_ns = 0
         self._gc_began_ns = 0
         self._seen: dict[int, tuple[int, int]] = {}  # thread id: run delay, time of that reading
+        self._only: _OwnRunDelay | None = None  # of the one thread that counts; None = all of ours
 
     def start(self, user: object) -> None:
         with self._lock:
@@ -108,6 +116,10 @@ class _Probe:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
+    def count_only(self, delay: _OwnRunDelay) -> None:
+        with self._lock:
+            self._only, self._seen = delay, {}
+
     @property
     def is_used(self) -> bool:
         return bool(self._users)
@@ -120,6 +132,7 @@ class _Probe:
             self._run_delay_ns,
             self._thread_ns,
             self._gc_ns,
+            process_time_ns(),
         )
 
     def _run(self, going_on: threading.Lock) -> None:
@@ -150,21 +163,30 @@ class _Probe:
 
     def _read_run_delays(self) -> None:
         # Before the lock, as in start().
-        threads = threading.enumerate()
+        threads = threading.enumerate() if self._only is None else []
         with self._lock:
+            if self._only is not None:
+                self._add_run_delay(0, self._only(), perf_counter_ns(), self._seen)
+                return
             now_ns = perf_counter_ns()
             before, self._seen = self._seen, {}  # threads that have ended are forgotten
             for thread in threads:
                 number, name = thread.native_id, thread.name
                 if number is None or not name.startswith(_THREADS_OF_OURS) or name == _OWN_NAME:
                     continue
-                delay_ns = _run_delay_ns(number)
+                delay_ns = run_delay_ns(number)
                 if delay_ns is None:
                     continue
-                before_ns, then_ns = before.get(number, (delay_ns, now_ns))
-                self._seen[number] = (delay_ns, now_ns)
-                self._run_delay_ns += max(0, delay_ns - before_ns)
-                self._thread_ns += now_ns - then_ns
+                self._add_run_delay(number, delay_ns, now_ns, before)
+
+    def _add_run_delay(
+        self, number: int, delay_ns: int, now_ns: int, before: dict[int, tuple[int, int]]
+    ) -> None:
+        """Count the time of a thread since the reading ``before``. The caller holds the lock."""
+        before_ns, then_ns = before.get(number, (delay_ns, now_ns))
+        self._seen[number] = (delay_ns, now_ns)
+        self._run_delay_ns += max(0, delay_ns - before_ns)
+        self._thread_ns += now_ns - then_ns
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
         now = perf_counter_ns()
@@ -191,6 +213,10 @@ class _OwnRunDelay:
         except OSError:
             self._file = -1
 
+    @property
+    def is_known(self) -> bool:
+        return self._file >= 0
+
     def __call__(self) -> int:
         try:
             return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0
@@ -202,7 +228,8 @@ class _OwnRunDelay:
             os.close(self._file)
 
 
-def _run_delay_ns(native_id: int) -> int | None:
+def run_delay_ns(native_id: int) -> int | None:
+    """Return for how long a thread was ready to run without a core; None = unknown."""
     try:
         with open(f"/proc/self/task/{native_id}/schedstat", "rb") as file:
             return int(file.read().split()[1])
@@ -221,6 +248,14 @@ def start_probing(user: object) -> None:
 def stop_probing(user: object) -> None:
     """Stop to probe for ``user``, if it did. Never blocks; a finalizer may call it."""
     _probe.stop(user)
+
+
+def count_only_this_thread() -> None:
+    """Count the run delay of the calling thread alone: the worker of a process of its own, whose
+    other threads sleep."""
+    delay = _OwnRunDelay()
+    if delay.is_known:
+        _probe.count_only(delay)
 
 
 def is_probing() -> bool:
@@ -242,7 +277,7 @@ def _forget_parent() -> None:
     """Start anew in a forked child, which has the parent's counts and callback, but no thread."""
     if _probe._on_gc in gc.callbacks:
         gc.callbacks.remove(_probe._on_gc)
-    _probe.__init__()  # type: ignore[misc]
+    _probe.__init__()  # type: ignore[misc]  # as if made anew
 
 
 if hasattr(os, "register_at_fork"):
@@ -254,11 +289,16 @@ def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
     late = tuple(b - a for a, b in zip(before.late, after.late, strict=True))
     wall_ns, thread_ns = after.wall_ns - before.wall_ns, after.thread_ns - before.thread_ns
     delay_ns = after.run_delay_ns - before.run_delay_ns
-    has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    is_known = has_gil() and sum(late) >= _MIN_SAMPLES
+    held = sum(late[bucket_of(_HELD_NS) :])
     return Probes(
-        gil_seconds=percentile(late, 0.5) / 1e9 if has_gil and sum(late) >= _MIN_SAMPLES else None,
+        gil_seconds=percentile(late, 0.5) / 1e9 if is_known else None,
         run_delay_ratio=min(1.0, delay_ns / thread_ns) if thread_ns > 0 else None,
         gc_ratio=(after.gc_ns - before.gc_ns) / wall_ns if wall_ns > 0 else None,
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         switch_interval=sys.getswitchinterval(),
+        own_gil=not has_gil(),
+        gil_held_ratio=held / sum(late) if is_known else None,
+        cores_used=(after.cpu_ns - before.cpu_ns) / wall_ns if wall_ns > 0 else None,
+        could_go_without_gil=could_go_without_gil(),
     )

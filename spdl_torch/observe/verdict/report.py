@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ..page.content import Page, Text
+from ..page.document import fragment_of, write_page
+from .placement import Placement, lines_of
+from .sections import data_lines, prediction_table, sentences, stage_table
 from .verdict import Cause, Probes, Verdict, judge
+from .what_if import Question, predict, worth_asking
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-__all__ = ["Report", "make_report"]
+    from ..page.content import Section
+    from .what_if import Prediction
+
+__all__ = ["Report", "make_report", "sections_of"]
 
 _HEADINGS = (
     *("stage", "threads", "busy", "CPU/wall", "wait in", "wait out", "p50 ms", "p99 ms"),
@@ -32,24 +41,97 @@ class Report:
     probes: Probes
     pooled: tuple[str, ...] = ()
     """Stages that share the threads of a loader's workers; see :func:`judge`."""
+    placements: tuple[Placement, ...] = ()
+    """The places where a loader's workers lived in the window, in order; () = it has none."""
+
+    @property
+    def placement(self) -> Placement | None:
+        """The place where a loader's workers live now, or lived last; None = it has none."""
+        return self.placements[-1] if self.placements else None
 
     def __str__(self) -> str:
-        """Return the verdict, a line for each stage, the checks, and the action to take."""
+        """Return the verdict, a line for each stage, the checks, the action to take, and what some
+        other settings would give."""
         lines = [f"VERDICT  {self.verdict.finding}", f"window {self.stats.elapsed:.1f} s", ""]
         lines += [*self._table(), "", f"checks   {self._checks()}"]
+        lines += [f"workers  {line}" for line in lines_of(self.placements)]
+        lines += [f"data     {line}" for line in data_lines(self.stats)]
         lines += [f"note     {remark}" for remark in self.verdict.remarks]
-        return "\n".join([*lines, f"ACTION   {self.verdict.action}{_gain(self.verdict.gain)}"])
+        lines.append(f"ACTION   {self.verdict.action}{_gain(self.verdict.gain)}")
+        return "\n".join([*lines, *(f"WHAT IF  {each}" for each in self.predictions)])
 
     __repr__ = __str__
 
+    @property
+    def predictions(self) -> tuple[Prediction, ...]:
+        """Predictions for the settings that the verdict suggests to ask about; () if
+        training hardly waits, or nothing can be known yet."""
+        asked = worth_asking(self.stats, self.verdict, self.pooled, self.placement)
+        found = (self._predict(question) for question in asked)
+        return tuple(each for each in found if each.base_rate)
+
+    def what_if(
+        self,
+        *,
+        num_workers: int | None = None,
+        processes: int | None = None,
+        cache: bool = False,
+        read_speedup: float = 1.0,
+    ) -> Prediction:
+        """Predict the rate of loading and training with other settings, from what was measured.
+
+        Args:
+            num_workers: of a loader; of a pipeline the threads of its busiest stage. None = as
+                many as now, or one for each process.
+            processes: the number of processes that the workers are divided among; 0 = they are
+                threads of the training process; None = as now.
+            cache: whether all samples are found in a cache, as from the second epoch on with
+                ``spdl_torch.data.cached()``.
+            read_speedup: how many times as fast storage or network answer.
+
+        Raises: ValueError: a value out of range, or no setting is given.
+        """
+        return self._predict(
+            Question(
+                num_workers=num_workers,
+                processes=processes,
+                cache=cache,
+                read_speedup=read_speedup,
+            )
+        )
+
+    def _predict(self, question: Question) -> Prediction:
+        return predict(
+            question,
+            self.stats,
+            self.probes,
+            self.verdict,
+            pooled=self.pooled,
+            placement=self.placement,
+        )
+
     def _repr_html_(self) -> str:
-        """Return the text for a notebook, unwrapped: broken lines would tear the table apart."""
-        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(str(self))}</pre>'
+        """Return the verdict and the table of the stages for a notebook."""
+        return fragment_of(Page(title="", sections=sections_of(self)))
+
+    def write_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the verdict and the table of the stages as a page, one HTML file that needs no
+        network; return its path. ``loader.profile().write_html(path)`` adds what every worker did.
+
+        path: folders are created, a file is replaced once the new one is complete.
+        Raises: ValueError: a folder.
+        """
+        figures = {"reports": [self.as_dict()]}
+        return write_page(
+            Page(title="Report on loading", sections=sections_of(self), figures=figures), path
+        )
 
     def as_json(self) -> str:
-        """Return ``verdict``, ``stats`` and ``probes`` for programs; null = not measured."""
+        """Return ``verdict``, ``stats``, ``probes``, ``placements`` and ``predictions`` for
+        programs; null = not measured, or not known."""
         content = self.as_dict()
         del content["pooled"]
+        content["predictions"] = [{**asdict(each), "gain": each.gain} for each in self.predictions]
         return json.dumps(content, allow_nan=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,7 +142,8 @@ class Report:
         verdict["remarks"] = list(self.verdict.remarks)
         stats = {**asdict(self.stats), "stages": [asdict(stage) for stage in self.stats.stages]}
         content = {"verdict": verdict, "stats": stats, "probes": asdict(self.probes)}
-        return {**content, "pooled": list(self.pooled)}
+        placements = [asdict(placement) for placement in self.placements]
+        return {**content, "pooled": list(self.pooled), "placements": placements}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -76,6 +159,9 @@ class Report:
             stats=PipelineStats(**{**stats, "stages": tuple(map(_stage, stats["stages"]))}),
             probes=Probes(**content["probes"]),
             pooled=tuple(content["pooled"]),
+            placements=tuple(
+                Placement.from_details(each, each["since"]) for each in content["placements"]
+            ),
         )
 
     def _table(self) -> list[str]:
@@ -133,6 +219,19 @@ class Report:
         if p.step_slowdown is not None:
             checks.append(f"step over cached batches {p.step_slowdown:+.0%}")
         return ", ".join(checks)
+
+
+def sections_of(report: Report) -> list[Section]:
+    """Return the report's part of a page."""
+    verdict, stats = report.verdict, report.stats
+    notes = [report._note_on(stage) for stage in stats.stages]
+    return [
+        *sentences(verdict, _gain(verdict.gain), report._checks(), stats.elapsed),
+        *(Text(word="workers", text=line) for line in lines_of(report.placements)),
+        *(Text(word="data", text=line) for line in data_lines(stats)),
+        stage_table(stats, verdict.stage, notes),
+        *prediction_table(report.predictions),
+    ]
 
 
 def make_report(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import math
 import sys
+import sysconfig
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,17 @@ if TYPE_CHECKING:
 
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
 
-__all__ = ["Cause", "Probes", "Verdict", "judge"]
+__all__ = [
+    "Cause",
+    "Probes",
+    "Verdict",
+    "could_go_without_gil",
+    "has_gil",
+    "is_inline",
+    "judge",
+    "num_delivered",
+    "use_one_core",
+]
 
 _INPUT_BOUND = 0.05
 _HIGHLY_INPUT_BOUND = 0.20
@@ -91,6 +102,14 @@ class Probes:
     """``sys.getswitchinterval()``, seconds."""
     one_at_a_time: bool = False
     """Whether a loader's workers only contended for the GIL, and so run one at a time."""
+    own_gil: bool = False
+    """Whether no worker shares a GIL with another: each has a process, or Python has no GIL."""
+    gil_held_ratio: float | None = None
+    """Share of the time in which some thread held the GIL for a while (0.5 ms or more), 0 to 1."""
+    cores_used: float | None = None
+    """Cores in use by the training process and its workers together, on average."""
+    could_go_without_gil: bool = False
+    """Whether this Python is a free-threaded one that runs with a GIL nevertheless."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +124,7 @@ class Verdict:
     finding: str
     action: str
     gain: float
-    """How much faster training gets if the action removes the wait, at most: 0.45 = 45 %; infinite
+    """The gain in speed if the action removes the wait, at most: 0.45 = 45 %; infinite
     where nothing else limits it."""
     remarks: tuple[str, ...] = ()
     """Further findings: failures, dropped items, pauses."""
@@ -121,10 +140,10 @@ def judge(
     pooled: stages that share threads, those of a loader's workers, which wait for the trainer's
         requests, not for a source; () = every stage has threads of its own, as in a pipeline.
     """
-    probes = probes or Probes(switch_interval=sys.getswitchinterval())
+    probes = probes or Probes(switch_interval=sys.getswitchinterval(), own_gil=not has_gil())
     waiting = stats.consumer_wait_ratio
     remarks = tuple(_remarks(stats, probes))
-    has_nothing = _num_delivered(stats.stages) == 0
+    has_nothing = num_delivered(stats.stages) == 0
     if waiting < _INPUT_BOUND:
         if has_nothing:
             return _nothing_delivered(stats, remarks)
@@ -136,7 +155,9 @@ def judge(
     stage = _bottleneck(stats.stages)
     gain = 1 / (1 - waiting) - 1 if waiting < _IDLE_CONSUMER else math.inf
     load = None if stage is None else _load(stage, stats.stages, pooled)
-    if stage is None or load is None or load.busy < _BUSY:
+    # A loader's workers may be without a core beside their ops, too.
+    no_core = probes.run_delay_ratio or 0.0 if stage and stage.name in pooled else 0.0
+    if stage is None or load is None or load.busy + no_core < _BUSY:
         cause, why, action = _no_busy_stage(stats.stages, pooled)
         stage = None
     else:
@@ -144,6 +165,8 @@ def judge(
         gain = min(gain, _headroom_without(stats.stages, stage, pooled))
         why = f"stage {stage.name!r} is the bottleneck{_WHY[cause]}"
         knob = "num_workers" if stage.name in pooled else "its concurrency"
+        if is_inline(stats, pooled):
+            load = load._replace(threads=0)
         action = _action(load, cause, gain, probes, knob)
     return Verdict(
         cause=cause,
@@ -156,7 +179,24 @@ def judge(
     )
 
 
-def _num_delivered(stages: Sequence[StageStats]) -> int | None:
+def has_gil() -> bool:
+    """Return whether this Python runs with a GIL."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
+def could_go_without_gil() -> bool:
+    """Return whether this Python is a free-threaded one that runs with a GIL nevertheless: by
+    ``PYTHON_GIL=1``, or since it imported an extension module that does not say that it needs none.
+    """
+    return bool(sysconfig.get_config_var("Py_GIL_DISABLED")) and has_gil()
+
+
+def is_inline(stats: PipelineStats, pooled: Sequence[str]) -> bool:
+    """Return whether a loader without workers loads, on the consumer's thread: it has no queue."""
+    return bool(pooled) and all(stage.queue.elapsed == 0 for stage in stats.stages)
+
+
+def num_delivered(stages: Sequence[StageStats]) -> int | None:
     """Return the number of items that the consumer got; None = unknown."""
     if not stages:
         return None
@@ -189,6 +229,8 @@ def _not_input_bound(waiting: float, probes: Probes, remarks: tuple[str, ...]) -
         cause = Cause.INTERFERENCE
         finding += f", but its steps take {_percent(slowdown)} longer than with cached batches"
         action = "Use fewer threads, or ops that hold the GIL less (whole batches in one call)."
+        if probes.own_gil:
+            action = "Use fewer workers: they take cores, or memory bandwidth, from the step."
     gain = slowdown if cause is Cause.INTERFERENCE else 0.0
     return Verdict(
         cause=cause,
@@ -227,6 +269,13 @@ class _Load(NamedTuple):
         return self.threads > 1 and _ONE_CORE[0] <= self.cores <= _ONE_CORE[1]
 
 
+def use_one_core(stats: PipelineStats, pooled: Sequence[str] = ()) -> bool:
+    """Return whether the threads of the bottleneck use about one core together, as threads do that
+    take the GIL in turns: what can be said without probes. Arguments as for :func:`judge`."""
+    stage = _bottleneck(stats.stages)
+    return stage is not None and _load(stage, stats.stages, pooled).looks_like_gil
+
+
 def _load(stage: StageStats, stages: Sequence[StageStats], pooled: Sequence[str]) -> _Load:
     own = [each for each in stages if each is stage or {each.name, stage.name} <= {*pooled}]
     busy = sum(each.busy_ratio for each in own)
@@ -261,29 +310,45 @@ def _cause(load: _Load, probes: Probes) -> Cause:
     gil_share = (probes.gil_seconds or 0.0) / probes.switch_interval
     run_delay = probes.run_delay_ratio or 0.0
     least = _GIL_SHARE_OF_ONE_CORE if load.looks_like_gil else _GIL_SHARE
-    if gil_share >= least or probes.one_at_a_time:
+    if not probes.own_gil and (gil_share >= least or probes.one_at_a_time):
         return Cause.GIL
-    if run_delay >= _RUN_DELAY:
+    # Threads that mostly wait for storage may find the cores taken for a moment.
+    is_incidental = load.cpu < _WAITING_OP and run_delay < load.busy * (1 - load.cpu) / 2
+    if run_delay >= _RUN_DELAY and not (is_incidental and not _uses_cores(load, probes)):
         return Cause.CPU
     if load.cpu < _WAITING_OP:
-        return Cause.IO
+        # Of many threads that take the GIL in turns, each computes a small share of the time.
+        return Cause.UNKNOWN if load.looks_like_gil and _lacks_gil_probe(probes) else Cause.IO
     return Cause.THREADS if load.cpu >= _COMPUTING_OP else Cause.UNKNOWN
 
 
+def _uses_cores(load: _Load, probes: Probes) -> bool:
+    """Return whether the threads use half of the cores or more."""
+    return probes.num_cores is not None and load.cores >= probes.num_cores / 2
+
+
+def _lacks_gil_probe(probes: Probes) -> bool:
+    """Return whether workers may share a GIL, and nobody looked at how long they wait for it."""
+    return probes.gil_seconds is None and not probes.own_gil
+
+
 def _action(load: _Load, cause: Cause, gain: float, probes: Probes, knob: str) -> str:
-    wanted = math.ceil(load.threads * min(1 + gain, _MOST_AT_ONCE))
+    wanted = math.ceil(max(1, load.threads) * min(1 + gain, _MOST_AT_ONCE))
     useful = math.inf  # threads that wait for storage use no core
     if cause is not Cause.IO and probes.num_cores is not None:
         useful = max(probes.num_cores, math.ceil(probes.num_cores / max(0.01, load.cpu)))
     more = f"from {load.threads} to about {min(wanted, useful)}"
     match cause:
         case Cause.GIL:
-            return f"More threads will not help. {_WITHOUT_GIL}"
-        case Cause.UNKNOWN if probes.gil_seconds is None and load.looks_like_gil:
+            advice = f"More threads will not help. {_without_gil(knob)}"
+            return f"{advice} {_SWITCH_OFF}" if probes.could_go_without_gil else advice
+        case _ if probes.one_at_a_time:
+            return "More threads will not help: one at a time is faster than several together."
+        case Cause.UNKNOWN if _lacks_gil_probe(probes) and load.looks_like_gil:
             return (
                 f"Its {load.threads} threads use {load.cores:.1f} cores together, as threads do "
-                f"that take the GIL in turns; then more will not help. {_WITHOUT_GIL} Load for "
-                "some seconds to be sure."
+                "that take the GIL in turns; then more will not help. "
+                f"{_without_gil(knob)} Load for a few seconds to be sure."
             )
         case Cause.THREADS | Cause.UNKNOWN if load.threads >= useful:
             return (
@@ -296,17 +361,37 @@ def _action(load: _Load, cause: Cause, gain: float, probes: Probes, knob: str) -
             return f"Raise {knob} {more}: its threads use no core while they wait."
         case Cause.THREADS if probes.num_cores is not None and wanted > probes.num_cores:
             return (
-                f"Raise {knob} {more}, or to the {probes.num_cores} cores that there "
-                "are; then give it less work for each item."
+                f"Raise {knob} {more}{_unless_gil(probes, knob)}: that keeps the "
+                f"{probes.num_cores} cores busy. For more, give it less work for each item."
             )
         case _:
-            return f"Raise {knob} {more}, as long as cores are idle."
+            return f"Raise {knob} {more}, as long as cores are idle{_unless_gil(probes, knob)}."
 
 
-_WITHOUT_GIL = (
-    "Do its work in few calls that release the GIL, best a batch at a time, or run it on a process "
-    "pool (executor=)."
+_SWITCH_OFF = (
+    "This Python can run without its GIL, which an extension module or PYTHON_GIL=1 has switched "
+    "on: with PYTHON_GIL=0 it stays off."
 )
+
+
+def _unless_gil(probes: Probes, knob: str) -> str:
+    """Return the condition on the advice to add threads where nobody looked at the GIL."""
+    if not _lacks_gil_probe(probes):
+        return ""
+    elsewhere = "in processes" if knob == "num_workers" else "on a process pool (executor=)"
+    return f", {elsewhere} if the work holds the GIL"
+
+
+def _without_gil(knob: str) -> str:
+    of_its_own = (
+        'in processes (isolation="process", processes=num_workers)'
+        if knob == "num_workers"
+        else "on a process pool (executor=)"
+    )
+    return (
+        "Do its work in few calls that release the GIL, best a batch at a time, or run it "
+        f"{of_its_own}."
+    )
 
 
 def _headroom_without(
@@ -322,7 +407,7 @@ def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
     remarks = []
     if 0 < stats.elapsed < _SHORT_SECONDS:
         remarks.append(
-            f"The window is short, {stats.elapsed:.2g} s: look again after some seconds of loading."
+            f"The window is short, {stats.elapsed:.2g} s: look again after some more loading."
         )
     for stage in stats.stages:
         tasks = stage.tasks

@@ -1,0 +1,1 @@
+"""A report as one HTML file: its content, its charts, and the document around them."""

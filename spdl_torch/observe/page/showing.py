@@ -1,0 +1,86 @@
+"""The report in a notebook's cell, renewed while an epoch runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...pipeline.threads.thread_group import ThreadGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["showing"]
+
+_logger = logging.getLogger("spdl_torch.observe")
+
+
+class _Reporting(Protocol):
+    def report(self) -> Any:
+        """Return something that a notebook can show."""
+        ...
+
+
+@contextmanager
+def showing(loader: _Reporting, *, interval_seconds: float = 2.0) -> Iterator[None]:
+    """Show ``loader.report()`` in the cell of a notebook that runs the block, and renew it there
+    until the block ends, also by an exception; what stays in the cell is the last one.
+
+    The loop is not held up: a thread makes the reports. One that fails is logged, and ends that.
+    Where there are no figures yet, the cell says so.
+
+    loader: a ``DataLoader``, a ``PipelineDataset``, or anything else with a ``report()``.
+    interval_seconds: the time between two reports.
+    Raises: ModuleNotFoundError: IPython is not installed, as it is where notebooks run; ValueError:
+        interval_seconds is not above 0.
+    """
+    if not interval_seconds > 0:
+        raise ValueError(f"showing: interval_seconds must be > 0, got {interval_seconds!r}.")
+    try:
+        from IPython.display import display
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "showing: a notebook is needed, and IPython is not installed. In a terminal, use "
+            "`python -m spdl_torch watch` on a statistics file, or print(loader.report())."
+        ) from error
+    handle: Any = display(_shown(loader), display_id=True)
+    if handle is None:  # IPython is installed, and does not run: the report has been printed
+        yield
+        return
+    is_over = threading.Event()
+
+    def renew() -> None:
+        while not is_over.wait(interval_seconds):
+            try:
+                handle.update(_shown(loader))
+            except Exception:
+                _logger.exception("showing: the report could not be renewed, and stays as it is")
+                return
+
+    threads = ThreadGroup(is_over.set)
+    threads.spawn("showing", renew)
+    try:
+        yield
+    finally:
+        is_over.set()
+        threads.join()
+        handle.update(_shown(loader))
+
+
+class _NoFigures:
+    """The reason why there is no report yet."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __repr__(self) -> str:
+        return self._reason
+
+
+def _shown(loader: _Reporting) -> Any:
+    try:
+        return loader.report()
+    except RuntimeError as reason:  # of a loader that has no figures, yet or at all
+        return _NoFigures(str(reason))

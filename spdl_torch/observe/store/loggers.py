@@ -1,0 +1,126 @@
+"""Loggers of other projects, called alike: TensorBoard, Weights & Biases, MLflow, and functions."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+__all__ = ["LogFunction", "Logger", "opened"]
+
+LogFunction = Callable[[Mapping[str, float], int], object]
+"""A function that is called with figures by name, and the step to which they belong."""
+
+
+class Logger(Protocol):
+    """A logger, as recording sees it. One thread at a time calls it."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log figures."""
+        ...
+
+    def text(self, key: str, text: str, step: int) -> None:
+        """Log a text, if the logger takes one."""
+        ...
+
+
+def opened(logger: Any) -> Logger:
+    """Return a logger as recording calls it. Call it on the thread that made the logger: MLflow's
+    run is one of a thread.
+
+    Raises: TypeError: it is none of those that are known; ValueError: it has no run.
+    """
+    library = (getattr(logger, "__name__", "") or type(logger).__module__).split(".")[0]
+    if hasattr(logger, "add_scalar"):
+        return _ScalarLogger(logger)
+    if library == "wandb":
+        return _WandbLogger(_wandb_run(logger))
+    if library == "mlflow":
+        return _MlflowLogger(_mlflow_run(logger))
+    if hasattr(logger, "log_metrics"):  # Lightning's loggers, Comet's experiments
+        return _FunctionLogger(lambda metrics, step: logger.log_metrics(dict(metrics), step=step))
+    if callable(logger) and not inspect.isclass(logger):
+        return _FunctionLogger(logger)
+    raise TypeError(
+        "recording: logger must be a SummaryWriter, a run of wandb or mlflow, an object with "
+        "log_metrics(metrics, step), or a function that takes (metrics, step); got "
+        f"{type(logger).__name__}."
+    )
+
+
+class _WithoutText:
+    """A logger that takes no text."""
+
+    def text(self, key: str, text: str, step: int) -> None:
+        pass
+
+
+class _FunctionLogger(_WithoutText):
+    def __init__(self, function: LogFunction) -> None:
+        self._function = function
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._function(metrics, step)
+
+
+class _ScalarLogger(_WithoutText):
+    """A ``SummaryWriter``, torch's or tensorboardX's."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for key, value in metrics.items():
+            self._writer.add_scalar(key, value, step)
+
+    def text(self, key: str, text: str, step: int) -> None:
+        self._writer.add_text(key, text, step)
+
+
+class _WandbLogger(_WithoutText):
+    """A run of Weights & Biases.
+
+    Its steps only increase, and are the program's: under a step of ours it would drop the program's
+    next row, and a row of ours would shift the program's steps. So the figures join the row that
+    the program logs next.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), commit=False)
+
+
+class _MlflowLogger(_WithoutText):
+    """A run of MLflow, by its id: another thread has another current run."""
+
+    def __init__(self, run_id: str) -> None:
+        from mlflow.tracking import MlflowClient
+
+        self._client, self._run_id = MlflowClient(), run_id
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        entries = [Metric(key, value, now_ms, step) for key, value in metrics.items()]
+        self._client.log_batch(self._run_id, metrics=entries)
+
+
+def _wandb_run(logger: Any) -> Any:
+    run = logger.run if inspect.ismodule(logger) else logger
+    if run is None:
+        raise ValueError("recording: wandb has no run. Call wandb.init() first, or pass a run.")
+    return run
+
+
+def _mlflow_run(logger: Any) -> str:
+    run = logger.active_run() if inspect.ismodule(logger) else logger
+    if run is None:
+        raise ValueError(
+            "recording: mlflow has no active run on this thread. Begin one first: "
+            "with mlflow.start_run(): ..."
+        )
+    return str(run.info.run_id)

@@ -1,0 +1,346 @@
+"""Record what loaders do into a statistics file and loggers, by one call and without any trainer's
+help."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from ...pipeline.threads.thread_group import ThreadGroup
+from ..verdict.intervals import interval_between
+from .entries import EventLogEntry, entries_of, num_delivered
+from .logger_feed import LoggerFeed
+from .loggers import opened
+from .logging_hooks import recording_gc
+from .metrics import legal_name
+from .writer import SQLiteStatsWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ...pipeline.stats.perf_stats import PipelineStats
+    from ..verdict.report import Report
+    from .loggers import Logger
+
+__all__ = ["EpochWatcher", "between_epochs", "path_of_rank", "recording"]
+
+_logger = logging.getLogger("spdl_torch.observe")
+
+EpochWatcher = Callable[[], AbstractContextManager[None]]
+"""Opened by a loader when it ends an epoch and begins another; the end of that closes it."""
+
+
+@contextmanager
+def between_epochs(watchers: tuple[EpochWatcher, ...]) -> Iterator[None]:
+    """Run the block, which ends a loader's epoch and begins another, with its watchers."""
+    with ExitStack() as stack:
+        for watcher in watchers:
+            stack.enter_context(watcher())
+        yield
+
+
+@overload
+def recording(
+    loaders: Any,
+    path: str | os.PathLike[str],
+    *,
+    logger: Any = None,
+    interval_seconds: float = 10.0,
+    prefix: str = "data",
+    step: Callable[[], int] | None = None,
+    config: Mapping[str, Any] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> AbstractContextManager[SQLiteStatsWriter]: ...
+
+
+@overload
+def recording(
+    loaders: Any,
+    path: None = None,
+    *,
+    logger: Any,
+    interval_seconds: float = 10.0,
+    prefix: str = "data",
+    step: Callable[[], int] | None = None,
+) -> AbstractContextManager[None]: ...
+
+
+def recording(
+    loaders: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    logger: Any = None,
+    interval_seconds: float = 10.0,
+    prefix: str = "data",
+    step: Callable[[], int] | None = None,
+    config: Mapping[str, Any] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> AbstractContextManager[SQLiteStatsWriter | None]:
+    """Record every epoch of one or several loaders in the block into a statistics file, for
+    ``python -m spdl_torch report``, ``watch`` and ``plot``, into loggers, or into both; also when
+    the block ends by an exception. The result is the file's writer, for events of your own; None
+    without a file.
+
+    loaders: a ``spdl_torch.DataLoader``, a ``PipelineDataset``, torch's DataLoader around one, or a
+        mapping of names to these.
+    path: the file; several runs may share it. Of several ranks, each has its own: ``run.db``
+        becomes ``run.rank0.db``, ... unless the name has ``{rank}`` in it. None = no file.
+    logger: a ``SummaryWriter`` of TensorBoard, a run of ``wandb`` or ``mlflow`` (or either module,
+        for its current run), an object with ``log_metrics(metrics, step)`` such as Lightning's
+        loggers, a function that takes ``(metrics, step)``, or a list of these; None or ``[]`` =
+        none, as on ranks that log nothing.
+    interval_seconds: the time between two entries of a stage. An epoch's last one is taken when
+        the next epoch or the block's end comes.
+    prefix: the beginning of every name in loggers.
+    step: a function that returns the step under which loggers get figures; None = the number of
+        batches that the first loader has handed over in the block. W&B has steps of its own:
+        its figures join the row that the program logs next.
+    config, rank, world_size: as for :class:`SQLiteStatsWriter`.
+
+    A file gets figures of stages and queues, the probes' readings, skipped samples, decisions of
+    tuning, and full garbage collections. Loggers get the metrics of ``PipelineStatsMonitor``, over
+    the time since the last ones: ``data/wait_ratio``, ``data/<stage>/busy_ratio``, ... and, of a
+    mapping, ``data/<name>/...``, unless the name is ``""``. A thread of its own calls them.
+    Raises: TypeError: a loader or logger of another kind; ValueError: ``interval_seconds`` <= 0,
+        ``stats=False``, neither ``path`` nor ``logger``, a logger without a run, or the file is
+        something else.
+    """
+    return _recording(
+        *(loaders, path, logger),
+        interval_seconds=interval_seconds,
+        prefix=prefix,
+        step=step,
+        config=config,
+        rank=int(os.environ.get("RANK", "0")) if rank is None else rank,
+        world_size=int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size,
+    )
+
+
+@contextmanager
+def _recording(
+    loaders: Any,
+    path: str | os.PathLike[str] | None,
+    logger: Any,
+    *,
+    interval_seconds: float,
+    prefix: str,
+    step: Callable[[], int] | None,
+    config: Mapping[str, Any] | None,
+    rank: int,
+    world_size: int,
+) -> Iterator[SQLiteStatsWriter | None]:
+    if not interval_seconds > 0:
+        raise ValueError(f"recording: interval_seconds must be > 0, got {interval_seconds}.")
+    if path is None and logger is None:
+        raise ValueError(
+            "recording: expected a path, a logger, or both, got neither. On a rank that logs "
+            "nothing pass logger=[]."
+        )
+    named = loaders if isinstance(loaders, Mapping) else {"": loaders}
+    sources = {str(name): _source_of(loader) for name, loader in named.items()}
+    several = logger if isinstance(logger, list | tuple) else [logger]
+    loggers = [opened(each) for each in several if each is not None]
+    with ExitStack() as stack:
+        writer = None
+        if path is not None:
+            own_path = path_of_rank(path, rank, world_size)
+            writer = SQLiteStatsWriter(own_path, config=config, rank=rank, world_size=world_size)
+            stack.enter_context(writer)
+            stack.enter_context(recording_gc(writer.log, generation=2))
+        logs = [
+            _SourceLog(source, number, name, writer)
+            for number, (name, source) in enumerate(sources.items())
+        ]
+        for log in logs if loggers else ():
+            log.feed(loggers, prefix, step or (None if log is logs[0] else logs[0].num_delivered))
+            stack.callback(log.call_loggers)  # with what the block's end adds
+        for log in logs:
+            stack.enter_context(log)
+        stack.enter_context(_repeating(logs, interval_seconds))
+        yield writer
+
+
+def path_of_rank(path: str | os.PathLike[str], rank: int, world_size: int) -> Path:
+    """Return the file of a rank: ``data.db`` becomes ``data.rank1.db`` of several; ``{rank}`` in
+    the name is the number itself.
+    """
+    path = Path(path)
+    if "{rank}" in str(path):
+        return Path(str(path).replace("{rank}", str(rank)))
+    return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def _source_of(loader: Any) -> Any:
+    """Return what reports: the loader, or the dataset inside of another one."""
+    for candidate in (loader, getattr(loader, "dataset", None)):
+        if hasattr(type(candidate), "report") and hasattr(candidate, "_epoch_watchers"):
+            if not getattr(candidate, "stats", getattr(candidate, "_stats", True)):
+                raise ValueError("recording: with stats=False there is nothing to record.")
+            return candidate
+    raise TypeError(
+        "recording: expected a spdl_torch.DataLoader, a PipelineDataset or torch's DataLoader "
+        f"around one, got {type(loader).__name__}."
+    )
+
+
+@contextmanager
+def _repeating(logs: list[_SourceLog], interval_seconds: float) -> Iterator[None]:
+    """Write what is new, again and again, on a thread of its own, while the block runs."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(interval_seconds):
+            for log in logs:
+                log.write()
+                log.call_loggers()
+
+    threads = ThreadGroup(stop.set)
+    threads.spawn("stats-recorder", run)
+    try:
+        yield
+    finally:
+        stop.set()
+        threads.join()
+
+
+class _SourceLog:
+    """The entries of one loader."""
+
+    def __init__(
+        self, source: Any, pipeline_id: int, name: str, writer: SQLiteStatsWriter | None
+    ) -> None:
+        self._source = source
+        self._pipeline_id = pipeline_id
+        self._name = name
+        self._writer = writer
+        self._feeds: list[LoggerFeed] = []
+        self._step: Callable[[], int] | None = None  # None = the number of its own batches
+        self._num_delivered = 0
+        self._pid = os.getpid()
+        # Held from the end of one epoch to the begin of the next: a reading in between would be of
+        # the old one again, and be taken for the first of the new one. Re-entrant: an epoch may
+        # begin within another's begin, on one thread.
+        self._lock = threading.RLock()
+        # The last readings of this epoch, by the number of moves before; at first of an epoch that
+        # nobody asked to record.
+        self._before: dict[int, Report] = dict(enumerate(self._reports()))
+        self._last_skipped: Any = None
+        self._last_decision = time.time()
+        self._has_complained = False
+
+    def feed(self, loggers: Sequence[Logger], prefix: str, step: Callable[[], int] | None) -> None:
+        """Let loggers have the figures, too; ``step``: None = under the number of its batches."""
+        start = "/".join(filter(None, (prefix, legal_name(self._name))))
+        self._feeds, self._step = [LoggerFeed(logger, start) for logger in loggers], step
+
+    def num_delivered(self) -> int:
+        """Return the number of batches that the loop has taken in the block so far."""
+        return self._num_delivered + sum(
+            num_delivered(interval, report.pooled) for _, report, _, interval in self._news()
+        )
+
+    def __enter__(self) -> None:
+        self._source._epoch_watchers = (*self._source._epoch_watchers, self._between_epochs)
+
+    def __exit__(self, *_: object) -> None:
+        own = self._between_epochs
+        left = tuple(each for each in self._source._epoch_watchers if each != own)
+        self._source._epoch_watchers = left
+        self.write()
+
+    @contextmanager
+    def _between_epochs(self) -> Iterator[None]:
+        """Run while the loader ends an epoch, if it has one, and begins the next."""
+        if os.getpid() != self._pid:  # a forked child has a copy of the lock, maybe taken
+            yield
+            return
+        with self._lock:
+            self.write()
+            try:
+                yield
+            finally:
+                self._before, self._last_skipped = {}, None
+
+    def write(self) -> None:
+        """Write what is new since the last time; log an error instead of raising it."""
+        try:
+            with self._lock:
+                self._write_figures()
+                self._write_skipped()
+                self._write_decisions()
+        except Exception:  # training goes on without statistics
+            self._complain("were not recorded")
+
+    def _write_figures(self) -> None:
+        for place, report, before, interval in self._news():
+            if self._writer is not None:
+                for entry in entries_of(
+                    report, before, pipeline_id=self._pipeline_id, name=self._name
+                ):
+                    self._writer.log(entry)
+            self._before[place] = report
+            self._num_delivered += num_delivered(interval, report.pooled)
+            if self._feeds and interval.stages:
+                step = self._num_delivered if self._step is None else self._step()
+                for feed in self._feeds:
+                    feed.gather(interval, report, step)
+
+    def _news(self) -> Iterator[tuple[int, Report, Report | None, PipelineStats]]:
+        """Yield the present figures with their place, those read last, and what is new in them."""
+        for place, report in enumerate(self._reports()):
+            before = self._before.get(place)
+            if before is not None and report.stats.elapsed <= before.stats.elapsed:
+                # The epoch is over, and its figures stand still. They may be a little older than
+                # the last ones, if those were read while the loop's thread took the final ones.
+                continue
+            before_stats = None if before is None else before.stats
+            yield place, report, before, interval_between(before_stats, report.stats)
+
+    def call_loggers(self) -> None:
+        """Hand what is new to the loggers; log an error instead of raising it."""
+        for feed in self._feeds:
+            try:
+                feed.log()
+            except Exception:  # training goes on without statistics
+                self._complain("did not reach a logger")
+
+    def _complain(self, what: str) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            _logger.exception("recording: figures of %r %s.", self._name, what)
+
+    def _reports(self) -> list[Report]:
+        """Return the present figures, after those of workers that moved in this epoch, if any."""
+        try:
+            several = getattr(self._source, "_reports", None)
+            return several() if several is not None else [self._source.report()]
+        except RuntimeError:  # nothing was loaded yet
+            return []
+
+    def _write_skipped(self) -> None:
+        samples = list(getattr(self._source, "skipped", ()))
+        # The list has the last thousand only, so its length says nothing.
+        places = (n for n, each in enumerate(samples, 1) if each is self._last_skipped)
+        for sample in samples[next(places, 0) :]:
+            details = {"key": str(sample.key), "stage": sample.stage, "error": str(sample.error)}
+            self._event(time.time(), "skipped", details)
+            self._last_skipped = sample
+
+    def _write_decisions(self) -> None:
+        for decision in getattr(self._source, "decisions", ()):
+            if decision.timestamp > self._last_decision:
+                self._event(decision.timestamp, "decision", decision.as_details())
+                self._last_decision = decision.timestamp
+
+    def _event(self, timestamp: float, name: str, details: Mapping[str, Any]) -> None:
+        if self._writer is not None:
+            details = {"pipeline": self._pipeline_id, **details}
+            self._writer.log(EventLogEntry(timestamp, name, details))

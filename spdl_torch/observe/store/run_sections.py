@@ -1,0 +1,259 @@
+"""A stored run's part of a page: every figure of every interval, and the events."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..page.content import Band, Chart, Line, Text
+from ..page.events import Event, event_tables
+from .entries import PROBES_EVENT
+from .query import choose_run, query_event_stats, query_queue_stats, query_task_stats
+from .schema import open_for_reading
+from .stored_run import choose_pipeline, pipelines_of_file, report_of_file, rows_by_stage
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..page.content import Table
+    from ..verdict.report import Report
+
+__all__ = ["StoredRun"]
+
+_GC = ("gc_start", "gc_stop")
+_GAP = 0.05
+"""The share of an interval from which a pause between two of them is shown as a gap."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One pipeline of one run in a statistics file."""
+
+    path: Path
+    run_id: int
+    pipeline: int | None
+    """None = no name in the run has a number."""
+    name: str
+    facts: Mapping[str, Any]
+    """The run's row in the table ``run``."""
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        run_id: int | None = None,
+        pipeline: int | None = None,
+    ) -> StoredRun:
+        """Find a run. Arguments and errors as for :func:`report_of_file`."""
+        run_id = choose_run(path, run_id)
+        pipeline = choose_pipeline(path, run_id, pipeline)
+        names = pipelines_of_file(path, run_id=run_id)
+        with closing(open_for_reading(path)) as connection:
+            row = connection.execute("SELECT * FROM run WHERE run_id = ?", (run_id,)).fetchone()
+        return cls(Path(path), run_id, pipeline, names.get(pipeline or 0, ""), dict(row))
+
+    def report(self) -> Report:
+        """Return the report on the whole of it."""
+        return report_of_file(self.path, run_id=self.run_id, pipeline=self.pipeline)
+
+    @property
+    def origin(self) -> float:
+        """The moment from which time counts, seconds since 1970."""
+        # Figures may be older than the run that logs them, if they were copied from elsewhere.
+        rows: list[Row] = [*self._tasks(), *self._queues()]
+        first = min(float(row["timestamp"] - row["elapsed"]) for row in rows)
+        return min(float(self.facts["started"]), first)
+
+    def heading(self) -> Text:
+        """Return where the figures are from."""
+        facts = self.facts
+        started = datetime.fromtimestamp(facts["started"]).astimezone()
+        versions = json.loads(facts["versions"])
+        parts = [
+            f"{self.path.name}, run {self.run_id}",
+            *([f"pipeline {self.pipeline} {self.name}".rstrip()] if self.pipeline else []),
+            *([self.name] if self.name and not self.pipeline else []),
+            f"rank {facts['rank']} of {facts['world_size']} on {facts['host']}",
+            f"started {started.isoformat(sep=' ', timespec='seconds')}",
+            ", ".join(f"{package} {version}" for package, version in versions.items()),
+        ]
+        return Text(word="run", text=" | ".join(parts))
+
+    def differences(self, other: StoredRun) -> list[str]:
+        """Return what differs in the circumstances of this run and another one."""
+        found = (
+            []
+            if self.facts["host"] == other.facts["host"]
+            else [f"host {other.facts['host']} → {self.facts['host']}"]
+        )
+        for column in ("config", "versions"):
+            now, then = json.loads(self.facts[column]), json.loads(other.facts[column])
+            found += [
+                f"{key} {then.get(key, 'none')} → {now.get(key, 'none')}"
+                for key in sorted(now.keys() | then.keys())
+                if now.get(key) != then.get(key)
+            ]
+        return found
+
+    def intervals(self) -> list[tuple[int, float]]:
+        """Return the items that the consumer got in each interval, and its seconds."""
+        stages = sorted(rows_by_stage(self._queues()).items())
+        sink = stages[-1][1] if stages else []
+        return [(row["num_items"], row["elapsed"]) for row in reversed(sink)]
+
+    def charts(self, origin: float) -> list[Chart]:
+        """Return the figures of every stage and queue over time."""
+        queues = _oldest_first(rows_by_stage(self._queues()))
+        tasks = _oldest_first(rows_by_stage(self._tasks()))
+        sink = queues[-1:]
+        charts = [
+            _chart("Waiting for data", "share of the time", sink, _wait_share, origin),
+            _chart("Delivered", "items/s", sink, _rate_of("num_items"), origin),
+            _chart("Busy", "share of the workers' time", tasks, _busy, origin),
+            _chart("Workers", "count", tasks, lambda row: float(row["concurrency"]), origin),
+            _chart("Calls", "1/s", tasks, _rate_of("num_tasks"), origin),
+            _percentiles(
+                "Time of a call", tasks, ("ave_time", "p50_time", "p90_time", "p99_time"), origin
+            ),
+            _chart("Queue held an item", "share of the time", queues, _held, origin),
+            _percentiles(
+                "Wait for an item", queues, ("ave_get_time", "p90_get_time", "p99_get_time"), origin
+            ),
+            _percentiles(
+                "Wait for room", queues, ("ave_put_time", "p90_put_time", "p99_put_time"), origin
+            ),
+            _chart("Failed calls", "count", tasks, lambda row: float(row["num_failures"]), origin),
+        ]
+        return [
+            Chart(
+                title=chart.title,
+                unit=chart.unit,
+                lines=chart.lines,
+                is_share=chart.unit.startswith("share"),
+            )
+            for chart in charts
+            if chart.title in ("Waiting for data", "Delivered", "Busy") or _says_anything(chart)
+        ]
+
+    def events(self, origin: float) -> tuple[list[Table], list[Band]]:
+        """Return tables of the events, whatever their names, and the spans that they mark."""
+        noted: list[Event] = []
+        begun: dict[Any, float] = {}
+        bands: list[Band] = []
+        for entry in query_event_stats(self.path, run_id=self.run_id):
+            time, details = entry.timestamp - origin, entry.details
+            if entry.event_name == PROBES_EVENT:
+                continue
+            if entry.event_name in _GC:
+                generation = details.get("generation")
+                if entry.event_name == "gc_start":
+                    begun[generation] = time
+                elif generation in begun:
+                    name = f"garbage collection, generation {generation}"
+                    bands.append(Band(name=name, start=begun.pop(generation), stop=time))
+            elif details.get("pipeline", self.pipeline) == self.pipeline:
+                noted.append(Event(time, entry.event_name, details))
+        bands += [Band(name=each.name, start=each.time, stop=each.time) for each in noted]
+        return event_tables(noted), bands
+
+    def _tasks(self) -> list[Row]:
+        rows = query_task_stats(self.path, run_id=self.run_id, pipeline=self.pipeline)
+        return [dict(row) for row in rows]
+
+    def _queues(self) -> list[Row]:
+        rows = query_queue_stats(self.path, run_id=self.run_id, pipeline=self.pipeline)
+        return [dict(row) for row in rows]
+
+
+Stages = list[tuple[str, list[Row]]]
+
+
+def _oldest_first(groups: Mapping[tuple[int, str], Sequence[Any]]) -> Stages:
+    """Return the stages in the order of the pipeline, with their rows in order of time."""
+    return [(label, list(reversed(rows))) for (_, label), rows in sorted(groups.items())]
+
+
+def _chart(
+    title: str, unit: str, stages: Stages, value: Callable[[Row], float], origin: float
+) -> Chart:
+    lines = [
+        _line(label, rows, value, origin, colour=number)
+        for number, (label, rows) in enumerate(stages)
+    ]
+    return Chart(title=title, unit=unit, lines=lines)
+
+
+def _percentiles(title: str, stages: Stages, columns: Sequence[str], origin: float) -> Chart:
+    """Return a chart in ms with the mean and the percentiles of each stage in one colour."""
+    styles = {"ave": ("mean", "solid"), "p50": ("p50", "dashed")}
+    styles |= {"p90": ("p90", "dashed"), "p99": ("p99", "dotted")}
+    lines = []
+    for number, (label, rows) in enumerate(stages):
+        for column in columns:
+            word, style = styles[column[:3]]
+            line = _line(
+                f"{label} {word}", rows, _milliseconds(column), origin, colour=number, style=style
+            )
+            if any(value > 0 for value in line.values):  # a loader's queues have means alone
+                lines.append(line)
+    return Chart(title=title, unit="ms", lines=lines)
+
+
+def _line(
+    name: str,
+    rows: Sequence[Row],
+    value: Callable[[Row], float],
+    origin: float,
+    *,
+    colour: int,
+    style: Any = "solid",
+) -> Line:
+    """Return the values of the intervals, each from its begin to its end."""
+    times: list[float] = []
+    values: list[float] = []
+    for row in rows:
+        begin, end = row["timestamp"] - row["elapsed"] - origin, row["timestamp"] - origin
+        is_apart = not times or begin - times[-1] > _GAP * row["elapsed"]
+        if is_apart:
+            times += [begin, begin]
+            values += [math.nan, value(row)]
+        times.append(end)
+        values.append(value(row))
+    return Line(name=name, times=times, values=values, holds="since", colour=colour, style=style)
+
+
+def _says_anything(chart: Chart) -> bool:
+    return any(value > 0 for line in chart.lines for value in line.values)
+
+
+# -- values of an interval -------------------------------------------------------------------------
+
+
+def _wait_share(row: Row) -> float:
+    return min(1.0, row["get_wait_time"] / row["elapsed"]) if row["elapsed"] else math.nan
+
+
+def _busy(row: Row) -> float:
+    seconds = row["elapsed"] * row["concurrency"]
+    return min(1.0, row["busy_time"] / seconds) if seconds else math.nan
+
+
+def _held(row: Row) -> float:
+    return float(row["occupancy_rate"])
+
+
+def _rate_of(column: str) -> Callable[[Row], float]:
+    return lambda row: row[column] / row["elapsed"] if row["elapsed"] else math.nan
+
+
+def _milliseconds(column: str) -> Callable[[Row], float]:
+    return lambda row: 1e3 * row[column] if row.get("num_tasks", row.get("num_items")) else math.nan

@@ -1,0 +1,34 @@
+"""Queueing: customers that go round between one server and a place where nobody waits.
+
+The customers are workers, the server is the resource that they share (a GIL, the cores as one), and
+the rest of a batch's time passes without it. Mean value analysis gives the rate if times vary like
+exponential ones; if they do not vary at all, it is the smaller of two bounds.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["most_rate", "random_rate"]
+
+
+def most_rate(num_customers: int, service: float, think: float) -> float:
+    """Return the rate, rounds a second, of customers that never meet without need.
+
+    service, think: seconds at the server and elsewhere, of one round.
+    """
+    if service <= 0:
+        return num_customers / think if think > 0 else math.inf
+    return min(num_customers / (service + think), 1 / service)
+
+
+def random_rate(num_customers: int, service: float, think: float) -> float:
+    """Return the rate, rounds a second, if times are random: exact for exponential ones."""
+    if service <= 0:
+        return num_customers / think if think > 0 else math.inf
+    waiting = rate = 0.0
+    for number in range(1, num_customers + 1):
+        at_server = service * (1 + waiting)
+        rate = number / (at_server + think)
+        waiting = rate * at_server
+    return rate

@@ -1,0 +1,340 @@
+"""The comparison of two runs: which is faster, why, and whether that is more than noise."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from ..page.content import Column, Table, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...pipeline.stats.perf_stats import StageStats
+    from ..page.content import Tone
+    from .report import Report
+
+__all__ = ["Comparison", "compare", "sections_of_comparison"]
+
+_MOST_BLOCKS = 20
+_FEWEST_BLOCKS = 4
+"""Blocks of a run below which no test can say much: of 4 and 4 the smallest p is 0.03."""
+
+_MOST_EXACT = 4_000
+_RANDOM = 4_000
+_RESAMPLES = 2_000
+_SIGNIFICANT = 0.05
+_WORTH_SAYING = 0.05  # changes of less than this share are no reason
+
+Interval = tuple[int, float]
+"""Items and seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A run beside another one, the baseline."""
+
+    other: str
+    """The name of the baseline."""
+    seconds_per_item: float
+    other_seconds_per_item: float
+    """The same of the baseline: the loop's time for a batch, waiting included."""
+    speedup: float
+    """The baseline's time over this run's: 1.2 = 1.2 times as fast."""
+    interval: tuple[float, float] | None
+    """The 95 % interval of that; None = too few intervals."""
+    p_value: float | None
+    """The chance of a difference as large if both runs were alike; None = too few intervals."""
+    num_blocks: tuple[int, int]
+    finding: str
+    test: str
+    """The test, in a sentence."""
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return the finding, the test and the reasons."""
+        lines = [f"COMPARED {self.finding}", f"test     {self.test}"]
+        return "\n".join([*lines, *(f"why      {reason}" for reason in self.reasons)])
+
+
+def compare(
+    report: Report,
+    other: Report,
+    intervals: Sequence[Interval],
+    other_intervals: Sequence[Interval],
+    *,
+    other_name: str = "the other run",
+    differences: Sequence[str] = (),
+) -> Comparison | None:
+    """Compare a run with another one; None where one of them delivered nothing.
+
+    intervals, other_intervals: items and seconds of consecutive parts of each run.
+    differences: known differences in the circumstances.
+    """
+    now, then = _into_blocks(intervals), _into_blocks(other_intervals)
+    seconds, other_seconds = _seconds_per_item(now), _seconds_per_item(then)
+    if not (math.isfinite(seconds) and math.isfinite(other_seconds) and seconds > 0):
+        return None
+    speedup = other_seconds / seconds
+    enough = min(len(now), len(then)) >= _FEWEST_BLOCKS
+    p_value = _permutation_test(now, then) if enough else None
+    interval = _bootstrap_interval(now, then) if enough else None
+    return Comparison(
+        other=other_name,
+        seconds_per_item=seconds,
+        other_seconds_per_item=other_seconds,
+        speedup=speedup,
+        interval=interval,
+        p_value=p_value,
+        num_blocks=(len(now), len(then)),
+        finding=_finding(speedup, interval, p_value, other_name),
+        test=_test(len(now), len(then), p_value),
+        reasons=tuple(_reasons(report, other, seconds, other_seconds, differences)),
+    )
+
+
+def sections_of_comparison(
+    comparison: Comparison, report: Report, other: Report
+) -> list[Text | Table]:
+    """Return the comparison's part of a page: sentences, and both runs side by side."""
+    faster = comparison.speedup >= 1
+    sure = comparison.p_value is not None and comparison.p_value < _SIGNIFICANT
+    tone: Tone = ("good" if faster else "bad") if sure else "note"
+    texts = [Text(word="COMPARED", text=comparison.finding, tone=tone)]
+    texts.append(Text(word="test", text=comparison.test))
+    texts += [Text(word="why", text=reason) for reason in comparison.reasons]
+    return [*texts, _side_by_side(comparison, report, other)]
+
+
+# -- is it more than noise -------------------------------------------------------------------------
+
+
+def _into_blocks(intervals: Sequence[Interval]) -> list[Interval]:
+    """Join consecutive intervals to at most 20 blocks: what follows at once is alike, and more of
+    it would not be more evidence.
+    """
+    if not intervals:
+        return []
+    size = math.ceil(len(intervals) / _MOST_BLOCKS)
+    parts = [intervals[first : first + size] for first in range(0, len(intervals), size)]
+    if len(parts) > 1 and len(parts[-1]) < size / 2:  # the rest of a run, much shorter
+        parts[-2:] = [[*parts[-2], *parts[-1]]]
+    return [(sum(n for n, _ in part), math.fsum(s for _, s in part)) for part in parts]
+
+
+def _seconds_per_item(blocks: Sequence[Interval]) -> float:
+    num_items = sum(n for n, _ in blocks)
+    return math.fsum(s for _, s in blocks) / num_items if num_items else math.nan
+
+
+def _permutation_test(now: Sequence[Interval], then: Sequence[Interval]) -> float:
+    """Return the share of all divisions of the blocks into two groups of these sizes, that differ
+    in seconds per item by as large a factor as the runs do.
+    """
+    import numpy as np
+
+    blocks = np.array([*now, *then], dtype=float)
+    groups, is_exact = _divisions(len(blocks), len(now))
+    own = blocks[groups].sum(axis=1)
+    rest = blocks.sum(axis=0) - own
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = np.abs(np.log(own[:, 1] / own[:, 0]) - np.log(rest[:, 1] / rest[:, 0]))
+    observed = abs(math.log(_seconds_per_item(now) / _seconds_per_item(then)))
+    # A group without any item differs more than any measured factor.
+    as_large = int((~(factors < observed * (1 - 1e-9))).sum())
+    return as_large / len(groups) if is_exact else (as_large + 1) / (len(groups) + 1)
+
+
+@functools.cache
+def _divisions(total: int, size: int) -> tuple[Any, bool]:
+    """Return choices of ``size`` of so many blocks, shape (number, size), and whether they are all
+    that there are; otherwise 4000, drawn by a fixed seed.
+    """
+    import numpy as np
+
+    if math.comb(total, size) <= _MOST_EXACT:
+        return np.array(list(combinations(range(total), size))), True
+    generator = np.random.default_rng(0)
+    return generator.random((_RANDOM, total)).argsort(axis=1)[:, :size], False
+
+
+def _bootstrap_interval(
+    now: Sequence[Interval], then: Sequence[Interval]
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of the speedup: of resampled blocks of each run."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    rates = []
+    for blocks in (np.array(now, dtype=float), np.array(then, dtype=float)):
+        chosen = generator.integers(0, len(blocks), (_RESAMPLES, len(blocks)))
+        sums = blocks[chosen].sum(axis=1)
+        with np.errstate(divide="ignore"):
+            rates.append(sums[:, 0] / sums[:, 1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = np.nanquantile(rates[0] / rates[1], (0.025, 0.975))
+    return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None
+
+
+def _finding(
+    speedup: float, interval: tuple[float, float] | None, p_value: float | None, other: str
+) -> str:
+    if speedup >= 1:
+        words = f"{speedup:.2f}x as fast as {other}"
+    else:
+        words = f"slower than {other}: {speedup:.2f}x its speed"
+    if interval is not None:
+        words += f" (95 % interval {interval[0]:.2f}x to {interval[1]:.2f}x)"
+    if p_value is None:
+        return f"This run is {words}; too short to say whether that is more than noise."
+    if p_value < _SIGNIFICANT:
+        return f"This run is {words}, which is more than noise ({_p(p_value)})."
+    return f"This run is {words}, which may be noise ({_p(p_value)})."
+
+
+def _p(p_value: float) -> str:
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+
+
+def _test(num_now: int, num_then: int, p_value: float | None) -> str:
+    if p_value is None:
+        return (
+            f"None: {num_now} and {num_then} intervals were measured, and a test needs "
+            f"{_FEWEST_BLOCKS} of each run. Measure for longer, or log more often."
+        )
+    return (
+        f"Two-sided permutation test on the time per batch, over {num_now} and {num_then} "
+        "consecutive blocks of the two runs; the 95 % interval is bootstrapped from the same "
+        "blocks. It sees how the speed varies within each run. What else differed between the "
+        "two, such as other programs on the machine, it cannot see: run both again, in turns, "
+        "before you rely on a small difference."
+    )
+
+
+# -- why -------------------------------------------------------------------------------------------
+
+
+def _reasons(
+    report: Report,
+    other: Report,
+    seconds: float,
+    other_seconds: float,
+    differences: Sequence[str],
+) -> list[str]:
+    wait = seconds * report.stats.consumer_wait_ratio
+    other_wait = other_seconds * other.stats.consumer_wait_ratio
+    step, other_step = seconds - wait, other_seconds - other_wait
+    reasons = [
+        f"A batch takes {_ms(seconds)} instead of {_ms(other_seconds)}: "
+        f"{_ms(wait)} instead of {_ms(other_wait)} of waiting for data, and "
+        f"{_ms(step)} instead of {_ms(other_step)} of the training step."
+    ]
+    blamed = (report.verdict.stage, other.verdict.stage)
+    before = {stage.name: stage for stage in other.stats.stages}
+    for stage in report.stats.stages:
+        then = before.get(stage.name)
+        if then is not None and stage.name in blamed:
+            reasons += _reasons_of_stage(stage, then)
+    if report.verdict.cause is not other.verdict.cause or blamed[0] != blamed[1]:
+        reasons.append(f"Before: {other.verdict.finding} Now: {report.verdict.finding}")
+    if differences:
+        reasons.append(f"Circumstances that differ: {'; '.join(differences)}.")
+    return reasons
+
+
+def _reasons_of_stage(now: StageStats, then: StageStats) -> list[str]:
+    parts = []
+    if now.concurrency != then.concurrency:
+        parts.append(f"{now.concurrency} workers instead of {then.concurrency}")
+    if _differs(now.tasks.ave_time, then.tasks.ave_time):
+        parts.append(
+            f"a call takes {_ms(now.tasks.ave_time)} instead of {_ms(then.tasks.ave_time)}"
+        )
+    if abs(now.cpu_ratio - then.cpu_ratio) > _WORTH_SAYING:
+        parts.append(f"{now.cpu_ratio:.0%} of that on a core instead of {then.cpu_ratio:.0%}")
+    if not parts or not _differs(now.capacity, then.capacity):
+        return []
+    return [
+        f"Stage {now.name!r} could make {now.capacity:,.0f} instead of {then.capacity:,.0f} calls "
+        f"a second: {', '.join(parts)}."
+    ]
+
+
+def _differs(now: float, then: float) -> bool:
+    return abs(now - then) > _WORTH_SAYING * max(abs(now), abs(then))
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f} ms" if seconds < 0.1 else f"{seconds:,.3f} s"
+
+
+# -- side by side ----------------------------------------------------------------------------------
+
+
+def _side_by_side(comparison: Comparison, report: Report, other: Report) -> Table:
+    rows: list[tuple[str, str, float | None, float | None, float | None]] = []
+
+    def add(what: str, unit: str, now: float | None, then: float | None) -> None:
+        known = now is not None and then is not None and then != 0
+        rows.append((what, unit, now, then, now / then if known else None))  # type: ignore[operator]  # ``known``: both numbers
+
+    add(
+        "time per batch",
+        "ms",
+        1e3 * comparison.seconds_per_item,
+        1e3 * comparison.other_seconds_per_item,
+    )
+    now_waits, then_waits = report.stats.consumer_wait_ratio, other.stats.consumer_wait_ratio
+    add("waiting for data", "%", 100 * now_waits, 100 * then_waits)
+    then_probes, probes = other.probes, report.probes
+    add(
+        "wait for the GIL",
+        "ms",
+        _times(1e3, probes.gil_seconds),
+        _times(1e3, then_probes.gil_seconds),
+    )
+    add(
+        "without a core",
+        "%",
+        _times(100, probes.run_delay_ratio),
+        _times(100, then_probes.run_delay_ratio),
+    )
+    add("garbage collection", "%", _times(100, probes.gc_ratio), _times(100, then_probes.gc_ratio))
+    before = {stage.name: stage for stage in other.stats.stages}
+    for stage in report.stats.stages:
+        then = before.pop(stage.name, None)
+        for what, unit, figure in _FIGURES:
+            add(
+                f"{stage.name}: {what}", unit, figure(stage), None if then is None else figure(then)
+            )
+    for stage in before.values():
+        for what, unit, figure in _FIGURES:
+            add(f"{stage.name}: {what}", unit, None, figure(stage))
+    return Table(
+        title=f"Side by side with {comparison.other}",
+        columns=[
+            Column("figure"),
+            Column("unit"),
+            Column("this run", "rate"),
+            Column(comparison.other, "rate"),
+            Column("ratio", "rate", "This run over the other one."),
+        ],
+        rows=rows,
+    )
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+_FIGURES = (
+    ("workers", "count", lambda stage: float(stage.concurrency)),
+    ("busy", "%", lambda stage: 100 * stage.busy_ratio),
+    ("CPU/wall", "%", lambda stage: 100 * stage.cpu_ratio),
+    ("p50", "ms", lambda stage: 1e3 * stage.tasks.p50_time),
+    ("p99", "ms", lambda stage: 1e3 * stage.tasks.p99_time),
+    ("at most", "1/s", lambda stage: stage.capacity),
+)

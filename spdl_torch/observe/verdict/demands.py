@@ -1,0 +1,253 @@
+"""The time that one batch asks of workers, cores, GIL and trainer, from the figures of a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from .intervals import thread_seconds
+from .verdict import Cause, is_inline, num_delivered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
+    from .placement import Placement
+    from .verdict import Probes, Verdict
+
+__all__ = ["Between", "Demands", "NotKnown", "demands_of"]
+
+_SHORT_SECONDS = 1.0
+_FEW_BATCHES = 10
+_PROBES_PER_SECOND = 10
+_TAKEN_CORES = 0.85
+"""The share of the cores in use below which threads that have none wait for other programs."""
+_RUN_DELAY = 0.10
+_MOSTLY_WAITING = 0.7
+"""The least share of the ops' time without a core that counts as waiting for storage, whoever
+has the cores."""
+_MODEL_ERROR = 0.05
+_IDLE = 0.3
+"""The least share of their time without a job at which workers are not short of time."""
+
+
+class NotKnown(Exception):
+    """Raised with the reason why the figures do not say."""
+
+
+class Between(NamedTuple):
+    """A value with its bounds."""
+
+    low: float
+    likely: float
+    high: float
+
+    def times(self, factor: float) -> Between:
+        """Return all three times a factor >= 0."""
+        return Between(self.low * factor, self.likely * factor, self.high * factor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demands:
+    """The seconds that one batch takes, of every resource; a pipeline's items count as batches."""
+
+    rate: float
+    """Batches a second that were delivered."""
+    num_workers: int
+    """0 = the trainer's own thread loads."""
+    num_processes: int
+    """0 = the workers are threads of the training process."""
+    cpu: float
+    """CPU seconds in the workers' ops."""
+    waits: Between
+    """Seconds in which the ops wait for storage or a network, not for the GIL or a core."""
+    overhead: float
+    """A worker's seconds beside its ops: taking jobs, handing batches on."""
+    fetch_ratio: float
+    """Share of the ops' time that is spent on samples, rather than on collating them."""
+    copy: float
+    """Seconds in which a batch is collated: those of copying it once, about."""
+    num_fetches: float
+    """Calls of the dataset."""
+    other_cpu: float
+    """CPU seconds of the trainer and of all machinery."""
+    gil: Between | None
+    """Seconds in which a GIL that the workers share is held; None = nobody looked."""
+    step: float
+    """The trainer's seconds without waiting."""
+    stages: tuple[tuple[str, float], ...]
+    """The other stages, each with the seconds between two of its items if it never waited."""
+    num_cores: int
+    error: float
+    """The relative error of these figures, a standard deviation or two."""
+    is_gil_bound: bool
+    has_own_gil: bool
+    """Whether no worker shares a GIL with another."""
+    stage: str
+    """The stage whose threads are the workers; "" = a loader's."""
+
+
+def demands_of(
+    stats: PipelineStats,
+    probes: Probes,
+    verdict: Verdict,
+    pooled: Sequence[str],
+    placement: Placement | None,
+) -> Demands:
+    """Return what a batch takes. Raises: NotKnown."""
+    num_batches = _enough_batches(stats, pooled)
+    if probes.num_cores is None:
+        raise NotKnown("the number of cores is unknown")
+    if probes.cores_used is None:
+        raise NotKnown("the CPU time of the training process was not measured")
+    own = _workers_stages(stats.stages, verdict, pooled)
+    seconds = stats.elapsed / num_batches
+    inline = is_inline(stats, pooled)
+    num_workers = _num_workers(own[0], placement, inline)
+    ops = _ops_of(own, num_batches)
+    is_gil_bound = verdict.cause is Cause.GIL
+    has = seconds if inline else thread_seconds(own[0]) / num_batches
+    waits = ops.busy - ops.cpu
+    waits -= min(waits, (probes.run_delay_ratio or 0.0) * has)
+    _check_cores(probes, ops.busy, waits)
+    gil = None
+    if not inline:
+        gil = _gil_seconds(probes, stats.elapsed, seconds, num_workers, is_gil_bound)
+    has_other_work = pooled and not inline and not is_gil_bound
+    idle = own[0].wait_in_ratio + own[0].wait_out_ratio
+    fetch = own[0].tasks
+    return Demands(
+        rate=num_batches / stats.elapsed,
+        num_workers=num_workers,
+        num_processes=placement.num_processes if placement else 0,
+        cpu=ops.cpu,
+        waits=_waits(waits, ops.usual, gil, probes, num_workers, is_gil_bound),
+        overhead=max(0.0, has * (1 - idle) - ops.busy) if has_other_work else 0.0,
+        fetch_ratio=fetch.busy_time / max(1e-12, num_batches * ops.busy),
+        copy=sum(stage.tasks.busy_time for stage in own[1:]) / num_batches,
+        num_fetches=fetch.num_tasks / num_batches,
+        other_cpu=max(0.0, probes.cores_used * seconds - ops.cpu),
+        gil=gil,
+        step=(1 - stats.consumer_wait_ratio) * seconds,
+        stages=tuple(
+            (stage.name, stage.busy_ratio * seconds)
+            for stage in stats.stages
+            if stage not in own and stage.busy_ratio > 0
+        ),
+        num_cores=probes.num_cores,
+        error=_MODEL_ERROR + _sampling_error(fetch),
+        is_gil_bound=is_gil_bound,
+        has_own_gil=probes.own_gil,
+        stage="" if pooled else own[0].name,
+    )
+
+
+class _Ops(NamedTuple):
+    """The seconds of a batch in the workers' ops."""
+
+    busy: float
+    cpu: float
+    usual: float
+    """The part of these without CPU time, if every call took no longer than the median one."""
+
+
+def _ops_of(stages: Sequence[StageStats], num_batches: int) -> _Ops:
+    tasks = [stage.tasks for stage in stages]
+    busy = sum(each.busy_time for each in tasks) / num_batches
+    cpu = min(busy, sum(each.ave_cpu_time * each.num_tasks for each in tasks) / num_batches)
+    halves = sum(each.p50_time * each.num_tasks for each in tasks) / num_batches
+    return _Ops(busy, cpu, max(0.0, halves - cpu))
+
+
+def _num_workers(stage: StageStats, placement: Placement | None, inline: bool) -> int:
+    if inline:
+        return 0
+    return max(1, stage.concurrency if placement is None else placement.num_workers)
+
+
+def _enough_batches(stats: PipelineStats, pooled: Sequence[str]) -> int:
+    num_batches = num_delivered(stats.stages) or 0
+    if is_inline(stats, pooled) and stats.stages[-1].tasks.num_tasks:
+        num_batches = stats.stages[-1].tasks.num_tasks  # of the samples a batch is made
+    if not num_batches:
+        raise NotKnown("nothing was delivered")
+    if stats.elapsed < _SHORT_SECONDS:
+        raise NotKnown(f"the window is short, {stats.elapsed:.2g} s")
+    if num_batches < _FEW_BATCHES:
+        raise NotKnown(f"only {num_batches} batches were delivered")
+    return num_batches
+
+
+def _workers_stages(
+    stages: Sequence[StageStats], verdict: Verdict, pooled: Sequence[str]
+) -> list[StageStats]:
+    """Return the stages of a loader's workers, or the busiest one of a pipeline."""
+    is_short_of_time = pooled and stages and stages[0].wait_in_ratio < _IDLE
+    if verdict.cause is Cause.START and not is_short_of_time:
+        raise NotKnown("the wait is the start of the pass, and no worker is short of time")
+    if verdict.cause is Cause.SOURCE:
+        raise NotKnown("every stage waits for the source, whose time is not measured")
+    if pooled:
+        return [stage for stage in stages if stage.name in pooled]
+    return [max(stages, key=lambda stage: stage.busy_ratio)]
+
+
+def _gil_seconds(
+    probes: Probes, elapsed: float, seconds: float, num_workers: int, is_gil_bound: bool
+) -> Between | None:
+    """Return the seconds of a batch's time in which the GIL is held, as far as the probe saw it:
+    it does not see holds of less than half a millisecond.
+    """
+    if probes.own_gil:
+        return Between(0.0, 0.0, 0.0)
+    if is_gil_bound and num_workers > 1:
+        return Between(0.85, 1.0, 1.0).times(seconds)
+    held = probes.gil_held_ratio
+    if held is None:
+        return None
+    spread = 2 * (held * (1 - held) / max(1.0, _PROBES_PER_SECOND * elapsed)) ** 0.5
+    return Between(max(0.0, held - spread), held, min(1.0, held + spread)).times(seconds)
+
+
+def _waits(
+    rest: float,
+    usual: float,
+    gil: Between | None,
+    probes: Probes,
+    num_workers: int,
+    is_gil_bound: bool,
+) -> Between:
+    """Return the seconds for which the ops of a batch wait by themselves, out of ``rest``, their
+    wall time without CPU time and waits for a core.
+
+    usual: the same of calls that take as long as half of them do. A call that waits for storage
+        waits each time, one that meets another thread at the GIL does so now and then.
+    """
+    if num_workers <= 1 or gil is None or gil.high == 0:
+        return Between(rest, rest, rest)
+    if is_gil_bound:
+        return Between(0.0, 0.0, min(rest, usual))
+    # Of the others each holds the GIL once while a batch is made.
+    meetings = min(rest, (num_workers - 1) * gil.high) * (probes.gil_held_ratio or 0.0)
+    return Between(rest - meetings, rest - meetings / 2, rest)
+
+
+def _check_cores(probes: Probes, busy: float, waits: float) -> None:
+    """Raise if other programs take the cores that the workers would use."""
+    used, delay = probes.cores_used or 0.0, probes.run_delay_ratio or 0.0
+    is_disturbed = delay >= _RUN_DELAY and used < _TAKEN_CORES * (probes.num_cores or 1)
+    if is_disturbed and waits < _MOSTLY_WAITING * busy:
+        raise NotKnown(
+            f"the workers had no core for {100 * delay:.0f} % of their time, though this training "
+            f"used {used:.1f} of {probes.num_cores}: other programs took them"
+        )
+
+
+def _sampling_error(tasks: object) -> float:
+    """Return twice the relative standard error of the mean time of a call."""
+    mean, p50, p90 = (getattr(tasks, name) for name in ("ave_time", "p50_time", "p90_time"))
+    number = getattr(tasks, "num_tasks", 0)
+    if mean <= 0 or number < 1:
+        return 0.0
+    deviation = max(0.0, p90 - p50) / 1.28
+    return float(2 * deviation / mean / number**0.5)

@@ -1,0 +1,349 @@
+"""Predictions: how many batches a second other settings would deliver.
+
+A model with few parts: a batch takes a worker, a core, the GIL and the trainer for the seconds that
+were measured, and the resource that is taken most limits all. The bounds hold the error of what was
+measured and of what cannot be told apart; where they are far from each other there is no figure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from .closed_network import most_rate, random_rate
+from .demands import Between, NotKnown, demands_of
+from .verdict import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...pipeline.stats.perf_stats import PipelineStats
+    from .demands import Demands
+    from .placement import Placement
+    from .verdict import Probes, Verdict
+
+__all__ = ["Prediction", "Question", "predict", "worth_asking"]
+
+_TOO_WIDE = 1.6
+"""The ratio of the bounds above which no figure is given."""
+_OTHERWISE = 1.25
+"""The factor between measured and computed rate of the present settings above which the model
+lacks something."""
+_MOSTLY_STEADY = 0.7
+"""The weight of the rate for times that do not vary, against that for random ones."""
+_CACHE_HIT_SECONDS = 30e-6
+"""The time of finding a sample in a cache, without copying it."""
+_HAND_OVER_SECONDS = Between(0.1e-3, 0.35e-3, 0.7e-3)
+"""The CPU time that a batch takes to come out of a process, whatever its size: of the process, of
+the threads that receive and of the loop's (measured: 0.3 to 0.4 ms)."""
+_HAND_OVER_COPIES = Between(0.3, 1.0, 2.0)
+"""The same for its size, in times of collating it: memory that two processes share is written, and
+in nobody's cache (measured: about once)."""
+_WORTH_NAMING = 0.15
+"""The relative width of a bound above which it may be the reason why there is no figure."""
+_INPUT_BOUND = 0.05
+_MOST_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The expected rate of loading and training with other settings."""
+
+    setting: str
+    """``8 workers``"""
+    base_rate: float
+    """Batches a second as measured, with the present settings; 0.0 = none."""
+    rate: float | None = None
+    """Batches a second; None = it cannot be known, for the ``reason``."""
+    low: float | None = None
+    """The bounds of the rate; None = not even they are known."""
+    high: float | None = None
+    limit: str = ""
+    """The limit of the rate then: ``the trainer``, ``the cores``, ``the GIL``, ``the workers``, or
+    a stage."""
+    assumption: str = ""
+    reason: str = ""
+    """Why the rate cannot be known; "" = it is."""
+
+    @property
+    def gain(self) -> float | None:
+        """The gain in speed: 0.45 = 45 %; None = it cannot be known."""
+        return None if self.rate is None else self.rate / self.base_rate - 1
+
+    def __str__(self) -> str:
+        """Return a sentence: ``8 workers: 410 batches/s (380 to 430), +55 %; then the trainer is
+        the limit.``
+        """
+        bounds = ""
+        if self.low is not None and self.high is not None:
+            bounds = f"{_number(self.low)} to {_number(self.high)}"
+        if self.rate is None:
+            known = f", somewhere in {bounds} batches/s" if bounds else ""
+            return f"{self.setting}: cannot be known{known}: {self.reason}."
+        gain = f"{100 * (self.gain or 0.0):+.0f} %"
+        then = f"; then {self.limit} {'are' if self.limit.endswith('s') else 'is'} the limit"
+        if self.assumption:
+            then += f", if {self.assumption}"
+        return f"{self.setting}: {_number(self.rate)} batches/s ({bounds}), {gain}{then}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Settings that differ from the present ones.
+
+    Raises: ValueError: a value out of range, or nothing differs.
+    """
+
+    num_workers: int | None = None
+    """None = as many as now, or one for each process."""
+    processes: int | None = None
+    """0 = threads of the training process; None = as now."""
+    cache: bool = False
+    read_speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_workers", 0), ("processes", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or value < least):
+                raise ValueError(f"what_if: {name} must be >= {least} or None, got {value!r}.")
+        if not 0 < self.read_speedup < math.inf:
+            raise ValueError(f"what_if: read_speedup must be > 0, got {self.read_speedup!r}.")
+        changes = self.num_workers, self.processes, self.cache or None
+        if changes == (None, None, None) and self.read_speedup == 1:
+            raise ValueError(
+                "what_if: expected a setting to change, got none. Pass num_workers, processes, "
+                "cache=True or read_speedup."
+            )
+        if None not in (self.processes, self.num_workers) and (
+            (self.processes or 0) > (self.num_workers or 0)
+        ):
+            raise ValueError(
+                f"what_if: processes must be <= num_workers, got {self.processes} and "
+                f"{self.num_workers}. Each process has one worker at least."
+            )
+
+    def __str__(self) -> str:
+        """Return the settings: ``8 workers in 2 processes, a cache``."""
+        workers = "" if self.num_workers is None else _count(self.num_workers, "worker")
+        if self.processes is not None:
+            where = _count(self.processes, "process") if self.processes else "threads"
+            joined = "on" if where == "threads" else "in"
+            workers = f"{workers} {joined} {where}" if workers else where
+        cache = "a cache" if self.cache else ""
+        reads = "" if self.read_speedup == 1 else f"reads {self.read_speedup:g}x as fast"
+        return ", ".join(filter(None, (workers, cache, reads)))
+
+
+def predict(
+    question: Question,
+    stats: PipelineStats,
+    probes: Probes,
+    verdict: Verdict,
+    *,
+    pooled: Sequence[str] = (),
+    placement: Placement | None = None,
+) -> Prediction:
+    """Return what the settings would give; arguments as those of a :class:`Report`."""
+    try:
+        now = demands_of(stats, probes, verdict, pooled, placement)
+    except NotKnown as unknown:
+        return Prediction(setting=str(question), base_rate=0.0, reason=str(unknown))
+    try:
+        return _prediction(question, now)
+    except NotKnown as unknown:
+        return Prediction(setting=str(question), base_rate=now.rate, reason=str(unknown))
+
+
+def worth_asking(
+    stats: PipelineStats,
+    verdict: Verdict,
+    pooled: Sequence[str],
+    placement: Placement | None,
+) -> list[Question]:
+    """Return the settings that a report answers by itself, none where nothing is to gain."""
+    if stats.consumer_wait_ratio < _INPUT_BOUND or verdict.stage is None:
+        return []
+    stage = next(stage for stage in stats.stages if stage.name == verdict.stage)
+    count = placement.num_workers if placement is not None else stage.concurrency
+    if stage.queue.elapsed == 0 and pooled:
+        count = 0
+    asked = [Question(num_workers=2 * count or 2)]
+    on_threads = placement is not None and not placement.num_processes
+    if on_threads and verdict.cause is Cause.GIL:
+        asked.append(Question(processes=max(2, count)))
+    if verdict.cause is Cause.IO:
+        asked.append(Question(read_speedup=2.0))
+    if verdict.stage in pooled:
+        asked.append(Question(cache=True))
+    return asked[:_MOST_SHOWN]
+
+
+class _Plan(NamedTuple):
+    """The place where a batch is made, and the workers, cores and GIL that it takes; seconds."""
+
+    num_workers: int
+    worker: float
+    core: float
+    """The CPU time of a batch over the cores."""
+    gil: float
+
+
+def _prediction(question: Question, now: Demands) -> Prediction:
+    (low, _), (rate, limit), (high, _) = (
+        _rate(_plan(question, now, side), now, side, _as_computed(now, side))
+        for side in ("low", "likely", "high")
+    )
+    low, high = min(low, rate) * (1 - now.error), max(high, rate) * (1 + now.error)
+    found = Prediction(
+        setting=str(question),
+        base_rate=now.rate,
+        rate=rate,
+        low=low,
+        high=high,
+        limit=limit,
+        assumption=_assumption(question, now),
+    )
+    if high > _TOO_WIDE * low:
+        return replace(found, rate=None, limit="", reason=_why_unknown(question, now))
+    return found
+
+
+def _as_computed(now: Demands, side: str) -> float:
+    """Return the measured rate of the present settings over the computed one. Raises: NotKnown."""
+    computed, _ = _rate(_plan(Question(num_workers=now.num_workers), now, side), now, side)
+    # The model knows what limits the present settings, or it knows little about others.
+    if side == "likely" and not 1 / _OTHERWISE <= now.rate / computed <= _OTHERWISE:
+        raise NotKnown(
+            f"{_number(computed)} batches/s would be expected of the present settings, and "
+            f"{_number(now.rate)} were measured, so something else counts: the workers' start, or "
+            "other programs"
+        )
+    return min(_OTHERWISE, max(1 / _OTHERWISE, now.rate / computed))
+
+
+def _rate(plan: _Plan, now: Demands, side: str, as_computed: float = 1.0) -> tuple[float, str]:
+    """Return the batches a second, and what limits them."""
+    if not plan.num_workers:
+        return as_computed / (plan.worker + now.step), "the trainer"
+    shared = max(plan.core, plan.gil)
+    elsewhere = max(0.0, plan.worker - shared)
+    steady = most_rate(plan.num_workers, shared, elsewhere)
+    varied = random_rate(_at_odds(plan, now), shared, elsewhere)
+    weight = {"low": 0.0, "likely": _MOSTLY_STEADY, "high": 1.0}[side]
+    workers = weight * steady + (1 - weight) * varied
+    name = f"stage {now.stage!r}" if now.stage else "the workers"
+    if plan.num_workers * shared > plan.worker:
+        name = "the GIL" if plan.gil > plan.core else "the cores"
+    limits = [(as_computed * workers, name)]
+    limits += [(1 / seconds, f"stage {stage!r}") for stage, seconds in now.stages]
+    if now.step > 0:
+        limits.append((1 / now.step, "the trainer"))
+    return min(limits)
+
+
+def _at_odds(plan: _Plan, now: Demands) -> int:
+    """Return how many of the workers ever fill a moment that others leave. Beyond the cores these
+    are the ones that wait for storage: the rest only take a core from each other, and were measured
+    to gain nothing.
+    """
+    beyond = max(0, plan.num_workers - now.num_cores)
+    if not beyond or plan.gil > plan.core:
+        return plan.num_workers
+    waiting = max(0.0, 1 - plan.core * now.num_cores / plan.worker) if plan.worker else 0.0
+    return plan.num_workers - beyond + math.ceil(beyond * waiting)
+
+
+def _plan(question: Question, now: Demands, side: str) -> _Plan:
+    """Return what a batch takes with these settings: at most for ``low``, the rate's bound."""
+    most_is = {"low": "high", "likely": "likely", "high": "low"}[side]
+    num_workers, num_processes = _places(question, now)
+    cpu, waits = now.cpu, getattr(now.waits, most_is) / question.read_speedup
+    if question.cache:
+        if now.stage:
+            raise NotKnown("a cache is for the samples of a loader")
+        hit = now.copy + _CACHE_HIT_SECONDS * now.num_fetches
+        hit *= {"low": 2.0, "likely": 1.0, "high": 0.1}[side]
+        cpu = (1 - now.fetch_ratio) * cpu + hit
+        waits *= 1 - now.fetch_ratio
+    gil = _gil(num_workers, num_processes, now, most_is) * (cpu / now.cpu if now.cpu else 1.0)
+    if num_processes and not now.num_processes:
+        cpu += getattr(_hand_over(now), most_is)
+    core = (cpu + now.other_cpu) / now.num_cores
+    return _Plan(num_workers, cpu + waits + now.overhead, core, gil)
+
+
+def _hand_over(now: Demands) -> Between:
+    """Return the CPU seconds in which a batch comes out of a process."""
+    fixed, copies = _HAND_OVER_SECONDS, _HAND_OVER_COPIES
+    return Between(*(each + now.copy * times for each, times in zip(fixed, copies, strict=True)))
+
+
+def _places(question: Question, now: Demands) -> tuple[int, int]:
+    """Return the number of workers and of processes."""
+    num_processes = question.processes
+    num_workers = question.num_workers
+    if num_workers is None:
+        num_workers = max(now.num_workers, num_processes or 0)
+    if num_processes is None:
+        each_alone = now.num_processes == now.num_workers
+        num_processes = num_workers if each_alone else min(now.num_processes, num_workers)
+    if now.num_processes and not num_processes and num_workers:
+        raise NotKnown(
+            "the workers are in processes, and nothing shows how they would share the trainer's GIL"
+        )
+    return num_workers, num_processes
+
+
+def _gil(num_workers: int, num_processes: int, now: Demands, most_is: str) -> float:
+    """Return the seconds in which a batch keeps the others of its process from running."""
+    if now.gil is None or num_processes >= num_workers:
+        return 0.0
+    held: float = getattr(now.gil, most_is)
+    return held / max(1, num_processes) * max(1, now.num_processes)
+
+
+def _assumption(question: Question, now: Demands) -> str:
+    parts = []
+    num_workers, num_processes = _places(question, now)
+    if now.gil is None and num_workers > 1 and num_processes < num_workers:
+        parts.append("the workers do not share a GIL, or release it while they work")
+    elif num_processes == 0 and num_workers > now.num_workers and _may_hold_unseen(now):
+        ratio = now.gil.likely * now.rate if now.gil is not None else 0.0
+        parts.append(f"the GIL is held for no more than the {100 * ratio:.0f} % that were seen")
+    if num_processes and not now.num_processes:
+        seconds = _hand_over(now).likely
+        parts.append(f"a batch comes out of a process in about {1e3 * seconds:.1f} ms")
+    if question.cache:
+        parts.append("all that the dataset does for a sample is in the cache")
+    if question.read_speedup != 1:
+        parts.append("the time in which the ops use no core is that of reading")
+    return " and ".join(parts)
+
+
+def _may_hold_unseen(now: Demands) -> bool:
+    """Return whether calls may hold the GIL too briefly to be seen, and too often to share it."""
+    return now.gil is not None and not now.has_own_gil and not now.is_gil_bound
+
+
+def _why_unknown(question: Question, now: Demands) -> str:
+    if question.cache:
+        return "the cost of reading a sample from a cache, beside that of collating it, counts here"
+    if now.waits.high - now.waits.low > _WORTH_NAMING * (now.cpu + now.waits.low):
+        return (
+            "the threads wait for the GIL, for storage or for both, and the figures do not tell "
+            "them apart. An epoch with num_workers=1 would"
+        )
+    if now.gil is not None and now.gil.high > (1 + _WORTH_NAMING) * now.gil.low:
+        return "the GIL was sampled too rarely: load for a few more seconds"
+    return "the calls' times vary too much, or were too few"
+
+
+def _count(number: int, noun: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}es" if noun.endswith("s") else f"{number} {noun}s"
+
+
+def _number(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
