@@ -1,9 +1,10 @@
-"""Checks of a loader with your own dataset, for your own tests.
+"""Checks of a loader, or of a dataset, for your own tests.
 
 Each raises AssertionError with what differs, where, and the likely reason.
 """
 
 from spdl_torch.testing.reproducible import assert_reproducible
 from spdl_torch.testing.resume import assert_resume_exact
+from spdl_torch.testing.thread_safety import assert_thread_safe
 
-__all__ = ["assert_reproducible", "assert_resume_exact"]
+__all__ = ["assert_reproducible", "assert_resume_exact", "assert_thread_safe"]

@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Of the process's generators that a dataset could draw from unseen."""
+    """The states of the process's generators that a dataset could draw from unseen."""
 
     python: Any
     numpy: Any
@@ -42,7 +42,7 @@ class States:
 
 
 def generator_states() -> tuple[Any, ...]:
-    """Of torch's global generator on the CPU, Python's and numpy's."""
+    """Return the states of torch's global generator on the CPU, Python's and numpy's."""
     return torch.get_rng_state(), random.getstate(), np.random.get_state()
 
 
@@ -55,7 +55,7 @@ def set_generator_states(states: tuple[Any, ...]) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """What the block draws is not drawn for those behind it."""
+    """Put the generators back after the block."""
     states = generator_states()
     try:
         yield

@@ -1,9 +1,10 @@
-"""The same bits for any number of threads."""
+"""The same bits for any number of workers."""
 
 from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from ._differences import first_difference, path_of_difference
 from ._generators import States, generators_kept, seed_all
+from ._own_generators import OwnGenerators, alike_on_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -26,21 +28,23 @@ def assert_reproducible(
     num_batches: int | None = None,
     seed: int = 0,
 ) -> None:
-    """Check that a loader yields the same bits for any number of threads.
+    """Check that a loader yields the same bits for any number of workers, threads or processes.
 
     ``make_loader(n)`` returns a new loader with ``num_workers=n``. Before it is called, torch's
     global generator is seeded with ``seed``, and those of ``random`` and ``numpy.random`` with
-    another seed each time, so that a draw from them is found out also where threads happen to keep
-    the order. (Not if the sampler draws from them: then with the same.) All three are put back.
+    another seed each time, so that a draw from them is found even if the workers happen to keep the
+    order. (Not if the sampler draws from them: then with the same.) All three are put back.
 
     An iterable dataset divides itself among the workers, or gives everything once for each. So its
-    batches are compared with those of another run with the same number.
+    batches are compared with those of another run with the same number. And with two workers or
+    more, no two of them may draw the same numbers for their items from a generator of the dataset's
+    own, of which each has a copy.
 
     Args:
         make_loader: called once for each of ``num_workers``, for those of an iterable dataset
             twice, and once for the sampler alone. If a difference is found, once more, to look
             which attribute of the dataset an epoch changes.
-        num_workers: numbers of threads to compare with the first of them.
+        num_workers: numbers of workers; each is compared with the first.
         num_epochs: how often each loader is iterated.
         num_batches: of each epoch; None = all. Those of one loader are kept in memory. A dataset
             without an end needs a number.
@@ -65,6 +69,7 @@ def assert_reproducible(
         first = make_loader(num_workers[0])
         is_iterable = isinstance(getattr(first, "dataset", None), IterableDataset)
         drawn_by_sampler = set() if is_iterable else _drawn_by_sampler(first, num_batches)
+        what_changes = partial(_what_changes, num_batches, drawn_by_sampler)
         pairs = [(workers, num_workers[0]) for workers in num_workers[1:]]
         if is_iterable:
             pairs = [(workers, workers) for workers in num_workers]
@@ -82,8 +87,22 @@ def assert_reproducible(
                 raise AssertionError(
                     f"assert_reproducible: num_workers={workers} must {again}give the same batches "
                     f"as num_workers={reference}, but {difference}. "
-                    f"{_reason(loader, drawn) or _what_changes(make_loader, num_batches)}"
+                    f"{_reason(loader, drawn) or what_changes(make_loader)}"
                 )
+        if is_iterable and max(num_workers) > 1:
+            _check_workers_differ(first)
+
+
+def _check_workers_differ(loader: Any) -> None:
+    is_seeded = getattr(loader, "rng", None) == "sample"
+    for path in alike_on_workers(loader.dataset, seeds_transforms=is_seeded):
+        raise AssertionError(
+            f"assert_reproducible: workers must not draw the same numbers for their items, but two "
+            f"of them do, from {path}: each has a copy in the same state. Draw from torch, random "
+            "or numpy.random, which the loader seeds for each item, or seed it in __iter__ by "
+            "get_worker_info().seed. What all workers must do alike, such as shuffling a list that "
+            "they divide, keeps a generator of its own."
+        )
 
 
 _IMPORTED_BY_NAME = {
@@ -107,17 +126,37 @@ def _reason(loader: Any, drawn: set[str]) -> str | None:
     return None
 
 
-def _what_changes(make_loader: Callable[[int], Iterable[Any]], num_batches: int | None) -> str:
-    """Name the attribute of the dataset that an epoch on this thread leaves as another."""
+def _what_changes(
+    num_batches: int | None,
+    drawn_by_sampler: set[str],
+    make_loader: Callable[[int], Iterable[Any]],
+) -> str:
+    """Name the generator or the attribute of the dataset that an epoch on this thread leaves as
+    another: nothing is seen here of what workers in processes of their own do."""
+    drawn: set[str] = set()
+    changed: list[str] = []
     try:
         loader = make_loader(0)
         dataset = getattr(loader, "dataset", None)
-        before = copy.deepcopy(dataset)
+        own = OwnGenerators(dataset, getattr(loader, "collate_fn", None))
+        digests = own.digests()
+        before, generators = copy.deepcopy(dataset), States.now()
         for _ in islice(loader, num_batches):
             pass
+        drawn = generators.changed() - drawn_by_sampler
+        changed = own.changed(digests)
         path = path_of_difference(before, dataset)
     except Exception:  # of a dataset that cannot be copied or compared, nothing can be said
         path = None
+    reason = _reason(None, drawn)
+    if reason is not None:
+        return reason
+    if changed:
+        return (
+            f"An epoch without workers changes {changed[0]}: samples leave it to one another. Keep "
+            "it as an attribute of a transform, where the loader seeds it for each sample, or draw "
+            "from torch, random or numpy.random."
+        )
     if path is not None:
         place, _, what = path.removeprefix(" at ").partition(": ")
         change = f" ({what})" if what else ""
@@ -135,7 +174,7 @@ def _what_changes(make_loader: Callable[[int], Iterable[Any]], num_batches: int 
 
 
 def _drawn_by_sampler(loader: Any, num_batches: int | None) -> set[str]:
-    """Which generators the order comes from: those may be drawn from."""
+    """Return the generators that the order comes from: those may be drawn from."""
     before = States.now()
     sampler = getattr(loader, "_index_sampler", ())  # torch's attribute for the one it pulls
     for _ in islice(sampler, num_batches):

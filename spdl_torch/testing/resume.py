@@ -31,9 +31,9 @@ def assert_resume_exact(
 ) -> None:
     """Check that a loader goes on at the exact next batch from each of its states.
 
-    A loader runs undisturbed for ``num_epochs``; its state is taken before the first batch, behind
-    every batch and behind every epoch, and goes through JSON and ``torch.load(weights_only=True)``.
-    From every state another loader goes on: the rest of its epoch and the epochs behind it must be
+    A loader runs undisturbed for ``num_epochs``; its state is taken before the first batch, after
+    every batch and after every epoch, and goes through JSON and ``torch.load(weights_only=True)``.
+    From every state another loader goes on: the rest of its epoch and the epochs after it must be
     those of the undisturbed run. Last, one epoch is broken off and resumed three times.
 
     torch's, Python's and numpy's global generators are seeded with ``seed`` in the beginning, set
@@ -43,7 +43,7 @@ def assert_resume_exact(
         make_loader: returns a new loader, a ``spdl_torch.DataLoader`` or anything that has
             ``state_dict()`` and ``load_state_dict()``. Give each its own ``generator``, if any.
         num_epochs: of the undisturbed run. Its batches are kept in memory.
-        make_resumed: of the loaders that go on; None = ``make_loader``. Another number of threads
+        make_resumed: of the loaders that go on; None = ``make_loader``. Another number of workers
             must make no difference.
         seed: see above.
     Raises: AssertionError: from which state, and which batch and sample differs.
@@ -78,7 +78,7 @@ class _Snapshot:
     generators: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"in epoch {self.epoch} behind batch {self.position}"
+        return f"in epoch {self.epoch} after batch {self.position}"
 
 
 def _undisturbed(loader: Any, num_epochs: int) -> tuple[list[list[Any]], list[_Snapshot]]:
@@ -99,7 +99,7 @@ def _snapshot(loader: Any, epoch: int, position: int) -> _Snapshot:
 
 
 def _stored(state: Any) -> Any:
-    """What comes back from a checkpoint."""
+    """Return a state as it comes back from a checkpoint."""
     try:
         state = json.loads(json.dumps(state, allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -1,0 +1,168 @@
+"""A dataset loaded on threads that disturb each other, and alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.process
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils.data import IterableDataset
+
+from ..data.fetching.batch_maker import BatchMaker, EndOfIterable
+from ..data.loader.dataloader import DataLoader
+from ..data.rng.keys import StreamKey, epoch_seed
+from ..data.rng.owned import OwnedGenerators
+from ..data.rng.streams import SampleStreams
+from ..data.workers.worker_info import acting_as_worker
+from ._interleaving import threads_interleaved
+from ._private_copies import private_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..observe.verdict.placement import Placement
+
+__all__ = ["BothWays"]
+
+_JOIN_SECONDS = 10.0
+
+
+class _Sharing(DataLoader[Any]):
+    """A loader whose workers share what is in the dataset, as with ``thread_safe = True``."""
+
+    def is_vouched_for(self, placement: Placement) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BothWays:
+    """A dataset and the ways to load it: the arguments of ``assert_thread_safe``."""
+
+    dataset: Any
+    num_workers: int
+    batch_size: int | None
+    collate_fn: Callable[[Any], Any] | None
+    worker_init_fn: Callable[[int], None] | None
+    num_batches: int
+    timeout: float
+    seed: int
+
+    def on_threads(self) -> tuple[list[Any], Exception | None]:
+        """Return the batches up to the first error, and that error."""
+        batches: list[Any] = []
+        error: Exception | None = None
+        others = set(threading.enumerate())
+        with threads_interleaved():
+            iterator = iter(self._loader())
+            try:
+                batches.extend(islice(iterator, self.num_batches))
+            except Exception as raised:
+                error = raised
+            del iterator  # its threads finish their samples, and end
+        for thread in set(threading.enumerate()) - others:
+            # What is looked at next must not change any more. A thread that hangs is left alone.
+            if thread.name.startswith("spdl-"):
+                thread.join(_JOIN_SECONDS)
+        return batches, error
+
+    def alone(self, dataset: Any, collate_fn: Any) -> list[Any]:
+        """Return the same batches, made on this thread from copies of dataset and collate_fn: what
+        each worker makes of an iterable, one after the other.
+        """
+        torch.set_num_threads(1)  # as in a worker: sums may differ in their bits
+        if not self._is_iterable:
+            return self._share(0, dataset, collate_fn)
+        numbers = range(self.num_workers)
+        shares = [self._share(each, *private_copy(dataset, collate_fn)) for each in numbers]
+        turns = range(max(map(len, shares)))
+        in_turn = [share[turn] for turn in turns for share in shares if turn < len(share)]
+        return in_turn[: self.num_batches]
+
+    @property
+    def _is_iterable(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
+
+    def _loader(self) -> DataLoader[Any]:
+        return _Sharing(
+            self.dataset,
+            self.batch_size,
+            sampler=None if self._is_iterable else self._order(),
+            num_workers=self.num_workers,
+            collate_fn=self.collate_fn,
+            timeout=self.timeout,
+            worker_init_fn=self.worker_init_fn,
+            isolation="thread",
+            seed=self.seed,
+        )
+
+    def _order(self) -> list[int]:
+        """Return the indices of a map-style dataset's samples: in any order, but always in it."""
+        generator = torch.Generator().manual_seed(self.seed)
+        order: list[int] = torch.randperm(len(self.dataset), generator=generator).tolist()
+        return order[: self.num_batches * (self.batch_size or 1)]
+
+    def _indices(self) -> Iterator[Any]:
+        """Yield the index of each batch, as a sampler does."""
+        size = self.batch_size
+        if self._is_iterable:
+            yield from repeat(None if size is None else [None] * size)
+        elif size is None:
+            yield from self._order()
+        else:
+            order = self._order()
+            for first in range(0, len(order), size):
+                yield order[first : first + size]
+
+    def _share(self, number: int, dataset: Any, collate_fn: Any) -> list[Any]:
+        """Return the batches of worker ``number``, with the random numbers that it draws."""
+        seed = epoch_seed(self.seed, 0)
+        collate_fn = collate_fn or self._loader().collate_fn
+        streams = SampleStreams(seed, number)
+        streams.seed_owned(OwnedGenerators(dataset, collate_fn))
+        key = StreamKey(seed, is_seeded=True)
+        if self._is_iterable:
+            key = replace(key, num_replicas=self.num_workers, rank=number)
+        batches: list[Any] = []
+        info = acting_as_worker(number, self.num_workers, seed, dataset)
+        with info, _in_process_of(number), streams:
+            if self.worker_init_fn is not None:
+                self.worker_init_fn(number)
+            maker = BatchMaker(
+                dataset,
+                collate_fn,
+                iterable=self._is_iterable,
+                auto_collation=self.batch_size is not None,
+                drop_last=False,
+                streams=streams,
+                key=key,
+                worker=number,
+                fetch_cell=None,
+                collate_cell=None,
+            )
+            for which, index in enumerate(islice(self._indices(), self.num_batches)):
+                try:
+                    batch, _ = maker.make(which * (self.batch_size or 1), index, which)
+                except EndOfIterable:
+                    break
+                batches.append(batch)
+        return batches
+
+
+@contextmanager
+def _in_process_of(number: int) -> Iterator[None]:
+    """Let ``multiprocessing.current_process()`` be that of worker ``number``: a dataset may divide
+    itself by its name or number.
+    """
+    module: Any = multiprocessing.process  # it has no public way to set this
+    process = multiprocessing.Process(name=f"Process-{number + 1}")
+    cast("Any", process)._identity = (number + 1,)
+    current, module._current_process = module._current_process, process
+    try:
+        yield
+    finally:
+        module._current_process = current

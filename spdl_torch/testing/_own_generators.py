@@ -1,0 +1,116 @@
+"""The random generators that user code keeps, and those that samples or workers have in common."""
+
+from __future__ import annotations
+
+import copy
+import types
+from contextlib import contextmanager
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any
+
+from ..data.rng.owned import (
+    GENERATOR_KINDS,
+    OwnedGenerators,
+    ids_of_the_process,
+    set_state,
+    state_digest,
+    state_of,
+)
+from ..data.workers.worker_info import acting_as_worker
+from ._members import PLAIN, members
+from ._user_code import UserCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["OwnGenerators", "alike_on_workers"]
+
+_MOST_OBJECTS = 5_000
+_MOST_ITEMS = 16
+
+
+class OwnGenerators:
+    """The generators that a dataset and the code it calls lead to, by the expression for each:
+    attributes, variables around functions, default arguments, class attributes and globals.
+
+    ``without``: the ids of those to leave out, besides the process's own.
+    """
+
+    def __init__(self, *roots: Any, without: frozenset[int] = frozenset()) -> None:
+        code = UserCode(*roots)
+        called: list[tuple[str, Any]] = [(each.__qualname__, each) for each in code.functions]
+        called += [(each.__qualname__, each) for each in code.classes]
+        called += [(scope.name, scope) for scope in code.scopes]
+        named: list[tuple[str, Any]] = list(zip(("dataset", "collate_fn"), roots, strict=False))
+        self._found: dict[str, Any] = {}
+        seen: dict[int, Any] = {}  # keeps them: another may get a freed id
+        excepted = without | ids_of_the_process()
+        # The dataset first: what it leads to has its expression from there.
+        for waiting in (named, called):
+            while waiting and len(seen) < _MOST_OBJECTS:
+                level, waiting = waiting, []
+                for path, value in level:
+                    if id(value) in seen or isinstance(value, (*PLAIN, types.ModuleType)):
+                        continue
+                    seen[id(value)] = value
+                    if not isinstance(value, GENERATOR_KINDS):
+                        waiting += members(path, value).items()
+                    elif id(value) not in excepted:
+                        self._found[path] = value
+
+    def digests(self) -> dict[str, int]:
+        """Return a number for the state of each."""
+        return {path: state_digest(generator) for path, generator in self._found.items()}
+
+    def changed(self, before: dict[str, int]) -> list[str]:
+        """Name those that are in another state than ``before``."""
+        return [
+            f"{path} (another state of a {type(self._found[path]).__name__})"
+            for path, digest in self.digests().items()
+            if digest != before[path]
+        ]
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Restore all of them after the block."""
+        states = {path: state_of(generator) for path, generator in self._found.items()}
+        try:
+            yield
+        finally:
+            for path, state in states.items():
+                set_state(self._found[path], state)
+
+
+def alike_on_workers(dataset: Any, *, seeds_transforms: bool) -> list[str]:
+    """Name the generators from which two workers of an iterable dataset draw the same numbers for
+    their items: each worker has a copy in the same state.
+
+    Draws for the first item do not count, nor those for less than half of the items: workers that
+    shuffle a list in the same way, before each takes its share, must draw alike.
+
+    seeds_transforms: whether the loader seeds the generators of transforms for every item.
+    """
+    moved: list[dict[str, set[int]]] = []
+    for number in range(2):
+        try:
+            own = copy.deepcopy(dataset)
+        except Exception:  # what cannot be copied cannot be looked at twice
+            return []
+        seeded = OwnedGenerators(own).found if seeds_transforms else ()
+        generators = OwnGenerators(own, without=frozenset(id(each) for _, each in seeded))
+        # A generator outside the copy is the same object for both: each begins with it as it is.
+        with generators.kept(), acting_as_worker(number, 2, 0, own):
+            states = [generators.digests() for _ in islice(iter(own), _MOST_ITEMS)]
+        moved.append(_drawn_for_most(states))
+    first, second = moved
+    return [path for path in first if first[path] & second.get(path, set())]
+
+
+def _drawn_for_most(states: list[dict[str, int]]) -> dict[str, set[int]]:
+    """Return the states after the later items, of the generators that most of them draw from."""
+    steps = list(pairwise(states))
+    drawn = {
+        path: [after[path] for before, after in steps if before[path] != after[path]]
+        for path in (states[0] if states else ())
+    }
+    return {path: set(each) for path, each in drawn.items() if 2 * len(each) > len(steps)}

@@ -1,0 +1,71 @@
+"""A copy of a dataset that shares nothing with it but large arrays and what cannot be copied."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..data.nested_datasets import nested_datasets
+from ..data.workers.dataset_copies import own_copy
+from ..data.workers.worker_info import rebound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["private_copy"]
+
+_LARGE_BYTES = 1 << 26
+
+
+def private_copy(
+    dataset: Any, collate_fn: Callable[[Any], Any] | None
+) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Copy both deeply, as a process would have them; a method of the dataset becomes its copy's.
+
+    What cannot be copied is shared: an open file, a generator, a lock.
+    """
+    memo = _large_in(dataset)
+    own = _deep_copy(dataset, memo)
+    if own is dataset:
+        own = _copy_by_attributes(dataset, memo)
+    if collate_fn is None:
+        return own, None
+    bound = rebound(collate_fn, dataset, own)
+    return own, _deep_copy(collate_fn, memo) if bound is collate_fn else bound
+
+
+def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy, or the value itself if there is none."""
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a handle, a generator, a lock, or a class that refuses
+        return value
+
+
+def _copy_by_attributes(dataset: Any, memo: dict[int, Any]) -> Any:
+    """Copy what can be copied of a dataset whose copy as a whole fails."""
+    memo.clear()  # the attempt may have left halves
+    memo.update(_large_in(dataset))
+    own = own_copy(dataset, threading.Lock())
+    if own is dataset or not hasattr(own, "__dict__"):
+        return own
+    memo[id(dataset)] = own
+    for name, value in tuple(vars(own).items()):
+        vars(own)[name] = _deep_copy(value, memo)
+    return own
+
+
+def _large_in(dataset: Any) -> dict[int, Any]:
+    """Return the large arrays of a dataset and those inside it, by id: what a copy may share."""
+    found: dict[int, Any] = {}
+    for each in nested_datasets(dataset):
+        values = list(getattr(each, "__dict__", {}).values())
+        values += [v for group in values if type(group) in (list, tuple) for v in group]
+        for value in values:
+            if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _LARGE_BYTES:
+                found[id(value)] = value
+    return found

@@ -1,0 +1,152 @@
+"""The state that all threads of a process share: working directory, environment, settings."""
+
+from __future__ import annotations
+
+import gc
+import locale
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["ProcessState"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """The process's settings at one moment, by the expression that reads each."""
+
+    values: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> ProcessState:
+        """Read them."""
+        return cls({name: read() for name, (read, _) in _SETTINGS.items()})
+
+    def changed(self) -> dict[str, str]:
+        """Describe what differs now, each by its expression, as ``torch.get_default_dtype()
+        (torch.float64 in place of torch.float32)``.
+        """
+        now = ProcessState.now().values
+        return {
+            name: f"{name} ({_change(was, now[name])})"
+            for name, was in self.values.items()
+            if was != now[name]
+        }
+
+    def put_back(self) -> None:
+        """Set what differs now to what it was."""
+        now = ProcessState.now().values
+        for name, was in self.values.items():
+            if was != now[name]:
+                _SETTINGS[name][1](was)
+
+    @staticmethod
+    @contextmanager
+    def kept() -> Iterator[ProcessState]:
+        """Put everything back after the block, whatever happens in it."""
+        state = ProcessState.now()
+        try:
+            yield state
+        finally:
+            state.put_back()
+
+
+def _change(was: Any, now: Any) -> str:
+    """Describe the change; of a mapping, only the entries that differ."""
+    if isinstance(was, dict):
+        names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+        return ", ".join(names)
+    if isinstance(was, list | tuple):
+        return f"{len(now)} entries in place of {len(was)}" if len(was) != len(now) else "changed"
+    return f"{_short(now)} in place of {_short(was)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _set_environ(values: dict[str, str]) -> None:
+    for name in set(os.environ) - set(values):
+        del os.environ[name]
+    os.environ.update(values)
+
+
+def _set_filters(filters: list[Any]) -> None:
+    module: Any = warnings
+    module.filters[:] = filters
+    module._filters_mutated()  # what was shown "once" is looked up anew
+
+
+def _set_logging(state: tuple[int, int, list[logging.Handler]]) -> None:
+    logging.disable(state[0])
+    logging.root.setLevel(state[1])
+    logging.root.handlers[:] = state[2]
+
+
+def _logging() -> tuple[int, int, list[logging.Handler]]:
+    return logging.root.manager.disable, logging.root.level, list(logging.root.handlers)
+
+
+_multiprocessing: Any = torch.multiprocessing  # these functions have no types
+_SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1")
+    if hasattr(signal, name)
+]
+
+
+def _handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in _SIGNALS]
+
+
+def _set_handlers(handlers: list[Any]) -> None:
+    for number, handler in zip(_SIGNALS, handlers, strict=True):
+        if handler is not None:  # None: of another language, which Python cannot set
+            signal.signal(number, handler)
+
+
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "os.getcwd()": (os.getcwd, os.chdir),
+    "os.environ": (lambda: dict(os.environ), _set_environ),
+    "torch.get_default_dtype()": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch.get_deterministic_debug_mode()": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
+    "torch.get_num_threads()": (torch.get_num_threads, torch.set_num_threads),
+    "torch.get_float32_matmul_precision()": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "torch.multiprocessing.get_sharing_strategy()": (
+        lambda: _multiprocessing.get_sharing_strategy(),
+        lambda strategy: _multiprocessing.set_sharing_strategy(strategy),
+    ),
+    "locale.setlocale(locale.LC_ALL)": (
+        lambda: locale.setlocale(locale.LC_ALL),
+        lambda name: locale.setlocale(locale.LC_ALL, name),
+    ),
+    "warnings.filters": (lambda: list(warnings.filters), _set_filters),
+    "logging.root": (_logging, _set_logging),
+    "signal.getsignal()": (_handlers, _set_handlers),
+    "gc.isenabled()": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "socket.getdefaulttimeout()": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "sys.getrecursionlimit()": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "sys.path": (lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
+    "sys.stdout": (lambda: sys.stdout, lambda file: setattr(sys, "stdout", file)),
+    "sys.stderr": (lambda: sys.stderr, lambda file: setattr(sys, "stderr", file)),
+    "tempfile.tempdir": (tempfile.gettempdir, lambda name: setattr(tempfile, "tempdir", name)),
+}

@@ -1,0 +1,175 @@
+"""Whether a dataset gives the same samples on threads of one process as alone."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ._both_ways import BothWays
+from ._differences import path_of_difference
+from ._generators import generators_kept
+from ._private_copies import private_copy
+from ._process_state import ProcessState
+from ._shared_objects import SharedObjects
+from ._user_code import UserCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["assert_thread_safe"]
+
+
+def assert_thread_safe(
+    dataset: Any,
+    *,
+    num_workers: int = 4,
+    batch_size: int | None = 8,
+    collate_fn: Callable[[Any], Any] | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+    num_batches: int = 100,
+    num_rounds: int = 3,
+    timeout: float = 60,
+    seed: int = 0,
+) -> None:
+    """Check that a dataset can be loaded on threads: with ``isolation="thread"``.
+
+    The dataset is loaded on ``num_workers`` threads, which change places at almost every line of
+    its code, and then alone, on this thread. The batches must be equal, bit by bit. A map-style
+    dataset is read in a random order; of an iterable dataset, each worker's share is read alone,
+    one after the other. Loading must not change the process either: its working directory, its
+    environment and its settings are the trainer's, too.
+
+    Passing means that no fault was seen: a race inside a library may need more rounds. A library
+    that is not made for threads may end the process.
+
+    Args:
+        dataset: map-style, with a length, or iterable. It is changed if loading it changes it.
+        num_workers: number of threads.
+        batch_size: None = without batches.
+        collate_fn: as the loader's; None = torch's.
+        worker_init_fn: as the loader's.
+        num_batches: the most of each round, and of each worker's share when it is read alone, so
+            that an iterable dataset needs no end. All are kept in memory, and the dataset twice,
+            but for arrays and tensors above 64 MiB.
+        num_rounds: how often the dataset is loaded on threads.
+        timeout: seconds to wait for a batch, which never comes if threads wait for each other.
+        seed: of the order and the random streams.
+    Raises: AssertionError: which batch and sample differs, which attribute, global or call the
+            threads share, and what to do; or what loading changed in the process. How often
+            threads change places, the process's settings and its generators are put back.
+        ValueError: a number < 1, or fewer than two workers.
+        Whatever the dataset raises when it is loaded alone.
+    """
+    _check_numbers(num_workers=num_workers, num_batches=num_batches, num_rounds=num_rounds)
+    both_ways = BothWays(
+        dataset=dataset,
+        num_workers=num_workers,
+        batch_size=batch_size,
+        collate_fn=collate_fn,
+        worker_init_fn=worker_init_fn,
+        num_batches=num_batches,
+        timeout=timeout,
+        seed=seed,
+    )
+    with generators_kept(), ProcessState.kept(), warnings.catch_warnings():
+        # More threads than cores are wanted here.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        _compare(both_ways, num_rounds)
+
+
+def _check_numbers(**numbers: int) -> None:
+    for name, number in numbers.items():
+        least = 2 if name == "num_workers" else 1
+        if number < least:
+            raise ValueError(f"assert_thread_safe: {name} must be >= {least}, got {number!r}.")
+
+
+def _compare(both_ways: BothWays, num_rounds: int) -> None:
+    """Load on threads first: what a run alone leaves in the dataset might help them."""
+    dataset, functions = both_ways.dataset, (both_ways.collate_fn, both_ways.worker_init_fn)
+    copies = private_copy(dataset, both_ways.collate_fn)
+    code = UserCode(dataset, *functions)
+    shared, process = SharedObjects(dataset, functions, code), ProcessState.now()
+    changes: dict[str, str] = {}
+    rounds: list[tuple[list[Any], Exception | None]] = []
+    for _ in range(num_rounds):
+        rounds.append(both_ways.on_threads())
+        shared.look()
+        changes = {**process.changed(), **changes}
+        process.put_back()  # each round begins alike
+    evidence = _Evidence(shared, code, list(changes.values()))
+    expected = both_ways.alone(*copies)
+    for number, (got, error) in enumerate(rounds):
+        difference = _difference(expected, got, error)
+        if difference is not None:
+            raise AssertionError(
+                f"assert_thread_safe: {both_ways.num_workers} threads must give the samples that "
+                f"one gives alone, but in round {number} {difference}. {evidence.reason()}"
+            ) from error
+    if changes:
+        raise AssertionError(
+            "assert_thread_safe: loading on threads must leave the process as it is, but it "
+            f"changed {evidence.changes}. All threads share that, the trainer's too. "
+            f"{evidence.calls}Set it in the training program, {_OR_PROCESSES}."
+        )
+
+
+def _difference(expected: list[Any], got: list[Any], error: Exception | None) -> str | None:
+    """Return where the batches first differ, or how they end; None: they are equal."""
+    for number, (a, b) in enumerate(zip(expected, got, strict=False)):
+        path = path_of_difference(a, b)
+        if path is not None:
+            return f"batch {number} differs{path}"
+    if error is not None:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
+        return f"batch {len(got)} raised {text[:200]}"
+    if len(got) != len(expected):
+        return f"there are {len(got)} batches in place of {len(expected)}"
+    return None
+
+
+# -- the likely reason -----------------------------------------------------------------------
+
+_OR_PROCESSES = "or leave isolation out: then it is loaded in worker processes"
+_MOST_NAMES = 4
+
+
+class _Evidence:
+    """The observations while a dataset was loaded on threads, in words."""
+
+    def __init__(self, shared: SharedObjects, code: UserCode, changes: list[str]) -> None:
+        self._changed = shared.changed()
+        self._suspects = shared.suspects()
+        self.changes = _listed(changes, "; ")
+        """What changed in the process."""
+        calls = code.process_calls()
+        self.calls = f"{_listed(calls)}, which belongs to the process. " if calls else ""
+        """What the dataset's code uses of it."""
+
+    def reason(self) -> str:
+        """Return the likely reason of a difference, and what to do."""
+        also = f"Loading also changed {self.changes}. " if self.changes else ""
+        if self._changed:
+            return (
+                f"The threads share {_listed(self._changed)}, which loading changed. {self.calls}"
+                f"{also}Make or copy it for each sample, keep one for each thread "
+                "(threading.local()), or make it when it is first used, on self: each worker has "
+                f"its own self; {_OR_PROCESSES}."
+            )
+        if self.calls:
+            return f"{self.calls}{also}Do without it, {_OR_PROCESSES}."
+        if self._suspects:
+            return (
+                f"The threads share {_listed(self._suspects)}. {also}Make it when it is first "
+                f"used, on self: each worker has its own self; {_OR_PROCESSES}."
+            )
+        return (
+            f"{also}Nothing that the threads share was seen to change. Look for state in a "
+            "library, and for generators without a seed, which assert_reproducible finds; "
+            f"{_OR_PROCESSES}."
+        )
+
+
+def _listed(names: list[str], separator: str = ", ") -> str:
+    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+    return separator.join([*names[:_MOST_NAMES], *more])
