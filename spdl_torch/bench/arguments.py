@@ -42,7 +42,12 @@ def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
         "contenders (default: 2)",
     )
     bench.add_argument(
-        "--workers", type=whole_number, default=2, metavar="N", help="num_workers (default: 2)"
+        "--workers",
+        type=whole_number,
+        nargs="+",
+        default=[2],
+        metavar="N",
+        help="num_workers (default: 2); ordinary takes several",
     )
     bench.add_argument(
         "--data",
@@ -88,7 +93,8 @@ def _bench(arguments: Namespace) -> int:
         table=arguments.table,
         rounds=arguments.rounds or (1 if arguments.smoke else 5),
         seconds=arguments.seconds,
-        num_workers=arguments.workers,
+        num_workers=arguments.workers[0],
+        more_workers=tuple(arguments.workers[1:]),
         data=arguments.data,
         only=tuple(arguments.only),
         goals_only=arguments.goals,
@@ -107,7 +113,7 @@ def _bench(arguments: Namespace) -> int:
 
 
 def whole_number(text: str) -> int:
-    """An option's value of 1 or more."""
+    """Return an option's value of 1 or more."""
     if not text.lstrip("+-").isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
     return int(text)

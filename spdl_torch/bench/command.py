@@ -15,7 +15,7 @@ from .report import Metric, Report, last_line
 from .tables import TABLES, load_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from .tables import BenchOptions, Contender, Table
 
@@ -25,7 +25,7 @@ _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1, higher_is
 _SECONDS_OF_A_START = 4.0
 """The time until a process measures: torch's import, and a first pass that is not counted."""
 
-_NOT_SHOWN = frozenset(("folder", "shards", "no_spdl_decoder", "crop", "num_workers"))
+_NOT_SHOWN = frozenset(("folder", "shards", "no_spdl_decoder", "crop", "num_workers", "workers"))
 
 
 def list_tables(out: TextIO) -> int:
@@ -54,7 +54,7 @@ def run_bench(
     It is 1 if no contender could be measured, or one failed that is a check, and else 0.
     Raises: ValueError: an option that cannot be used.
     """
-    table = table or load_table(options.table)
+    table = _for_workers(table or load_table(options.table), options)
     _check_outputs(options)
     chosen, remarks = choose(table, options)
     bench = _Bench(options, table, progress, run)
@@ -73,6 +73,22 @@ def run_bench(
     return status or int(has_failed or not bench.report.rows)
 
 
+def _for_workers(table: Table, options: BenchOptions) -> Table:
+    """Return the table for the numbers of workers. Raises: ValueError: it takes only one."""
+    counts = (options.num_workers, *options.more_workers)
+    if len(set(counts)) < len(counts):
+        raise ValueError(f"--workers must be different numbers, got {_listed(counts)}.")
+    if table.with_workers is not None:
+        return table.with_workers(counts)
+    if options.more_workers:
+        raise ValueError(f"{table.name} takes one number of workers, got {_listed(counts)}.")
+    return table
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return " ".join(map(str, counts))
+
+
 def _check_outputs(options: BenchOptions) -> None:
     """Refuse files that could not be written at the end, minutes from now."""
     for path in (options.json, options.picture):
@@ -83,7 +99,7 @@ def _check_outputs(options: BenchOptions) -> None:
 
 
 def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[str]]:
-    """The contenders to measure, and a line for each peer that is not installed.
+    """Return the contenders to measure, and a line for each peer that is not installed.
 
     Raises: ValueError: ``only`` names none of them.
     """
@@ -125,7 +141,12 @@ class _Bench:
         self.report = Report(
             title=f"{table.name}: {table.title}",
             metrics=[*table.metrics, _OTHERS],
-            settings=machine(rounds=options.rounds, workers=options.num_workers),
+            settings=machine(
+                rounds=options.rounds,
+                workers=_listed((options.num_workers, *options.more_workers))
+                if options.more_workers
+                else options.num_workers,
+            ),
             goals=list(table.goals),
             shows_goals=not options.smoke,
             peer=options.peer or table.peer,
@@ -215,7 +236,7 @@ class _Bench:
 def _with_memory(
     figures: Mapping[str, float], peak: float | None, other_cores: float | None
 ) -> dict[str, float]:
-    """The figures, with what was seen from outside; memory is the larger of both views."""
+    """Return the figures, with what was seen from outside; memory is the larger of both views."""
     values = dict(figures)
     at_end = values.pop("at_end_mib", 0.0)
     if "peak_mib" not in values and (largest := max((peak or 0.0) / 2**20, at_end)):

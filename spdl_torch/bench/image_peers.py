@@ -75,7 +75,8 @@ def _spdl_crop(path: str) -> Any:
 
 
 def write_shards(paths: Sequence[str], folder: Path, num_shards: int) -> list[str]:
-    """The photographs as tar files in WebDataset's layout; as many shards as workers or more."""
+    """Write the photographs as tar files in WebDataset's layout; as many shards as workers or
+    more."""
     shards = []
     for number in range(num_shards):
         shard = folder / f"{number:05}.tar"

@@ -25,6 +25,7 @@ __all__ = [
     "as_it_is",
     "jpegs",
     "load_batch",
+    "load_drafted",
     "load_ours",
     "load_pillow",
     "load_simplejpeg",
@@ -57,6 +58,8 @@ class Photographs:
 class BatchedPhotographs:
     """Photographs that come a batch at a time: one call of our kernel makes all of them."""
 
+    thread_safe = True
+
     def __init__(self, paths: Sequence[str], crop: bool) -> None:
         self.paths = paths
         self.crop = crop
@@ -68,13 +71,13 @@ class BatchedPhotographs:
         return load_batch([self.paths[index]], self.crop)[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """uint8, shape (N, 224, 224, 3)."""
+        """Return uint8, shape (N, 224, 224, 3)."""
         return load_batch([self.paths[index] for index in indices], self.crop)
 
 
 def load_batch(paths: Sequence[str], crop: bool = False) -> Any:
-    """Our batch kernel, which decodes whole pictures; with ``crop`` also RandomResizedCrop, without
-    the flip it costs nothing.
+    """Load by our batch kernel, which decodes whole pictures; with ``crop`` also RandomResizedCrop,
+    without the flip it costs nothing.
     """
     from spdl_torch.io import load_image_batch, random_resized_crop
 
@@ -93,9 +96,22 @@ def load_pillow(path: Any, crop: bool = False) -> Any:
     return pil_to_tensor(image)
 
 
+def load_drafted(path: Any, crop: bool = False) -> Any:
+    """Load as with Pillow, which decodes large JPEGs at a reduced size when it is told the size
+    wanted. Not for crops, whose size is not known when the file is opened."""
+    from PIL import Image
+    from torchvision.transforms.functional import pil_to_tensor
+
+    assert not crop, "guaranteed by the table"
+    with Image.open(path) as opened:
+        opened.draft("RGB", _SIZE)
+        image = opened.convert("RGB").resize(_SIZE, Image.Resampling.BILINEAR)
+    return pil_to_tensor(image)
+
+
 def load_torchvision(path: str, crop: bool = False) -> Any:
-    """The fastest way through torch's own packages: the decoder's memory is channels_last, for
-    which the uint8 resize is quick."""
+    """Load the fastest way through torch's own packages: the decoder's memory is channels_last,
+    for which the uint8 resize is quick."""
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
 
     with warnings.catch_warnings():
@@ -113,14 +129,14 @@ def load_simplejpeg(path: str, crop: bool = False) -> Any:
 
 
 def load_ours(path: str, crop: bool = False) -> Any:
-    """Our function for one picture."""
+    """Load by our function for one picture."""
     from spdl_torch.io import load_image, random_resized_crop
 
     return load_image(path, PIXELS, PIXELS, crop=random_resized_crop if crop else None)
 
 
 def _finish(image: Any, crop: bool) -> Any:
-    """uint8 (3, H, W), channels_last memory, to 224 x 224."""
+    """Resize uint8 (3, H, W), channels_last memory, to 224 x 224."""
     from torch.nn.functional import interpolate
 
     if crop:
@@ -143,8 +159,10 @@ def _random_crop() -> Any:
     return _crop_of_this_process
 
 
-def our_folder(folder: str, num_samples: int, crop: bool, codec: Any = "auto") -> Any:
-    """Our ImageFolder over ``num_samples`` pictures, the folder's again and again."""
+def our_folder(
+    folder: str, num_samples: int, crop: bool, codec: Any = "auto", scaled: bool = False
+) -> Any:
+    """Return our ImageFolder over ``num_samples`` pictures, the folder's again and again."""
     from torchvision.transforms import v2
 
     from spdl_torch import ImageFolder
@@ -154,14 +172,14 @@ def our_folder(folder: str, num_samples: int, crop: bool, codec: Any = "auto") -
     else:
         steps = [v2.Resize(_SIZE, antialias=True)]
     transform = v2.Compose([*steps, v2.PILToTensor()])
-    dataset = ImageFolder(folder, transform=transform, codec=codec)
+    dataset = ImageFolder(folder, transform=transform, codec=codec, scaled=scaled)
     samples = dataset.samples
     dataset.samples = [samples[index % len(samples)] for index in range(num_samples)]
     return dataset
 
 
 def as_it_is(batch: Any) -> Any:
-    """A collate function for datasets that make whole batches."""
+    """Return the batch: a collate function for datasets that make whole batches."""
     return batch
 
 
@@ -200,7 +218,7 @@ def photographs_for_all(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def jpegs(folder: Path | str) -> list[str]:
-    """The JPEGs of a folder of class folders, sorted.
+    """Return the JPEGs of a folder of class folders, sorted.
 
     Raises: SystemExit: there are none.
     """

@@ -53,7 +53,7 @@ class Work:
     shuffle: bool = False
 
     def indices(self) -> list[int]:
-        """In the order of the pass."""
+        """Return the indices, in the order of the pass."""
         if not self.shuffle:
             return list(range(self.num_samples))
         import torch
@@ -62,18 +62,18 @@ class Work:
         return order
 
     def groups(self) -> list[list[int]]:
-        """The indices of each batch."""
+        """Return the indices of each batch."""
         indices, size = self.indices(), self.batch_size
         return [indices[first : first + size] for first in range(0, len(indices), size)]
 
     def load_group(self, indices: Sequence[int]) -> Any:
-        """One batch, made in one call."""
+        """Make one batch in one call."""
         get_many = getattr(self.dataset, "__getitems__", None)
         samples = get_many(indices) if get_many else [self.dataset[index] for index in indices]
         return self.collate_fn()(samples)
 
     def collate_fn(self) -> Callable[[list[Any]], Any]:
-        """The given one, or torch's."""
+        """Return the given function, or torch's."""
         if self.collate is not None:
             return self.collate
         from torch.utils.data import default_collate
@@ -113,7 +113,8 @@ def our_loader(dataset: Any, **options: Any) -> Any:
 def torch_loader(
     work: Work, *, context: str = "fork", stateful: bool = False, **options: Any
 ) -> Batches:
-    """torch's DataLoader, or torchdata's that can be resumed; ``options`` are the loader's own."""
+    """torch's DataLoader, or torchdata's that can be resumed; ``options`` are the loader's
+    own."""
     if stateful:
         loader_class = imported("torchdata.stateful_dataloader").StatefulDataLoader
     else:
@@ -303,11 +304,12 @@ def loader_contenders(
     smoke: bool = True,
     **arguments: Any,
 ) -> tuple[Contender, ...]:
-    """Every loader above, for tables whose contenders differ in the loader alone.
+    """Return every loader above, for tables whose contenders differ in the loader alone.
 
-    prefix: of the names, for tables with several kinds of data. inline: loaders without workers
-    too. smoke: a smoke run measures torch's loader besides ours. arguments: of the contenders,
-    with which the table makes its :class:`Work`.
+    ours: with the defaults, which choose between threads and processes. prefix: of the names, for
+    tables with several kinds of data. inline: loaders without workers too. smoke: a smoke run
+    measures torch's loader besides ours. arguments: of the contenders, with which the table makes
+    its :class:`Work`.
     """
 
     def contender(name: str, run: Callable[..., Batches], **more: Any) -> Contender:
@@ -317,7 +319,8 @@ def loader_contenders(
         )
 
     found = [
-        contender("ours, threads", ours, smoke=True),
+        contender("ours", ours, smoke=True),
+        contender("ours, threads", ours, options={"isolation": "thread"}),
         contender("ours, process", ours, options={"isolation": "process"}),
         contender("ours, auto", ours, options={"num_workers": "auto"}),
         contender("torch, forked", torch_loader, smoke=smoke),
@@ -342,7 +345,7 @@ def loader_contenders(
     if inline:
         without = {"num_workers": 0}
         found.insert(1, contender("ours, 0 workers", ours, options=without))
-        found.insert(5, contender("torch, 0 workers", _inline_torch))
+        found.insert(6, contender("torch, 0 workers", _inline_torch))
     if not spawned:
         found = [one for one in found if not one.name.endswith(("spawned", "subprocess"))]
     return tuple(found)

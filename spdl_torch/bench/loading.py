@@ -17,7 +17,8 @@ __all__ = ["measure_loader", "samples_of"]
 
 
 def samples_of(options: BenchOptions, per_second: float, batch_size: int) -> int:
-    """Samples of a pass, whole batches: ``--seconds`` at a rate, 4 batches with ``--smoke``."""
+    """Return the number of samples of a pass, in whole batches: ``--seconds`` at a rate, 4 batches
+    with ``--smoke``."""
     if options.smoke:
         return 4 * batch_size
     return max(4, round(per_second * options.seconds / batch_size)) * batch_size

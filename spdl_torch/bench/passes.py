@@ -76,7 +76,8 @@ def measure_pass(
 
 
 def tree_cpu_seconds() -> float:
-    """CPU seconds of this process, its living descendants, and those that they have waited for."""
+    """Return the CPU seconds of this process, its living descendants, and those that they have
+    waited for."""
     if not Path("/proc/self/stat").exists():
         return cpu_seconds()  # without workers that still live
     ticks = 0
@@ -91,6 +92,6 @@ def tree_cpu_seconds() -> float:
 
 
 def _own_cpu_seconds() -> float:
-    """This process and the children that it has waited for."""
+    """Return the CPU time of this process and of the children that it has waited for."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system

@@ -39,12 +39,12 @@ _LIBRARIES = {"cv2": ("OpenCV", "opencv-python-headless")}
 
 
 def imported(module: str) -> Any:
-    """A peer's module, imported when it is used; peers ship types or none, as they like."""
+    """Return a peer's module, imported when it is used; peers ship types or none, as they like."""
     return importlib.import_module(module)
 
 
 def installed(module: str) -> bool:
-    """Whether a peer is there."""
+    """Return whether a peer is there."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the package around it is not there
@@ -52,7 +52,7 @@ def installed(module: str) -> bool:
 
 
 def left_out(module: str, name: str | None = None) -> str:
-    """The line that says why a peer's rows are missing, and how to install it."""
+    """Return the line that says why a peer's rows are missing, and how to install it."""
     known, package = {**PEERS, **_LIBRARIES}.get(module, (module, module))
     return f"{name or known} ({module}) is not installed, so it is left out: pip install {package}"
 

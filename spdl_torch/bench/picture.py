@@ -6,6 +6,7 @@ matplotlib is an extra: this module is imported without it, its functions need i
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from .statistics import summarize
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 
     from .report import Metric, Report
 
-__all__ = ["curves", "draw"]
+__all__ = ["curves", "draw", "missing_contenders"]
 
 _OURS = "#1b6ca8"
 _THEIRS = "#9aa5b1"
 _HIDDEN = "other_cores"
 _PANEL_WIDTH = 3.4
 _BAR_HEIGHT = 0.28
+_LINE_HEIGHT = 0.2
+_LETTERS = 30  # of small text, to the width of a panel
 
 
 def draw(report: Report, path: Path) -> None:
@@ -42,14 +45,29 @@ def draw(report: Report, path: Path) -> None:
         _draw_curves(figure, report, sweeps)
     else:
         metrics = [metric for metric in report.shown_metrics() if metric.key != _HIDDEN]
-        height = 1.3 + _BAR_HEIGHT * len(report.rows_of())
+        missing = missing_contenders(report)
+        height = 1.3 + _BAR_HEIGHT * len(report.rows_of()) + _LINE_HEIGHT * len(missing)
         figure = Figure(figsize=(2.6 + _PANEL_WIDTH * len(metrics), height), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
         for axes, metric in zip(panels, metrics, strict=True):
             _draw_bars(axes, metric, report)
+        if missing:
+            figure.supxlabel("\n".join(missing), fontsize="small", x=0.02, ha="left")
     figure.suptitle(report.title, fontsize="medium")
     figure.savefig(path, dpi=110)
+
+
+def missing_contenders(report: Report) -> list[str]:
+    """Return lines that say why a picture shows one contender alone; none where it shows
+    several."""
+    if len(report.rows_of()) > 1:
+        return []
+    reasons = [f"{row}: {reason}" for row, reason in report.failures.items()]
+    reasons += [remark for remark in report.remarks if "left out" in remark]
+    width = max(_LETTERS * len(report.shown_metrics()), 60)
+    lines = [line for reason in reasons for line in textwrap.wrap(reason, width)]
+    return ["One contender was measured, so there is nothing to compare.", *lines]
 
 
 def curves(report: Report) -> dict[str, dict[str, list[tuple[float, str]]]]:

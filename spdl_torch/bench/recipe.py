@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["BATCH", "import_all", "recipe_loader"]
+__all__ = ["BATCH", "Arrangement", "import_all", "recipe_loader"]
 
 BATCH = 32
 
 
-def import_all(context: str | None) -> None:
+Arrangement = Literal["threads", "processes", "fork", "spawn"]
+"""Ours with our ImageFolder, which loads on threads, or with torchvision's, which loads in
+processes, both by default; torch's loader with workers that are forked or spawned."""
+
+
+def import_all(arrangement: Arrangement) -> None:
     """Import what :func:`recipe_loader` needs, for those who do not measure it."""
     import torchvision  # noqa: F401 - only its import is wanted
 
-    if context is None:
+    if arrangement in ("threads", "processes"):
         from spdl_torch import DataLoader, ImageFolder  # noqa: F401 - only their import is wanted
 
 
 def recipe_loader(
-    folder: str, *, num_workers: int, context: str | None, num_samples: int | None = None
+    folder: str, *, num_workers: int, arrangement: Arrangement, num_samples: int | None = None
 ) -> Any:
     """RandomResizedCrop to 224 x 224, flip, to tensor, normalise; shuffled batches of 32.
 
-    context: of torch's worker processes; None = our DataLoader over our ImageFolder. num_samples:
-    the folder's pictures again and again; None = each once.
+    num_samples: the folder's pictures again and again; None = each once.
     """
     import torch.utils.data
     from torchvision import datasets, transforms
@@ -39,12 +43,13 @@ def recipe_loader(
     options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": num_workers}
     loader_class: Any = torch.utils.data.DataLoader
     folder_class: Any = datasets.ImageFolder
-    if context is None:
+    if arrangement in ("threads", "processes"):
         from spdl_torch import DataLoader, ImageFolder
 
-        loader_class, folder_class = DataLoader, ImageFolder
+        loader_class = DataLoader
+        folder_class = ImageFolder if arrangement == "threads" else folder_class
     else:
-        options["multiprocessing_context"] = context
+        options["multiprocessing_context"] = arrangement
     dataset = folder_class(folder, recipe)
     if num_samples is not None:
         indices = [index % len(dataset) for index in range(num_samples)]

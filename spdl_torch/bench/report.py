@@ -51,19 +51,19 @@ class Goal:
         return f"{self.metric}: {self.row}" + (f" / {self.over}" if self.over else "")
 
     def bound(self) -> str:
-        """The goal in words; empty where the figure is only told."""
+        """Return the goal in words; empty where the figure is only shown."""
         if self.at_least is not None:
             return f">= {self.at_least:g}"
         return "" if self.at_most is None else f"<= {self.at_most:.3g}"
 
     def is_reached(self, value: float) -> bool | None:
-        """None where there is nothing to reach."""
+        """Return whether the goal is reached; None where there is nothing to reach."""
         if self.at_least is not None:
             return value >= self.at_least
         return None if self.at_most is None else value <= self.at_most
 
     def compares(self, row: str) -> bool:
-        """Whether the goal needs that row."""
+        """Return whether the goal needs that row."""
         return row == self.row or _matches(self.over, row)
 
 
@@ -94,7 +94,7 @@ class Report:
             series.setdefault(key, {})[number] = value
 
     def median(self, row: str, metric: str) -> float:
-        """Over the rounds."""
+        """Return the median over the rounds."""
         return summarize(self.rows[row][metric].values()).median
 
     def values_of(self, goal: Goal) -> list[float]:
@@ -106,7 +106,7 @@ class Report:
         return [] if over is None else ratios(values, self.rows[over][goal.metric])
 
     def best(self, name: str, metric: str) -> str | None:
-        """The measured row of that name; of those that begin so, if it ends with ``*``."""
+        """Return the measured row of that name; of those that begin so, if it ends with ``*``."""
         found = [
             row for row, series in self.rows.items() if _matches(name, row) and series.get(metric)
         ]
@@ -115,7 +115,7 @@ class Report:
         return choose(found, key=lambda row: self.median(row, metric), default=None)
 
     def text(self) -> str:
-        """The tables, for people."""
+        """Return the tables, for people."""
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
         lines = [self.title, settings, "", *self._section_lines(""), ""]
         for section in dict.fromkeys(metric.section for metric in self.metrics):
@@ -126,7 +126,7 @@ class Report:
         return "\n".join([*lines, *self.remarks])
 
     def as_json(self) -> dict[str, object]:
-        """The same for programs, with the values of every round."""
+        """Return the same for programs, with the values of every round."""
         return {
             "title": self.title,
             "settings": dict(self.settings),
@@ -150,13 +150,13 @@ class Report:
         }
 
     def shown_metrics(self, section: str = "") -> list[Metric]:
-        """Those of the section that any of its rows has."""
+        """Return the metrics of the section that any of its rows has."""
         rows = self.rows_of(section).values()
         found = (metric for metric in self.metrics if metric.section == section)
         return [metric for metric in found if any(series.get(metric.key) for series in rows)]
 
     def rows_of(self, section: str = "") -> dict[str, dict[str, dict[int, float]]]:
-        """The rows that have metrics of the section; of the first one, all other rows."""
+        """Return the rows that have metrics of the section; of the first one, all other rows."""
         sections = {metric.key: metric.section for metric in self.metrics}
         return {
             row: series
@@ -213,7 +213,7 @@ class Report:
 
 
 def cell(values: Iterable[float], digits: int) -> str:
-    """The median, and the spread if there is one."""
+    """Return the median, and the spread if there is one."""
     found = list(values)
     if not found:
         return "-"

@@ -1,4 +1,4 @@
-"""What a sampler holds while an epoch runs: bytes beyond those of the process before it."""
+"""The memory of a sampler while an epoch runs: bytes beyond those of the process before it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _private_bytes() -> float:
     try:
         text = Path("/proc/self/status").read_text()
     except OSError:
-        return 0.0  # not Linux: nothing is told rather than something wrong
+        return 0.0  # not Linux: no figure rather than a wrong one
     for line in text.splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024.0

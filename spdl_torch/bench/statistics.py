@@ -1,4 +1,4 @@
-"""Medians, spreads, ratios within rounds, and a law that tells what larger sizes will do."""
+"""Medians, spreads, ratios within rounds, and a law that predicts larger sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Scalability", "Summary", "fit_scalability", "ratios", "summarize"]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is told of the values of several rounds."""
+    """Median and spread of the values of several rounds."""
 
     median: float
     smallest: float
@@ -50,13 +50,14 @@ class Scalability:
     crosstalk: float
 
     def __call__(self, count: float) -> float:
-        """Items a second with ``count`` threads."""
+        """Return the items a second with ``count`` threads."""
         others = count - 1
         return self.rate * count / (1 + self.contention * others + self.crosstalk * count * others)
 
 
 def fit_scalability(points: Sequence[tuple[float, float]]) -> Scalability:
-    """The law that is nearest to ``(threads, items a second)``, least squares of relative errors.
+    """Return the law that is nearest to ``(threads, items a second)``, least squares of relative
+    errors.
 
     In ``count / throughput`` the law is linear in three unknowns that cannot be negative; of all
     choices of which are 0 the best is taken.
@@ -87,7 +88,7 @@ def _terms(count: float) -> tuple[float, float, float]:
 def _least_squares(
     points: Sequence[tuple[float, float]], used: tuple[int, ...]
 ) -> tuple[float, ...] | None:
-    """Coefficients of the terms of ``count / throughput``; None where points do not tell."""
+    """Return the coefficients of the terms of ``count / throughput``; None: undetermined."""
     # Each equation divided by its right side, so that errors are relative.
     rows = [[_terms(n)[k] * rate / n for k in used] for n, rate in points]
     size = len(used)

@@ -62,7 +62,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """Every kind and number of threads."""
+    """Measure every kind and number of threads."""
     load_npy, load_npz = contender.run()
     figures = {}
     reporter.phase("measuring", len(KINDS))
@@ -78,7 +78,7 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
 
 
 def _loader(load_npy: Load, load_npz: Load, files: list[bytes]) -> Callable[[], tuple[Any, Any]]:
-    """A function that loads both arrays."""
+    """Return a function that loads both arrays."""
     if len(files) == 2:
         first, second = files
         return lambda: (load_npy(first), load_npy(second))
@@ -153,7 +153,7 @@ def _goals() -> Iterator[Goal]:
 
 
 def conclude(report: Report) -> list[str]:
-    """Say which library inflated."""
+    """Name the library that inflated."""
     if installed("deflate"):
         return []
     return [left_out("deflate", "libdeflate") + "; zlib inflates instead."]

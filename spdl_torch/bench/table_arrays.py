@@ -35,6 +35,8 @@ _PER_SECOND = {"npy": 600, "npz": 300}
 class Arrays:
     """Files behind the functions of numpy, of SPDL or ours: ``library``."""
 
+    thread_safe = True
+
     def __init__(self, folder: str, kind: str, library: str, num_samples: int) -> None:
         self.paths = sorted(map(str, Path(folder).glob(f"*.{kind}")))
         self.kind = kind
@@ -52,7 +54,7 @@ class Arrays:
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
     def load(self, index: int) -> tuple[Any, Any]:
-        """The same as arrays; writable, as torch wants them."""
+        """Return the same as arrays; writable, as torch wants them."""
         if self.kind == "npz":
             path = self.paths[index % len(self.paths)]
             archive = self._open(path, "npz")
@@ -69,7 +71,7 @@ class Arrays:
 
 
 def picture_and_labels(*, noise: int = 0) -> dict[str, Any]:
-    """A smooth picture, uint8 (3, 640, 480), and a map of labels, uint8 (640, 480).
+    """Return a smooth picture, uint8 (3, 640, 480), and a map of labels, uint8 (640, 480).
 
     Random bytes would not do, they cannot be compressed. ``noise`` adds up to that many levels to
     every pixel, which makes it as hard to compress as a photograph (3) or nearly so (1).
@@ -86,7 +88,7 @@ def picture_and_labels(*, noise: int = 0) -> dict[str, Any]:
 
 
 def encode(saved_as: str, arrays: dict[str, Any]) -> list[bytes]:
-    """The arrays as files: one for each if it is ``npy``, else one for all.
+    """Return the arrays as files: one for each if it is ``npy``, else one for all.
 
     saved_as: ``torch`` (torch.save of a dict of tensors), ``npy``, ``npz``, ``npz-compressed``.
     """
@@ -158,7 +160,7 @@ def _size_of(batch: Sequence[Any]) -> int:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """One pass over the files of the contender's kind."""
+    """Measure one pass over the files of the contender's kind."""
     one = {**settings, "num_samples": settings[contender.arguments["kind"]]}
     return measure_loader(contender, one, reporter, make_work)
 

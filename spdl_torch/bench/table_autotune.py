@@ -58,7 +58,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """The grid, then the tuner, then both in turns."""
+    """Measure the grid, then the tuner, then both in turns."""
     name, seconds = contender.arguments["program"], settings["window_seconds"]
     one = contender.run(name, settings["folder"], settings["videos"])
     points = one.grid(tuple(settings["widths"]))

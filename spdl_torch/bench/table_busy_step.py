@@ -67,7 +67,8 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """Pairs of blocks; every other pair begins with the other block, so that a drift cancels."""
+    """Measure pairs of blocks; every other pair begins with the other block, so that a drift
+    cancels."""
     import torch
 
     torch.set_num_threads(1)

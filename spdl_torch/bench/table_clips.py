@@ -34,6 +34,8 @@ _READERS: dict[str, Callable[[videos.Request], Any]] = {
 class Clips:
     """The same clips for every library."""
 
+    thread_safe = True
+
     def __init__(self, requests: list[videos.Request], library: str) -> None:
         self.requests = requests
         self.library = library
@@ -42,7 +44,7 @@ class Clips:
         return len(self.requests)
 
     def __getitem__(self, index: int) -> Any:
-        """uint8, shape (16, 224, 224, 3)."""
+        """Return uint8, shape (16, 224, 224, 3)."""
         return _READERS[self.library](self.requests[index])
 
 
@@ -75,7 +77,7 @@ def _size_of(batch: Any) -> int:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """One pass over the clips."""
+    """Measure one pass over the clips."""
     return measure_loader(contender, settings, reporter, make_work)
 
 

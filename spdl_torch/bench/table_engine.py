@@ -34,12 +34,12 @@ METRICS = (
 
 
 def trivial(item: int) -> int:
-    """A stage that costs nothing."""
+    """Return the item: a stage that costs nothing."""
     return item
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """One round of one engine. The peers get a tenth of the items; they take as long."""
+    """Measure one round of one engine. The peers get a tenth of the items; they take as long."""
     logging.getLogger("spdl").setLevel(logging.CRITICAL)
     count = settings["items"] if contender.name == "ours" else settings["items"] // 10
     three = partial(contender.run, stages=3, concurrency=4, ordered=False, sink=64)
@@ -56,7 +56,7 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
 
 
 def seconds_per_item(pipeline: Callable[..., Any], count: int) -> float:
-    """From the first item in hand to the last one: starting and ending are not in it."""
+    """Measure from the first item in hand to the last, without starting and ending."""
     with pipeline(range(count + 1)) as items:
         next(items)
         start = time.perf_counter()
@@ -75,14 +75,14 @@ def start_stop_seconds(pipeline: Callable[..., Any]) -> float:
 
 
 def ours(source: range, **shape: Any) -> AbstractContextManager[Iterator[int]]:
-    """The items of a running pipeline of ours."""
+    """Return the items of a running pipeline of ours."""
     from spdl_torch.pipeline import PipelineBuilder
 
     return running(PipelineBuilder(), source, **shape)
 
 
 def spdl(source: range, **shape: Any) -> AbstractContextManager[Iterator[int]]:
-    """The same words, SPDL's import."""
+    """Return the same of SPDL: the same words, another import."""
     return running(imported("spdl.pipeline").PipelineBuilder(), source, **shape)
 
 

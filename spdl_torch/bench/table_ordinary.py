@@ -1,9 +1,9 @@
 """``ordinary``: datasets as people write them, torch's DataLoader and ours, one import changed.
 
 A row is a dataset. A round of it is one process, in which both loaders make two epochs each without
-workers and then with them, and the second epoch counts. Where nothing is random, our batches must
-be torch's, bit by bit; the row fails if they are not. Below stand the costs of a batch and of a
-sample that costs nothing.
+workers and then with each number of them, and the second epoch counts. Where nothing is random, our
+batches must be torch's, bit by bit; the row fails if they are not. Below stand the costs of a batch
+and of a sample that costs nothing, and the functions that take them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .report import Report
     from .tables import BenchOptions
 
-__all__ = ["FIXED", "MEAN", "TABLES", "conclude"]
+__all__ = ["FIXED", "MEAN", "PROFILE", "TABLES", "conclude"]
 
 _LOSS = 0.97
 """Ratios below it are losses; above it is the noise of two loaders that do the same."""
@@ -34,12 +34,18 @@ MEAN = "geometric mean"
 """The last row, over the datasets, a value each round."""
 FIXED = "fixed costs, 0 workers"
 """The row of a dataset whose samples cost nothing."""
+_PROFILED = "functions, 0 workers"
 
 
-def _pair(key: str, workers: str) -> Iterator[Metric]:
-    for name, heading in (("torch", f"{workers}: torch, 1/s"), ("ours", "ours, 1/s")):
-        yield Metric(key=f"{name}_{key}", heading=heading, has_spread=False)
-    yield Metric(key=f"ratio_{key}", heading="ours / torch", digits=2, loss_below=_LOSS)
+def _pair(count: int) -> Iterator[Metric]:
+    """The columns for one number of workers."""
+    for name, heading in (("torch", f"{_workers(count)}: torch, 1/s"), ("ours", "ours, 1/s")):
+        yield Metric(key=f"{name}_{count}", heading=heading, has_spread=False)
+    yield Metric(key=f"ratio_{count}", heading="ours / torch", digits=2, loss_below=_LOSS)
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def _costs(part: str) -> Iterator[Metric]:
@@ -60,12 +66,28 @@ def _costs(part: str) -> Iterator[Metric]:
     )
 
 
+PROFILE = (
+    Metric(key="calls", heading="calls/batch of 8", digits=1, section=_PROFILED, has_spread=False),
+    *(
+        Metric(
+            key=f"profiled_{part}_us",
+            heading=f"µs/{part}, profiled",
+            digits=2,
+            higher_is_better=False,
+            section=_PROFILED,
+        )
+        for part in ("batch", "sample")
+    ),
+)
+"""The columns of the functions in which the fixed costs arise."""
+
+
 @contextlib.contextmanager
 def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="spdl-torch-bench-") as folder:
         yield {
             "folder": folder,
-            "num_workers": options.num_workers,
+            "workers": [options.num_workers, *options.more_workers],
             "seconds": 1e-3 if options.smoke else options.seconds,
         }
 
@@ -73,7 +95,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 def measure(
     contender: Contender, settings: Mapping[str, Any], reporter: Reporter
 ) -> Mapping[str, float]:
-    """One round of one dataset, or of the fixed costs."""
+    """Measure one round of one dataset, or of the fixed costs."""
     figures: Mapping[str, float] = contender.run(contender, settings, reporter)
     return figures
 
@@ -94,6 +116,14 @@ def _measure_fixed_costs(
     return fixed_costs(settings, reporter)
 
 
+def _measure_profile(
+    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
+) -> Mapping[str, Any]:
+    from .ordinary.profile import profile
+
+    return profile(settings, reporter)
+
+
 def _contender(ordinary: Ordinary) -> Contender:
     return Contender(
         name=ordinary.name,
@@ -109,29 +139,28 @@ def conclude(report: Report) -> list[str]:
     the run was too short to judge.
     """
     datasets = [row for row, series in report.rows.items() if "ratio_0" in series]
-    for key in ("ratio_0", "ratio_n"):
+    ratios = [metric.key for metric in report.metrics if metric.key.startswith("ratio_")]
+    for key in ratios:
         series = [report.rows[row][key] for row in datasets]
         # A round that was interrupted has other datasets than the others, so it has no mean.
         for number in sorted(set(series[0]).intersection(*series[1:])) if series else ():
             report.add(MEAN, {key: geometric_mean(one[number] for one in series)}, number)
     if not report.shows_goals:
         return []
-    losses = [
-        _losses(report, datasets, key, workers)
-        for key, workers in (("ratio_0", "without workers"), ("ratio_n", "with workers"))
-    ]
+    losses = [_losses(report, datasets, key) for key in ratios]
     return losses + _disturbance(report, datasets)
 
 
-def _losses(report: Report, datasets: list[str], key: str, workers: str) -> str:
+def _losses(report: Report, datasets: list[str], key: str) -> str:
+    workers = _workers(int(key.removeprefix("ratio_")))
     found = sorted((report.median(row, key), row) for row in datasets)
     losses = [f"{row} {value:.2f}" for value, row in found if value < _LOSS]
     named = f": {'; '.join(losses)}." if losses else "."
-    return f"LOSSES {workers} (below {_LOSS}): {len(losses)} of {len(datasets)}{named}"
+    return f"LOSSES with {workers} (below {_LOSS}): {len(losses)} of {len(datasets)}{named}"
 
 
 def _disturbance(report: Report, datasets: list[str]) -> list[str]:
-    """Say so if other programs took the cores that torch's worker processes would have used."""
+    """Warn if other programs took the cores that torch's worker processes would have used."""
     others = [report.median(row, "other_cores") for row in datasets if _has_others(report, row)]
     if not others or median(others) <= _QUIET_CORES:
         return []
@@ -145,24 +174,29 @@ def _has_others(report: Report, row: str) -> bool:
     return bool(report.rows[row].get("other_cores"))
 
 
-TABLES = {
-    "ordinary": Table(
+def _table(counts: tuple[int, ...]) -> Table:
+    """Return the table for these numbers of workers, besides 0."""
+    return Table(
         name="ordinary",
         title="Datasets as people write them: ours over torch's DataLoader, second epoch",
         metrics=(
-            *_pair("0", "0 workers"),
-            *_pair("n", "workers"),
+            *(metric for count in (0, *counts) for metric in _pair(count)),
             *_costs("batch"),
             *_costs("sample"),
+            *PROFILE,
         ),
         contenders=(
             *map(_contender, ORDINARY),
             Contender(name=FIXED, run=_measure_fixed_costs, smoke=True),
+            Contender(name="profile", run=_measure_profile, smoke=True),
         ),
         prepare=_prepare,
         measure=measure,
         conclude=conclude,
-        passes=7,
+        passes=4.0 + 3.0 * len(counts),
         is_strict=True,
+        with_workers=_table,
     )
-}
+
+
+TABLES = {"ordinary": _table((2,))}

@@ -55,7 +55,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """Passes with and without, by turns; medians of what comes of each pair."""
+    """Measure passes with and without, in turns; medians of what comes of each pair."""
     figures: dict[str, float] = contender.run(settings, reporter)
     return figures
 
@@ -90,7 +90,7 @@ def _paired(run: Callable[..., float], passes: int, *, share: bool = False) -> f
 
 
 def _photograph_pass(paths: Sequence[str], *, stats: bool) -> float:
-    """Seconds of an epoch in which nobody trains, so that loading is all there is."""
+    """Return the seconds of an epoch in which nobody trains, so that loading is all there is."""
     from spdl_torch import DataLoader
 
     dataset: Any = Photographs(paths, load_ours, crop=False)
@@ -105,7 +105,7 @@ def _photograph_pass(paths: Sequence[str], *, stats: bool) -> float:
 def _trivial_pass(
     num_items: int, *, stages: int, concurrency: int, stats: bool, traced: bool = False
 ) -> float:
-    """Seconds from the first item to the last."""
+    """Return the seconds from the first item to the last."""
     from spdl_torch.observe import tracing
     from spdl_torch.pipeline import PipelineBuilder
 

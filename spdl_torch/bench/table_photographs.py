@@ -69,7 +69,7 @@ def _prepare(options: BenchOptions, *, crop: bool) -> Iterator[dict[str, Any]]:
 
 
 def make_work(settings: dict[str, Any], num_samples: int, data: str) -> Work:
-    """The photographs, by ``data``: ``folder`` (our ImageFolder), ``whole`` (the same, whole
+    """Return the photographs, by ``data``: ``folder`` (our ImageFolder), ``whole`` (the same, whole
     pictures decoded), ``batched``, or a decoder."""
     files = images.jpegs(settings["folder"])
     paths = [files[index % len(files)] for index in range(num_samples)]
@@ -95,7 +95,7 @@ def make_work(settings: dict[str, Any], num_samples: int, data: str) -> Work:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """One pass over the photographs."""
+    """Measure one pass over the photographs."""
     extras = {
         spdl_decoding: {"crop": settings["crop"]},
         dali: {"crop": settings["crop"]},

@@ -60,7 +60,7 @@ class Waiting:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Every point of the contender's sweep."""
+    """Measure every point of the contender's sweep."""
     import torch
 
     torch.set_num_threads(1)
@@ -86,8 +86,8 @@ def _batch_size(size: int, seconds: float) -> dict[str, Any]:
 
 
 def _loader(dataset: Waiting, *, num_workers: int, batch_size: int) -> dict[str, float]:
-    """Our DataLoader over the dataset; how long it takes to stop is told of a second pass, left
-    after its first batch."""
+    """Measure our DataLoader over the dataset, and the time that it takes to stop in a second pass,
+    which is left after its first batch."""
     import spdl_torch
 
     from .passes import measure_pass

@@ -64,7 +64,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def make_work(settings: dict[str, Any], num_samples: int) -> Work:
-    """Shuffled, as in training."""
+    """Return the dataset, shuffled, as in training."""
     return Work(
         dataset=SmallImages(num_samples),
         num_samples=num_samples,
@@ -76,14 +76,14 @@ def make_work(settings: dict[str, Any], num_samples: int) -> Work:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """One pass; loaders that pass samples one by one get a tenth of them."""
+    """Measure one pass; loaders that pass samples one by one get a tenth of them."""
     if contender.name.endswith("items"):
         share = max(4, settings["num_samples"] // 10 // _BATCH) * _BATCH
         settings = {**settings, "num_samples": min(share, settings["num_samples"])}
     return measure_loader(contender, settings, reporter, make_work)
 
 
-_goal = partial(Goal, metric="per_second", row="ours, threads")
+_goal = partial(Goal, metric="per_second", row="ours")
 TABLES = {
     "small-images": Table(
         name="small-images",

@@ -78,7 +78,7 @@ def _work(settings: dict[str, Any], num_batches: int, model: str, data: str) -> 
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """Pairs of blocks, every other pair the other way round, so that a drift cancels."""
+    """Measure pairs of blocks, every other pair the other way round, so that a drift cancels."""
     import torch
 
     torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def _block(
     steps: int,
     synchronize: Callable[[], None],
 ) -> tuple[float, float]:
-    """Seconds of a step, and the seconds of all of them that were spent waiting."""
+    """Return the seconds of a step, and the seconds of all of them that were spent waiting."""
     waited = 0.0
     train(cached)  # meanwhile the loader makes up for the batches of the block before
     synchronize()
@@ -144,7 +144,7 @@ def _block(
 
 
 def _nothing() -> None:
-    """A CPU has done what it was told."""
+    """Do nothing: a CPU has no work left in flight."""
 
 
 def _pictures(batch: Any) -> Any:
@@ -165,7 +165,7 @@ def _on_small(train: Callable[[Any], None], device: str) -> Callable[[Any], None
 
 
 def _run_of(contender: Contender, settings: dict[str, Any]) -> Callable[..., Any]:
-    """The loader, with what it needs on a GPU."""
+    """Return the loader, with what it needs on a GPU."""
     function = getattr(contender.run, "func", contender.run)
     extra: dict[str, Any] = {"crop": True} if function is spdl_decoding else {}
     if settings["device"] == "cuda" and function is ours:

@@ -64,7 +64,7 @@ class Clips:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """One pass over the clips."""
+    """Measure one pass over the clips."""
     import torch
 
     torch.set_num_threads(1)
@@ -119,7 +119,7 @@ def _reference(request: videos.Request) -> Any:
 
 
 def _psnr(frames: Any, expected: Any) -> float:
-    """In decibels; at most 99."""
+    """Return the PSNR in decibels, at most 99."""
     error = (frames.float() - expected).square().mean().item()
     return 99.0 if error == 0 else min(99.0, 10 * math.log10(255**2 / error))
 

@@ -27,6 +27,7 @@ __all__ = [
 TABLES = {
     "photographs": "photographs, resized to 224 x 224 as for validation",
     "crop": "photographs, RandomResizedCrop to 224 x 224 and flip as for training",
+    "large-photographs": "photographs of 12 megapixels to 224 x 224, in full and at reduced sizes",
     "clips": "16 frames out of 2 seconds of a video",
     "video-decoders": "the same clips, by the decoders alone",
     "arrays": "npy and npz files",
@@ -34,14 +35,19 @@ TABLES = {
     "tiny": "64 floats of a table, and tokenised text of different lengths",
     "small-images": "images of 32 x 32 in batches of 1024",
     "remote": "a store that answers late",
+    "cache": "photographs from a cache in memory, and what four ranks take for it",
+    "plans": "the order of a mixture, and which documents are packed together",
     "step": "the training step beside a loader",
     "busy-step": "a trainer that wants the interpreter all the time, beside a loader in full swing",
+    "hand-over": "the CPU time of the thread that trains, for each batch that is ready",
     "first-batch": "the wait for the first batch of photographs",
     "memory": "memory of photographs, and over 20 epochs of a dataset that holds Python objects",
     "overhead": "statistics and the flight recorder, on against off",
+    "draws": "samples that draw a random number, and samples that do not",
     "autotune": "tuning while running, against every point of a grid",
     "engine": "stages that do nothing",
     "ordinary": "datasets as people write them, 0 and 2 workers, over torch's loader",
+    "what-if": "what reports predict of other settings, beside what is then measured",
     "scale": "threads, stages, batch size, queue depth, dataset size, ranks",
 }
 """Name of each table, and what is loaded; ``load_table`` imports its module."""
@@ -74,6 +80,8 @@ class BenchOptions:
     seconds: float = 2.0
     """About how long a pass of torch's DataLoader takes on two cores; sets the samples of all."""
     num_workers: int = 2
+    more_workers: tuple[int, ...] = ()
+    """Further numbers of workers, for tables that take several."""
     data: Path | None = None
     only: tuple[str, ...] = ()
     """Names of contenders, or how several of them begin; empty = all."""
@@ -85,7 +93,7 @@ class BenchOptions:
     peer: str | None = None
     """The contender that others are compared with; None = the table's own choice."""
     limit_seconds: float = 120.0
-    """For one measurement; one that takes longer has failed."""
+    """The limit of one measurement; one that takes longer has failed."""
     json: Path | None = None
     picture: Path | None = None
 
@@ -140,6 +148,8 @@ class Table:
     """Passes of ``--seconds`` that a measurement makes, for the time that is said at the start."""
     is_strict: bool = False
     """Whether a row that fails makes the exit status 1: here a row is also a check."""
+    with_workers: Callable[[tuple[int, ...]], Table] | None = None
+    """Makes the table for several numbers of workers; None = it takes one."""
 
     def contender(self, name: str) -> Contender:
         """Raises: KeyError: there is none of that name."""
@@ -147,7 +157,7 @@ class Table:
 
 
 def load_table(name: str) -> Table:
-    """The table of that name.
+    """Return the table of that name.
 
     Raises: ValueError: there is none.
     """

@@ -15,7 +15,7 @@ _WIDTH = 128
 
 
 def make_trainer(model: str, device: str) -> Callable[[Any], None]:
-    """A function that does one step (forward, backward, SGD) on a batch of the loader.
+    """Return a function that does one step (forward, backward, SGD) on a batch of the loader.
 
     model: ``resnet18`` takes uint8 pictures (N, 3, H, W), ``transformer`` token numbers (N, T).
     The batch may be on the host or on ``device``. A step returns when its kernels are launched.

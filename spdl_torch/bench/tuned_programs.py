@@ -23,7 +23,7 @@ MOST_THREADS = 12
 _WARM_UP_SECONDS = 0.25
 _NEVER = 10**12
 _PHOTOGRAPHS = 512
-"""In an epoch: long enough for a window, whatever the folder has."""
+"""Photographs in an epoch: long enough for a window, whatever the folder has."""
 
 Counts = dict[str, int]
 """Threads by stage."""
@@ -61,7 +61,7 @@ def _waits(mean_seconds: float, spread: float = 0.4) -> Callable[[Any], Any]:
 
 
 def _at_most(connections: int, seconds: float) -> Callable[[Any], Any]:
-    """A store that serves so many at once."""
+    """Return a store that serves so many at once."""
     free = threading.Semaphore(connections)
 
     def wait(item: Any) -> Any:
@@ -100,14 +100,14 @@ def _read(path: str) -> bytes:
 
 
 def _demux(request: Any) -> Any:
-    """The packets that 16 frames of two seconds need."""
+    """Return the packets that 16 frames of two seconds need."""
     from spdl_torch.io import demux_video
 
     return request, demux_video(request.path, timestamp=(request.times[0], request.times[-1]))
 
 
 def _decode_frames(pair: Any) -> Any:
-    """The frames, uint8 of shape (16, 224, 224, 3)."""
+    """Return the frames, uint8 of shape (16, 224, 224, 3)."""
     import numpy as np
 
     from spdl_torch.io import convert_frames, get_video_filter_desc, sample_decode_video, to_torch
@@ -158,7 +158,7 @@ class PipelineProgram:
         self.source, self.ops = stages
 
     def grid(self, widths: tuple[int, ...]) -> list[Counts]:
-        """Every combination for the stages."""
+        """Measure every combination for the stages."""
         points = itertools.product(widths, repeat=len(self.ops))
         return [
             dict(zip(self.ops, point, strict=True))
@@ -176,7 +176,7 @@ class PipelineProgram:
         return builder.add_sink()
 
     def rate(self, point: Counts, seconds: float) -> float:
-        """Items a second with these threads."""
+        """Return the items a second with these threads."""
         from spdl_torch.autotune import PerfParams
 
         builder = PerfParams.manual(point).apply(self._builder())
@@ -184,7 +184,7 @@ class PipelineProgram:
             return _rate_of(iter(items), seconds)
 
     def tuned(self, seconds: float, most_windows: int) -> tuple[Counts, int]:
-        """From one thread a stage on."""
+        """Tune from one thread a stage on."""
         from spdl_torch.autotune import PerfParams
 
         params = PerfParams.auto(max_threads=MOST_THREADS, window_seconds=seconds, write=None)
@@ -222,11 +222,11 @@ class LoaderProgram:
             yield from self.loader
 
     def rate(self, point: Counts, seconds: float) -> float:
-        """Batches a second with so many workers."""
+        """Return the batches a second with so many workers."""
         return _rate_of(self._batches(point["num_workers"]), 2 * seconds)
 
     def tuned(self, seconds: float, most_windows: int) -> tuple[Counts, int]:
-        """From one worker on."""
+        """Tune from one worker on."""
         from spdl_torch.autotune import PerfParams
 
         params = PerfParams.auto(max_threads=MOST_THREADS, window_seconds=seconds, write=None)
@@ -239,7 +239,7 @@ class LoaderProgram:
 
 
 def _rate_of(items: Iterator[Any], seconds: float) -> float:
-    """Items a second, once the pipeline has filled."""
+    """Return the items a second, once the pipeline has filled."""
     begin = time.perf_counter() + _WARM_UP_SECONDS
     while time.perf_counter() < begin:
         next(items)

@@ -51,13 +51,13 @@ class Request(NamedTuple):
     moments: list[float]
     """Seconds: each in the middle of the time for which a frame is displayed."""
     times: list[float]
-    """When the same frames begin to be displayed."""
+    """The times at which the same frames begin to be displayed."""
     numbers: list[int]
     """The same, counted from the beginning of the video."""
 
 
 def clips_of(folder: str, num_clips: int) -> list[Request]:
-    """The same random clips for every row; whole videos where they are shorter."""
+    """Return the same random clips for every row; whole videos where they are shorter."""
     import av
 
     rng = random.Random(0)
@@ -155,7 +155,7 @@ def pyav_clip(request: Request) -> Any:
 
 
 def antialiased(frames: Any) -> Any:
-    """uint8, shape (T, 224, 224, 3)."""
+    """Return uint8, shape (T, 224, 224, 3)."""
     from torch.nn.functional import interpolate
 
     size = (PIXELS, PIXELS)
@@ -164,12 +164,12 @@ def antialiased(frames: Any) -> Any:
 
 
 def _window(request: Request) -> tuple[float, float]:
-    """From before the first wanted frame to after the last."""
+    """Return the window from before the first wanted frame to after the last."""
     return request.times[0] - 1e-3, request.times[-1] + 1e-3
 
 
 def paths_in(folder: Path | str) -> list[str]:
-    """The videos of a folder and its folders, sorted.
+    """Return the videos of a folder and its folders, sorted.
 
     Raises: SystemExit: there are none.
     """

@@ -115,7 +115,8 @@ def _kill(child: subprocess.Popen[str]) -> None:
 
 
 def _follow(child: subprocess.Popen[str]) -> queue.SimpleQueue[dict[str, Any] | None]:
-    """The child's lines as they come, then None. The thread ends with the child's output."""
+    """Return a queue of the child's lines as they come, then None. The thread ends with the
+    child's output."""
     lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     stdout = child.stdout
     assert stdout is not None, "guaranteed by stdout=PIPE"

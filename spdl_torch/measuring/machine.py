@@ -10,12 +10,12 @@ __all__ = ["OtherPrograms", "cpu_seconds", "usable_cores"]
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of the workers that it has joined."""
+    """Return the CPU seconds of this process and of the workers that it has joined."""
     return sum(os.times()[:4])
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(_affinity()) or os.cpu_count() or 1
 
 
@@ -44,7 +44,7 @@ def _affinity() -> set[int]:
 
 
 def _busy_seconds() -> float | None:
-    """CPU seconds that anybody has used on our cores since the machine started."""
+    """Return the CPU seconds that anybody has used on our cores since the machine started."""
     names = {f"cpu{number}" for number in _affinity()}
     try:
         lines = Path("/proc/stat").read_text().splitlines()

@@ -12,7 +12,7 @@ _PROC = Path("/proc")
 
 
 def tree_bytes(pid: int) -> float | None:
-    """Bytes in use by ``pid`` and its descendants; None if this system does not say.
+    """Return the bytes in use by ``pid`` and its descendants; None if this system does not say.
 
     On Linux pages shared within the tree count once: private and shared memory by proportional
     share (PSS), plus the largest set of mapped files, which are the libraries that all of them

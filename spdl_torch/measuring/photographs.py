@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["NUM_CLASSES", "SIZES", "photograph", "write_photographs"]
+__all__ = [
+    "LARGE_SIZE",
+    "NUM_CLASSES",
+    "SIZES",
+    "photograph",
+    "write_large_photographs",
+    "write_photographs",
+]
 
 NUM_CLASSES = 10
 
@@ -43,6 +50,9 @@ SIZES = (
     (1280, 960, 2),
 )
 """(width, height, photographs in 100), after 200 training photographs of ImageNet-1k."""
+
+LARGE_SIZE = 4032, 3024
+"""Width and height of a telephone's photograph of 12 megapixels."""
 
 _JPEG_QUALITY = 88
 _FIELD_PIXELS = 1024
@@ -75,6 +85,25 @@ def write_photographs(
         progress(index + 1)
 
 
+def write_large_photographs(folder: Path, count: int, *, seed: int = 0) -> None:
+    """Write ``count`` JPEGs of 12 megapixels as ``folder/class_<n>/<index>.jpg``, 3.5 MB each.
+
+    They are painted at half the size and enlarged: pixels of a camera of many megapixels are not
+    sharp. One in four is upright; three in four have colours at half resolution in both directions,
+    the others in one.
+    """
+    fields, (width, height) = _Fields(seed), LARGE_SIZE
+    for index in range(count):
+        path = folder / f"class_{index % NUM_CLASSES}" / f"{index:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        painted = Image.fromarray(photograph(fields, index, (width // 2, height // 2)))
+        image = painted.resize(LARGE_SIZE, Image.Resampling.BICUBIC)
+        if index % 4 == 1:
+            image = image.transpose(Image.Transpose.ROTATE_90)
+        subsampling = "4:2:2" if index % 4 == 3 else "4:2:0"
+        image.save(path, quality=_JPEG_QUALITY, subsampling=subsampling)
+
+
 class _Fields:
     """Noise that tiles without a seam; every photograph is cut from it (one FFT for all)."""
 
@@ -86,13 +115,14 @@ class _Fields:
         self.grain = rng.standard_normal((_FIELD_PIXELS, _FIELD_PIXELS), dtype=np.float32)
 
 
-def photograph(fields: _Fields, index: int) -> Pixels:
+def photograph(fields: _Fields, index: int, size: tuple[int, int] | None = None) -> Pixels:
     """Paint photograph number ``index``: light, a few objects that hide each other, texture.
 
-    Returns: uint8, shape (H, W, 3); H and W are drawn from ``SIZES``.
+    size: width and height in pixels; None: drawn from ``SIZES``.
+    Returns: uint8, shape (H, W, 3).
     """
     rng = np.random.default_rng([fields.seed, index])
-    width, height = _draw_size(rng)
+    width, height = _draw_size(rng) if size is None else size
     texture = rng.uniform(0.3, 3.3)  # some photographs are all grass, some all sky
     luma = 120 + 45 * _cut(fields.smooth, rng, height, width)
     luma += 20 * texture * _cut(fields.rough, rng, height, width)
@@ -117,7 +147,7 @@ def _draw_size(rng: np.random.Generator) -> tuple[int, int]:
 
 
 def _noise(rng: np.random.Generator, *, slope: float) -> Field:
-    """A periodic field with amplitude spectrum 1/f**slope, mean 0 and deviation 1."""
+    """Return a periodic field with amplitude spectrum 1/f**slope, mean 0 and deviation 1."""
     down = np.fft.fftfreq(_FIELD_PIXELS)[:, None]
     across = np.fft.rfftfreq(_FIELD_PIXELS)[None, :]
     frequency = np.hypot(down, across)
@@ -129,7 +159,7 @@ def _noise(rng: np.random.Generator, *, slope: float) -> Field:
 
 
 def _cut(fields: list[Field], rng: np.random.Generator, height: int, width: int) -> Field:
-    """A window of ``height`` x ``width`` at a random place, wrapping around the border."""
+    """Return a window of ``height`` x ``width`` at a random place, wrapping around the border."""
     field = fields[rng.integers(len(fields))]
     top, left = rng.integers(_FIELD_PIXELS, size=2)
     rows = (np.arange(height) + top) % _FIELD_PIXELS
@@ -139,7 +169,7 @@ def _cut(fields: list[Field], rng: np.random.Generator, height: int, width: int)
 
 
 def _outline(rng: np.random.Generator, height: int, width: int) -> Mask:
-    """The inside of an ellipse or, every second time, one side of a slanted line."""
+    """Return the inside of an ellipse or, every second time, one side of a slanted line."""
     down = np.linspace(-1, 1, height, dtype=np.float32)[:, None] - rng.uniform(-0.9, 0.9)
     across = np.linspace(-1, 1, width, dtype=np.float32)[None, :] - rng.uniform(-0.9, 0.9)
     angle = rng.uniform(0, 2 * np.pi)

@@ -18,25 +18,26 @@ class ProgressBar:
     part is one line, printed when it begins.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, unit: str = "images") -> None:
         self._stream = stream
+        self._unit = unit
         self._drawing = stream.isatty()
         self._label = ""
         self._total = 0
         self._start_time = 0.0
 
     def begin(self, label: str, total: int = 0) -> None:
-        """Start a part of ``total`` images; 0 if there is nothing to count."""
+        """Start a part of ``total`` images, or other units; 0 if there is nothing to count."""
         self._label, self._total = label, total
         self._start_time = time.monotonic()
         if self._drawing:
             self.advance(0)
         else:
-            amount = f", {total} images" if total else ""
+            amount = f", {total} {self._unit}" if total else ""
             print(f"{label}{amount}", file=self._stream, flush=True)
 
     def advance(self, done: int) -> None:
-        """``done`` images of the part are behind us."""
+        """``done`` units of the part are done."""
         if not self._drawing:
             return
         columns = shutil.get_terminal_size().columns
@@ -51,8 +52,9 @@ class ProgressBar:
             self._stream.flush()
 
 
-def time_left(done: int, total: int, seconds: float, expected: float | None = None) -> str:
-    """``, about 2 min left``: of ``total`` equal parts ``done`` took ``seconds``.
+def time_left(done: float, total: float, seconds: float, expected: float | None = None) -> str:
+    """``, about 2 min left``: of ``total`` equal parts ``done`` took ``seconds``. Of unequal parts
+    these are their expected seconds, done and in all.
 
     expected: seconds of all parts, by which to go before the first is done; None: nothing is said.
     """

@@ -88,4 +88,4 @@ ORDINARY = (
     _one("volumes, scipy", "signals.volumes", 4, 90, "scipy", random=True),
     _one("graphs", "signals.graphs", 32, 12_000),
 )
-"""In the order of the table."""
+"""The datasets, in the order of the table."""

@@ -103,7 +103,7 @@ class SQLite(Dataset[Any]):
 
 
 def npy_files(folder: Path, count: int) -> dict[str, Any]:
-    """float32 (3, 64, 64) a file, shuffled."""
+    """Return a dataset of float32 (3, 64, 64) a file, shuffled."""
 
     def write(root: Path) -> None:
         root.mkdir()
@@ -114,7 +114,8 @@ def npy_files(folder: Path, count: int) -> dict[str, Any]:
 
 
 def pt_files(folder: Path, count: int) -> dict[str, Any]:
-    """A dictionary with float32 (3, 64, 64) and a label a file, shuffled."""
+    """Return a dataset of dictionaries with float32 (3, 64, 64) and a label, one a file,
+    shuffled."""
 
     def write(root: Path) -> None:
         root.mkdir()
@@ -126,7 +127,7 @@ def pt_files(folder: Path, count: int) -> dict[str, Any]:
 
 
 def hdf5(folder: Path, count: int) -> dict[str, Any]:
-    """float32 (3, 32, 32) a row, in chunks of one, shuffled."""
+    """Return a dataset of float32 (3, 32, 32) a row, in chunks of one, shuffled."""
     import h5py
 
     def write(path: Path) -> None:

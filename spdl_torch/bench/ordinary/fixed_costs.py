@@ -73,7 +73,7 @@ def cost_of_sizes(costs: Mapping[int, float]) -> tuple[float, float]:
 
 
 def _seconds_per_batch(loader: Any, batches: int) -> float:
-    """From the first batch in hand to the last: what an epoch costs once is not in it."""
+    """Measure from the first batch in hand to the last, so without what an epoch costs once."""
     for _ in loader:  # what the loader learns in its first epoch
         pass
     iterator = iter(loader)

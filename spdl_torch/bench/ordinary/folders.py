@@ -36,7 +36,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def _photographs(folder: Path, count: int) -> Path:
-    """The folder of class folders that all datasets here read."""
+    """Return the folder of class folders that all datasets here read."""
     number = min(count, _PHOTOGRAPHS)
     return written(folder / "photographs", lambda root: write_photographs(root, number))
 
@@ -72,7 +72,7 @@ def training_v1(folder: Path, count: int) -> dict[str, Any]:
 
 
 def training_v2(folder: Path, count: int) -> dict[str, Any]:
-    """The same with v2 transforms on tensors, as torchvision's documentation has it."""
+    """Return the same with v2 transforms on tensors, as torchvision's documentation has it."""
     transform = v2.Compose(
         [
             v2.ToImage(),
@@ -86,7 +86,8 @@ def training_v2(folder: Path, count: int) -> dict[str, Any]:
 
 
 def rand_augment(folder: Path, count: int) -> dict[str, Any]:
-    """The recipe of today's training scripts: RandAugment and random erasing."""
+    """Return the dataset with the recipe of today's training scripts: RandAugment and random
+    erasing."""
     transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(224),
@@ -101,7 +102,7 @@ def rand_augment(folder: Path, count: int) -> dict[str, Any]:
 
 
 def evaluation(folder: Path, count: int) -> dict[str, Any]:
-    """The middle of the picture, in order."""
+    """Return the dataset of the pictures' middles, in order."""
     transform = transforms.Compose(
         [
             transforms.Resize(256),
@@ -134,7 +135,7 @@ class OpenCVPhotographs(Dataset[Any]):
 
 
 def opencv(folder: Path, count: int) -> dict[str, Any]:
-    """Shuffled."""
+    """Return the dataset, shuffled."""
     return {"dataset": OpenCVPhotographs(_photographs(folder, count), count), "shuffle": True}
 
 
@@ -158,7 +159,7 @@ class AugmentedPhotographs(Dataset[Any]):
 
 
 def augmented(folder: Path, count: int) -> dict[str, Any]:
-    """The recipe of albumentations' classification example."""
+    """Return the dataset with the recipe of albumentations' classification example."""
     import albumentations
     from albumentations.pytorch import ToTensorV2
 

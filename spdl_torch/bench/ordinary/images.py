@@ -73,7 +73,7 @@ def cifar_training(folder: Path, count: int) -> dict[str, Any]:
 
 
 def cifar_evaluation(folder: Path, count: int) -> dict[str, Any]:
-    """To tensor, normalise."""
+    """CIFAR as it is evaluated: to tensor, normalise."""
     transform = transforms.Compose(
         [transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)],
     )
@@ -81,7 +81,7 @@ def cifar_evaluation(folder: Path, count: int) -> dict[str, Any]:
 
 
 def mnist(folder: Path, count: int) -> dict[str, Any]:
-    """To tensor, normalise, as torch's own example has it."""
+    """MNIST: to tensor, normalise, as torch's own example has it."""
     transform = transforms.Compose(
         [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
     )

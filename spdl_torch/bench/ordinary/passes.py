@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,28 +38,28 @@ def speeds(ordinary: Ordinary, settings: Mapping[str, Any], reporter: Reporter) 
     The batches are compared in the first round, before anything is timed. Which loader comes
     first changes with the round.
 
-    Returns: samples a second, ``torch_0`` and ``ours_0`` without workers, ``torch_n`` and
-        ``ours_n`` with them; their ratios ``ratio_0`` and ``ratio_n``.
+    Returns: samples a second, ``torch_0`` and ``ours_0`` without workers, ``torch_2`` and
+        ``ours_2`` with 2, and so on; their ratios ``ratio_0``, ``ratio_2``.
     Raises: DifferentBatches: a batch differs from torch's.
     """
     # As in torch's workers. Without workers a second thread would share out small tensors and,
     # beside any other program, wait for its core: tenfold slower by chance.
     torch.set_num_threads(1)
-    count = samples_of(ordinary, settings["seconds"], settings["num_workers"])
+    workers = (0, *settings["workers"])
+    count = samples_of(ordinary, settings["seconds"], lcm(*settings["workers"]))
     # Each loader has a dataset of its own, whose handles nobody has opened before.
     make = partial(ordinary.arguments, Path(settings["folder"]), count)
-    workers = {"0": 0, "n": settings["num_workers"]}
     if settings["round"] == 0 and not ordinary.is_random:
-        for number in workers.values():
+        for number in workers:
             reporter.phase(f"comparing batches, {number} workers", count)
             check_batches(make, number)
     names = ["torch", "ours"] if settings["round"] % 2 == 0 else ["ours", "torch"]
     figures = {}
-    for key, number in workers.items():
+    for number in workers:
         for name in names:
             reporter.phase(f"{name}, {number} workers", 2 * count)
-            figures[f"{name}_{key}"] = _second_epoch(name, make(), number, count)
-        figures[f"ratio_{key}"] = figures[f"ours_{key}"] / figures[f"torch_{key}"]
+            figures[f"{name}_{number}"] = _second_epoch(name, make(), number, count)
+        figures[f"ratio_{number}"] = figures[f"ours_{number}"] / figures[f"torch_{number}"]
     return figures
 
 

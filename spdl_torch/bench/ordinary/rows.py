@@ -149,22 +149,22 @@ class BigTensors(Dataset[Any]):
 
 
 def indexed(folder: Path, count: int) -> dict[str, Any]:
-    """Shuffled."""
+    """Return the dataset, shuffled."""
     return {"dataset": IndexedRows(count), "shuffle": True}
 
 
 def scaled(folder: Path, count: int) -> dict[str, Any]:
-    """Shuffled."""
+    """Return the dataset, shuffled."""
     return {"dataset": ScaledRows(count), "shuffle": True}
 
 
 def from_numpy(folder: Path, count: int) -> dict[str, Any]:
-    """Shuffled."""
+    """Return the dataset, shuffled."""
     return {"dataset": ArrayRows(count), "shuffle": True}
 
 
 def tensor_dataset(folder: Path, count: int) -> dict[str, Any]:
-    """torch's own, shuffled."""
+    """Return torch's own, shuffled."""
     dataset = TensorDataset(_floats(count, _COLUMNS), torch.arange(count) % 10)
     return {"dataset": dataset, "shuffle": True}
 
@@ -180,7 +180,7 @@ def pandas_rows(folder: Path, count: int) -> dict[str, Any]:
 
 
 def windows(folder: Path, count: int) -> dict[str, Any]:
-    """Shuffled."""
+    """Return the dataset, shuffled."""
     return {"dataset": Windows(count), "shuffle": True}
 
 
@@ -192,5 +192,5 @@ def tokens(folder: Path, count: int) -> dict[str, Any]:
 
 
 def big_tensors(folder: Path, count: int) -> dict[str, Any]:
-    """In order."""
+    """Large tensors, in order."""
     return {"dataset": BigTensors(count)}

@@ -111,7 +111,7 @@ def audio(folder: Path, count: int) -> dict[str, Any]:
 
 
 def volumes(folder: Path, count: int) -> dict[str, Any]:
-    """Shuffled."""
+    """Return the dataset, shuffled."""
 
     def write(root: Path) -> None:
         root.mkdir()
@@ -123,5 +123,5 @@ def volumes(folder: Path, count: int) -> dict[str, Any]:
 
 
 def graphs(folder: Path, count: int) -> dict[str, Any]:
-    """Shuffled, joined by the collate function."""
+    """Return the dataset, shuffled, joined by the collate function."""
     return {"dataset": Graphs(count), "shuffle": True, "collate_fn": join_graphs}

@@ -127,7 +127,7 @@ class Lines(IterableDataset[Any]):
 
 
 def python_text(folder: Path, count: int) -> dict[str, Any]:
-    """Shuffled, padded by the collate function."""
+    """Return the dataset, shuffled, padded by the collate function."""
     return {"dataset": PythonText(_texts(count), count), "shuffle": True, "collate_fn": pad_batch}
 
 

@@ -1,0 +1,194 @@
+"""``hand-over``: what the thread that trains spends on a batch, with ``device=`` and without.
+
+The device is one that does nothing: copies are done at once, events have always passed. So the
+figures are our own share; CUDA's calls (two events, a wait, one mark for each tensor) come on top.
+Each ``next()`` waits 4 ms first, as for a step of a model, so that the batch is there. torch's row
+has no device: there the loop moves the batch itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .report import Goal, Metric
+from .tables import Contender, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..measuring.reporter import Reporter
+    from .tables import BenchOptions
+
+__all__ = ["TABLES"]
+
+BATCH = 8
+_STEP_SECONDS = 0.004
+_cost = partial(Metric, digits=0, higher_is_better=False)
+METRICS = (
+    _cost(key="median_us", heading="CPU µs/batch, median"),
+    _cost(key="least_us", heading="10th percentile"),
+    Metric(
+        key="allocations", heading="tensors made by the thread", digits=0, higher_is_better=False
+    ),
+)
+
+
+@contextlib.contextmanager
+def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    batches = 20 if options.smoke else max(50, int(options.seconds / _STEP_SECONDS))
+    yield {"batches": batches, "num_workers": options.num_workers}
+
+
+class Pictures:
+    """Small ones, which are made at once."""
+
+    thread_safe = True
+
+    def __init__(self, count: int) -> None:
+        import torch
+
+        self.picture = torch.zeros(3, 64, 64, dtype=torch.uint8)
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.picture, index
+
+
+class Idle:
+    """A device that does nothing, in the place of CUDA's backend."""
+
+    made_by: list[int] = []  # noqa: RUF012  # one process measures one loader
+    """The threads that made memory on it."""
+
+    def __init__(self, device: Any, stream: int = 0, *, use: str = "copy") -> None:
+        self.device = device
+
+    def lock_pages(self, address: int, num_bytes: int) -> bool:
+        return True
+
+    def unlock_pages(self, address: int) -> None:
+        """Nothing is locked."""
+
+    def pinned(self, num_bytes: int) -> Any:
+        import torch
+
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def is_pinned(self, tensor: Any) -> bool:
+        return False
+
+    def on_copy_stream(self) -> Any:
+        return contextlib.nullcontext()
+
+    def empty(self, num_bytes: int) -> Any:
+        import threading
+
+        self.made_by.append(threading.get_ident())
+        return self.pinned(num_bytes)
+
+    def copy(self, target: Any, source: Any) -> None:
+        target.copy_(source)
+
+    def record(self) -> Idle:
+        return self
+
+    def hand_over(self, event: Any, blocks: Sequence[Any]) -> Idle:
+        return self
+
+    def synchronize(self) -> None:
+        """Everything is done."""
+
+    def query(self) -> bool:
+        return True
+
+
+def ours(dataset: Any, num_workers: int, isolation: Any, device: str | None) -> Any:
+    """Return our loader."""
+    from ..data.loader.dataloader import DataLoader
+
+    options = {"num_workers": num_workers, "isolation": isolation, "device": device}
+    return DataLoader(dataset, BATCH, **options)
+
+
+@contextlib.contextmanager
+def _idle_device() -> Iterator[None]:
+    """Let transfers that are made meanwhile go to a device that does nothing."""
+    import torch
+
+    from ..io._transfer import cuda
+
+    names = {"CudaBackend": Idle, "resolve": lambda place: torch.device("cpu")}
+    before = {name: getattr(cuda, name) for name in names}
+    for name, value in names.items():
+        setattr(cuda, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(cuda, name, value)
+
+
+def torchs(dataset: Any, num_workers: int) -> Any:
+    """Return torch's loader."""
+    from torch.utils.data import DataLoader
+
+    return DataLoader(dataset, BATCH, num_workers=num_workers)
+
+
+def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+    """Measure one pass."""
+    import threading
+
+    from ..measuring.hand_over import WARM_UP, hand_over_microseconds
+
+    dataset = Pictures(BATCH * (settings["batches"] + WARM_UP))
+    loader = contender.run(dataset, settings["num_workers"], **contender.arguments)
+    reporter.phase("measuring", 1)
+    settle = partial(time.sleep, _STEP_SECONDS)
+    Idle.made_by.clear()
+    with _idle_device():
+        batches = iter(loader)
+    took = hand_over_microseconds(batches, settings["batches"], settle)
+    return {
+        "median_us": statistics.median(took),
+        "least_us": statistics.quantiles(took, n=10)[0],
+        "allocations": Idle.made_by.count(threading.get_ident()),
+    }
+
+
+def _ours(name: str, isolation: str, device: str | None, *, smoke: bool = True) -> Contender:
+    arguments = {"isolation": isolation, "device": device}
+    return Contender(name=f"ours, {name}", run=ours, arguments=arguments, smoke=smoke)
+
+
+_goal = partial(Goal, metric="median_us", at_most=40)
+TABLES = {
+    "hand-over": Table(
+        name="hand-over",
+        title=f"The thread that trains, for each batch of {BATCH} small pictures",
+        metrics=METRICS,
+        contenders=(
+            _ours("threads, device", "thread", "cuda"),
+            _ours("processes, device", "process", "cuda", smoke=False),
+            _ours("threads", "thread", None, smoke=False),
+            _ours("processes", "process", None, smoke=False),
+            Contender(name="torch", run=torchs),
+        ),
+        prepare=_prepare,
+        measure=measure,
+        peer="torch",
+        goals=(
+            _goal(row="ours, threads, device"),
+            _goal(row="ours, processes, device"),
+            Goal(metric="allocations", row="ours, threads, device", at_most=1),
+            Goal(metric="allocations", row="ours, processes, device", at_most=1),
+        ),
+    )
+}
