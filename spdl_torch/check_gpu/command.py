@@ -1,0 +1,171 @@
+"""The work of ``python -m spdl_torch check-gpu``."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from .. import __version__
+from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Check = tuple[str, Callable[[], None]]
+
+__all__ = ["CHECKS", "CheckOptions", "ended_by_force", "run_check_gpu", "run_checks"]
+
+MOST_SECONDS = 9 * 60.0
+_GRACE_SECONDS = 5.0
+
+CHECKS = ("correctness", "races", "exits", "capture", "memory", "rates")
+"""The groups of checks, in their order."""
+
+_NUM_PHOTOGRAPHS = 1024
+
+
+class CheckOptions(NamedTuple):
+    """The command's options."""
+
+    data: Path | None = None
+    json_path: Path | None = None
+    only: Sequence[str] = ()
+    """The groups to run; () = all."""
+
+
+def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
+    """Run the checks; return 0 if every one passes, 1 if one fails, 2 if there is no GPU.
+
+    After 9 minutes the process ends, whatever hangs, with status 1; a few seconds later if what
+    hangs keeps the interpreter to itself: then nobody can say any more which check it was.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        print(
+            "spdl-torch check-gpu: torch finds no CUDA device here "
+            "(torch.cuda.is_available() is False), so there is nothing to check.",
+            file=errors,
+        )
+        return 2
+    facts = {
+        "spdl_torch": __version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name(),
+        "num_devices": torch.cuda.device_count(),
+        "cores": os.cpu_count(),
+    }
+    for name, fact in facts.items():
+        print(f"# {name}: {fact}", file=out, flush=True)
+    sheet = Sheet(out, facts, options.json_path)
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [
+            check
+            for group, checks in _groups(sheet, options.data, Path(folder)).items()
+            if not options.only or group in options.only
+            for check in checks
+        ]
+        with ended_by_force(MOST_SECONDS + _GRACE_SECONDS):
+            run_checks(chosen, sheet, MOST_SECONDS, end=partial(_end_process, out))
+    return 0 if sheet.has_passed else 1
+
+
+def run_checks(
+    checks: Sequence[Check], sheet: Sheet, most_seconds: float, *, end: Callable[[], None]
+) -> None:
+    """Run one after the other; what one raises is its own line, and the rest go on.
+
+    end: called when the time is up, on another thread; it ends the process.
+    """
+    started, current = time.monotonic(), [""]
+
+    def stop() -> None:
+        sheet.fail(current[0], f"not done after {most_seconds:g} s in all")
+        end()
+
+    watchdog = threading.Timer(most_seconds, stop)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        for name, check in checks:
+            current[0] = name
+            try:
+                check()
+            except Exception as error:
+                sheet.fail(name, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    finally:
+        watchdog.cancel()
+    sheet.at_most("seconds", time.monotonic() - started, most_seconds)
+
+
+@contextmanager
+def ended_by_force(seconds: float) -> Iterator[None]:
+    """End the process with status 1 if this takes so long, by a thread that needs no interpreter:
+    one within CUDA may wait for ever with the GIL, and then no Python runs. It writes where each
+    thread is to standard error.
+    """
+    file = sys.__stderr__
+    if file is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=file)
+    try:
+        yield
+    finally:
+        if file is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _end_process(out: TextIO) -> None:
+    out.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _groups(sheet: Sheet, data: Path | None, folder: Path) -> dict[str, list[Check]]:
+    from . import correctness, exits, races, rates, resources
+    from .gpu import CudaGpu
+
+    gpu = CudaGpu()
+
+    def train() -> None:
+        photographs = data
+        if photographs is None:
+            from ..measuring.photographs import write_photographs
+
+            photographs = folder / "photographs"
+            write_photographs(photographs, _NUM_PHOTOGRAPHS)
+        rates.check_training(sheet, photographs)
+
+    return {
+        "correctness": [
+            ("batches", partial(correctness.check_batches, sheet)),
+            ("loaders", partial(correctness.check_loaders, sheet)),
+            ("nvjpeg", partial(correctness.check_nvjpeg, sheet)),
+            ("devices", partial(resources.check_devices, gpu, sheet)),
+        ],
+        "races": [
+            ("race_self_test", partial(races.check_self_test, gpu, sheet)),
+            ("race_drop", partial(races.check_races, gpu, sheet)),
+            ("race_isolation", partial(races.check_isolation, gpu, sheet)),
+            ("sizes", partial(resources.check_sizes, gpu, sheet)),
+        ],
+        "exits": [("exits", partial(exits.check_exits, sheet))],
+        "capture": [("capture", partial(resources.check_capture, sheet))],
+        "memory": [
+            ("device_memory", partial(resources.check_memory, gpu, sheet)),
+            ("full_device", partial(resources.check_full_device, sheet)),
+        ],
+        "rates": [
+            ("hand_over", partial(rates.check_hand_over, sheet)),
+            ("copies", partial(rates.check_copies, sheet)),
+            ("training", train),
+        ],
+    }

@@ -1,0 +1,110 @@
+"""Batches on the device are those that torch's DataLoader gives and the loop moves."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
+
+from ..data.loader.dataloader import DataLoader
+from ..io._image.images import load_image_batch
+from ..io._transfer.transfer import Transfer, cuda_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .sheet import Sheet
+
+__all__ = ["check_batches", "check_loaders", "check_nvjpeg"]
+
+
+def check_batches(sheet: Sheet, device: str = "cuda") -> None:
+    """Check tensors of every common dtype and layout, in one batch."""
+    image = torch.rand(2, 3, 40, 48)
+    given: dict[str, Tensor] = {
+        "channels_last": image.contiguous(memory_format=torch.channels_last),
+        "permuted": image.permute(3, 1, 0, 2),
+        "holes": image[..., ::3],
+        "expanded": image[:1].expand(5, 3, 40, 48),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(3, dtype=torch.int16),
+        "large": torch.arange(1 << 20),
+    }
+    for dtype in (torch.uint8, torch.bool, torch.bfloat16, torch.float16, torch.float64):
+        given[str(dtype)] = torch.arange(100).to(dtype)
+    transfer = Transfer(device)  # kept: one that goes waits for its copies
+    received = transfer.stage(given).receive()
+    wrong = 0
+    for name, tensor in given.items():
+        expected = tensor.to(received[name].device, copy=True)
+        wrong += not (
+            _same(expected, received[name]) and expected.stride() == received[name].stride()
+        )
+    sheet.at_most("batch_equals_to", wrong, 0)
+
+
+def check_loaders(sheet: Sheet, device: str = "cuda") -> None:
+    """Check the loader's batches on threads and in processes."""
+    data = TensorDataset(torch.arange(96_000.0).view(96, 1000), torch.arange(96))
+    expected = list(TorchLoader(data, batch_size=10))
+    options: dict[str, Any]
+    for name, options in (
+        ("0_workers", {"num_workers": 0}),
+        ("4_threads", {"num_workers": 4, "isolation": "thread"}),
+        ("2_processes", {"num_workers": 2, "isolation": "process"}),
+    ):
+        found = list(DataLoader(data, batch_size=10, device=device, **options))
+        wrong = abs(len(found) - len(expected))
+        for batch, other in zip(found, expected, strict=False):
+            wrong += not all(_same(one, two) for one, two in zip(batch, other, strict=True))
+        sheet.at_most(f"loader_equals_torchs_{name}", wrong, 0)
+
+
+def check_nvjpeg(sheet: Sheet, device_index: int = 0) -> None:
+    """Check JPEGs decoded on the GPU against those of the CPU: levels of 255, the worst picture."""
+    from ..io._image.nvjpeg import load_image_batch_nvjpeg
+
+    pictures = _pictures()
+    try:
+        batch = load_image_batch_nvjpeg(
+            [*pictures.values()], device_config=cuda_config(device_index), width=160, height=128
+        )
+    except RuntimeError as error:
+        if "needs nvJPEG" not in str(error):
+            raise
+        sheet.skip("nvjpeg", "no nvJPEG here")
+        return
+    expected = load_image_batch([*pictures.values()], width=160, height=128).permute(0, 3, 1, 2)
+    levels = (batch.cpu().int() - expected.int()).abs().float().mean(dim=(1, 2, 3))
+    for name, value in zip(pictures, levels.tolist(), strict=True):
+        sheet.at_most(f"nvjpeg_{name}", value, 2)
+
+
+def _pictures() -> dict[str, bytes]:
+    """Return a picture in kinds of JPEG that decoders treat differently, and a PNG."""
+    from PIL import Image
+
+    gradient = Image.radial_gradient("L").resize((320, 240))
+    colours = Image.merge("RGB", [gradient, gradient.rotate(90), gradient.rotate(45)])
+    kinds: dict[str, tuple[Any, str, dict[str, Any]]] = {
+        "common": (colours, "JPEG", {}),
+        "full_colours": (colours, "JPEG", {"subsampling": 0}),
+        "progressive": (colours, "JPEG", {"progressive": True}),
+        "gray": (gradient, "JPEG", {}),
+        "cmyk": (colours.convert("CMYK"), "JPEG", {}),
+        "png": (colours, "PNG", {}),
+    }
+    found = {}
+    for name, (image, form, options) in kinds.items():
+        image.save(
+            file := io.BytesIO(), form, **({"quality": 95} if form == "JPEG" else {}), **options
+        )
+        found[name] = file.getvalue()
+    return found
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())

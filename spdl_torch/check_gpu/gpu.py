@@ -1,0 +1,100 @@
+"""The questions that the checks ask of a device."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+__all__ = ["STREAMS", "CudaGpu", "Gpu", "StreamKind", "unguarded"]
+
+StreamKind = Literal["default", "side", "external"]
+STREAMS: tuple[StreamKind, ...] = get_args(StreamKind)
+
+_LATE_CYCLES = 4_000_000  # some 2 ms
+
+
+class Gpu(Protocol):
+    """A device whose kernels can be made late."""
+
+    def make_late(self) -> None:
+        """Let everything that the current stream gets from now on wait for some milliseconds."""
+        ...
+
+    def total(self, tensor: Tensor) -> Any:
+        """Launch a kernel on the current stream that adds up a tensor, and return at once."""
+        ...
+
+    def values(self, totals: Sequence[Any]) -> list[float]:
+        """Wait for all that was launched; return what the kernels found."""
+        ...
+
+    def move(self, tensor: Tensor) -> Tensor:
+        """Begin to copy a tensor to the device, as a training loop does, and return at once."""
+        ...
+
+    def index_of(self, tensor: Tensor) -> int | None:
+        """Return the number of the device that has the tensor; None = the host."""
+        ...
+
+    def on_stream(self, kind: StreamKind) -> AbstractContextManager[None]:
+        """Train on another stream: torch's, or one that somebody else made."""
+        ...
+
+
+class CudaGpu:
+    """The current CUDA device."""
+
+    def make_late(self) -> None:
+        torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def total(self, tensor: Tensor) -> Any:
+        return tensor.sum(dtype=torch.float64)
+
+    def values(self, totals: Sequence[Any]) -> list[float]:
+        torch.cuda.synchronize()
+        return [float(total) for total in totals]
+
+    def move(self, tensor: Tensor) -> Tensor:
+        return tensor.to("cuda", non_blocking=True)
+
+    def index_of(self, tensor: Tensor) -> int | None:
+        return tensor.device.index
+
+    @contextmanager
+    def on_stream(self, kind: StreamKind) -> Iterator[None]:
+        own = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # untyped in torch
+        streams: dict[StreamKind, AbstractContextManager[Any]] = {
+            "default": nullcontext(),
+            "side": torch.cuda.stream(own),
+            "external": torch.cuda.stream(torch.cuda.ExternalStream(own.cuda_stream)),  # type: ignore[no-untyped-call]  # untyped in torch
+        }
+        with streams[kind]:
+            yield
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Take out the call by which the allocator knows who uses a batch's memory: the self-test of a
+    race check, which has to find batches that are wrong then.
+    """
+    own = vars(torch.Tensor).get("record_stream")
+    torch.Tensor.record_stream = _record_nothing  # type: ignore[method-assign, assignment]  # the guard, taken out
+    try:
+        yield
+    finally:
+        if own is None:
+            del torch.Tensor.record_stream
+        else:
+            torch.Tensor.record_stream = own  # type: ignore[method-assign]  # put back
+
+
+def _record_nothing(tensor: Tensor, stream: Any) -> None:
+    """Record nothing."""

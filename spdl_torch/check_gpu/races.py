@@ -1,0 +1,145 @@
+"""Batches that are dropped while their kernels wait: does anything write into their memory?
+
+Every batch has one number in all its bytes. A kernel adds them up, late; by then the loop has long
+dropped the batch, and the loader has gone on. The same with the guard taken out has to find wrong
+sums: a check that cannot fail says nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Dataset
+
+from ..data.loader.dataloader import DataLoader
+from ..io._transfer.transfer import Transfer
+from .gpu import STREAMS, unguarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import Tensor
+
+    from .gpu import Gpu, StreamKind
+    from .sheet import Sheet
+
+__all__ = [
+    "Filled",
+    "check_isolation",
+    "check_races",
+    "check_self_test",
+    "num_wrong",
+    "sizes_between",
+]
+
+KIBI = 1 << 10
+MEBI = 1 << 20
+
+
+class Filled(Dataset[torch.Tensor]):
+    """Sample ``k`` is a tensor of ``sizes[k]`` bytes, each of them ``k`` modulo 251."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((self.sizes[index],), index % 251, dtype=torch.uint8)
+
+    def expected(self) -> list[float]:
+        """Return the sum of each sample."""
+        return [float(index % 251 * size) for index, size in enumerate(self.sizes)]
+
+
+def sizes_between(least: int, most: int, count: int) -> list[int]:
+    """Return sizes in bytes, as many between 1 and 2 MB as between 10 and 20; the same each time.
+
+    Half of them repeat the one before: memory is given out again where sizes are equal.
+    """
+    rng, sizes = random.Random(count), list[int]()
+    for number in range(count):
+        size = int(least * (most / least) ** rng.random())
+        sizes.append(sizes[-1] if number % 2 else size)
+    return sizes
+
+
+def num_wrong(
+    gpu: Gpu,
+    batches: Iterable[Tensor],
+    expected: Sequence[float],
+    *,
+    stream: StreamKind = "default",
+    use: Callable[[Tensor], Tensor] | None = None,
+) -> int:
+    """Return how many batches were wrong for a kernel that is late, or did not come.
+
+    use: called with each batch, for the tensor that the kernel reads; None = the batch.
+    """
+    totals: list[Any] = []
+    with gpu.on_stream(stream):
+        for batch in batches:
+            gpu.make_late()
+            totals.append(gpu.total(batch if use is None else use(batch)))
+            del batch
+        found = gpu.values(totals)
+    wrong = sum(one != other for one, other in zip(found, expected, strict=False))
+    return wrong + abs(len(expected) - len(found))
+
+
+def check_races(
+    gpu: Gpu,
+    sheet: Sheet,
+    *,
+    device: str = "cuda",
+    num_batches: int = 2000,
+    most_bytes: int = 64 * MEBI,
+    workers: Sequence[int] = (0, 4, 16),
+) -> None:
+    """Check loaders without workers and with threads, on every kind of stream."""
+    share = max(1, num_batches // (len(STREAMS) * len(workers)))
+    data = Filled(sizes_between(64 * KIBI, most_bytes, share))
+    for stream in STREAMS:
+        for num_workers in workers:
+            loader = _loader(data, num_workers, isolation="thread", device=device)
+            wrong = num_wrong(gpu, loader, data.expected(), stream=stream)
+            sheet.at_most(f"race_drop_{stream}_{num_workers}_workers", wrong, 0)
+            # Batches of one sample, which are made in pinned memory that is soon given out again.
+            loader = _loader(data, num_workers, batch_size=1, isolation="thread", device=device)
+            wrong = num_wrong(gpu, loader, data.expected(), stream=stream)
+            sheet.at_most(f"race_pinned_{stream}_{num_workers}_workers", wrong, 0)
+
+
+def check_isolation(
+    gpu: Gpu, sheet: Sheet, *, num_batches: int = 200, num_bytes: int = 4 * MEBI
+) -> None:
+    """Check batches of processes, which write into memory that the GPU copies from: of samples that
+    are copied there, of batches that are made there, and of those that the loop itself copies.
+    """
+    data = Filled([num_bytes] * num_batches)
+    ways: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor] | None]] = {
+        "device": ({"device": "cuda"}, None),
+        "device_made": ({"device": "cuda", "batch_size": 1}, None),
+        "pin_memory": ({"pin_memory": True}, gpu.move),
+    }
+    for name, (options, use) in ways.items():
+        loader = _loader(data, 2, isolation="process", **options)
+        wrong = num_wrong(gpu, loader, data.expected(), use=use)
+        sheet.at_most(f"race_isolation_{name}", wrong, 0)
+
+
+def check_self_test(gpu: Gpu, sheet: Sheet, device: str = "cuda") -> None:
+    """Check that the race is found where the guard is missing."""
+    data = Filled([MEBI] * 100)
+    transfer = Transfer(device)
+    with unguarded():
+        staged = (transfer.stage(data[index]).receive() for index in range(len(data)))
+        wrong = num_wrong(gpu, staged, data.expected())
+    sheet.at_least("race_self_test", wrong, 1)
+
+
+def _loader(data: Filled, num_workers: int, **options: Any) -> DataLoader[Tensor]:
+    return DataLoader(data, **{"batch_size": None, "num_workers": num_workers, **options})

@@ -1,0 +1,287 @@
+"""The rate at which batches arrive, and its cost to the training.
+
+What is compared runs in turns, so that a machine that slows down slows all of them down. Nothing
+that was loaded before a clock starts counts: copies begin after the start, and a loader is drained.
+"""
+
+from __future__ import annotations
+
+import queue
+import statistics
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, RandomSampler
+
+from ..data.folder import ImageFolder
+from ..data.loader.dataloader import DataLoader
+from ..io._transfer.transfer import Staged, Transfer
+from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP
+from ..measuring.hand_over import hand_over_microseconds
+from ..measuring.machine import usable_cores
+from ..nn import ToFloat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from .sheet import Sheet
+
+__all__ = ["check_copies", "check_hand_over", "check_training", "quantile"]
+
+BATCH = 256
+PIXELS = 224
+WARM_UP = 3
+COPY_MEGABYTES = (9.6, 38.5, 154.0)
+_LEAST_JUDGED_MEGABYTES = 38.5
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+OUTSTANDING = 3
+"""Staged batches that wait for the loop or are under way."""
+
+
+def check_copies(sheet: Sheet, rounds: int = 3) -> None:
+    """Compare transfers with a loop of bare pinned copies."""
+    for megabytes in COPY_MEGABYTES:
+        num_bytes = int(megabytes * 1e6)
+        ways: dict[str, Callable[[], float]] = {
+            "bare": partial(_bare_copies, num_bytes),
+            "pinned": partial(
+                _staged_copies, torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()
+            ),
+            "pageable": partial(_staged_copies, torch.zeros(num_bytes, dtype=torch.uint8)),
+        }
+        rates = _interleaved(ways, rounds)
+        size = f"{megabytes:g}MB"
+        sheet.note(f"copy_{size}_bare_gigabytes_per_second", num_bytes * rates["bare"] / 1e9)
+        ratio = rates["pinned"] / rates["bare"]
+        if megabytes >= _LEAST_JUDGED_MEGABYTES:
+            sheet.at_least(f"copy_{size}_pinned_over_bare", ratio, 0.95)
+        else:
+            sheet.note(f"copy_{size}_pinned_over_bare", ratio)
+        sheet.note(f"copy_{size}_pageable_over_bare", rates["pageable"] / rates["bare"])
+
+
+def _num_copies(num_bytes: int) -> int:
+    return max(10 * OUTSTANDING, int(4e9 / num_bytes))
+
+
+def _bare_copies(num_bytes: int) -> float:
+    """Return copies per second of one pinned buffer on a stream that has nothing else."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # untyped in torch
+    with torch.cuda.stream(stream):
+        target = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+        for _ in range(WARM_UP):
+            target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        count, start = _num_copies(num_bytes), time.perf_counter()
+        for _ in range(count):
+            target.copy_(source, non_blocking=True)
+        stream.synchronize()
+        return count / (time.perf_counter() - start)
+
+
+def _staged_copies(source: Tensor) -> float:
+    """Return batches per second that one thread stages and this one receives, from ``source``."""
+    staged: queue.SimpleQueue[Staged | BaseException] = queue.SimpleQueue()
+    places, go = threading.Semaphore(OUTSTANDING), threading.Event()
+    count, transfer = _num_copies(source.nbytes), Transfer("cuda")
+
+    def stage() -> None:
+        try:
+            for number in range(WARM_UP + count):
+                if number == WARM_UP:
+                    go.wait()
+                places.acquire()
+                staged.put(transfer.stage(source))
+        except BaseException as error:
+            staged.put(error)
+
+    thread = threading.Thread(target=stage, name="check-gpu-stage", daemon=True)
+    thread.start()
+    start = 0.0
+    for number in range(WARM_UP + count):
+        if number == WARM_UP:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            go.set()
+        batch = staged.get()
+        if isinstance(batch, BaseException):
+            raise batch
+        batch.receive()
+        places.release()
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    thread.join()
+    return count / seconds
+
+
+def check_hand_over(sheet: Sheet, num_batches: int = 300) -> None:
+    """Take the CPU time that the loop's thread spends on a batch that is ready: to receive it, to
+    let its stream wait for the copy, to guard its memory, and to ask for another one.
+    """
+    data = _Pictures(8 * (HAND_OVER_WARM_UP + num_batches))
+    for name, isolation in _PLACES.items():
+        loader = DataLoader(data, 8, num_workers=2, isolation=isolation, device="cuda")
+        took = hand_over_microseconds(iter(loader), num_batches, _settle)
+        sheet.at_most(f"hand_over_{name}_microseconds", statistics.median(took), 40)
+
+
+_PLACES: dict[str, Literal["thread", "process"]] = {"threads": "thread", "processes": "process"}
+
+
+def _settle() -> None:
+    """Return when the next batch has arrived."""
+    torch.cuda.synchronize()
+    time.sleep(0.004)
+
+
+class _Pictures(Dataset[Any]):
+    """Small ones, which are made at once: 8 are a batch of 1.2 MB."""
+
+    thread_safe = True
+
+    def __init__(self, num_samples: int) -> None:
+        self._picture = torch.zeros(3, PIXELS, PIXELS, dtype=torch.uint8)
+        self._num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._picture, index
+
+
+def check_training(sheet: Sheet, folder: Path, *, rounds: int = 3, seconds: float = 8.0) -> None:
+    """Train resnet50 in bfloat16 on photographs in ``folder`` and on a batch that is there."""
+    trainer, cores = _Trainer(), usable_cores()
+    ours = partial(_our_batches, folder, cores)
+    sources: dict[str, tuple[Callable[[], Iterable[Any]], int]] = {
+        "synthetic": (_synthetic, 0),
+        "ours": (partial(ours, "thread"), 2 * cores),
+        "ours_isolated": (partial(ours, "process"), 2 * cores),
+        "torch": (partial(_torchs_batches, folder, min(16, cores)), 32),
+    }
+    ways: dict[str, Callable[[], float]] = {
+        name: partial(trainer.rate, name, *source, seconds) for name, source in sources.items()
+    }
+    rates = _interleaved(ways, rounds)
+    for name, rate in rates.items():
+        sheet.note(f"train_{name}_images_per_second", rate * BATCH)
+    for name in ("ours", "ours_isolated"):
+        sheet.at_least(f"train_{name}_over_synthetic", rates[name] / rates["synthetic"], 0.95)
+        sheet.at_least(f"train_{name}_over_torch", rates[name] / rates["torch"], 1.0)
+    idle, busy = trainer.steps["synthetic"], trainer.steps["ours"]
+    sheet.at_most("step_p50_busy_over_idle", quantile(busy, 0.5) / quantile(idle, 0.5), 1.03)
+    sheet.at_most("step_p99_busy_over_idle", quantile(busy, 0.99) / quantile(idle, 0.99), 1.10)
+
+
+class _Trainer:
+    """A model, and how long its steps took on the device."""
+
+    def __init__(self) -> None:
+        from torchvision.models import resnet50
+
+        self._model = resnet50().to("cuda", memory_format=torch.channels_last).train()
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        self._to_float = ToFloat(_MEAN, _STD).to("cuda")
+        self.steps: dict[str, list[float]] = {}
+        """Milliseconds of each step, by the name of who made the batches."""
+
+    def rate(
+        self, name: str, batches_of: Callable[[], Iterable[Any]], num_ahead: int, seconds: float
+    ) -> float:
+        """Return steps per second.
+
+        num_ahead: batches that a loader may have ready when the clock starts; they are thrown away.
+        """
+        batches = iter(batches_of())
+        for _ in range(WARM_UP):
+            self._step(*next(batches))
+        torch.cuda.synchronize()
+        for _ in range(num_ahead + OUTSTANDING if num_ahead else 0):
+            next(batches)
+        torch.cuda.synchronize()
+        marks: list[Any] = []
+        start = time.perf_counter()
+        while not marks or time.perf_counter() - start < seconds:
+            images, labels = next(batches)
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # untyped in torch
+            before.record()  # after the wait for the copy, which is the loader's
+            self._step(images, labels)
+            after.record()
+            marks.append((before, after))
+        torch.cuda.synchronize()
+        rate = len(marks) / (time.perf_counter() - start)
+        self.steps.setdefault(name, []).extend(one.elapsed_time(two) for one, two in marks)
+        return rate
+
+    def _step(self, images: Tensor, labels: Tensor) -> None:
+        images, labels = (each.to("cuda", non_blocking=True) for each in (images, labels))
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(self._model(self._to_float(images)), labels)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._optimizer.step()
+
+
+def _synthetic() -> Iterator[tuple[Tensor, Tensor]]:
+    images = torch.randint(0, 256, (BATCH, 3, PIXELS, PIXELS), dtype=torch.uint8, device="cuda")
+    labels = torch.zeros(BATCH, dtype=torch.int64, device="cuda")
+    while True:
+        yield images, labels
+
+
+def _our_batches(folder: Path, workers: int, isolation: Any) -> Iterable[Any]:
+    data = ImageFolder(folder, _augmentation())
+    return DataLoader(
+        data,
+        BATCH,
+        sampler=_endless(data),
+        num_workers=workers,
+        device="cuda",
+        isolation=isolation,
+    )
+
+
+def _torchs_batches(folder: Path, workers: int) -> Iterable[Any]:
+    from torchvision.datasets import ImageFolder as TorchFolder
+
+    data = TorchFolder(folder, _augmentation())
+    return TorchLoader(data, BATCH, sampler=_endless(data), num_workers=workers, pin_memory=True)
+
+
+def _endless(data: Any) -> RandomSampler:
+    return RandomSampler(data, replacement=True, num_samples=10**7)
+
+
+def _augmentation() -> Any:
+    from torchvision import transforms
+
+    return transforms.Compose(
+        (
+            transforms.RandomResizedCrop(PIXELS),
+            transforms.RandomHorizontalFlip(),
+            transforms.PILToTensor(),
+        )
+    )
+
+
+def _interleaved(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Return the median of each way's figures, measured in turns."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, measure in ways.items():
+            found[name].append(measure())
+    return {name: statistics.median(figures) for name, figures in found.items()}
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return the value that a share of all values, 0-1, do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

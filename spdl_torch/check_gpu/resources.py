@@ -1,0 +1,119 @@
+"""Memory, devices and graphs beside a loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..data.loader.dataloader import DataLoader
+from ..io._transfer.region import locked_bytes
+from .races import KIBI, MEBI, Filled, num_wrong, sizes_between
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .gpu import Gpu
+    from .sheet import Sheet
+
+__all__ = ["check_capture", "check_devices", "check_full_device", "check_memory", "check_sizes"]
+
+
+def check_capture(sheet: Sheet, num_graphs: int = 50) -> None:
+    """Capture graphs, in the default mode, beside a loader that needs more memory each time."""
+    data = Filled([(index + 1) * 64 * 1024 for index in range(num_graphs)])
+    loader = DataLoader(data, batch_size=None, num_workers=2, isolation="thread", device="cuda")
+    place, result, failed, wrong = torch.zeros(1000, device="cuda"), None, 0, 0
+    for number, batch in enumerate(loader):
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                result = place + 1
+        except RuntimeError:
+            failed += 1
+            continue
+        place.fill_(number)
+        graph.replay()
+        is_right = float(result.sum()) == 1000 * (number + 1)
+        wrong += not (is_right and bool((batch == number % 251).all()))
+    sheet.at_most("capture_failed", failed, 0)
+    sheet.at_most("capture_wrong", wrong, 0)
+
+
+def check_full_device(sheet: Sheet) -> None:
+    """Ask for more than the device has: the error is torch's, says where, and the loop goes on."""
+    size = 2 * torch.cuda.get_device_properties(0).total_memory
+
+    def collate(samples: list[int]) -> torch.Tensor:
+        # Expanded: it takes no memory here.
+        return torch.zeros(1).expand(size) if samples == [1] else torch.tensor(samples)
+
+    data: Any = range(3)
+    loader = DataLoader(data, num_workers=1, isolation="thread", device="cuda", collate_fn=collate)
+    batches = iter(loader)
+    missed = int(next(batches).tolist() != [0])
+    try:
+        next(batches)
+        missed += 1
+    except torch.OutOfMemoryError as error:
+        notes = getattr(error, "__notes__", ())
+        missed += not any("in the transfer to cuda" in note for note in notes)
+    missed += int(next(batches).tolist() != [2])
+    sheet.at_most("full_device_faults", missed, 0)
+
+
+def check_memory(gpu: Gpu, sheet: Sheet, num_batches: int = 500) -> None:
+    """Launch faster than the device works: how many batches does it hold?"""
+    data = Filled([4 * MEBI] * num_batches)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    loader = DataLoader(data, batch_size=None, num_workers=2, isolation="thread", device="cuda")
+    wrong = num_wrong(gpu, loader, data.expected())
+    peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
+    sheet.at_most("batches_in_device_memory", peak / (4 * MEBI), 12)
+    sheet.at_most("batches_wrong_far_ahead", wrong, 0)
+
+
+def check_sizes(
+    gpu: Gpu, sheet: Sheet, *, num_batches: int = 1000, most_bytes: int = 16 * MEBI
+) -> None:
+    """Change the size of the batches: pinned memory grows with the largest one, and stays.
+
+    In batches of that size, with an eighth more and what sizes are rounded up to: two slabs for
+    what is packed; for what is made there, three more than may be outstanding, these two among
+    them, and one for each process.
+    """
+    data = Filled(sizes_between(64 * KIBI, most_bytes, num_batches))
+    largest = max(data.sizes) * 9 / 8 + 64 * KIBI
+    workers, outstanding = 2, 4
+    options: dict[str, Any]
+    for name, most, options in (
+        ("packed", 2, {"batch_size": None, "isolation": "thread"}),
+        ("made", outstanding + 3, {"batch_size": 1, "isolation": "thread"}),
+        ("isolated", outstanding + 3 + workers, {"batch_size": 1, "isolation": "process"}),
+    ):
+        loader = DataLoader(data, num_workers=workers, device="cuda", **options)
+        before, pinned = locked_bytes(), list[int]()
+
+        def seen(batch: Tensor, pinned: list[int] = pinned) -> Tensor:
+            pinned.append(locked_bytes())
+            return batch
+
+        wrong = num_wrong(gpu, loader, data.expected(), use=seen)
+        sheet.at_most(f"sizes_{name}_wrong", wrong, 0)
+        sheet.at_most(f"sizes_{name}_pinned_batches", (max(pinned) - before) / largest, most)
+
+
+def check_devices(gpu: Gpu, sheet: Sheet) -> None:
+    """Load to the last device: nothing is made on any other."""
+    last = torch.cuda.device_count() - 1
+    if last == 0:
+        sheet.skip("devices", "one GPU")
+        return
+    contexts = getattr(torch.cuda, "_primary_context_devices", list)
+    before = set(contexts())
+    data = Filled([MEBI] * 20)
+    loader = DataLoader(data, num_workers=2, isolation="thread", device=f"cuda:{last}")
+    elsewhere = sum(gpu.index_of(batch) != last for batch in loader)
+    sheet.at_most("devices_wrong", elsewhere + len(set(contexts()) - before - {last}), 0)
