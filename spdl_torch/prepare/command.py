@@ -1,0 +1,272 @@
+"""``python -m spdl_torch prepare``: plan, skip what is done, encode on threads, write, verify."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, TextIO
+
+from spdl_torch.errors import DecodeError
+from spdl_torch.io._retry import is_transient
+from spdl_torch.measuring.machine import usable_cores
+from spdl_torch.measuring.progress_bar import ProgressBar, counted, time_left
+from spdl_torch.pipeline import PipelineBuilder
+
+from .encode import Encoder, encoder_versions
+from .plan import PLAN_FILE, make_plan, shard_name
+from .verify import check_tars, index_tars, tars_in
+from .write import ShardWriter, done_index, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from .encode import Sample
+    from .plan import Plan, Settings
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # two programs are not kept apart there
+
+__all__ = ["PrepareOptions", "UsageError", "run_check", "run_prepare"]
+
+
+class UsageError(Exception):
+    """A folder or option that cannot be used."""
+
+
+class _BadFile(Exception):
+    """A file of the source that ends the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareOptions:
+    """The options of the command."""
+
+    source: Path
+    out: Path
+    settings: Settings
+    num_workers: int | None = None
+    """Threads that encode; None = one for each core."""
+    skips_bad: bool = False
+    """Whether a file that cannot be read or decoded is left out; otherwise it ends the run."""
+
+
+def run_prepare(options: PrepareOptions, out: TextIO, progress: TextIO) -> int:
+    """Write the shards that are not there yet; return the exit status.
+
+    **Stop.** Ctrl-C ends it once the files at work are encoded. What was written stays, and the
+    same call goes on there.
+
+    Raises: UsageError: the folders do not fit; OSError: the disk is full, or fails.
+    """
+    plan = _plan(options, progress)
+    folder = os.fspath(options.out)
+    os.makedirs(folder, exist_ok=True)
+    with _locked(folder):
+        _claim(folder, plan)
+        names = [shard_name(shard) for shard in range(plan.num_shards)]
+        done = [done_index(folder, name) for name in names]
+        missing = [shard for shard, index in enumerate(done) if index is None]
+        if num_done := plan.num_shards - len(missing):
+            print(f"{num_done} of {counted(plan.num_shards, 'shard')} done before", file=progress)
+        report = _Progress(progress, sum(len(plan.numbers_of(shard)) for shard in missing))
+        report.num_left_out = sum(len(index.left_out) for index in done if index is not None)
+        try:
+            _write_shards(options, plan, missing, report)
+        except _BadFile as error:
+            report.end()
+            print(f"spdl-torch prepare: {error}", file=sys.stderr)
+            return 1
+        finally:
+            report.end()
+    _print_summary(plan, folder, report, out)
+    return 0
+
+
+def run_check(folder: Path, out: TextIO, progress: TextIO, *, writes_index: bool = False) -> int:
+    """Compare the tars of a folder with their indexes or, with ``writes_index``, write those that
+    are missing; return the exit status, 1 if a tar is damaged. Raises: UsageError, OSError.
+    """
+    bar = ProgressBar(progress, "shards")
+    num_bad = num_samples = 0
+    try:
+        tars = tars_in(folder)
+        bar.begin("indexing" if writes_index else "verifying", len(tars))
+        for number, checked in enumerate((index_tars if writes_index else check_tars)(tars)):
+            num_samples += checked.num_samples
+            if checked.problem is not None:
+                num_bad += 1
+                bar.end()
+                print(f"DAMAGED {checked.path}: {checked.problem}", file=out)
+            bar.advance(number + 1)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    finally:
+        bar.end()
+    what = "indexed" if writes_index else f"verified, {num_bad} damaged"
+    if num_bad:
+        what += ". Delete a damaged tar, and prepare it again with the command that made it"
+    print(f"{counted(len(tars), 'shard')}, {counted(num_samples, 'sample')}: {what}", file=out)
+    return 1 if num_bad else 0
+
+
+def _plan(options: PrepareOptions, progress: TextIO) -> Plan:
+    if options.out.resolve().is_relative_to(options.source.resolve()):
+        raise UsageError(f"{options.out} is inside of {options.source}. Give a folder beside it.")
+    bar = ProgressBar(progress)
+    bar.begin(f"listing {options.source}")
+    try:
+        settings = options.settings
+        return make_plan(options.source, settings, encoder_versions(settings))
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    finally:
+        bar.end()
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Keep other programs from writing there; the system ends that with this process."""
+    if fcntl is None:
+        yield
+        return
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise UsageError(f"{folder}: another program is writing there. Let it finish.") from error
+    finally:
+        os.close(file)
+
+
+def _claim(folder: str, plan: Plan) -> None:
+    """Keep the plan in the folder, or see that the one that is kept there is the same."""
+    path, content = os.path.join(folder, PLAN_FILE), plan.to_json()
+    if not os.path.exists(path):
+        others = sorted(set(os.listdir(folder)) - {PLAN_FILE + ".partial"})
+        if others:
+            raise UsageError(
+                f"{folder} has files of something else, such as {others[0]!r}. Give a new folder."
+            )
+        write_whole(path, content)
+        return
+    with open(path, "rb") as file:
+        if file.read() != content:
+            raise UsageError(
+                f"{folder} was begun with other files, options or versions of libraries ({path} "
+                "says which). Give those again, or a new folder."
+            )
+
+
+def _write_shards(
+    options: PrepareOptions, plan: Plan, missing: list[int], report: _Progress
+) -> None:
+    """Write shards one after the other, while threads encode the samples of the next ones."""
+    if not missing:
+        return
+    pipeline = (
+        PipelineBuilder()
+        .add_source(chain.from_iterable(map(plan.numbers_of, missing)))
+        .pipe(
+            Encoder(plan),
+            concurrency=options.num_workers or usable_cores(),
+            output_order="input",
+            name="encode",
+        )
+        .add_sink()
+        .build()
+    )
+    with pipeline.auto_stop():
+        for shard, samples in groupby(pipeline, lambda sample: plan.shard_of(sample.number)):
+            _write_shard(options, plan, shard, samples, report)
+
+
+def _write_shard(
+    options: PrepareOptions, plan: Plan, shard: int, samples: Iterable[Sample], report: _Progress
+) -> None:
+    folder, name = os.fspath(options.out), shard_name(shard)
+    writer = ShardWriter(folder, name)
+    try:
+        for sample in samples:
+            if sample.error is None:
+                writer.add(sample)
+            else:
+                _check_skipped(sample.error, options)
+                # Without the source folder, which another run may call by another name.
+                reason = str(sample.error).replace(os.path.join(plan.folder, ""), "")
+                writer.leave_out(plan.files[sample.number].path, reason)
+                report.num_left_out += 1
+            report.advance()
+        report.num_bytes += writer.finish()
+    except BaseException:
+        writer.drop()
+        raise
+    report.shard_done(shard, plan.num_shards)
+
+
+def _check_skipped(error: Exception, options: PrepareOptions) -> None:
+    """Raise unless a file with this error is to be left out: another run may read it otherwise."""
+    is_files_own = isinstance(error, DecodeError) or (
+        isinstance(error, OSError) and not is_transient(error) and options.source.is_dir()
+    )
+    if not is_files_own:
+        raise _BadFile(str(error)) from error
+    if not options.skips_bad:
+        advice = "With --on-error skip the same command goes on and leaves such files out."
+        raise _BadFile(f"{error}\n{advice}") from error
+
+
+class _Progress:
+    """Shows the samples that are done, and the time that is left: a bar on a terminal, elsewhere a
+    line for each shard.
+    """
+
+    def __init__(self, stream: TextIO, total: int) -> None:
+        self.num_left_out = self.num_bytes = 0
+        self._stream = stream
+        self._total = total
+        self._done = 0
+        self._start_time = self._drawn_time = time.monotonic()
+        self._bar = ProgressBar(stream, "samples")
+        if total:
+            self._bar.begin("writing", total)
+
+    def advance(self) -> None:
+        """Count a sample."""
+        self._done += 1
+        now = time.monotonic()
+        if now - self._drawn_time > 0.1:
+            self._drawn_time = now
+            self._bar.advance(self._done)
+
+    def shard_done(self, shard: int, num_shards: int) -> None:
+        """Print a line, unless there is a bar."""
+        if self._stream.isatty():
+            return
+        left = time_left(self._done, self._total, time.monotonic() - self._start_time)
+        left = left if self._done < self._total else ""
+        line = f"shard {shard + 1} of {num_shards}, {self._done}/{self._total} samples{left}"
+        print(line, file=self._stream, flush=True)
+
+    def end(self) -> None:
+        """Remove the bar."""
+        self._bar.end()
+
+
+def _print_summary(plan: Plan, folder: str, report: _Progress, out: TextIO) -> None:
+    left_out = f", {counted(report.num_left_out, 'file')} left out" if report.num_left_out else ""
+    print(
+        f"{folder}: {counted(plan.num_shards, 'shard')} of {counted(len(plan.files), 'file')}"
+        f"{left_out}; {report.num_bytes / 1e6:.1f} MB written now",
+        file=out,
+    )
+    if plan.ignored:
+        number = counted(len(plan.ignored), "file")
+        print(f"ignored {number} of other kinds, such as {plan.ignored[0]!r}", file=out)

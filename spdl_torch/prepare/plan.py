@@ -1,0 +1,242 @@
+"""Which file becomes which sample of which shard: from names and sizes alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = [
+    "IMAGES",
+    "PLAN_FILE",
+    "Plan",
+    "Settings",
+    "SourceFile",
+    "make_plan",
+    "planned_shards",
+    "shard_name",
+]
+
+PLAN_FILE = "dataset.json"
+"""The file of a plan, beside the shards."""
+
+
+IMAGES = (
+    *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"),
+    *(".jp2", ".avif"),
+)
+_VIDEOS = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ts")
+_ARRAYS = (".npy", ".npz")
+_KNOWN = frozenset((*IMAGES, *_VIDEOS, *_ARRAYS))
+_FORMAT = "spdl_torch prepared data"
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The settings that the bytes of the shards depend on, besides the files."""
+
+    resize: int | None = None
+    """Pixels of an image's shorter edge; None = files are copied as they are."""
+    quality: int = 90
+    """The quality of the JPEGs that resized images become."""
+    shard_samples: int = 10_000
+    """The most samples in a shard."""
+    shard_bytes: int = 256_000_000
+    """The most bytes of source files in a shard that has more than one."""
+    seed: int | None = 0
+    """The seed of the order of the samples; None = sorted by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file, and the sample that it becomes."""
+
+    path: str
+    """Below the source folder, with ``/``."""
+    num_bytes: int
+    mtime_ns: int
+    label: int | None
+    """The place of its class among the classes; None = the source has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All samples in their order, and where each shard begins."""
+
+    folder: str
+    settings: Settings
+    encoder: str
+    """The libraries whose versions the bytes depend on; empty if files are copied."""
+    classes: list[str]
+    files: list[SourceFile]
+    bounds: list[int]
+    """Shard ``s`` has ``files[bounds[s] : bounds[s + 1]]``."""
+    ignored: list[str]
+    """Files of other kinds."""
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards."""
+        return len(self.bounds) - 1
+
+    def shard_of(self, number: int) -> int:
+        """Return the shard that has a sample."""
+        return bisect_right(self.bounds, number) - 1
+
+    def numbers_of(self, shard: int) -> range:
+        """Return the numbers of a shard's samples."""
+        return range(self.bounds[shard], self.bounds[shard + 1])
+
+    def to_json(self) -> bytes:
+        """Return the content of ``dataset.json``, by which a later run knows its plan."""
+        content = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "num_files": len(self.files),
+            "num_shards": self.num_shards,
+            "classes": self.classes,
+            "settings": asdict(self.settings),
+            "encoder": self.encoder,
+            "files_digest": _digest_of(self.files),
+        }
+        return json.dumps(content, indent=1).encode("ascii") + b"\n"
+
+
+def shard_name(shard: int) -> str:
+    """Return the name of a shard's tar."""
+    return f"shard-{shard:06d}.tar"
+
+
+def planned_shards(folder: str) -> list[str]:
+    """Return the names of the tars that a folder's plan has; none if there is no plan.
+
+    Raises: ValueError: the plan's file is damaged.
+    """
+    path = os.path.join(folder, PLAN_FILE)
+    try:
+        with open(path, "rb") as file:
+            return [shard_name(shard) for shard in range(json.load(file)["num_shards"])]
+    except FileNotFoundError:
+        return []
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: damaged: {type(error).__name__}: {error}.") from error
+
+
+def make_plan(folder: str | os.PathLike[str], settings: Settings, encoder: str) -> Plan:
+    """Find the files of a folder and plan their shards.
+
+    With folders below it, each is a class, as for torchvision's ImageFolder: classes are numbered
+    in the order of their names, and the files of a class may lie in folders of their own.
+
+    Raises: ValueError: no file, files beside class folders, a class without a file, or files that
+        are no images where images are resized; OSError: the folder cannot be read.
+    """
+    root = os.fspath(folder)
+    classes = sorted(entry.name for entry in _entries(root) if entry.is_dir())
+    ignored: list[str] = []
+    files = [*_files_of(root, "", None, ignored)]
+    if files and classes:
+        raise ValueError(
+            f"{root}: expected files, or a folder for each class, found both: "
+            f"{files[0].path!r} and {classes[0]!r}. Move one of them away."
+        )
+    for label, name in enumerate(classes):
+        found = [*_files_below(os.path.join(root, name), f"{name}/", label, ignored)]
+        if not found:
+            raise ValueError(
+                f"{root}: the folder of class {name!r} has no image, video or array. Move it away."
+            )
+        files += found
+    if not files:
+        raise ValueError(f"{root}: found no image, video or array. Known: {_known()}.")
+    if settings.resize is not None:
+        _check_images(root, files)
+    files.sort(key=_order(settings.seed))
+    return Plan(
+        folder=root,
+        settings=settings,
+        encoder=encoder,
+        classes=classes,
+        files=files,
+        bounds=[*_bounds(files, settings)],
+        ignored=ignored,
+    )
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        found = [entry for entry in entries if not entry.name.startswith(".")]
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def _files_below(folder: str, prefix: str, label: int, ignored: list[str]) -> Iterator[SourceFile]:
+    yield from _files_of(folder, prefix, label, ignored)
+    for entry in _entries(folder):
+        if entry.is_dir():
+            yield from _files_below(entry.path, f"{prefix}{entry.name}/", label, ignored)
+
+
+def _files_of(
+    folder: str, prefix: str, label: int | None, ignored: list[str]
+) -> Iterator[SourceFile]:
+    for entry in _entries(folder):
+        name = prefix + entry.name
+        if entry.is_dir():
+            continue
+        if Path(entry.name).suffix.lower() in _KNOWN:
+            there = entry.stat()
+            yield SourceFile(name, there.st_size, there.st_mtime_ns, label)
+        else:
+            ignored.append(name)
+
+
+def _check_images(root: str, files: Iterable[SourceFile]) -> None:
+    for file in files:
+        if Path(file.path).suffix.lower() not in IMAGES:
+            raise ValueError(
+                f"{root}: only images can be resized, found {file.path!r}. Leave --resize out, or "
+                "prepare them apart."
+            )
+
+
+def _order(seed: int | None) -> Any:
+    """Return the key to sort by. Hashes: the order is the same on every machine."""
+    if seed is None:
+        return lambda file: file.path
+    front = str(seed).encode() + b"\0"
+    return lambda file: (
+        hashlib.blake2b(front + os.fsencode(file.path), digest_size=16).digest(),
+        file.path,
+    )
+
+
+def _bounds(files: list[SourceFile], settings: Settings) -> Iterator[int]:
+    yield 0
+    first = num_bytes = 0
+    for number, file in enumerate(files):
+        is_full = number - first >= settings.shard_samples
+        if number > first and (is_full or num_bytes + file.num_bytes > settings.shard_bytes):
+            yield number
+            first, num_bytes = number, 0
+        num_bytes += file.num_bytes
+    yield len(files)
+
+
+def _digest_of(files: Iterable[SourceFile]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        fields = (file.path, file.num_bytes, file.mtime_ns, file.label)
+        digest.update(ascii(fields).encode("ascii"))
+    return digest.hexdigest()
+
+
+def _known() -> str:
+    return " ".join(sorted(_KNOWN))
