@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..measuring.lifeline import end_with_the_parent
+from ..measuring.machine import usable_cores
 from ..measuring.reporter import Reporter
 from .jobs import POOL, Environment, Measure, Prepare, Smoke, decode_job, encode, spread
 
@@ -64,8 +66,15 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
 
     from spdl_torch.io import image_codec
 
+    from .training import intra_op_threads, make_dataset
+
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
+    with intra_op_threads(1):  # as in a worker; several would spin
+        image_seconds = {
+            workload: _image_seconds(make_dataset(workload, "torch", job.folder, 1000))
+            for workload in job.workloads
+        }
     folder = torchvision.datasets.ImageFolder(job.folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Environment(
@@ -74,11 +83,13 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
         torchvision=torchvision.__version__,
         device=device,
         device_name=torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        num_cores=usable_cores(),
         num_threads=torch.get_num_threads(),
         num_images=len(folder),
         num_classes=len(folder.classes),
         mean_bytes=_read([path for path, _ in folder.samples], reporter),
         codec=image_codec().partition(" ")[0],
+        image_seconds=image_seconds,
     )
 
 
@@ -91,6 +102,23 @@ def _read(paths: list[str], reporter: Reporter) -> float:
         num_bytes += len(Path(path).read_bytes())
         reporter.done(count)
     return num_bytes / len(chosen)
+
+
+_FEWEST_LOOKS, _MOST_LOOKS, _LOOK_SECONDS = 8, 200, 0.1
+"""The number of images that are timed for their cost: as many as take that long."""
+
+
+def _image_seconds(dataset: Any) -> float:
+    """Return the CPU seconds that one image takes, which other programs hardly change."""
+    indices = spread(len(dataset), _MOST_LOOKS)
+    dataset[indices[0]]  # what Pillow imports for its first image
+    start = time.thread_time()
+    for count, index in enumerate(indices, 1):
+        dataset[index]
+        seconds = time.thread_time() - start
+        if count >= _FEWEST_LOOKS and seconds > _LOOK_SECONDS:
+            break
+    return seconds / count
 
 
 if __name__ == "__main__":

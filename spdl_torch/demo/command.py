@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -17,34 +18,35 @@ from ..measuring.machine import usable_cores
 from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
 from .children import run_job
 from .jobs import (
+    PHOTOGRAPHS,
     VARIANTS,
+    WORKLOADS,
     Environment,
     Measure,
     Measurement,
     Prepare,
     Smoke,
     expected_seconds,
-    make_plan,
+    make_plans,
 )
-from .table import comparison_table, stage_table
-from .verdict import bottleneck, compare, quiet_rounds
+from .outcome import Outcome, as_json
+from .text import COLUMNS, ending_text, workload_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from .jobs import Plan
 
-__all__ = ["DemoOptions", "UsageError", "check_folder", "default_workers", "run_demo"]
+__all__ = ["DemoOptions", "UsageError", "check_file", "check_folder", "default_workers", "run_demo"]
 
-_NUM_PHOTOGRAPHS = 240
+_NUM_PHOTOGRAPHS = 160
 _NUM_PHOTOGRAPHS_SMOKE = 32
 _MOST_DEFAULT_WORKERS = 8
-_COLUMNS = 99
 
 _HOW_LONG = {
     True: "A short run, 10 to 20 seconds.",
-    False: "A few minutes; how many is said when the images are there. Ctrl-C ends it early, with "
-    "a table of what was measured.",
+    False: "About 90 seconds on quiet cores; a closer estimate follows when the images are there. "
+    "Ctrl-C ends it early, with tables of what was measured.",
 }
 
 # Those of torchvision.datasets.folder.IMG_EXTENSIONS; importing them would import torch.
@@ -68,10 +70,14 @@ class DemoOptions:
     smoke: bool
     num_workers: int
     num_rounds: int
+    json: Path | None = None
+    """A file for every value of every round."""
+    html: Path | None = None
+    """A file for the tables as a page."""
 
 
 def default_workers() -> int:
-    """The cores that this process may use, 8 at most."""
+    """Return the number of cores that this process may use, 8 at most."""
     return min(usable_cores(), _MOST_DEFAULT_WORKERS)
 
 
@@ -79,10 +85,13 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
     """Compare the loaders; write the tables to ``out``; return the exit status.
 
     Ctrl-C kills what runs, writes the tables of what was measured so far, and returns 130.
-    Raises: UsageError: ``options.data`` is not a class-per-folder tree of images.
+    Raises: UsageError: ``options.data`` is not a class-per-folder tree of images, or a file of
+    ``options`` cannot be written.
     """
     if options.data is not None:
         check_folder(options.data)
+    for option, path in (("--json", options.json), ("--html", options.html)):
+        check_file(option, path)
     demo = _Demo(options, out, progress)
     print(_HOW_LONG[options.smoke], file=progress, flush=True)
     try:
@@ -97,8 +106,7 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
         demo.meter.end()
         print(f"spdl-torch demo: {demo.activity}: {failure}", file=sys.stderr)
         status = 1
-    demo.write_tables()
-    return status
+    return status if demo.finish() else status or 1
 
 
 def check_folder(folder: Path) -> None:
@@ -122,6 +130,19 @@ def check_folder(folder: Path) -> None:
             f"{expected}; {len(empty)} of {len(classes)} folders in {folder} hold no images, "
             f"{empty[0]!r} first. Remove them, or give another folder."
         )
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """Refuse, before anything is measured, a file that could not be written afterwards.
+
+    Raises: UsageError.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} must be a file, and {path} is a folder. Add a name to it.")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} must be a file in a folder that exists, got {path}.")
 
 
 def _holds_image(folder: Path) -> bool:
@@ -149,17 +170,21 @@ class _Demo:
         self._out = out
         self.meter = ProgressBar(progress)
         self.activity = "starting"
-        self._results: dict[str, list[Measurement]] = {key: [] for key in VARIANTS}
+        self._outcome = Outcome(
+            num_workers=options.num_workers, num_cores=usable_cores(), is_smoke=options.smoke
+        )
 
     def run(self, folder: Path) -> None:
         """Prepare the images, then run every variant in turn, round after round."""
         count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
-        num_photographs = count if self._options.data is None else 0
-        # Several intra-op threads spin while they wait for each other, which beside other programs
-        # makes a short run a long one.
-        num_threads = 1 if self._options.smoke else None
         prepare = Prepare(
-            folder=str(folder), num_photographs=num_photographs, num_threads=num_threads
+            folder=str(folder),
+            num_photographs=count if self._options.data is None else 0,
+            # Who brings images came to see those.
+            workloads=tuple(WORKLOADS) if self._options.data is None else (PHOTOGRAPHS,),
+            # Several intra-op threads spin while they wait for each other, which beside other
+            # programs makes a short run a long one.
+            num_threads=1 if self._options.smoke else None,
         )
         self._begin("preparing", "starting")
         if self._options.smoke:
@@ -173,37 +198,43 @@ class _Demo:
         with closing(run_job(job, self._on_line)) as answers:
             environment, _ = next(answers)
             assert isinstance(environment, Environment), f"{environment=}"
-            self.meter.end()
             measures = job.measures(environment)
-            self._write_setting(environment, measures[0].plan)
+            self._know(environment, {each.workload: each.plan for each in measures})
             for number, measure in enumerate(measures, 1):
-                heading = " ".join(VARIANTS[measure.variant].heading)
-                self._begin(f"{number}/{len(measures)} {heading}", "starting")
-                self._keep(measure.variant, *next(answers))
+                self._begin(f"{number}/{len(measures)} {_name(measure)}", "starting")
+                self._keep(measure, *next(answers))
 
     def _run_apart(self, prepare: Prepare) -> None:
         options = self._options
         environment, _ = self._answer(prepare)
         assert isinstance(environment, Environment), f"{environment=}"
-        plan = make_plan(environment.device, environment.num_images, epochs=options.epochs)
+        plans = make_plans(environment, options.num_workers, epochs=options.epochs)
+        self._know(environment, plans)
         # Round after round, not variant after variant: a disturbance then hits all of them.
-        turns = [key for _ in range(options.num_rounds) for key in VARIANTS]
-        expected = len(turns) * expected_seconds(plan, environment.device, usable_cores())
-        self._write_setting(environment, plan)
-        self._say(f"This takes about {duration(expected)} if nothing else keeps the machine busy.")
-        start = time.monotonic()
-        for number, key in enumerate(turns, 1):
-            left = time_left(number - 1, len(turns), time.monotonic() - start, expected)
-            heading = " ".join(VARIANTS[key].heading)
-            self._begin(f"{number}/{len(turns)}{left}: {heading}", "importing torch")
-            job = Measure(
-                variant=key,
+        turns = [
+            Measure(
+                workload=workload,
+                variant=variant,
                 folder=prepare.folder,
                 num_workers=options.num_workers,
                 device=environment.device,
                 plan=plan,
             )
-            self._keep(key, *self._answer(job))
+            for _ in range(options.num_rounds)
+            for workload, plan in plans.items()
+            for variant in WORKLOADS[workload].variants
+        ]
+        parts = [
+            expected_seconds(turn.workload, turn.plan, environment, options.num_workers)
+            for turn in turns
+        ]
+        self._say(f"This takes about {duration(sum(parts))} if nothing else keeps the cores busy.")
+        start = time.monotonic()
+        for number, turn in enumerate(turns):
+            seconds = time.monotonic() - start
+            left = time_left(sum(parts[:number]), sum(parts), seconds, sum(parts))
+            self._begin(f"{number + 1}/{len(turns)}{left}: {_name(turn)}", "importing torch")
+            self._keep(turn, *self._answer(turn))
 
     def _answer(self, job: Prepare | Measure) -> tuple[Environment | Measurement, float | None]:
         with closing(run_job(job, self._on_line)) as answers:
@@ -211,10 +242,16 @@ class _Demo:
         self.meter.end()
         return answer
 
-    def _keep(self, variant: str, answer: Environment | Measurement, peak: float | None) -> None:
+    def _know(self, environment: Environment, plans: Mapping[str, Plan]) -> None:
+        self.meter.end()
+        self._outcome.environment = environment
+        self._outcome.plans.update(plans)
+        self._say(self._setting(environment))
+
+    def _keep(self, job: Measure, answer: Environment | Measurement, peak: float | None) -> None:
         assert isinstance(answer, Measurement), f"{answer=}"
         self.meter.end()
-        self._results[variant].append(replace(answer, peak_bytes=peak))
+        self._outcome.add(job, replace(answer, peak_bytes=peak))
 
     def _begin(self, activity: str, part: str) -> None:
         self.activity = activity
@@ -229,52 +266,47 @@ class _Demo:
     def _say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
-    def _write_setting(self, environment: Environment, plan: Plan) -> None:
-        where = self._options.data or "generated photographs"
-        apart = "" if self._options.smoke else ", in a process of its own"
-        print(
+    def _setting(self, environment: Environment) -> str:
+        options = self._options
+        where = options.data or "generated photographs"
+        rounds = counted(options.num_rounds, "round")
+        apart = "all in one process" if options.smoke else "each run in a process of its own"
+        text = (
             f"{environment.num_images} images ({environment.mean_bytes / 1000:.0f} kB each, "
             f"{environment.num_classes} classes) of {where}\n"
             f"python {environment.python}, torch {environment.torch}, "
             f"torchvision {environment.torchvision}, {environment.device_name}\n"
-            f"{usable_cores()} cores, num_workers={self._options.num_workers}, "
-            f"{counted(environment.num_threads, 'intra-op thread')} for the model, "
+            f"{usable_cores()} cores, num_workers={options.num_workers}, "
+            f"{counted(environment.num_threads, 'intra-op thread')} for resnet18, "
             f"ImageFolder's crops by {environment.codec}\n"
-            f"each run{apart}: load {plan.loading_images} images, then train "
-            f"resnet18 on {plan.epoch_images * plan.epochs}\n"
-            f"({counted(plan.epochs, 'epoch')}, batches of {plan.batch_size}, RandomResizedCrop to "
-            f"{plan.crop_pixels} pixels, flip, SGD); {counted(self._options.num_rounds, 'round')}",
-            file=self._out,
-            flush=True,
+            f"A run loads alone, then trains a light network, then resnet18: {rounds}, {apart}."
         )
+        return "\n".join(textwrap.fill(line, COLUMNS) for line in text.splitlines())
 
-    def write_tables(self) -> None:
-        """Write what was measured, as far as it went."""
-        everything = {key: results for key, results in self._results.items() if results}
-        if not everything:
-            return
-        out = self._out
-        measured = quiet_rounds(everything, usable_cores())
-        left_out = sum(map(len, everything.values())) - sum(map(len, measured.values()))
-        if left_out:
-            runs = counted(left_out, "run")
-            print(f"\n{runs} left out: other programs were busy meanwhile", file=out)
-        if self._options.smoke:  # nor would ratios and a bottleneck mean anything
-            print(f"\n{comparison_table(measured, with_ratio=False)}", file=out)
-            print("\nThe smoke run is too short to compare. Next: leave out --smoke.", file=out)
-            return
-        print(f"\n{comparison_table(measured)}", file=out)
-        last = measured[list(measured)[-1]]
-        if last[-1].stages:
-            print(f"\nOur loader's stages while training\n{stage_table(last[-1].stages)}", file=out)
-            _, verdict = bottleneck(last[-1].stages, last[-1].wait_ratio)
-            print(_wrapped("", f"{verdict.finding} {verdict.advice}"), file=out)
-        if len(measured) < len(VARIANTS):
-            return
-        verdict = compare(next(iter(measured.values())), last, usable_cores())
-        print(f"\n{_wrapped('Verdict: ', verdict.finding)}", file=out)
-        print(_wrapped("Next:    ", verdict.advice), file=out)
+    def finish(self) -> bool:
+        """Write what was measured, as far as it went; return whether all files were written."""
+        outcome = self._outcome
+        for workload in outcome.measured():
+            self._say(f"\n{workload_text(outcome, workload)}")
+        if outcome.measured():
+            self._say(f"\n{ending_text(outcome)}")
+        return self._write_files()
+
+    def _write_files(self) -> bool:
+        try:
+            if self._options.json is not None:
+                text = json.dumps(as_json(self._outcome), indent=1)
+                self._options.json.write_text(f"{text}\n", encoding="utf-8")
+            if self._options.html is not None:
+                from ..observe.page.document import write_page
+                from .page import page_of
+
+                write_page(page_of(self._outcome), self._options.html)
+        except (OSError, ValueError) as error:
+            print(f"spdl-torch demo: {error}", file=sys.stderr)
+            return False
+        return True
 
 
-def _wrapped(label: str, text: str) -> str:
-    return textwrap.fill(text, _COLUMNS, initial_indent=label, subsequent_indent=" " * len(label))
+def _name(job: Measure) -> str:
+    return f"{job.workload}, {VARIANTS[job.variant].name}"

@@ -1,15 +1,21 @@
-"""What a child process is asked to do and what it answers: plain data, sent as JSON."""
+"""The jobs of a child process and its answers: plain data, sent as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
+    "PHOTOGRAPHS",
+    "PICTURES",
     "POOL",
     "VARIANTS",
+    "WORKLOADS",
     "Environment",
     "Measure",
     "Measurement",
@@ -17,12 +23,15 @@ __all__ = [
     "Prepare",
     "Smoke",
     "StageRow",
+    "Training",
     "Variant",
+    "Workload",
     "decode_answer",
     "decode_job",
     "encode",
     "expected_seconds",
     "make_plan",
+    "make_plans",
     "spread",
 ]
 
@@ -39,6 +48,11 @@ class Variant:
     """Two lines above its column."""
     loader: str
     folder: str
+
+    @property
+    def name(self) -> str:
+        """Its heading on one line."""
+        return " ".join(self.heading)
 
 
 VARIANTS = {
@@ -58,29 +72,63 @@ VARIANTS = {
         folder="spdl_torch:ImageFolder",
     ),
 }
-"""In the order of the columns: the user's program today, then one import changed, then two."""
+"""The variants in the order of the columns: the user's program today, then one import changed, then
+two."""
+
+
+PICTURES = "pictures"
+PHOTOGRAPHS = "photographs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A dataset and the variants that load it."""
+
+    title: str
+    about: str
+    """A description of a sample and of how it is made."""
+    variants: tuple[str, ...]
+
+
+WORKLOADS = {
+    PICTURES: Workload(
+        title="Pictures",
+        about="32 x 32 pixels in memory, through Pillow and torchvision's transforms",
+        variants=("torch", "loader"),
+    ),
+    PHOTOGRAPHS: Workload(
+        title="Photographs",
+        about="JPEG files, cropped at random and resized",
+        variants=("torch", "loader", "both"),
+    ),
+}
+"""The workloads in the order in which they are measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How much every row does; the same for all of them."""
+    """The amount of work that every variant does with a workload; the same for all of them."""
 
     crop_pixels: int
     """Width and height of what the model sees."""
     batch_size: int
     loading_images: int
     """Images of the pass without a model."""
-    epoch_images: int
+    light_images: int
+    """Images of an epoch of the light network."""
+    resnet_images: int
+    """Images of an epoch of resnet18."""
     epochs: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepare:
-    """Write the photographs, or read those of the user, and tell what the machine is."""
+    """Write the photographs, or read those of the user, and find out what the machine is."""
 
     folder: str
     num_photographs: int
     """0: ``folder`` is the user's and stays as it is."""
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
     seed: int = 0
     num_threads: int | None = None
     """Intra-op threads of what follows in the same process; None = torch's default."""
@@ -96,20 +144,25 @@ class Environment:
     device: str
     """``cpu`` or ``cuda``."""
     device_name: str
+    num_cores: int
+    """Cores that the measuring processes may use."""
     num_threads: int
-    """Intra-op threads of the trainer."""
+    """Intra-op threads of resnet18; the light network has one."""
     num_images: int
     num_classes: int
     mean_bytes: float
     """Mean size of the files that were read."""
     codec: str
-    """What decodes crops for our ImageFolder."""
+    """The library that decodes crops for our ImageFolder."""
+    image_seconds: Mapping[str, float]
+    """CPU seconds that one image of each workload measured takes a dataset of torchvision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """Load, then train, with one of ``VARIANTS``."""
+    """Load, then train both networks, with one of ``VARIANTS`` of one of ``WORKLOADS``."""
 
+    workload: str
     variant: str
     folder: str
     num_workers: int
@@ -128,18 +181,19 @@ class Smoke:
     epochs: int | None = None
 
     def measures(self, environment: Environment) -> list[Measure]:
-        """What follows on the preparation."""
-        device = environment.device
-        plan = make_plan(device, environment.num_images, smoke=True, epochs=self.epochs)
+        """Return the measurements that follow the preparation."""
+        plans = make_plans(environment, self.num_workers, smoke=True, epochs=self.epochs)
         return [
             Measure(
+                workload=workload,
                 variant=variant,
                 folder=self.prepare.folder,
                 num_workers=self.num_workers,
-                device=device,
+                device=environment.device,
                 plan=plan,
             )
-            for variant in VARIANTS
+            for workload, plan in plans.items()
+            for variant in WORKLOADS[workload].variants
         ]
 
 
@@ -164,69 +218,142 @@ class StageRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """A network's epochs, from the end of its first step on: that one sets up its kernels, and what
+    it waits for is the workers' start."""
+
+    images_per_second: float
+    wait_ratio: float
+    """Share of the time spent waiting for batches."""
+    cpu_seconds: float
+    """Per image, of the process and its workers, their start included."""
+    loss: float
+    """The loss of the last step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
     """The answer to :class:`Measure`; CPU seconds are those of the process and its workers."""
 
     loading_images_per_second: float
-    """From the first batch in hand to the last one."""
+    """The rate from the first batch in hand to the last one."""
     first_batch_seconds: float
-    """From ``iter()`` to the first batch in hand, in a fresh process."""
+    """The time from ``iter()`` to the first batch in hand, in a fresh process."""
     loading_cpu_seconds: float
     """Per image, no model."""
-    training_images_per_second: float
-    wait_ratio: float
-    """Share of the training time spent waiting for batches."""
-    training_cpu_seconds: float
-    """Per image, the model's own included."""
-    loss: float
-    """Of the last training step."""
+    light: Training
+    resnet: Training
     other_cores: float | None
     """Cores that other programs kept busy meanwhile, on average; None if unknown."""
     stages: tuple[StageRow, ...] = ()
+    """The stages of our loader while it fed the light network."""
+    finding: str = ""
+    """The finding of our loader's report then; "" for torch's."""
+    advice: str = ""
     peak_bytes: float | None = None
-    """Of the process tree; filled in by the parent, which watches it."""
+    """The peak of the process tree; filled in by the parent, which watches it."""
+
+
+def make_plans(
+    environment: Environment, num_workers: int, *, smoke: bool = False, epochs: int | None = None
+) -> dict[str, Plan]:
+    """Return the plan of every workload that is measured; ``epochs`` is that of photographs."""
+    return {
+        workload: make_plan(
+            workload,
+            environment,
+            num_workers,
+            smoke=smoke,
+            epochs=epochs if workload == PHOTOGRAPHS else None,
+        )
+        for workload in environment.image_seconds
+    }
 
 
 def make_plan(
-    device: str, num_images: int, *, smoke: bool = False, epochs: int | None = None
+    workload: str,
+    environment: Environment,
+    num_workers: int,
+    *,
+    smoke: bool = False,
+    epochs: int | None = None,
 ) -> Plan:
-    """Choose sizes that end within 3 minutes on 2 cores, 15 seconds with ``smoke``.
+    """Choose amounts with which the demo ends within 90 seconds on 2 cores, 15 with ``smoke``.
 
-    With ``epochs`` the model trains on every image that many times, however long that takes.
+    Loading and the light network have amounts that take torch's workers about a second each, by
+    what one image costs on this machine. With ``epochs`` both networks train on every photograph
+    that many times, however long that takes.
     """
-    crop, batch, loading, training = _AMOUNTS[device, smoke]
+    crop, batch, fewest, resnet = _AMOUNTS[workload, environment.device, smoke]
+    cost = _loading_seconds(workload, environment, num_workers)
+
+    def images_in(seconds: float) -> int:
+        return batch * (fewest if smoke else max(fewest, round(seconds / cost / batch)))
+
+    light = images_in(_LIGHT_SECONDS)
+    whole = environment.num_images
     return Plan(
         crop_pixels=crop,
         batch_size=batch,
-        loading_images=loading,
-        epoch_images=training if epochs is None else num_images,
+        loading_images=images_in(_LOADING_SECONDS),
+        light_images=light if epochs is None else whole,
+        resnet_images=(resnet * batch if resnet else light) if epochs is None else whole,
         epochs=epochs or 1,
     )
 
 
-# A CPU trains resnet18 on 10 to 15 images of 224 pixels a second, whatever the loader does;
-# at 128 pixels it takes 60, and decoding, which is what a loader is for, costs the same.
-_AMOUNTS = {
-    ("cpu", False): (128, 32, 1600, 480),
-    ("cpu", True): (64, 16, 96, 32),
-    ("cuda", False): (224, 64, 6400, 12800),
-    ("cuda", True): (224, 64, 640, 640),
+_LOADING_SECONDS, _LIGHT_SECONDS = 1.5, 1.2
+
+# Pixels, images in a batch, the fewest batches, batches of resnet18 (None: as many as of the light
+# network). A CPU trains resnet18 on 10 to 15 images of 224 pixels a second, whatever the loader
+# does; at 128 pixels it takes 60, and decoding, which is what a loader is for, costs the same.
+_AMOUNTS: dict[tuple[str, str, bool], tuple[int, int, int, int | None]] = {
+    (PICTURES, "cpu", False): (32, 128, 8, 6),
+    (PICTURES, "cpu", True): (32, 32, 6, 2),
+    (PICTURES, "cuda", False): (32, 128, 8, None),
+    (PICTURES, "cuda", True): (32, 32, 6, None),
+    (PHOTOGRAPHS, "cpu", False): (128, 32, 8, 4),
+    (PHOTOGRAPHS, "cpu", True): (64, 16, 4, 2),
+    (PHOTOGRAPHS, "cuda", False): (224, 64, 8, None),
+    (PHOTOGRAPHS, "cuda", True): (224, 32, 4, None),
 }
 
 
-def expected_seconds(plan: Plan, device: str, num_cores: int) -> float:
-    """About how long one run takes in a process of its own, from torch's import on.
+# Of the workers' cores the part that goes into samples; the rest collates them and hands them over.
+_PART_OF_SAMPLES = {PICTURES: 0.55, PHOTOGRAPHS: 0.85}
 
-    By the rates of a machine whose cores have nothing else to do: loading 250 images a second on a
-    core, training 30 on one that has no GPU, 1000 on a GPU if the cores can load as many.
+
+def _loading_seconds(workload: str, environment: Environment, num_workers: int) -> float:
+    """Return about how long torch's loader takes an image, all its workers together."""
+    num_cores = max(1, min(num_workers, environment.num_cores)) * _PART_OF_SAMPLES[workload]
+    return environment.image_seconds[workload] / num_cores
+
+
+def expected_seconds(
+    workload: str, plan: Plan, environment: Environment, num_workers: int
+) -> float:
+    """About how long one run takes in a process of its own, from torch's import on, if nothing else
+    keeps the cores busy.
     """
-    load = 250.0 * num_cores
-    train = 30.0 * num_cores if device == "cpu" else min(1000.0, load)
-    return 5.0 + plan.loading_images / load + plan.epoch_images * plan.epochs / train
+    load = _loading_seconds(workload, environment, num_workers)
+    pixels = plan.crop_pixels**2
+    if environment.device == "cpu":
+        # The model and the loader share the cores.
+        step = environment.image_seconds[workload] / environment.num_cores
+        step += _RESNET_SECONDS_PER_PIXEL * pixels / environment.num_cores
+    else:
+        step = max(load, 1e-3)
+    training = plan.epochs * (plan.light_images * load + plan.resnet_images * step)
+    return _START_SECONDS + plan.loading_images * load + training
+
+
+_START_SECONDS = 3.5  # 2.5 to import torch and torchvision, the rest to start workers three times
+_RESNET_SECONDS_PER_PIXEL = 1 / 40 / 128**2  # 40 images of 128 x 128 a second on a core
 
 
 def spread(total: int, count: int) -> list[int]:
-    """Indices of ``count`` images out of ``total``: evenly over the folder, or round and round.
+    """Return the indices of ``count`` images out of ``total``: evenly over the folder, or round
+    and round.
 
     ``total=10 count=3 -> 0 3 6``; ``total=2 count=5 -> 0 1 0 1 0``.
     """
@@ -241,19 +368,25 @@ def encode(data: Prepare | Measure | Smoke | Environment | Measurement) -> dict[
 
 
 def decode_job(text: str) -> Prepare | Measure | Smoke:
-    """The job in ``text``, as :func:`encode` wrote it."""
+    """Return the job in ``text``, as :func:`encode` wrote it."""
     fields = json.loads(text)
     kind = fields.pop("type")
     if kind == "Prepare":
-        return Prepare(**fields)
+        return _prepare(fields)
     if kind == "Smoke":
-        return Smoke(**{**fields, "prepare": Prepare(**fields["prepare"])})
+        return Smoke(**{**fields, "prepare": _prepare(fields["prepare"])})
     return Measure(**{**fields, "plan": Plan(**fields["plan"])})
 
 
+def _prepare(fields: dict[str, Any]) -> Prepare:
+    return Prepare(**{**fields, "workloads": tuple(fields["workloads"])})
+
+
 def decode_answer(fields: dict[str, Any]) -> Environment | Measurement:
-    """The answer in ``fields``, as :func:`encode` made them."""
+    """Return the answer in ``fields``, as :func:`encode` made them."""
     fields = dict(fields)
     if fields.pop("type") == "Environment":
         return Environment(**fields)
-    return Measurement(**{**fields, "stages": tuple(StageRow(**s) for s in fields["stages"])})
+    networks = {name: Training(**fields[name]) for name in ("light", "resnet")}
+    stages = tuple(StageRow(**row) for row in fields["stages"])
+    return Measurement(**{**fields, **networks, "stages": stages})

@@ -1,26 +1,37 @@
-"""The tables that the demo ends with, for a plain terminal of 100 columns."""
+"""The tables that the demo ends with, for a plain terminal of 100 columns and for a page."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from .jobs import VARIANTS, Measurement, StageRow
+from .verdict import rate_of, wait_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["comparison_table", "stage_table"]
+__all__ = [
+    "Row",
+    "comparison_rows",
+    "comparison_table",
+    "model_speeds",
+    "over_what",
+    "stage_table",
+    "waiting_table",
+]
 
 _Figure = tuple[str, str, "Callable[[Measurement], float | None]", float, str]
 
 _FIGURES: tuple[_Figure, ...] = (
     ("loading alone", "images/s", lambda m: m.loading_images_per_second, 1, "higher"),
-    ("training resnet18", "images/s", lambda m: m.training_images_per_second, 1, "higher"),
-    ("waiting for data", "% of training", lambda m: m.wait_ratio, 100, "lower"),
+    ("training light network", "images/s", lambda m: m.light.images_per_second, 1, "higher"),
+    ("  waiting for data", "% of training", lambda m: m.light.wait_ratio, 100, "lower"),
+    ("training resnet18", "images/s", lambda m: m.resnet.images_per_second, 1, "higher"),
+    ("  waiting for data", "% of training", lambda m: m.resnet.wait_ratio, 100, "lower"),
     ("time to first batch", "ms", lambda m: m.first_batch_seconds, 1e3, "lower"),
     ("CPU time, loading alone", "ms/image", lambda m: m.loading_cpu_seconds, 1e3, "lower"),
-    ("CPU time, training", "ms/image", lambda m: m.training_cpu_seconds, 1e3, "lower"),
     ("memory, all processes", "MiB, peak", lambda m: m.peak_bytes, 2**-20, "lower"),
     ("other programs", "cores", lambda m: m.other_cores, 1, ""),
 )
@@ -30,32 +41,56 @@ that is not the loader's has no better, and no ratio."""
 _LABEL, _UNIT, _CELL, _RATIO, _BETTER = 24, 14, 15, 9, 7
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A figure of every variant measured."""
+
+    name: str
+    unit: str
+    cells: tuple[str, ...]
+    ratio: str
+    """The last cell over the first; "" = none."""
+    better: str
+
+
+def comparison_rows(results: Mapping[str, Sequence[Measurement]]) -> list[Row]:
+    """Return a row for every figure, a cell for each variant in ``results``: the median of its
+    rounds.
+
+    ``±`` is half the distance between the best and the worst round.
+    """
+    rows = []
+    for name, unit, value_of, factor, better in _FIGURES:
+        rounds = [[value_of(m) for m in results[key]] for key in results]
+        cells = tuple(_cell([v * factor for v in values if v is not None]) for values in rounds)
+        ratio = _ratio(rounds[0], rounds[-1]) if better and len(rounds) > 1 else ""
+        rows.append(Row(name=name, unit=unit, cells=cells, ratio=ratio, better=better))
+    return rows
+
+
 def comparison_table(
     results: Mapping[str, Sequence[Measurement]], *, with_ratio: bool = True
 ) -> str:
-    """One line per figure, one column per variant measured: the median of its rounds.
-
-    ``±`` is half the distance between the best and the worst round. The ratio is the last
-    column over the first.
-    """
-    measured = [key for key in VARIANTS if results.get(key)]
-    with_ratio = with_ratio and len(measured) > 1
-    lines = _headings(measured, with_ratio)
-    for name, unit, value_of, factor, better in _FIGURES:
-        rounds = [[value_of(m) for m in results[key]] for key in measured]
-        cells = [_cell([v * factor for v in values if v is not None]) for values in rounds]
-        line = f"{name:{_LABEL}}{unit:{_UNIT}}" + "".join(f"{cell:>{_CELL}}" for cell in cells)
+    """Return the rows as a table; the ratio is the last column over the first."""
+    with_ratio = with_ratio and len(results) > 1
+    lines = _headings(list(results), with_ratio)
+    for row in comparison_rows(results):
+        line = f"{row.name:{_LABEL}}{row.unit:{_UNIT}}"
+        line += "".join(f"{cell:>{_CELL}}" for cell in row.cells)
         if with_ratio:
-            ratio = _ratio(rounds[0], rounds[-1]) if better else ""
-            line += f"{ratio:>{_RATIO}}{better:>{_BETTER}}"
+            line += f"{row.ratio:>{_RATIO}}{row.better:>{_BETTER}}"
         lines.append(line)
     return "\n".join(lines)
 
 
+def over_what(num_columns: int) -> str:
+    """``3rd/1st``: which columns a ratio compares."""
+    return f"{('1st', '2nd', '3rd')[num_columns - 1]}/1st"
+
+
 def _headings(measured: Sequence[str], with_ratio: bool) -> list[str]:
     lines = []
-    last_over_first = "3rd/1st" if len(measured) == 3 else "2nd/1st"
-    for row, extra in enumerate((("ratio", "better"), (last_over_first, "is"))):
+    for row, extra in enumerate((("ratio", "better"), (over_what(len(measured)), "is"))):
         line = " " * (_LABEL + _UNIT)
         line += "".join(f"{VARIANTS[key].heading[row]:>{_CELL}}" for key in measured)
         if with_ratio:
@@ -82,6 +117,41 @@ def _ratio(first: Sequence[float | None], last: Sequence[float | None]) -> str:
         return ""
     return f"{median(after) / median(before):.2f}x"
 
+
+# -- when a model waits ----------------------------------------------------------------------------
+
+_MOST_SPEEDS = 5
+_RATE, _SPEED = 11, 12
+
+
+def model_speeds(rates: Sequence[float]) -> list[int]:
+    """Return round speeds from below the slowest loader's rate to well above the fastest one's.
+
+    ``rates=[410, 960] -> 200 500 1000 2000``.
+    """
+    least, most = min(rates) / 2.5, max(rates) * 5
+    series = (digit * 10**power for power in range(9) for digit in (1, 2, 5))
+    return [speed for speed in series if least <= speed <= most][-_MOST_SPEEDS:]
+
+
+def waiting_table(results: Mapping[str, Sequence[Measurement]]) -> str:
+    """Return a line for each variant: above which speed a model waits for it, and how much at
+    others."""
+    rates = {key: rate_of(rounds) for key, rounds in results.items()}
+    speeds = model_speeds(list(rates.values()))
+    label = _LABEL + _UNIT - _RATE
+    line = f"{'':{label}}{'N':>{_RATE}}"
+    line += "".join(f"{f'at {speed:,}/s':>{_SPEED}}" for speed in speeds)
+    lines = ["A model faster than N images/s waits for its loader, this part of its time:", line]
+    lines.append("-" * len(line))
+    for key, rate in rates.items():
+        line = f"{VARIANTS[key].name:{label}}{f'{rate:,.0f}':>{_RATE}}"
+        shares = (f"{100 * wait_at(speed, rate):.0f} %" for speed in speeds)
+        lines.append(line + "".join(f"{share:>{_SPEED}}" for share in shares))
+    return "\n".join(lines)
+
+
+# -- our loader's stages ---------------------------------------------------------------------------
 
 _STAGE_HEADINGS = (
     ("", "stage"),

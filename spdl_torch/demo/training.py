@@ -1,7 +1,8 @@
-"""The training script that is measured: resnet18, augmented photographs, SGD, nothing unusual."""
+"""The training script that is measured: two networks, augmented images, SGD, nothing unusual."""
 
 from __future__ import annotations
 
+import contextlib
 import pkgutil
 import random
 import time
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset
 from torchvision.models import resnet18
@@ -22,63 +24,104 @@ from torchvision.transforms import (
 )
 
 from ..measuring.machine import OtherPrograms, cpu_seconds
-from .jobs import POOL, VARIANTS, Measure, Measurement, StageRow, spread
+from .jobs import PICTURES, POOL, VARIANTS, Measure, Measurement, StageRow, Training, spread
+from .pictures import Pictures
+from .verdict import Verdict, bottleneck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["measure"]
+__all__ = ["intra_op_threads", "make_dataset", "measure"]
 
 
 class Progress(Protocol):
-    """Told what is being done and how far it is."""
+    """Called with what is being done and how far it is."""
 
     def phase(self, name: str, total: int) -> None:
         """Begin a part of ``total`` images."""
 
     def done(self, count: int) -> None:
-        """``count`` images of the part are behind us."""
+        """``count`` images of the part are done."""
 
 
 def measure(job: Measure, progress: Progress) -> Measurement:
-    """Load once without a model, then train; call it in a fresh process."""
-    variant = VARIANTS[job.variant]
-    loader_class = pkgutil.resolve_name(variant.loader)
-    folder = pkgutil.resolve_name(variant.folder)(job.folder, _augmentation(job.plan.crop_pixels))
+    """Load once without a model, then train both networks; call it in a fresh process."""
     plan = job.plan
-
-    def make_loader(num_images: int) -> Any:
-        pool = spread(len(folder), min(POOL, len(folder)))
-        whole = num_images == len(folder)
-        chosen = range(num_images) if whole else [pool[i] for i in spread(len(pool), num_images)]
-        return loader_class(
-            Subset(folder, chosen),
-            batch_size=plan.batch_size,
-            shuffle=True,
-            num_workers=job.num_workers,
-            pin_memory=job.device == "cuda",
-        )
-
     others = OtherPrograms()
     _seed(job.seed)
     progress.phase("loading", plan.loading_images)
-    loading = _load(make_loader(plan.loading_images), progress)
-    _seed(job.seed)
-    model = resnet18(num_classes=len(folder.classes)).to(job.device)
-    loader = make_loader(plan.epoch_images)
-    progress.phase("training", plan.epoch_images * plan.epochs)
-    training = _train(model, loader, job, progress)
+    loading = _load(_make_loader(job, plan.loading_images), progress)
+    # One thread, which is what such a network is worth; more would spin on the loader's cores.
+    with intra_op_threads(1):
+        light, loader = _train(
+            job, _make_light_network, "a light network", plan.light_images, progress
+        )
+    stages, found = _read_report(loader, light.wait_ratio)
+    resnet, _ = _train(job, _make_resnet, "resnet18", plan.resnet_images, progress)
     return Measurement(
         loading_images_per_second=loading.images_per_second,
         first_batch_seconds=loading.first_batch_seconds,
         loading_cpu_seconds=loading.cpu_seconds / plan.loading_images,
-        training_images_per_second=training.num_images / training.seconds,
-        wait_ratio=training.wait_seconds / training.seconds,
-        training_cpu_seconds=training.cpu_seconds / training.num_images,
-        loss=training.loss,
+        light=light,
+        resnet=resnet,
         other_cores=others.cores(),
-        stages=_read_stages(loader),
+        stages=stages,
+        finding=found.finding,
+        advice=found.advice,
     )
+
+
+def _make_loader(job: Measure, num_images: int) -> Any:
+    return pkgutil.resolve_name(VARIANTS[job.variant].loader)(
+        make_dataset(job.workload, job.variant, job.folder, num_images, job.plan.crop_pixels),
+        batch_size=job.plan.batch_size,
+        shuffle=True,
+        num_workers=job.num_workers,
+        pin_memory=job.device == "cuda",
+    )
+
+
+def make_dataset(
+    workload: str, variant: str, folder: str, num_images: int, crop_pixels: int = 128
+) -> Any:
+    """Return ``num_images`` of a workload, as the variant's program has them."""
+    if workload == PICTURES:
+        return Pictures(num_images)
+    files = pkgutil.resolve_name(VARIANTS[variant].folder)(folder, _augmentation(crop_pixels))
+    pool = spread(len(files), min(POOL, len(files)))
+    whole = num_images == len(files)
+    return Subset(
+        files, range(num_images) if whole else [pool[i] for i in spread(len(pool), num_images)]
+    )
+
+
+def _make_light_network(num_classes: int) -> nn.Module:
+    """Return a network that takes 20,000 images of 128 x 128 pixels a second on one core: whatever
+    loads them, it waits.
+    """
+    return nn.Sequential(
+        nn.Conv2d(3, 32, kernel_size=8, stride=8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, num_classes),
+    )
+
+
+def _make_resnet(num_classes: int) -> nn.Module:
+    network: nn.Module = resnet18(num_classes=num_classes)
+    return network
+
+
+@contextlib.contextmanager
+def intra_op_threads(number: int) -> Iterator[None]:
+    """Compute with so many threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _augmentation(crop_pixels: int) -> Compose:
@@ -123,35 +166,64 @@ def _load(loader: Any, progress: Progress) -> _Loading:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Training:
-    num_images: int
-    seconds: float
-    wait_seconds: float
-    cpu_seconds: float
-    loss: float
-
-
-def _train(model: torch.nn.Module, loader: Any, job: Measure, progress: Progress) -> _Training:
-    step = _make_step(model, job)
-    size = job.plan.crop_pixels
-    # The first step sets up the kernels; it is not the loader's and not a typical one.
-    step(torch.zeros(job.plan.batch_size, 3, size, size), torch.zeros(job.plan.batch_size).long())
-    cpu, start = cpu_seconds(), time.perf_counter()
-    wait_seconds, num_images, loss = 0.0, 0, float("nan")
+def _train(
+    job: Measure,
+    make_network: Callable[[int], nn.Module],
+    name: str,
+    num_images: int,
+    progress: Progress,
+) -> tuple[Training, Any]:
+    """Train a new network; return the figures and the loader that fed it."""
+    _seed(job.seed)
+    total, size = num_images * job.plan.epochs, job.plan.crop_pixels
+    progress.phase(f"training {name}", total)
+    loader = _make_loader(job, num_images)
+    step = _make_step(make_network(_num_classes(loader.dataset)).to(job.device), job)
+    step(torch.zeros(2, 3, size, size), torch.zeros(2).long())  # sets up a GPU
+    cpu, clock = cpu_seconds(), _Clock()
+    loss = float("nan")
     for _ in range(job.plan.epochs):
         for waited, (images, labels) in _timed(loader):
-            wait_seconds += waited
             loss = step(images, labels)
-            num_images += len(images)
-            progress.done(num_images)
-    return _Training(
-        num_images=num_images,
-        seconds=time.perf_counter() - start,
-        wait_seconds=wait_seconds,
-        cpu_seconds=cpu_seconds() - cpu,
+            clock.count(len(images), waited)
+            progress.done(clock.total)
+    seconds, wait_seconds, counted = clock.read()
+    training = Training(
+        images_per_second=counted / seconds,
+        wait_ratio=wait_seconds / seconds,
+        cpu_seconds=(cpu_seconds() - cpu) / total,
         loss=loss,
     )
+    return training, loader
+
+
+class _Clock:
+    """Counts from the end of the first step on, which sets up kernels for the batch's shape and
+    waits for the workers' start; from the beginning if there is no second one.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._start = self._first = time.perf_counter(), 0.0, 0
+        self._wait_seconds = 0.0
+        self._num_steps = 0
+
+    def count(self, num_images: int, waited: float) -> None:
+        """A step is over."""
+        self.total += num_images
+        self._wait_seconds += waited
+        self._num_steps += 1
+        if self._num_steps == 1:
+            self._first = time.perf_counter(), self._wait_seconds, self.total
+
+    def read(self) -> tuple[float, float, int]:
+        """Return seconds, seconds of waiting among them, and images."""
+        since, waited, images = self._first if self._num_steps > 1 else self._start
+        return time.perf_counter() - since, self._wait_seconds - waited, self.total - images
+
+
+def _num_classes(dataset: Any) -> int:
+    return len(getattr(dataset, "dataset", dataset).classes)
 
 
 def _make_step(model: torch.nn.Module, job: Measure) -> Callable[[Any, Any], float]:
@@ -163,7 +235,7 @@ def _make_step(model: torch.nn.Module, job: Measure) -> Callable[[Any, Any], flo
         labels = labels.to(job.device, non_blocking=True)
         loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         optimizer.step()
         return loss.item()  # waits for the device, so that the wait for data is only that
 
@@ -178,11 +250,12 @@ def _timed(loader: Any) -> Iterator[tuple[float, Any]]:
         asked = time.perf_counter()
 
 
-def _read_stages(loader: Any) -> tuple[StageRow, ...]:
-    """Return what our loader measured about itself; nothing for torch's."""
-    if not hasattr(loader, "snapshot"):
-        return ()
-    return tuple(
+def _read_report(loader: Any, wait_ratio: float) -> tuple[tuple[StageRow, ...], Verdict]:
+    """Return what our loader measured about itself, and its verdict; nothing for torch's."""
+    if not hasattr(loader, "report"):
+        return (), Verdict("", "")
+    report = loader.report()
+    rows = tuple(
         StageRow(
             name=stage.name,
             concurrency=stage.concurrency,
@@ -196,5 +269,6 @@ def _read_stages(loader: Any) -> tuple[StageRow, ...]:
             calls_per_second=stage.tasks.num_tasks / max(stage.tasks.elapsed, 1e-9),
             capacity_per_second=stage.capacity,
         )
-        for stage in loader.snapshot().stages
+        for stage in report.stats.stages
     )
+    return rows, bottleneck(report, wait_ratio)

@@ -1,0 +1,99 @@
+"""The measurements of a run of the demo so far, and their JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .jobs import VARIANTS, WORKLOADS
+from .verdict import Verdict, compare, noise_of, quiet_rounds, rate_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .jobs import Environment, Measure, Measurement, Plan, StageRow
+
+__all__ = ["Outcome", "as_json"]
+
+_FORMAT_VERSION = 1
+
+
+@dataclass(kw_only=True, slots=True)
+class Outcome:
+    """The measurements, workload by workload, and what they mean."""
+
+    num_workers: int
+    num_cores: int
+    is_smoke: bool = False
+    """Whether it is too short for ratios and verdicts."""
+    environment: Environment | None = None
+    plans: dict[str, Plan] = field(default_factory=dict)
+    rounds: dict[str, dict[str, list[Measurement]]] = field(default_factory=dict)
+    """The measurements of each variant of each workload, in the order in which they were made."""
+
+    def add(self, job: Measure, measurement: Measurement) -> None:
+        """Keep a measurement."""
+        variants = self.rounds.setdefault(job.workload, {})
+        variants.setdefault(job.variant, []).append(measurement)
+
+    def measured(self) -> list[str]:
+        """Return the workloads of which there is a measurement."""
+        return list(self.rounds)
+
+    def quiet(self, workload: str) -> dict[str, list[Measurement]]:
+        """Return its measurements that other programs left alone, or all of them."""
+        return quiet_rounds(self.rounds[workload], self.num_cores)
+
+    def num_left_out(self, workload: str) -> int:
+        """Return how many of its measurements other programs disturbed, if others are shown."""
+        kept = self.quiet(workload).values()
+        return sum(map(len, self.rounds[workload].values())) - sum(map(len, kept))
+
+    def verdict(self, workload: str) -> Verdict | None:
+        """Compare ours, with all imports changed, and torch's; None until both are measured."""
+        first, *_, last = WORKLOADS[workload].variants
+        rounds = self.quiet(workload)
+        if self.is_smoke or first not in rounds or last not in rounds:
+            return None
+        return compare(rounds[first], rounds[last], self.num_cores)
+
+    def stages(self, workload: str) -> tuple[Sequence[StageRow], Verdict] | None:
+        """Return what our loader's stages did while it fed the light network, and the bottleneck;
+        None where no loader of ours was measured.
+        """
+        last = list(self.quiet(workload).values())[-1][-1]
+        if self.is_smoke or not last.stages:
+            return None
+        return last.stages, Verdict(last.finding, last.advice)
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Return every value of every round, and what was derived from them, in JSON's types."""
+    environment = outcome.environment
+    return {
+        "format_version": _FORMAT_VERSION,
+        "num_workers": outcome.num_workers,
+        "num_cores": outcome.num_cores,
+        "is_smoke": outcome.is_smoke,
+        "environment": None if environment is None else dataclasses.asdict(environment),
+        "workloads": {workload: _workload(outcome, workload) for workload in outcome.measured()},
+    }
+
+
+def _workload(outcome: Outcome, workload: str) -> dict[str, Any]:
+    quiet, verdict = outcome.quiet(workload), outcome.verdict(workload)
+    return {
+        "plan": dataclasses.asdict(outcome.plans[workload]),
+        "num_left_out": outcome.num_left_out(workload),
+        "noise_ratio": noise_of(quiet),
+        "verdict": None if verdict is None else dataclasses.asdict(verdict),
+        "variants": {
+            variant: {
+                "name": VARIANTS[variant].name,
+                "model_waits_above_images_per_second": rate_of(quiet[variant]),
+                "rounds": [dataclasses.asdict(each) for each in rounds],
+            }
+            for variant, rounds in outcome.rounds[workload].items()
+        },
+    }
