@@ -9,7 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .errors import DecodeError, PipelineFailure, PipelineStopped, UnsupportedOptionError
+from .errors import (
+    DecodeError,
+    PipelineFailure,
+    PipelineStopped,
+    SourceChangedError,
+    UnsupportedOptionError,
+)
 
 if TYPE_CHECKING:
     from .data.dataset import PipelineDataset
@@ -27,6 +33,7 @@ __all__ = [
     "PipelineDataset",
     "PipelineFailure",
     "PipelineStopped",
+    "SourceChangedError",
     "UnsupportedOptionError",
     "__version__",
 ]

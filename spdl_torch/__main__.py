@@ -1,14 +1,16 @@
-"""The command line: ``python -m spdl_torch demo``, ``report``, ``plot``, ``trace``, ``bench`` and
-``photographs``."""
+"""The command line: ``python -m spdl_torch demo``, ``report``, ``watch``, ``plot``, ``trace``,
+``prepare``, ``bench``, ``check-gpu`` and ``photographs``."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import select
 import signal
 import sys
 import tempfile
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,8 @@ from .bench.arguments import add_bench, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from .observe.trace.run_page import MeasuredRun
 
 __all__ = ["main"]
 
@@ -43,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _reader_left() -> bool:
-    """Whether nobody reads stdout any more, as behind ``| head``; then what is left is dropped."""
+    """Return whether nobody reads stdout any more, as after ``| head``; then drop the rest."""
     if not hasattr(select, "poll"):
         return False
     poll = select.poll()
@@ -64,12 +68,30 @@ def _demo(arguments: argparse.Namespace) -> int:
         smoke=arguments.smoke,
         num_workers=default_workers() if arguments.workers is None else arguments.workers,
         num_rounds=1 if arguments.smoke else arguments.rounds,
+        json=arguments.json,
+        html=arguments.html,
     )
     try:
         return run_demo(options, out=sys.stdout, progress=sys.stderr)
     except UsageError as error:
         print(f"spdl-torch demo: {error}", file=sys.stderr)
         return 2
+
+
+def _check_gpu(arguments: argparse.Namespace) -> int:
+    from .check_gpu.command import CHECKS, CheckOptions, run_check_gpu
+
+    unknown = [name for name in arguments.only if name not in CHECKS]
+    problem = f"--only takes {', '.join(CHECKS)}, got {unknown[0]!r}" if unknown else None
+    if arguments.data is not None and not arguments.data.is_dir():
+        problem = f"{arguments.data} is no folder"
+    if arguments.json is not None and not arguments.json.parent.is_dir():
+        problem = f"{arguments.json.parent} is no folder to write to"
+    if problem is not None:
+        print(f"spdl-torch check-gpu: {problem}.", file=sys.stderr)
+        return 2
+    options = CheckOptions(arguments.data, arguments.json, arguments.only)
+    return run_check_gpu(options, sys.stdout, sys.stderr)
 
 
 def _photographs(arguments: argparse.Namespace) -> int:
@@ -89,6 +111,43 @@ def _photographs(arguments: argparse.Namespace) -> int:
         return 2
     print(*folders, sep="\n")
     return 0
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from .prepare.command import PrepareOptions, UsageError, run_check, run_prepare
+    from .prepare.plan import Settings
+
+    try:
+        if arguments.out is None:
+            if arguments.verify == arguments.index:
+                raise UsageError("OUT is missing. Without it, give either --verify or --index.")
+            return run_check(arguments.source, sys.stdout, sys.stderr, writes_index=arguments.index)
+        if arguments.index:
+            raise UsageError("--index takes a folder of tars, and no OUT.")
+        settings = Settings(
+            resize=arguments.resize,
+            quality=arguments.quality,
+            shard_samples=arguments.shard_samples,
+            shard_bytes=arguments.shard_bytes,
+            seed=None if arguments.in_order else arguments.seed,
+        )
+        options = PrepareOptions(
+            source=arguments.source,
+            out=arguments.out,
+            settings=settings,
+            num_workers=arguments.workers,
+            skips_bad=arguments.on_error == "skip",
+        )
+        status = run_prepare(options, sys.stdout, sys.stderr)
+        if status == 0 and arguments.verify:
+            status = run_check(arguments.out, sys.stdout, sys.stderr)
+        return status
+    except UsageError as error:
+        print(f"spdl-torch prepare: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"spdl-torch prepare: {error}", file=sys.stderr)
+        return 1
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -116,24 +175,91 @@ def _plot(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     import sqlite3
 
-    from .observe import pipelines_of_file, report_of_file
-
-    path, run_id = arguments.db_path, arguments.run
     try:
-        names = pipelines_of_file(path, run_id=run_id)
-        chosen: list[int | None] = [*names] or [None]
-        if arguments.pipeline is not None:
-            chosen = [arguments.pipeline]
-        reports = {n: report_of_file(path, run_id=run_id, pipeline=n) for n in chosen}
-    except (OSError, ValueError, sqlite3.Error) as error:
+        pairs = _runs_to_report(arguments)
+        if arguments.html is not None:
+            from .observe.page.document import write_page
+            from .observe.trace.run_page import page_of
+
+            print(write_page(page_of(pairs), arguments.html))
+            return 0
+    except (OSError, ValueError, ModuleNotFoundError, sqlite3.Error) as error:
         print(f"spdl-torch report: {error}", file=sys.stderr)
         return 2
-    for number, report in reports.items():
-        if len(reports) > 1 and arguments.format == "text":
-            print(f"PIPELINE {number} {names.get(number or 0) or ''}".rstrip())
-        print(report.as_json() if arguments.format == "json" else report)
-        if len(reports) > 1 and arguments.format == "text":
-            print()
+    for run, other in pairs:
+        _print_report(run, other, arguments.format, is_single=len(pairs) == 1)
+    return 0
+
+
+def _runs_to_report(arguments: argparse.Namespace) -> list[tuple[MeasuredRun, MeasuredRun | None]]:
+    """Return the runs of the file, each with the one to compare it with or None."""
+    from .observe.trace.loading import load_runs, load_trace
+
+    chosen = {"run_id": arguments.run, "pipeline": arguments.pipeline}
+    runs = load_runs(arguments.db_path, **chosen)
+    if arguments.trace is not None:
+        if len(runs) > 1:
+            raise ValueError(f"{arguments.db_path} has several pipelines: choose with --pipeline.")
+        runs = [replace(runs[0], trace=load_trace(arguments.trace).trace)]
+    if arguments.compare is None and arguments.compare_run is None:
+        return [(run, None) for run in runs]
+    path = arguments.compare or arguments.db_path
+    others = load_runs(path, run_id=arguments.compare_run, pipeline=arguments.pipeline)
+    if len(runs) == len(others) == 1:
+        return [(runs[0], _named(others[0], path, arguments.db_path))]
+    by_name = {other.name: _named(other, path, arguments.db_path) for other in others}
+    return [(run, by_name.get(run.name)) for run in runs]
+
+
+def _named(other: MeasuredRun, path: Path, own_path: Path) -> MeasuredRun:
+    """Return the run to compare with under a name that no run of the own file has."""
+    name = path.name if path.name != own_path.name else str(path)
+    if path == own_path and other.run is not None:
+        name = f"run {other.run.run_id}"
+    return replace(other, name=name)
+
+
+def _print_report(
+    run: MeasuredRun, other: MeasuredRun | None, form: str, *, is_single: bool
+) -> None:
+    from .observe.trace.run_page import comparison_of
+
+    comparison = None if other is None else comparison_of(run, other)
+    if form == "json":
+        content = json.loads(run.report.as_json())
+        if other is not None:
+            content["comparison"] = comparison and asdict(comparison)
+        print(json.dumps(content, allow_nan=False))
+        return
+    if not is_single and run.run is not None:
+        print(f"PIPELINE {run.run.pipeline} {run.run.name}".rstrip())
+    print(run.report)
+    if comparison is not None:
+        print(comparison)
+    elif other is not None:
+        print(f"COMPARED Not with {other.name}: one of the two delivered nothing.")
+    if not is_single:
+        print()
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    import sqlite3
+
+    from .observe.store.watching import watch
+
+    try:
+        watch(
+            arguments.db_path,
+            run_id=arguments.run,
+            interval_seconds=arguments.interval,
+            once=arguments.once,
+            out=sys.stdout,
+        )
+    except (OSError, ValueError, sqlite3.Error) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        print(f"spdl-torch watch: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -177,33 +303,37 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_photographs(commands)
+    _add_prepare(commands)
     _add_report(commands)
+    _add_watch(commands)
     _add_plot(commands)
     _add_trace(commands)
     add_bench(commands)
+    _add_check_gpu(commands)
     return parser
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser(
         "demo",
-        help="train resnet18 with torch's DataLoader and with ours, and compare",
-        description="Train resnet18 with torch's DataLoader and with ours, each in a process of "
-        "its own, and end with a table: speed, waiting, CPU time, memory, and the bottleneck. That "
-        "takes about 2 minutes on 2 cores; how long here is said when the images are there.",
+        help="load and train with torch's DataLoader and with ours, and compare",
+        description="Load small pictures and photographs, alone and for two networks, with torch's "
+        "DataLoader and with ours, each in a process of its own. Ends with tables: speed, waiting, "
+        "the speed above which a model waits for each loader, CPU time, memory, the bottleneck. "
+        "Takes about 90 seconds on 2 quiet cores.",
     )
     demo.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="a folder with one folder of images per class (default: photographs made for the "
-        "occasion, removed at the end)",
+        help="a folder with one folder of images per class, and nothing but them is measured "
+        "(default: small pictures, and photographs made for the occasion, removed at the end)",
     )
     demo.add_argument(
         "--epochs",
         type=whole_number,
         metavar="N",
-        help="train N times on all the images (default: on a few hundred of them)",
+        help="train both networks N times on all the photographs (default: about a second on some)",
     )
     demo.add_argument(
         "--smoke", action="store_true", help="a run of 10 to 20 seconds that shows it works"
@@ -221,7 +351,42 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=2,
         help="runs of each loader (default: 2)",
     )
+    demo.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every value of every round to this file"
+    )
+    demo.add_argument(
+        "--html", type=Path, metavar="OUT", help="write the tables to this file, as a page"
+    )
     demo.set_defaults(run_command=_demo)
+
+
+def _add_check_gpu(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    check = commands.add_parser(
+        "check-gpu",
+        help="check that batches reach this machine's GPU whole, and how fast",
+        description="Check batches on the GPU: correctness, races, exits, graph capture, memory, "
+        "rates. Each line is NAME value limit PASS, FAIL or SKIP. Takes at most 9 minutes; the "
+        "status is 0 if all pass, 1 if one fails, 2 if there is no GPU.",
+    )
+    check.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="photographs to train on, one folder of images per class (default: made for the "
+        "occasion, removed at the end)",
+    )
+    check.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the lines to this file, too"
+    )
+    check.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="GROUP",
+        help="only these checks: correctness, races, exits, capture, memory, rates; may be given "
+        "several times",
+    )
+    check.set_defaults(run_command=_check_gpu)
 
 
 def _add_photographs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -246,14 +411,92 @@ def _add_photographs(commands: argparse._SubParsersAction[argparse.ArgumentParse
     photographs.set_defaults(run_command=_photographs)
 
 
+def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    prepare = commands.add_parser(
+        "prepare",
+        help="turn a folder of images, videos or arrays into tar shards with indexes",
+        description="Write tar shards in WebDataset's layout, each with an index, from a folder "
+        "of files or with a folder for each class. A run that was stopped goes on where it was "
+        "when the same command is given again, and the bytes are those of one run.",
+    )
+    prepare.add_argument("source", type=Path, metavar="SRC", help="only read")
+    prepare.add_argument(
+        "out",
+        type=Path,
+        nargs="?",
+        metavar="OUT",
+        help="folder of the shards; left out with --verify or --index alone, which look at SRC",
+    )
+    prepare.add_argument(
+        "--resize",
+        type=whole_number,
+        metavar="N",
+        help="make JPEGs of images, with N pixels at the shorter edge; smaller ones keep theirs "
+        "(default: files are copied as they are)",
+    )
+    prepare.add_argument(
+        "--quality",
+        type=_quality,
+        metavar="Q",
+        default=90,
+        help="of these JPEGs, 1 to 100 (default: 90)",
+    )
+    prepare.add_argument(
+        "--shard-samples",
+        type=whole_number,
+        metavar="N",
+        default=10_000,
+        help="samples in a shard, at most (default: 10000)",
+    )
+    prepare.add_argument(
+        "--shard-bytes",
+        type=whole_number,
+        metavar="N",
+        default=256_000_000,
+        help="bytes of source files in a shard, at most (default: 256000000)",
+    )
+    prepare.add_argument(
+        "--seed", type=int, metavar="N", default=0, help="of the samples' order (default: 0)"
+    )
+    prepare.add_argument("--in-order", action="store_true", help="leave the samples sorted by name")
+    prepare.add_argument(
+        "--on-error",
+        choices=["raise", "skip"],
+        default="raise",
+        help="skip: leave out files that are damaged or not to be read; the index names them",
+    )
+    prepare.add_argument(
+        "--workers",
+        type=whole_number,
+        metavar="N",
+        help="threads that encode (default: one per core)",
+    )
+    prepare.add_argument(
+        "--verify",
+        action="store_true",
+        help="read all shards back and compare them with their indexes",
+    )
+    prepare.add_argument(
+        "--index", action="store_true", help="write the indexes that tars in SRC lack"
+    )
+    prepare.set_defaults(run_command=_prepare)
+
+
+def _quality(text: str) -> int:
+    """Return a quality of JPEGs."""
+    if not text.isdecimal() or not 1 <= int(text) <= 100:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 100, got {text}")
+    return int(text)
+
+
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report = commands.add_parser(
         "report",
-        help="say what held training back, from a statistics file",
+        help="say what held training back, from a statistics file or a trace",
         description="Name what held training back in a run, why, and what to do, with the figures "
-        "of every stage.",
+        "of every stage: as a text, or as a page for a browser.",
     )
-    _add_file_and_run(report)
+    _add_file_and_run(report, "statistics file, or trace")
     report.add_argument(
         "--pipeline",
         type=int,
@@ -266,13 +509,66 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         default="text",
         help="default: text; JSON has one line for each pipeline",
     )
+    report.add_argument(
+        "--html",
+        type=Path,
+        metavar="OUT",
+        help="write a page to this file, with charts that can be zoomed, and print its path; needs "
+        "the extra report",
+    )
+    report.add_argument(
+        "--trace",
+        type=Path,
+        metavar="TRACE",
+        help="a trace of the same run: the page shows what every worker did when",
+    )
+    report.add_argument(
+        "--compare",
+        type=Path,
+        metavar="OTHER",
+        help="another statistics file or trace: say what became faster, why, and whether that is "
+        "more than noise",
+    )
+    report.add_argument(
+        "--compare-run",
+        type=whole_number,
+        metavar="ID",
+        help="which run of OTHER, or of FILE (default: the last with figures)",
+    )
     report.set_defaults(run_command=_report)
 
 
-def _add_file_and_run(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "db_path", type=Path, metavar="FILE", help="statistics file that SQLiteStatsWriter wrote"
+def _add_watch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    watch = commands.add_parser(
+        "watch",
+        help="follow a run that is going on, in the terminal",
+        description="Show what holds training back now, from the statistics file of a run that is "
+        "going on, until it ends or Ctrl-C.",
     )
+    _add_file_and_run(watch)
+    watch.add_argument(
+        "--interval",
+        type=_seconds,
+        metavar="S",
+        default=2.0,
+        help="seconds between two reads of the file (default: 2)",
+    )
+    watch.add_argument("--once", action="store_true", help="show it once, and end")
+    watch.set_defaults(run_command=_watch)
+
+
+def _seconds(text: str) -> float:
+    """Return a positive number of seconds."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be > 0 seconds, got {text}")
+    return value
+
+
+def _add_file_and_run(
+    command: argparse.ArgumentParser, what: str = "statistics file that SQLiteStatsWriter wrote"
+) -> None:
+    command.add_argument("db_path", type=Path, metavar="FILE", help=what)
     command.add_argument(
         "--run",
         type=whole_number,

@@ -30,7 +30,7 @@ class Accelerator(_accelerate.Accelerator):  # type: ignore[misc]  # it ships no
     """``accelerate.Accelerator`` whose ``prepare`` keeps our loaders.
 
     Each of them is prepared as :func:`prepare_data_loader` does it; models, optimizers and other
-    loaders as ever.
+    loaders are prepared as Accelerate does it.
     """
 
     def prepare_data_loader(

@@ -26,14 +26,14 @@ class DataLoader(Generic[Source, Output]):
     Ends: ``break``, an exception in the loop and dropping the iterator stop every thread.
 
     Args:
-        src: of items; a pass begins it anew.
+        src: an iterable of items, which each pass begins anew.
         preprocessor: called with every item, by ``num_threads`` threads; as of
             ``PipelineBuilder.pipe``.
         batch_size: items that are put into a list; None = none are.
         drop_last: leave out a last list that is shorter.
         aggregator: called with every list (without ``batch_size``: with every item), by
             ``num_threads`` threads.
-        transfer_fn: called with what comes out of that, one call at a time.
+        transfer_fn: called with the result of that, one call at a time.
         buffer_size: finished items that may wait.
         num_threads: calls at once, of all three together.
         timeout: seconds to wait for the next item, then a TimeoutError; None = as long as it takes.
@@ -68,7 +68,7 @@ class DataLoader(Generic[Source, Output]):
         self._num_threads = num_threads
         self._timeout = timeout
         self._output_order: OutputOrder = output_order
-        self._builder()  # a wrong argument is told here, not in the loop
+        self._builder()  # a wrong argument raises here, not in the loop
 
     def __iter__(self) -> Iterator[Output]:
         if self._is_spent:
@@ -101,7 +101,7 @@ class CacheDataLoader(Generic[Output]):
     loading cost nothing?
 
     Args:
-        dl: whatever can be iterated over; its other attributes can be had of this object, too.
+        dl: any iterable; this object has its other attributes, too.
         num_caches: batches that are kept, at least 1.
         return_caches_after: batches that come from ``dl``, at least ``num_caches``.
         stop_after: batches in all, at least ``return_caches_after``; None = without an end.
@@ -120,14 +120,14 @@ class CacheDataLoader(Generic[Output]):
         self.num_caches = num_caches
         self.return_caches_after = return_caches_after
         self.stop_after = stop_after
-        self._replay(())  # wrong numbers are told here, not in the loop
+        self._replay(())  # wrong numbers raise here, not in the loop
 
     def __iter__(self) -> Iterator[Output]:
         return self._replay(self.dl)
 
     def __len__(self) -> int:
-        """Of ``dl``, as SPDL has it, whatever ``stop_after`` is."""
-        return len(self.dl)  # type: ignore[arg-type]
+        """Return the length of ``dl``, as SPDL does, whatever ``stop_after`` is."""
+        return len(self.dl)  # type: ignore[arg-type]  # or a TypeError, as SPDL
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "dl":  # a copy that is being made has no dl yet

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DecodeError", "PipelineFailure", "PipelineStopped", "UnsupportedOptionError"]
+__all__ = [
+    "DecodeError",
+    "PipelineFailure",
+    "PipelineStopped",
+    "SourceChangedError",
+    "UnsupportedOptionError",
+]
 
 
 class DecodeError(ValueError):
@@ -37,6 +43,13 @@ class PipelineFailure(ExceptionGroup[Exception]):
 
 class PipelineStopped(RuntimeError):
     """The caller's fault: an item was asked of a pipeline that was already stopped."""
+
+
+class SourceChangedError(OSError):
+    """The store's fault: a file or object was replaced while it was being read.
+
+    The message names it and what changed. Nothing of the new version was returned.
+    """
 
 
 class UnsupportedOptionError(ValueError):

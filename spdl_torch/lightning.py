@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -21,8 +19,10 @@ except ModuleNotFoundError as error:
 from .autotune.tuning import decision_entry
 from .data.lightning_states import correct_resumed_loaders, correct_saved_states, want_states
 from .observe.store.entries import EventLogEntry, entries_of
+from .observe.store.metrics import legal_name, metrics_of
+from .observe.store.recording import path_of_rank
 from .observe.store.writer import SQLiteStatsWriter
-from .observe.verdict.intervals import after_pause, lap_between, sum_of_laps
+from .observe.verdict.intervals import after_pause, interval_between, sum_of_intervals
 from .observe.verdict.report import Report, make_report
 
 if TYPE_CHECKING:
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from .autotune.window import Decision
+    from .observe.verdict.placement import Placement
     from .observe.verdict.verdict import Cause
-    from .pipeline.stats.perf_stats import PipelineStats, StageStats
+    from .pipeline.stats.perf_stats import PipelineStats
 
 __all__ = ["PipelineStatsMonitor"]
-
-# MLflow takes these and no others; what a stage is called may have more ("aggregate(8)").
-_ILLEGAL = re.compile(r"[^A-Za-z0-9_. -]+")
 
 
 class PipelineStatsMonitor(Callback):
@@ -61,18 +59,21 @@ class PipelineStatsMonitor(Callback):
     - ``data/<stage>/num_failures``, ``data/<stage>/num_dropped``: calls that raised, that returned
       None, count
     - ``data/<stage>/concurrency``: threads, count
+    - ``data/num_processes``: worker processes of a ``DataLoader``, count; 0 = its workers are
+      threads of the training process
 
     and at the end of a validation, test or predict epoch, over all of it, the same with
     ``data/val/``, ``data/test/`` and ``data/predict/`` in front. With several loaders the name or
     number of each follows. The sanity check is left out.
 
-    At the end of a training epoch rank 0 tells in one line what holds training back and, when that
-    is another cause or stage than before, what to do.
+    At the end of a training epoch rank 0 logs in one line what holds training back and, when that
+    is another cause or stage than before, what to do; and where the workers live and why, if that
+    has changed. TensorBoard gets that as the text ``data/placement``, at the step.
 
     Args:
         prefix: in place of ``data``.
         stages: log the stages; False = ``wait_ratio`` alone.
-        verdict: tell the verdict.
+        verdict: log the verdict.
         across_ranks: gather every rank's ``wait_ratio`` (one small all-gather each time it is
             logged): ``data/wait_ratio_min``, ``data/wait_ratio_mean``, ``data/wait_ratio_max``,
             0 to 1, and ``data/slowest_rank``, the rank that waits longest.
@@ -101,17 +102,19 @@ class PipelineStatsMonitor(Callback):
         self._pipeline_ids: dict[str, int] = {}
         self._num_skipped: dict[tuple[str, str], int] = {}
         self._last_decision: dict[tuple[str, str], float] = {}
-        self._laps: dict[str, _Laps] = {}
-        self._told: dict[str, tuple[Cause, str | None]] = {}
+        self._intervals: dict[str, _Intervals] = {}
+        self._logged: dict[str, tuple[Cause, str | None]] = {}
+        self._printed_placement: dict[str, Placement] = {}
+        self._logged_placement: dict[str, Placement] = {}
         self._has_warned = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Open the file; refuse a trainer that has nowhere to log to."""
-        self._laps.clear()
+        self._intervals.clear()
         if self._db_path is not None:
             self._close()
             rank, world_size = trainer.global_rank, trainer.world_size
-            path = _path_of_rank(self._db_path, rank, world_size)
+            path = path_of_rank(self._db_path, rank, world_size)
             config = {"trainer": stage}
             self._writer = SQLiteStatsWriter(path, config=config, rank=rank, world_size=world_size)
             self._writer.start()
@@ -130,12 +133,12 @@ class PipelineStatsMonitor(Callback):
     ) -> None:
         """Write what is left to the file, up to the step that failed."""
         if trainer.training:  # and not pausing for a validation
-            self._end_laps(trainer)
+            self._end_intervals(trainer)
         self._close()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put a resumed loader right, where Lightning did not. Loaders of training come first in
-        the file, whatever is logged first.
+        """Correct a resumed loader, where Lightning did not. Loaders of training come first in the
+        file, whatever is logged first.
         """
         correct_resumed_loaders(trainer)
         want_states(trainer)
@@ -145,12 +148,12 @@ class PipelineStatsMonitor(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Let the loaders' states be of what was trained."""
+        """Correct the loaders' states: they are of what was trained."""
         correct_saved_states(trainer, checkpoint)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A new pass begins: nothing of the one before is taken off."""
-        self._laps.clear()
+        """Begin the figures of a new epoch from zero."""
+        self._intervals.clear()
 
     def on_train_batch_end(
         self,
@@ -160,42 +163,44 @@ class PipelineStatsMonitor(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Log the lap, where Lightning logs."""
+        """Log the interval at the steps at which Lightning logs."""
         step = _step_of(trainer)
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
         if not every or (step + 1) % every:
             return
-        self._end_laps(trainer)
+        self._end_intervals(trainer)
         metrics: dict[str, float] = {}
-        for name, laps in self._laps.items():
-            if laps.unlogged:
-                metrics |= self._metrics_of(sum_of_laps(laps.unlogged), name)
-                laps.unlogged.clear()
+        for name, intervals in self._intervals.items():
+            if intervals.unlogged:
+                interval = replace(intervals.report(), stats=sum_of_intervals(intervals.unlogged))
+                metrics |= self._metrics_of(interval, name)
+                self._log_placement(trainer, interval, name, step)
+                intervals.unlogged.clear()
         self._log(trainer, metrics, step)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Training pauses, and no lap of it goes on."""
+        """End the interval of training, which pauses."""
         if not trainer.sanity_checking:
-            self._end_laps(trainer)
+            self._end_intervals(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """It goes on."""
+        """Go on with training's figures, without the pause."""
         for name, report in self._reports(trainer.train_dataloader):
-            if name in self._laps:
-                self._laps[name].go_on(report)
+            if name in self._intervals:
+                self._intervals[name].go_on(report)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tell what was found."""
-        self._end_laps(trainer)
-        if not self._laps and not self._has_warned:
+        """Log the verdict of the epoch."""
+        self._end_intervals(trainer)
+        if not self._intervals and not self._has_warned:
             self._has_warned = True
             rank_zero_warn(
                 f"{type(self).__name__} found no loader of spdl_torch in training; use "
                 "spdl_torch.DataLoader or spdl_torch.PipelineDataset."
             )
         if self._verdict:
-            for name, laps in self._laps.items():
-                self._tell(name, laps.report())
+            for name, intervals in self._intervals.items():
+                self._log_verdict(name, intervals.report())
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the whole epoch."""
@@ -214,21 +219,23 @@ class PipelineStatsMonitor(Callback):
         metrics: dict[str, float] = {}
         for name, report in self._reports(loaders):
             self._write(split, name, report, None)
-            metrics |= self._metrics_of(report.stats, f"{split}/{name}" if name else split)
+            whose, step = f"{split}/{name}" if name else split, _step_of(trainer)
+            metrics |= self._metrics_of(report, whose)
+            self._log_placement(trainer, report, whose, step)
         self._write_skipped(split, loaders)
         self._log(trainer, metrics, _step_of(trainer))
 
-    def _end_laps(self, trainer: pl.Trainer) -> None:
-        """A lap of every training loader ends now; the next one begins."""
+    def _end_intervals(self, trainer: pl.Trainer) -> None:
+        """End the interval of every training loader, and begin the next one."""
         for name, report in self._reports(trainer.train_dataloader):
-            laps = self._laps.setdefault(name, _Laps())
-            before = laps.before
-            if laps.end(report):
+            intervals = self._intervals.setdefault(name, _Intervals())
+            before = intervals.before
+            if intervals.end(report):
                 self._write("train", name, report, before)
         self._write_skipped("train", trainer.train_dataloader)
 
     def _reports(self, loaders: Any) -> Iterator[tuple[str, Report]]:
-        """Of every loader that has figures, under its name among several."""
+        """Yield the report of every loader that has figures, under its name among several."""
         for name, source in self._reporting(loaders):
             try:
                 report = source.report()
@@ -237,22 +244,29 @@ class PipelineStatsMonitor(Callback):
             yield name, report
 
     def _reporting(self, loaders: Any) -> Iterator[tuple[str, Any]]:
-        """Whatever reports: a loader, or the dataset inside of another."""
+        """Yield what has a report: each loader, or the dataset inside it, with its name."""
         for name, loader in _named(loaders):
             for candidate in (loader, getattr(loader, "dataset", None)):
                 if candidate is not None and hasattr(type(candidate), "report"):
                     yield name, candidate
                     break
 
-    def _metrics_of(self, stats: PipelineStats, name: str) -> dict[str, float]:
-        start = "/".join(part for part in (self._prefix, name) if part)
-        metrics = {f"{start}/wait_ratio": stats.consumer_wait_ratio}
-        if self._stages:
-            for stage in stats.stages:
-                place = f"{start}/{_ILLEGAL.sub('_', stage.name)}"
-                for key, value in _figures_of(stage).items():
-                    metrics[f"{place}/{key}"] = value
-        return metrics
+    def _start_of(self, name: str) -> str:
+        return "/".join(part for part in (self._prefix, name) if part)
+
+    def _metrics_of(self, report: Report, name: str) -> dict[str, float]:
+        return metrics_of(report, self._start_of(name), stages=self._stages)
+
+    def _log_placement(self, trainer: pl.Trainer, report: Report, name: str, step: int) -> None:
+        """Log where the workers live, and why, if that has changed, to loggers that take a text."""
+        placement = report.placement
+        if placement is None or placement.is_as(self._logged_placement.get(name)):
+            return
+        self._logged_placement[name] = placement
+        for logger in trainer.loggers:
+            add_text = getattr(getattr(logger, "experiment", None), "add_text", None)
+            if add_text is not None:  # TensorBoard's
+                add_text(f"{self._start_of(name)}/placement", str(placement), global_step=step)
 
     def _log(self, trainer: pl.Trainer, metrics: dict[str, float], step: int) -> None:
         if self._across_ranks and trainer.world_size > 1:
@@ -275,7 +289,7 @@ class PipelineStatsMonitor(Callback):
                 self._writer.log(entry)
 
     def _write_skipped(self, split: str, loaders: Any) -> None:
-        """The samples that a loader left out since the last time."""
+        """Write the samples that each loader left out since the last time."""
         for name, source in self._reporting(loaders):
             samples: Sequence[Any] = getattr(source, "skipped", ())
             place = split, name
@@ -289,7 +303,7 @@ class PipelineStatsMonitor(Callback):
             self._write_decisions(split, name, source)
 
     def _write_decisions(self, split: str, name: str, source: Any) -> None:
-        """What tuning has changed since the last time."""
+        """Write the changes that tuning has made since the last time."""
         decisions: Sequence[Decision] = getattr(source, "decisions", ())
         before = self._last_decision.get((split, name), 0.0)
         for decision in decisions:
@@ -305,20 +319,24 @@ class PipelineStatsMonitor(Callback):
             writer.shutdown()
         self._pipeline_ids.clear()  # of the next run
 
-    def _tell(self, name: str, report: Report) -> None:
+    def _log_verdict(self, name: str, report: Report) -> None:
         verdict = report.verdict
         found = verdict.cause, verdict.stage
         lines = [f"{self._prefix}/{name}: " if name else f"{self._prefix}: "]
         lines[0] += verdict.finding
-        if self._told.get(name) != found:
-            self._told[name] = found
+        if self._logged.get(name) != found:
+            self._logged[name] = found
             lines[0] += f" {verdict.action}"
             lines += verdict.remarks
+        placement = report.placement
+        if placement is not None and not placement.is_as(self._printed_placement.get(name)):
+            self._printed_placement[name] = placement
+            lines.append(f"The workers live {placement}")
         rank_zero_info("\n".join(lines))
 
 
-class _Laps:
-    """A loader of training, lap by lap: the readings of one epoch, less the pauses."""
+class _Intervals:
+    """The figures of a training loader in one epoch: its intervals, without the pauses."""
 
     def __init__(self) -> None:
         self.before: Report | None = None
@@ -327,55 +345,33 @@ class _Laps:
         self._last: Report | None = None
 
     def end(self, report: Report) -> bool:
-        """A lap from ``before`` ends here; False where no time has passed."""
+        """End the interval from ``before`` here; return False where no time has passed."""
         before = self.before.stats if self.before is not None else None
         if before == report.stats:
             return False  # the pass is over, and its figures stand still
-        lap = lap_between(before, report.stats)
-        self.unlogged.append(lap)
-        self._epoch = [sum_of_laps([*self._epoch, lap])]
+        interval = interval_between(before, report.stats)
+        self.unlogged.append(interval)
+        self._epoch = [sum_of_intervals([*self._epoch, interval])]
         self.before = self._last = report
         return True
 
     def go_on(self, report: Report) -> None:
-        """The pause that began with the last lap's end is over."""
+        """End the pause that began with the end of the last interval."""
         if self.before is not None:
             stats = after_pause(self.before.stats, report.stats)
             report = replace(report, stats=stats)
         self.before = report
 
     def report(self) -> Report:
-        """Over the epoch."""
-        assert self._last is not None, "made by the first lap"
-        return make_report(sum_of_laps(self._epoch), self._last.probes, pooled=self._last.pooled)
-
-
-def _path_of_rank(db_path: str | os.PathLike[str], rank: int, world_size: int) -> Path:
-    """``data.db`` -> ``data.rank1.db`` of several; ``{rank}`` is the number itself."""
-    path = Path(db_path)
-    if "{rank}" in str(path):
-        return Path(str(path).replace("{rank}", str(rank)))
-    return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
-
-
-def _figures_of(stage: StageStats) -> dict[str, float]:
-    tasks = stage.tasks
-    return {
-        "busy_ratio": stage.busy_ratio,
-        "cpu_ratio": stage.cpu_ratio,
-        "wait_in_ratio": stage.wait_in_ratio,
-        "wait_out_ratio": stage.wait_out_ratio,
-        "items_per_second": tasks.num_tasks / tasks.elapsed if tasks.elapsed else 0.0,
-        "task_seconds_p50": tasks.p50_time,
-        "task_seconds_p99": tasks.p99_time,
-        "num_failures": float(tasks.num_failures),
-        "num_dropped": float(stage.num_dropped),
-        "concurrency": float(stage.concurrency),
-    }
+        """Return the report over the epoch."""
+        assert self._last is not None, "made by the first interval"
+        last = self._last
+        report = make_report(sum_of_intervals(self._epoch), last.probes, pooled=last.pooled)
+        return replace(report, placements=last.placements)
 
 
 def _named(loaders: Any) -> list[tuple[str, Any]]:
-    """Loaders of a collection, each with its key or number; a single one has no name."""
+    """Return the loaders of a collection, each with its key or number; a single one has no name."""
     if loaders is None:
         return []
     if isinstance(loaders, Mapping):
@@ -387,7 +383,7 @@ def _named(loaders: Any) -> list[tuple[str, Any]]:
     else:
         return [("", loaders)]
     named = [
-        (f"{_ILLEGAL.sub('_', key)}/{inner}".rstrip("/"), loader)
+        (f"{legal_name(key)}/{inner}".rstrip("/"), loader)
         for key, value in found
         for inner, loader in _named(value)
     ]
@@ -395,7 +391,7 @@ def _named(loaders: Any) -> list[tuple[str, Any]]:
 
 
 def _over_ranks(trainer: pl.Trainer, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Least, mean and largest wait of the ranks, and who it is that waits longest."""
+    """Return the least, mean and largest wait of the ranks, and the rank that waits longest."""
     import torch
 
     keys = [key for key in metrics if key.endswith("/wait_ratio")]

@@ -29,8 +29,8 @@ class TrainerMixin:
     """A mixin that puts our loaders in place of those that a Trainer makes.
 
     Name it before the Trainer: ``class MyTrainer(TrainerMixin, SFTTrainer)``. The Trainer makes its
-    loaders from its ``TrainingArguments`` and shares them out among the ranks as ever; a loader of
-    another class than torch's DataLoader, made by a method of your own, is left as it is.
+    loaders from its ``TrainingArguments`` and shares them out among the ranks as always; a loader
+    of another class than torch's DataLoader, made by a method of your own, is left as it is.
     """
 
     loader_options: ClassVar[Mapping[str, Any]] = {}
@@ -52,7 +52,7 @@ class TrainerMixin:
         return self._on_our_loader(trainer.get_test_dataloader(test_dataset))
 
     def _on_our_loader(self, prepared: Any) -> Any:
-        """A loader of Accelerate's that has ours in it."""
+        """Return a loader of Accelerate's that has ours in it."""
         plain = getattr(prepared, "base_dataloader", None)
         if type(plain) is not TorchDataLoader:
             return prepared

@@ -51,7 +51,7 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inference:
-    """What came out."""
+    """The result of an estimate."""
 
     settings: dict[str, Any]
     """Fields of ``PerfParams``."""
@@ -185,7 +185,7 @@ def _doubt(size: ElementSize, limits: Limits) -> str | None:
     if size.nbytes is None:
         return f"{size.origin}. Pass element_bytes"
     if limits.memory_bytes is None:
-        return "the system does not tell how much there is. Pass memory_bytes"
+        return "the system does not say how much there is. Pass memory_bytes"
     return None
 
 

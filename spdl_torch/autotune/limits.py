@@ -79,7 +79,7 @@ _VERSION_2 = _Version("memory.max", "memory.current", "inactive_file")
 def _cgroups(root: Path) -> Iterator[tuple[_Version, Path]]:
     """Yield the folders of this process's cgroups and of their parents, whose limits apply too.
 
-    A container may see its own cgroup as the outermost one while its name is told as seen from
+    A container may see its own cgroup as the outermost one while its name is given as seen from
     outside; folders that are not there have no files, and so no limits.
     """
     mount = root / "sys/fs/cgroup"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..observe.verdict.intervals import lap_between, sum_of_laps
+from ..observe.verdict.intervals import interval_between, sum_of_intervals
 from ..observe.verdict.probes import probe_counters, probes_between
 from .window import Part
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..observe.verdict.verdict import Probes
     from ..pipeline.stats.perf_stats import PipelineStats
 
-__all__ = ["PARTS", "Lap", "Meter"]
+__all__ = ["PARTS", "Meter", "WindowReadings"]
 
 PARTS = 4
 """The number of readings of the consumer in a window; their spread gives the noise."""
@@ -22,7 +22,7 @@ _LONGEST = 5
 """The factor by which a window may be extended if too few items come."""
 
 
-class Lap(NamedTuple):
+class WindowReadings(NamedTuple):
     """The measurements of a window."""
 
     parts: list[Part]
@@ -49,10 +49,10 @@ class Meter:
         self._last = (0.0, 0, 0.0)
         self._num_to_skip = skip
         self._parts: list[Part] = []
-        self._laps: list[PipelineStats] = []
+        self._intervals: list[PipelineStats] = []
         self._probes_before = probe_counters()
 
-    def look(self, stats: PipelineStats, num_items: int) -> Lap | None:
+    def look(self, stats: PipelineStats, num_items: int) -> WindowReadings | None:
         """Return the window that is complete now, if any; ``restart`` begins the next one.
 
         num_items: the number of items that the consumer has taken since the run began.
@@ -65,8 +65,8 @@ class Meter:
         if taken < _LEAST_ITEMS and elapsed < _LONGEST * self._seconds:
             return None
         probes = probes_between(self._probes_before, probe_counters())
-        stats = sum_of_laps([*self._laps, lap_between(self._first, stats)])
-        return Lap(self._parts, stats, probes)
+        stats = sum_of_intervals([*self._intervals, interval_between(self._first, stats)])
+        return WindowReadings(self._parts, stats, probes)
 
     def end_run(self, stats: PipelineStats, num_items: int) -> None:
         """Take a run's last figures; the window goes on with the next run."""
@@ -74,7 +74,7 @@ class Meter:
             return
         self._measure(stats, num_items)
         if self._first is not None and self._parts:
-            self._laps.append(lap_between(self._first, stats))
+            self._intervals.append(interval_between(self._first, stats))
         self._first = None
 
     @property

@@ -37,7 +37,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What came out."""
+    """The result of a fit."""
 
     threads: int
     rooms: tuple[int, ...]

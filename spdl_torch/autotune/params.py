@@ -30,7 +30,7 @@ _logger = logging.getLogger("spdl_torch.autotune")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerfParams:
-    """Threads and room for a DataLoader or a pipeline. Make one with :meth:`estimate`,
+    """Threads and buffer sizes for a DataLoader or a pipeline, made by :meth:`estimate`,
     :meth:`manual` or :meth:`auto`; ``repr()`` is the call of ``manual`` that gives the same.
     """
 
@@ -78,11 +78,11 @@ class PerfParams:
         num_threads: int | None = None,
         **concurrency: int,
     ) -> PerfParams:
-        """Return given settings: ``PerfParams.manual(decode=12, collate=2)``.
+        """Return settings of your own: ``PerfParams.manual(decode=12, collate=2)``.
 
-        stages: concurrency by stage, for names that are no identifiers or mean something here.
-        scanners: nothing; here to say what to use for the packet sizes that Scanner's begins with.
-        buffer_size: of all these stages, or by stage.
+        stages: concurrency by stage, for names that are no identifiers or are parameters here.
+        scanners: none; Scanner's packet sizes are refused, with what to use for them here.
+        buffer_size: one for all these stages, or by stage.
         Raises: TypeError, ValueError: a number that is no positive int; a stage named twice;
             UnsupportedOptionError: a parameter of Scanner's, with what to use for it here.
         """
@@ -119,40 +119,40 @@ class PerfParams:
         write: Callable[[str], object] | None = print,
         **unknown: Any,
     ) -> PerfParams:
-        """Estimate the threads and room that fit into a share of this rank's cores and memory.
+        """Estimate the threads and buffers that fit into a share of this rank's cores and memory.
 
         For a dataset or a DataLoader: ``num_workers`` and ``prefetch_factor``. For a
         ``PipelineBuilder``: the concurrency of every stage that has 1, is a plain function, has no
         executor and is not in ``keep``, ``buffer_size`` of every stage that has none, and
-        ``num_threads``. Nothing is run but what measures the size of an element.
+        ``num_threads``. Runs nothing but the measurement of an element's size.
 
-        The formula, Scanner's with a share of cores beside that of memory (bytes everywhere):
+        The formula is Scanner's, with a share of the cores beside that of memory (in bytes):
 
         - threads = ``cpu_util * num_cores / local_world_size``, at least 1: the most that run at
-          once, each stage may have as many;
-        - in flight, at most = ``memory_util * memory_bytes / local_world_size``. A loader has in
-          flight ``num_workers * prefetch_factor`` batches, the samples of those being collated and
-          the trainer's. A pipeline has, of each stage, two items a thread and its buffer; of the
-          sink, its buffer and the consumer's. An element of an aggregated list counts by itself;
-        - where that is too much, first the room shrinks to 1, then the threads, to 1 at least.
+          once; each stage may have as many;
+        - bytes in flight, at most = ``memory_util * memory_bytes / local_world_size``. A loader has
+          in flight ``num_workers * prefetch_factor`` batches, the samples of those being collated
+          and the trainer's. A pipeline has two items for each thread of a stage and the stage's
+          buffer; the sink's buffer and the consumer's. Each element of an aggregated list counts;
+        - where that is too much, buffers shrink first, to 1, then threads, to 1 at least.
 
-        Room is never more than helps: ``prefetch_factor`` batches a worker; twice the threads at
-        either side of a buffer or, for small items, 64.
+        Buffers are never larger than helps: ``prefetch_factor`` batches for each worker; twice the
+        threads at either side of a buffer or, for small items, 64.
 
         Args:
             target: a map-style or iterable dataset, our or torch's DataLoader, a PipelineBuilder.
             batch_size: None = the DataLoader's, else 1.
-            prefetch_factor: the most that is wanted.
-            element_bytes: of one sample or item where it is largest; None = measured.
-            num_samples: to measure. The calling thread loads them.
+            prefetch_factor: the most wanted.
+            element_bytes: the size of one sample or item where it is largest; None = measured.
+            num_samples: the number of samples to measure. The calling thread loads them.
             keep: stages whose op must not run several times at once.
-            cpu_util: share of the cores; 0.4, as SPDL's guide has it, leaves the training step
-                its own. More where nothing else needs them.
-            memory_util: share of the memory that is available; 0.7 as in Scanner.
-            num_cores, memory_bytes, local_world_size: None = :meth:`Limits.of_this_machine`. Where
-                each rank is bound to cores of its own: ``local_world_size=1``.
-            write: called with what was inferred, as one text; None = logged at INFO level.
-            unknown: nothing; here to say of Scanner's parameters what to use for them.
+            cpu_util: the share of the cores; 0.4, as in SPDL's guide, leaves the rest to the
+                training step. Raise it where nothing else needs them.
+            memory_util: the share of the available memory; 0.7 as in Scanner.
+            num_cores, memory_bytes, local_world_size: None = :meth:`Limits.of_this_machine`. Pass
+                ``local_world_size=1`` where each rank is bound to cores of its own.
+            write: called with the inference as one text; None = logged at INFO level.
+            unknown: none; Scanner's parameters are refused, with what to use for them here.
         Raises: TypeError, ValueError: no target; an argument that is unknown or out of range;
             UnsupportedOptionError: a parameter of Scanner's, with what to use for it here.
         Warns: UserWarning: the size of an element, or the memory, is not known, so that memory
@@ -200,25 +200,25 @@ class PerfParams:
         log: Callable[[LogEntry], Any] | None = None,
         write: Callable[[str], object] | None = print,
     ) -> PerfParams:
-        """Threads that grow and shrink while training runs, for as long as that makes it faster.
+        """Return settings that change while training runs, as long as that makes it faster.
 
         For a ``PipelineBuilder``, by ``apply`` and ``build_options``: the concurrency of its plain
         functions without executor that are not in ``keep``, and of generators with several threads.
-        For our DataLoader, by ``loader_options``: its workers. What comes out stays the same, and
-        in its order. The aim is a consumer that does not wait.
+        For our DataLoader, by ``loader_options``: its workers. The items and their order stay the
+        same. The aim is a consumer that does not wait.
 
         Args:
             keep: stages whose op must not run several times at once.
-            max_threads: of all these stages together; None = 8 for each core of this rank, at
-                least 32.
-            cpu_util: share of this rank's cores that the stages may keep busy. What loading takes
-                from the training step shows in its speed, which is what a change is judged by.
-            memory_util: share of the memory that is available at first.
+            max_threads: the most threads of all these stages together; None = 8 for each core of
+                this rank, at least 32.
+            cpu_util: the share of this rank's cores that the stages may keep busy. Cores taken
+                from the training step show in its speed, by which each change is judged.
+            memory_util: the share of the memory that is available at first.
             num_cores, memory_bytes, local_world_size: None = :meth:`Limits.of_this_machine`.
-            window_seconds: between two changes; longer if fewer than 20 items come.
-            log: called with an event ``decision`` for each one: ``SQLiteStatsWriter.log``.
+            window_seconds: the time between two changes; longer while fewer than 20 items come.
+            log: called with an event ``decision`` for each change: ``SQLiteStatsWriter.log``.
             write: called with the settings as code once nothing is left to gain, and at the end;
-                None = logged at INFO level alone.
+                None = only logged at INFO level.
         Raises: TypeError, ValueError: an argument that is out of range.
         """
         return cls(
@@ -237,10 +237,10 @@ class PerfParams:
         )
 
     def loader_options(self) -> dict[str, int]:
-        """Return arguments for a DataLoader, ours or torch's: ``DataLoader(dataset, **these)``; of
-        ``auto`` are for ours.
+        """Return arguments for a DataLoader: ``DataLoader(dataset, **these)``, ours or torch's;
+        those of ``auto`` are for ours.
 
-        Raises: ValueError: nothing is said of ``num_workers``.
+        Raises: ValueError: ``num_workers`` is not set.
         """
         if self.tuning is not None:
             limits = self.tuning.limits()
@@ -258,8 +258,8 @@ class PerfParams:
     def apply(self, builder: PipelineBuilder[Any, Any], /) -> PipelineBuilder[Any, Any]:
         """Return a builder of the same pipeline with these concurrencies and buffer sizes.
 
-        What comes out stays the same, and in its order: a stage that ran one call at a time gets
-        ``output_order="input"`` when it gets more, or may get more, unless its op is an async
+        The items and their order stay the same: a stage that ran one call at a time gets
+        ``output_order="input"`` if it gets more, or may get more, unless its op is an async
         generator.
         Raises: ValueError: there is no such stage, or it is an aggregate and cannot run several
             calls at once; RuntimeError: the builder has no source or sink.
@@ -277,8 +277,8 @@ class PerfParams:
         return PipelineBuilder.from_config(replace(spec, stages=stages))
 
     def build_options(self) -> dict[str, Any]:
-        """Return options of ``PipelineBuilder.build`` or ``PipelineDataset``: ``num_threads``, if
-        known; with ``auto`` a tuner, for one pipeline or dataset.
+        """Return options for ``PipelineBuilder.build`` or ``PipelineDataset``: ``num_threads``, if
+        set; with ``auto`` a tuner, for one pipeline or dataset.
         """
         options: dict[str, Any] = {}
         if self.num_threads is not None:
@@ -308,7 +308,7 @@ class PerfParams:
                 f"PerfParams.apply: concurrency of {stage.name!r} must be 1, got {concurrency}. An "
                 "aggregate collects one list at a time."
             )
-        # An async generator knows no other order than that of completion.
+        # An async generator has no order but that of completion.
         keeps_order = stage.concurrency == 1 < concurrency and (
             stage.kind is not OpKind.ASYNC_GENERATOR
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..pipeline.definition.specs import StageSpec
     from ..pipeline.run.tunable import Adjustable
-    from .meter import Lap
+    from .meter import WindowReadings
     from .tuning import Tuning
     from .window import Decision, Window
 
@@ -72,7 +72,7 @@ class _Session:
         for name, count in state.found.items():
             if self._free.get(name):
                 run.set_concurrency(name, count)
-        run.set_room(state.room)
+        run.set_buffer_sizes(state.room)
         self._limits = state.tuning.limits()
         self._has_begun = False
         if state.meter.is_within_run:
@@ -83,7 +83,7 @@ class _Session:
         """Whether the run may still be measured."""
         return self._run is not None
 
-    def report_lap(self) -> None:
+    def report_interval(self) -> None:
         """Take a reading, and tune when a window is complete. The run calls this."""
         run = self._run
         if run is None:
@@ -93,7 +93,7 @@ class _Session:
                 self._look(run)
                 return
             self._state.meter.end_run(run.snapshot(), run.num_delivered)
-            self._state.tell_settings(self._settings(run))
+            self._state.log_settings(self._settings(run))
         except Exception:
             _logger.exception("autotune: it broke; the pipeline goes on with what it has.")
         self._run = None
@@ -104,18 +104,18 @@ class _Session:
         if not self._has_begun:
             self._has_begun = True
             start_probing(self)
-        lap = self._state.meter.look(run.snapshot(), run.num_delivered)
-        if lap is not None:
-            has_changed = self._step(run, self._window(run, lap))
+        readings = self._state.meter.look(run.snapshot(), run.num_delivered)
+        if readings is not None:
+            has_changed = self._step(run, self._window(run, readings))
             self._state.meter.restart(skip=int(has_changed))
 
-    def _window(self, run: Adjustable, lap: Lap) -> Window:
+    def _window(self, run: Adjustable, readings: WindowReadings) -> Window:
         used = None
         left = Limits.of_this_machine().memory_bytes
         if self._limits.memory_bytes is not None and left is not None:
             used = max(0, self._limits.memory_bytes - left) // self._limits.local_world_size
-        loads = loads_of(lap.stats, free=self._free, rooms=self._rooms(run))
-        return window_of(lap.parts, loads, probes=lap.probes, memory_bytes=used)
+        loads = loads_of(readings.stats, free=self._free, rooms=self._rooms(run))
+        return window_of(readings.parts, loads, probes=readings.probes, memory_bytes=used)
 
     def _rooms(self, run: Adjustable) -> dict[str, int]:
         """Return the room of the queues whose size the user did not set."""
@@ -134,12 +134,12 @@ class _Session:
         for name, count in step.counts.items():
             run.set_concurrency(name, count)
             state.found[name] = count
-        run.set_room(step.room)
+        run.set_buffer_sizes(step.room)
         state.room.update(step.room)
         for decision in step.decisions:
-            state.tell(decision, run.recorder)
+            state.log(decision, run.recorder)
         if step.decisions and state.tuner().is_settled:
-            state.tell_settings(self._settings(run))
+            state.log_settings(self._settings(run))
         return bool(step.counts or step.room)
 
     def _settings(self, run: Adjustable) -> str:

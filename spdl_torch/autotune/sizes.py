@@ -107,9 +107,14 @@ def _loads_from(dataset: Any, num_samples: int) -> Iterable[Callable[[], Any]]:
     """Return calls that each return a sample; StopIteration means the end."""
     data = sys.modules.get("torch.utils.data")
     is_stream = data is not None and isinstance(dataset, data.IterableDataset)
-    if is_stream or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    length: int | None
+    try:
+        length = None if is_stream or not hasattr(dataset, "__getitem__") else len(dataset)
+    except TypeError:  # tar shards without an index, or no len at all
+        length = None
+    if length is None:
         return itertools.repeat(iter(dataset).__next__, num_samples)
-    length = len(dataset)  # of 100: samples 0, 20, 40, 60, 80
+    # Of 100: samples 0, 20, 40, 60, 80.
     places = dict.fromkeys(length * number // num_samples for number in range(num_samples))
     return [partial(dataset.__getitem__, place) for place in places if place < length]
 
@@ -139,7 +144,7 @@ def _largest_of(loads: Iterable[Callable[[], Any]]) -> ElementSize:
             break
         except _Uncounted as unknown:
             return ElementSize(None, f"a sample has a {unknown} in it, whose size is not known")
-        except Exception as error:  # the user's own, of which training will tell if it matters
+        except Exception as error:  # the user's own: if it matters, training will raise it
             why_not = f"no sample could be loaded ({type(error).__name__}: {error})"
     if not sizes:
         return ElementSize(None, why_not)

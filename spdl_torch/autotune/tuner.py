@@ -162,7 +162,7 @@ class Tuner:
             and stage.name not in self._no_fewer
             and stage.num_tasks
             and (
-                stage.task_seconds < _SHORT_SECONDS
+                (stage.shares_gil and stage.task_seconds < _SHORT_SECONDS)
                 or self._frozen.get(stage.name) in ("gil", "cpu")
             )
         ]

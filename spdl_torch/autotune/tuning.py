@@ -74,12 +74,13 @@ class Tuning:
             local_world_size=self.local_world_size or found.local_world_size,
         )
 
-    def bounds(self, limits: Limits) -> Bounds:
-        """Return the bounds of this rank's part."""
+    def bounds(self, limits: Limits, *, are_processes: bool = False) -> Bounds:
+        """Return the bounds of this rank's part, of threads or of processes."""
         cores = limits.num_cores * self.cpu_util / limits.local_world_size
+        threads = self.max_threads or most_threads_for(limits)
         memory = limits.memory_bytes
         return Bounds(
-            threads=self.max_threads or most_threads_for(limits),
+            threads=min(threads, most_processes_for(limits)) if are_processes else threads,
             cores=cores,
             memory_bytes=None
             if memory is None
@@ -92,11 +93,18 @@ def most_threads_for(limits: Limits) -> int:
     return max(32, int(8 * limits.num_cores / limits.local_world_size))
 
 
+def most_processes_for(limits: Limits) -> int:
+    """Return the limit of worker processes: some may wait for storage, but each has a memory."""
+    return max(8, int(2 * limits.num_cores / limits.local_world_size))
+
+
 class TuningState:
     """The state of tuning over all runs of one pipeline or loader."""
 
-    def __init__(self, tuning: Tuning, name: str) -> None:
+    def __init__(self, tuning: Tuning, name: str, *, are_processes: bool = False) -> None:
         self.tuning = tuning
+        self.are_processes = are_processes
+        """Whether a loader's workers are processes."""
         self.name = name
         self.found: dict[str, int] = {}
         """The changed concurrency by stage, with which the next run begins."""
@@ -110,11 +118,14 @@ class TuningState:
     def tuner(self) -> Tuner:
         """Return the tuner, which goes on where the last run ended."""
         if self._tuner is None:
-            self.bounds = self.bounds or self.tuning.bounds(self.tuning.limits())
+            limits = self.tuning.limits()
+            self.bounds = self.bounds or self.tuning.bounds(
+                limits, are_processes=self.are_processes
+            )
             self._tuner = Tuner(self.bounds)
         return self._tuner
 
-    def tell(self, decision: Decision, recorder: FlightRecorder | None) -> None:
+    def log(self, decision: Decision, recorder: FlightRecorder | None) -> None:
         """Report a decision to the log, the trace and the store."""
         decision = replace(decision, timestamp=time.time())
         self.decisions.append(decision)
@@ -124,7 +135,7 @@ class TuningState:
         if self.tuning.log is not None:
             self.tuning.log(decision_entry(decision))
 
-    def tell_settings(self, settings: str) -> None:
+    def log_settings(self, settings: str) -> None:
         """Log the settings as code to paste, once for each outcome."""
         if settings != self._told:
             self._told = settings

@@ -51,6 +51,8 @@ class StageLoad:
     """The share of the threads' time spent waiting for an item."""
     wait_out_ratio: float = 0.0
     """The share of the threads' time spent waiting for room after the stage."""
+    shares_gil: bool = True
+    """Whether its workers are threads of one process, which contend for its GIL."""
     is_free: bool = True
     """Whether its concurrency may be changed."""
     room: int | None = None
@@ -151,9 +153,9 @@ class Part:
 
 
 def loads_of(
-    lap: PipelineStats, *, free: Mapping[str, bool], rooms: Mapping[str, int]
+    stats: PipelineStats, *, free: Mapping[str, bool], rooms: Mapping[str, int]
 ) -> tuple[StageLoad, ...]:
-    """Return the loads of a lap's stages. ``free``: which may change; ``rooms``: the buffers."""
+    """Return the loads of a window's stages. ``free``: which may change; ``rooms``: the buffers."""
     return tuple(
         StageLoad(
             name=stage.name,
@@ -167,7 +169,7 @@ def loads_of(
             is_free=free.get(stage.name, False),
             room=rooms.get(stage.name),
         )
-        for stage in lap.stages
+        for stage in stats.stages
     )
 
 

@@ -24,8 +24,8 @@ class DistributedDeterministicSampler:
     11 indices, 4 ranks -> 0 4 | 1 5 | 2 6 | 3 7; with the last round: 0 4 8 | 1 5 9 | 2 6 10 | 3 7
 
     Args:
-        n: how many indices there are, at least 1.
-        rank, world_size: whose share this is.
+        n: the number of indices, at least 1.
+        rank, world_size: the rank whose share this is, and the number of ranks.
         ddp_drop_last_distributed_round: leave out a last round that is too short for every rank to
             get one of it; False: every index is some rank's, and some ranks have one more.
 
@@ -64,7 +64,7 @@ class DistributedDeterministicSampler:
         self._indices = range(rank, n - left_over, world_size)
 
     def __len__(self) -> int:
-        """Indices of a pass on this rank."""
+        """Return the number of indices of a pass on this rank."""
         return len(self._indices)
 
     def __iter__(self) -> Iterator[int]:
@@ -73,19 +73,19 @@ class DistributedDeterministicSampler:
 
 class DistributedRandomSampler:
     """Indices drawn at random, and shared out among ranks: rank ``r`` of ``n`` takes the draws
-    ``r, r + n, ...``. The same in every pass until :meth:`shuffle` is told another seed.
+    ``r, r + n, ...``. The same in every pass until :meth:`shuffle` gets another seed.
 
     The draws depend on the seed and the arguments alone, never on anyone's random state, and are
     those of SPDL's sampler with the same NumPy.
 
     Args:
-        n: how many indices there are, at least 1.
-        rank, world_size: whose share this is.
+        n: the number of indices, at least 1.
+        rank, world_size: the rank whose share this is, and the number of ranks.
         num_draws: by all ranks together in a pass; None = ``n``. More than ``n`` only with weights.
         weights: of the indices: they are drawn with replacement, each as often as it weighs. None =
             every index at most once.
         seed: of the draws.
-        ddp_drop_last_distributed_round: draw no more than every rank gets equally many of; False:
+        ddp_drop_last_distributed_round: draw only as many as divide equally among the ranks; False:
             some ranks have one more.
 
     Raises: TypeError, ValueError: a number out of range; weights that are not ``n`` finite numbers
@@ -129,7 +129,7 @@ class DistributedRandomSampler:
         self._seed = seed
 
     def __len__(self) -> int:
-        """Indices of a pass on this rank."""
+        """Return the number of indices of a pass on this rank."""
         return len(range(self._rank, self._num_draws, self._world_size))
 
     def __iter__(self) -> Iterator[int]:
@@ -159,7 +159,7 @@ def _checked(name: str, n: int, rank: int, world_size: int) -> int:
 
 
 def _shares(name: str, weights: Sequence[float], n: int) -> NDArray[np.float64]:
-    """Weights that add up to 1."""
+    """Return weights that add up to 1."""
     shares = np.array(weights, dtype=np.float64)
     if shares.shape != (n,):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a source can be: protocols, which ``isinstance`` checks by the methods that are there."""
+"""The kinds of sources: protocols, which ``isinstance`` checks by the methods that are there."""
 
 from __future__ import annotations
 

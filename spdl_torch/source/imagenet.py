@@ -47,12 +47,12 @@ class ImageNet:
             yield path, self._labels[wnid]
 
     def shuffle(self, seed: int) -> None:
-        """As of :class:`LocalDirectory`."""
+        """Shuffle as :class:`LocalDirectory` does."""
         self._paths.shuffle(seed)
 
 
 def parse_wnid(s: str) -> str:
-    """The first number of WordNet, such as ``n01440764``, in a text.
+    """Return the first number of WordNet, such as ``n01440764``, in a text.
 
     Raises: ValueError: there is none.
     """
@@ -63,5 +63,5 @@ def parse_wnid(s: str) -> str:
 
 
 def get_mappings() -> dict[str, int]:
-    """The labels, 0 to 999, by the classes' numbers in WordNet."""
+    """Return the labels, 0 to 999, by the classes' numbers in WordNet."""
     return {wnid: label for label, wnid in enumerate(WNIDS)}

@@ -31,8 +31,8 @@ def embed_shuffle(
 def embed_shuffle(
     src: IterableWithShuffle[T], /, *, shuffle_last: bool = False, epoch: int = 0
 ) -> Iterable[T]:
-    """A source that shuffles itself: pass 0 has the order of ``src.shuffle(seed=epoch)``, the next
-    that of ``epoch + 1``, and so on.
+    """Return a source that shuffles itself: pass 0 has the order of ``src.shuffle(seed=epoch)``,
+    the next that of ``epoch + 1``, and so on.
 
     For sources that live in another process, where nobody can call ``shuffle`` any more. It can be
     pickled, and has a length if ``src`` has one.
@@ -81,8 +81,8 @@ class _Shuffled(Generic[T]):
 
 
 def repeat_source(src: Iterable[T] | IterableWithShuffle[T], /, epoch: int = 0) -> Iterator[T]:
-    """An iterator over ``src`` without an end: one pass after the other, each shuffled with the
-    number of its epoch if ``src`` has ``shuffle(seed)``.
+    """Return an iterator over ``src`` without an end: one pass after the other, each shuffled with
+    the number of its epoch if ``src`` has ``shuffle(seed)``.
 
     Can be pickled until it is begun.
 
@@ -210,7 +210,7 @@ def _drawn(
 
 
 def _whole_numbers(weights: Sequence[float]) -> list[int]:
-    """The weights' exact ratios, so that no rounding favours one."""
+    """Return the weights' exact ratios, so that no rounding favours one."""
     fractions = [Fraction(weight) for weight in weights]
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
     numbers = [int(fraction * scale) for fraction in fractions]

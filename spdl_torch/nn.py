@@ -1,0 +1,154 @@
+"""Modules for the beginning of a model, which run where the model runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["ToFloat"]
+
+Layout = Literal["NCHW", "NHWC"]
+
+
+class ToFloat(nn.Module):
+    """Turn images of bytes into what a model takes: floats, scaled to 0-1 and normalised, in
+    channels_last memory, by one kernel.
+
+    The first module of a model: ``nn.Sequential(ToFloat(mean, std), resnet50())``. Bytes then
+    travel to the device, a quarter of the floats. The values are those of torchvision's
+    ``v2.ToDtype(dtype, scale=True)`` and ``v2.Normalize(mean, std)``, up to rounding: within 1e-6
+    in float32, and one unit in the last place of shorter types.
+
+    It has no parameters and nothing in its ``state_dict()``, so checkpoints fit models with and
+    without it. ``half()``, ``bfloat16()`` and ``to(dtype)`` leave it as it is: its result has
+    ``dtype``. Works under ``torch.compile`` and autocast. No gradient flows to the images.
+
+    Args:
+        mean: of each channel, in units of the scaled image (0-1); None, together with ``std``:
+            the image is scaled only.
+        std: the standard deviation of each channel, in the same units; none may be 0.
+        dtype: of the result, a floating-point type. None: autocast's, where that is on for the
+            device of the images, otherwise float32.
+        layout: of the images given: ``"NCHW"`` or ``"NHWC"``.
+        memory_format: of the result: ``torch.channels_last``, which convolutions in half precision
+            are fastest with, or ``torch.contiguous_format``.
+    Raises: ValueError: an argument that cannot be used.
+    """
+
+    _scale: Tensor
+    _shift: Tensor
+
+    def __init__(
+        self,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        layout: Layout = "NCHW",
+        memory_format: torch.memory_format = torch.channels_last,
+    ) -> None:
+        super().__init__()
+        _check_arguments(mean, std, dtype, layout, memory_format)
+        self.mean = None if mean is None else tuple(map(float, mean))
+        self.std = None if std is None else tuple(map(float, std))
+        self.dtype = dtype
+        self.layout: Layout = layout
+        self.memory_format = memory_format
+        self._set_constants(None)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the images as floats.
+
+        Args:
+            images: uint8, shape (N, C, H, W), or (N, H, W, C) with ``layout="NHWC"``, on any
+                device; a single image without N, too.
+        Returns: shape (N, C, H, W), in ``dtype`` and ``memory_format``, on the same device; a
+            single image is contiguous.
+        Raises: TypeError: the images are not uint8; ValueError: another shape, or number of
+            channels.
+        """
+        if images.dtype is not torch.uint8:
+            raise TypeError(
+                f"ToFloat takes images of bytes, torch.uint8, got {images.dtype}. Leave ToTensor, "
+                "ToDtype and Normalize out of the transform, or ToFloat out of the model."
+            )
+        num_channels = 1 if self.mean is None else len(self.mean)
+        place = -1 if self.layout == "NHWC" else -3
+        if images.dim() not in (3, 4) or num_channels not in (1, images.shape[place]):
+            channels = "C" if self.mean is None else str(num_channels)
+            wanted = self.layout.replace("C", channels)
+            raise ValueError(
+                f"ToFloat: images must have the shape {', '.join(wanted)} or the same without N, "
+                f"got {tuple(images.shape)}."
+            )
+        if self.layout == "NHWC":
+            images = images.movedim(-1, -3)
+        is_single = images.dim() == 3
+        memory_format = torch.contiguous_format if is_single else self.memory_format
+        dtype = self.dtype or _autocast_dtype(images.device.type)
+        if torch.compiler.is_compiling():
+            # Fused by the compiler, which would not keep the layout of an `out`.
+            result = torch.addcmul(self._shift, images, self._scale)
+            return result.to(dtype, memory_format=memory_format)
+        result = torch.empty(
+            images.shape, dtype=dtype, device=images.device, memory_format=memory_format
+        )
+        # One kernel: it reads bytes, computes in float32 and writes the result's type.
+        return torch.addcmul(self._shift, images, self._scale, out=result)
+
+    def extra_repr(self) -> str:
+        """Return the arguments, for ``print(model)``."""
+        return (
+            f"mean={self.mean}, std={self.std}, dtype={self.dtype}, layout={self.layout!r}, "
+            f"memory_format={self.memory_format}"
+        )
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        # Casts are meant for weights. The constants follow to another device alone.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
+        self._set_constants(self._scale.device)
+        return self
+
+    def _set_constants(self, device: torch.device | None) -> None:
+        """Set image * scale + shift, which is (image / 255 - mean) / std."""
+        mean, std = (
+            torch.tensor(values, dtype=torch.float64, device="cpu").view(-1, 1, 1)
+            for values in (self.mean or [0.0], self.std or [1.0])
+        )
+        for name, value in (("_scale", 1 / (255 * std)), ("_shift", -mean / std)):
+            self.register_buffer(name, value.to(device, torch.float32), persistent=False)
+
+
+def _autocast_dtype(device_type: str) -> torch.dtype:
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return torch.float32
+
+
+def _check_arguments(
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    dtype: torch.dtype | None,
+    layout: str,
+    memory_format: torch.memory_format,
+) -> None:
+    if (mean is None) != (std is None):
+        raise ValueError(f"ToFloat: mean and std go together, got {mean=} and {std=}.")
+    if mean is not None and std is not None and (len(mean) != len(std) or not len(mean)):
+        raise ValueError(f"ToFloat: mean and std must be equally long, got {mean=} and {std=}.")
+    if std is not None and not all(std):
+        raise ValueError(f"ToFloat: no std may be 0, got {std}.")
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"ToFloat: dtype must be a floating-point type or None, got {dtype}.")
+    if layout not in ("NCHW", "NHWC"):
+        raise ValueError(f"ToFloat: layout must be 'NCHW' or 'NHWC', got {layout!r}.")
+    if memory_format not in (torch.channels_last, torch.contiguous_format):
+        raise ValueError(
+            "ToFloat: memory_format must be torch.channels_last or torch.contiguous_format, got "
+            f"{memory_format}."
+        )
