@@ -1,9 +1,10 @@
 """The parts that measuring programs share: interleaved rounds, medians, ratios, tables.
 
 ``python -m spdl_torch bench`` measures loaders; these programs have options that its tables have
-not. A program has *rows* (a loader) and *metrics* (images a second). Every row is measured once a
-round, so that a machine that grows slower does so for all of them, and ratios are taken within a
-round, then their median over the rounds.
+not, and print the same reports. ``spdl_torch.bench`` is no public interface: run a copy of such a
+program with the release that it came with. A program has *rows* (a loader) and *metrics* (images a
+second). Every row is measured once a round, so that a machine that grows slower does so for all of
+them, and ratios are taken within a round, then their median over the rounds.
 
 Imports no torch at its top: workers that are spawned import it again.
 """
@@ -40,7 +41,7 @@ _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1)
 
 
 def argument_parser(description: str, *, rounds: int, data: bool = True) -> argparse.ArgumentParser:
-    """The options that all benchmarks have; ``data`` adds ``--data DIR``."""
+    """Return a parser of the options that all benchmarks have; ``data`` adds ``--data DIR``."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,7 +62,7 @@ def argument_parser(description: str, *, rounds: int, data: bool = True) -> argp
 def run_program(
     measure: Callable[[argparse.Namespace], Report], parser: argparse.ArgumentParser
 ) -> None:
-    """The main function of every benchmark: print the report and write its JSON."""
+    """Run a benchmark: print the report and write its JSON."""
     options = parser.parse_args()
     if options.smoke:
         options.rounds = 1
@@ -79,7 +80,8 @@ def interleaved(
     rounds: int,
     measure: Callable[[str], Mapping[str, float]],
 ) -> None:
-    """Measure every row once a round, every other round backwards, so that none has one place.
+    """Measure every row once a round, in reverse order every other round, so that none keeps its
+    place.
 
     Adds a column: how many cores other programs kept busy meanwhile, on average.
     """

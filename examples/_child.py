@@ -1,4 +1,5 @@
-"""What the programs share that train from a pipeline in a child process: options, ranks, time."""
+"""The parts that programs share that train from a pipeline in a child process: options, ranks,
+time."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def argument_parser(
     description: str | None, *, epochs: int, batch_size: int, lr: float
 ) -> argparse.ArgumentParser:
-    """The options that all of them have, with these defaults."""
+    """Return a parser of the options that all of them have, with these defaults."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,7 +42,7 @@ def argument_parser(
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Which of how many processes that train together this is."""
+    """The place of this process among those that train together."""
 
     rank: int = 0
     world_size: int = 1
@@ -52,11 +53,11 @@ class Ranks:
             print(text, flush=True)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model, whose gradients are averaged over the ranks."""
+        """Return the model with its gradients averaged over the ranks."""
         return model if self.world_size == 1 else nn_parallel(model)
 
     def sums(self, *values: float) -> list[float]:
-        """Each value added up over the ranks."""
+        """Return each value added up over the ranks."""
         total = torch.tensor(values, dtype=torch.float64)
         if self.world_size > 1:
             device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -66,7 +67,7 @@ class Ranks:
 
 
 def nn_parallel(model: nn.Module) -> nn.Module:
-    """torch's wrapper, imported where it is needed: it takes a second."""
+    """Import torch's wrapper where it is needed: that takes a second."""
     from torch.nn.parallel import DistributedDataParallel
 
     return DistributedDataParallel(model)
@@ -74,7 +75,7 @@ def nn_parallel(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def ranks(device: torch.device) -> Iterator[Ranks]:
-    """The process group, if torchrun started this process."""
+    """Join the process group, if torchrun started this process."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks()
         return
@@ -87,7 +88,7 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
 
 
 class Timed:
-    """Iterates, and knows which share of the time went by waiting for the next item."""
+    """Iterates, and measures the share of the time spent waiting for the next item."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items

@@ -1,4 +1,4 @@
-"""Worker processes that start together, tell how far they are, and stop when they are told to.
+"""Worker processes that start together, report their progress, and stop on request.
 
 The parent makes a :class:`Crew`, each worker gets a :class:`Boss`; a pipe joins them, so the end
 of either is noticed by the other, however it came. Nothing is shared that a killed process could
@@ -24,7 +24,7 @@ __all__ = ["Boss", "Crew", "Worker"]
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_SECONDS = 10.0
-"""How long a worker that was told to stop may take for what it has in hand."""
+"""The seconds that a worker may take to finish its work after it was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,18 @@ class Boss:
     _wire: Connection
 
     def wait_for_start(self, report: Any) -> bool:
-        """Say that all is prepared and wait until every worker is; False = do not begin."""
+        """Report that this worker is prepared, and wait until all are; return False = do not
+        begin."""
         self._wire.send(("ready", report))
         return self._wire.recv() == "go"
 
-    def tell(self, report: Any) -> None:
-        """What is done so far."""
+    def report(self, report: Any) -> None:
+        """Report what is done so far."""
         self._wire.send(("so far", report))
 
     def says_stop(self) -> bool:
-        """Whether the work shall end. Does not block. True also where the parent has died."""
+        """Return whether the work is to end. Does not block. True also where the parent has
+        died."""
         return self._wire.poll()
 
 
@@ -60,7 +62,7 @@ def _work(target: Callable[[Any, Boss], Any], job: Any, wire: Connection) -> Non
 
 
 def _reasons(error: BaseException) -> str:
-    """The errors inside a failed pipeline, a line each, with the notes that say where."""
+    """Return the errors inside a failed pipeline, a line each, with the notes that say where."""
     if isinstance(error, BaseExceptionGroup):
         return "\n".join(dict.fromkeys(_reasons(member) for member in error.exceptions))
     notes = [f"({note})" for note in getattr(error, "__notes__", [])]
@@ -81,7 +83,7 @@ class Worker:
     failure: str | None = None
 
     def read(self) -> None:
-        """Take a message, or the news that there will be none."""
+        """Read a message, or notice that there will be none."""
         try:
             what, content = self.wire.recv()
         except (EOFError, OSError):
@@ -94,7 +96,7 @@ class Worker:
             self.report, self.is_ready, self.is_done = content, True, what == "done"
 
     def say(self, word: str) -> None:
-        """``go`` or ``stop``; a worker that has ended needs to hear neither."""
+        """Send ``go`` or ``stop``, unless the worker has ended."""
         with contextlib.suppress(OSError):
             self.wire.send(word)
 
@@ -110,7 +112,7 @@ def _how_it_ended(exitcode: int | None) -> str:
 class Crew:
     """One spawned process for each job; each calls ``target(job, boss)`` and reports its result.
 
-    SIGTERM and Ctrl-C: the workers are told to stop and have 10 s for it, none after a second
+    SIGTERM and Ctrl-C: the workers are asked to stop and have 10 s for it, none after a second
     signal. A worker that fails or dies stops the others in the same way. Leaving the block ends
     every process, whatever happened in it.
     """
@@ -147,8 +149,9 @@ class Crew:
                 worker.process.kill()
             worker.process.join()
 
-    def run(self, tell: Callable[[], None], interval_seconds: float) -> None:
-        """Start all at one moment, ``tell`` every so often, return when the last one is done."""
+    def run(self, report: Callable[[], None], interval_seconds: float) -> None:
+        """Start all at the same moment, call ``report`` regularly, and return when the last is
+        done."""
         while not all(worker.is_ready or worker.is_done for worker in self.workers):
             self._listen(0.5)
         for worker in self.workers:
@@ -159,11 +162,11 @@ class Crew:
                 return
             self._listen(min(max(due - time.monotonic(), 0.0), 0.5))
             if time.monotonic() >= due:
-                tell()
+                report()
                 due += interval_seconds
 
     def failures(self) -> list[str]:
-        """A line for each worker that failed."""
+        """Return a line for each worker that failed."""
         return [f"{w.job}: {w.failure}" for w in self.workers if w.failure is not None]
 
     def _listen(self, timeout: float) -> None:

@@ -45,7 +45,8 @@ class SetupError(Exception):
 
 
 def run_program(main: Callable[[], None]) -> int:
-    """Run it; return the exit code: 0, 1 for bad data, 2 for bad options, 130 for Ctrl-C."""
+    """Run the program; return the exit code: 0, 1 for bad data, 2 for bad options, 130 for
+    Ctrl-C."""
     name = Path(sys.argv[0]).name
     try:
         main()
@@ -64,7 +65,8 @@ def run_program(main: Callable[[], None]) -> int:
 
 
 def argument_parser(description: str, output: str) -> argparse.ArgumentParser:
-    """Options that both programs have, under the names of torchvision's or timm's script."""
+    """Return a parser of the options that both programs have, under the names of torchvision's or
+    timm's script."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -122,7 +124,7 @@ def argument_parser(description: str, output: str) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options, checked as far as they can be without the data."""
+    """Return the options, checked as far as they can be without the data."""
     if parser.parse_args(argv).smoke:
         parser.set_defaults(**SMOKE)
     options = parser.parse_args(argv)
@@ -149,7 +151,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 
 def _device(name: str) -> torch.device:
-    """The device of this rank: with torchrun and no number given, the one of ``LOCAL_RANK``."""
+    """Return the device of this rank: with torchrun and no number given, the one of
+    ``LOCAL_RANK``."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -169,7 +172,7 @@ def _device(name: str) -> torch.device:
 
 @contextlib.contextmanager
 def smoke_folders(options: argparse.Namespace) -> Iterator[None]:
-    """With --smoke, photographs and a place for checkpoints, where no others were named."""
+    """Make photographs and a place for checkpoints for --smoke, where no others were named."""
     if not options.smoke:
         options.output = options.output or Path(options.default_output)
         yield
@@ -183,7 +186,7 @@ def smoke_folders(options: argparse.Namespace) -> Iterator[None]:
 
 
 def find_checkpoint(options: argparse.Namespace, name: str) -> Path | None:
-    """The file to go on from; None: begin at the beginning."""
+    """Return the file to go on from; None: begin at the beginning."""
     own = options.output / name
     if options.resume is None:
         if own.exists() and not options.eval_only:
@@ -210,7 +213,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write it so that ``path`` is at every moment the old file or the new one, whole."""
+    """Write a checkpoint so that ``path`` is the whole old file or the whole new one at any
+    moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     torch.save(checkpoint, unfinished)

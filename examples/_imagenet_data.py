@@ -110,7 +110,7 @@ def open_folders(options: argparse.Namespace) -> Folders:
 
 
 def _hold_out(folder: Any, root: Path, fraction: float) -> tuple[list[int], list[int]]:
-    """The indices to train with, and those to validate with: at least one."""
+    """Return the indices to train with, and those to validate with, at least one."""
 
     def checksum(index: int) -> tuple[int, str]:
         name = Path(folder.samples[index][0]).relative_to(root).as_posix()
@@ -142,14 +142,14 @@ def relabel(folder: Any, classes: Sequence[str]) -> None:
 
 
 def train_dataset(options: argparse.Namespace, folders: Folders, pixels: Pixels) -> Dataset[Any]:
-    """Random crops, flips and what was asked for besides: uint8 (3, size, size)."""
+    """Return random crops, flips and what else was asked for: uint8 (3, size, size)."""
     steps = [
         v2.RandomResizedCrop(pixels.size, interpolation=pixels.interpolation, antialias=True),
         v2.RandomHorizontalFlip(),
     ]
     if options.auto_augment:
         steps.append(AUTO_AUGMENT[options.auto_augment](interpolation=pixels.interpolation))
-    # Bytes leave the loader, a quarter of what floats weigh; `ToInput` normalises on the device.
+    # Bytes leave the loader, a quarter of what floats weigh; `ToFloat` normalises on the device.
     steps.append(v2.PILToTensor())
     if options.random_erase:
         grey = tuple(round(255 * value) for value in pixels.mean)  # 0, once it is normalised
@@ -162,7 +162,7 @@ def train_dataset(options: argparse.Namespace, folders: Folders, pixels: Pixels)
 def validation_dataset(
     folders: Folders, pixels: Pixels, *, rank: int, num_ranks: int
 ) -> Dataset[Any]:
-    """The central crops: uint8 (3, size, size); each image belongs to exactly one rank.
+    """Return the central crops: uint8 (3, size, size); each image belongs to exactly one rank.
 
     torch's DistributedSampler would repeat images to give every rank as many: they would count
     twice.
@@ -185,7 +185,7 @@ def make_loader(
     device: torch.device,
     sampler: DistributedSampler[Any] | None = None,
 ) -> TorchDataLoader[Any]:
-    """The loader that ``--loader`` names; with a sampler, for training.
+    """Return the loader that ``--loader`` names; with a sampler, for training.
 
     Ours delivers batches on a CUDA device, torch's in page-locked memory. For training a last
     batch that is not full is left out, if it is not the only one: batch norm needs more than one

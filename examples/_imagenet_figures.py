@@ -1,4 +1,4 @@
-"""What the ImageNet programs print: loss, accuracy, images a second, and who waited for whom."""
+"""The figures that the ImageNet programs print: loss, accuracy, images a second, and waiting."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Meter:
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)
 
     def add(self, logits: Tensor, targets: Tensor, loss: Tensor) -> None:
-        """A batch: (N, classes), (N,) or (N, classes), and the mean loss."""
+        """Add a batch: (N, classes), (N,) or (N, classes), and the mean loss."""
         labels = targets if targets.ndim == 1 else targets.argmax(1)
         best = logits.detach().topk(min(5, logits.shape[1]), 1).indices
         hits = best == labels[:, None]
@@ -46,7 +46,7 @@ class Meter:
         self._sums[3] += num_images
 
     def figures(self, total: Callable[[Tensor], Tensor] = lambda sums: sums) -> Figures:
-        """So far; ``total`` adds up over ranks. Waits for the device."""
+        """Return the figures so far; ``total`` adds up over ranks. Waits for the device."""
         loss, top1, top5, count = total(self._sums.clone()).tolist()
         images = max(count, 1)
         return Figures(
@@ -67,7 +67,7 @@ class Clock:
         self._begin = time.perf_counter()
 
     def step(self, num_images: int) -> None:
-        """A batch is done, or on its way through the device."""
+        """Count a batch that is done, or on its way through the device."""
         self._num_batches += 1
         if self._num_batches > self.skip:
             self._num_images += num_images
@@ -76,7 +76,7 @@ class Clock:
             self._begin = time.perf_counter()
 
     def rate(self) -> float:
-        """Images a second; 0 without any."""
+        """Return the images a second; 0 without any."""
         self._wait_for_device()
         return self._num_images / (time.perf_counter() - self._begin)
 
@@ -100,7 +100,7 @@ class Progress:
         waiting: float | None,
         total: Callable[[Tensor], Tensor],
     ) -> str:
-        """Where training is; every rank calls it, because ``total`` adds up over them.
+        """Return the progress in a line; every rank calls it, because ``total`` adds up over them.
 
         Raises: FloatingPointError: the loss is not finite.
         """
@@ -121,7 +121,7 @@ class Progress:
 
 
 class Waiting:
-    """Iterates over a loader and knows which share of the time went by waiting for it."""
+    """Iterates over a loader, and measures the share of the time spent waiting for it."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
@@ -136,14 +136,14 @@ class Waiting:
             asked = time.perf_counter()
 
     def ratio(self) -> float:
-        """0 to 1, ours by its own account, torch's by the clock around it."""
+        """Return the share, 0 to 1: ours by its own figures, torch's by the clock around it."""
         if hasattr(self.loader, "snapshot"):
             return self.loader.snapshot().consumer_wait_ratio
         return self._waited / (time.perf_counter() - self._begin)
 
 
 def describe_loading(loader: Any) -> str:
-    """What our loader's threads did in the epoch, one line a stage; empty for torch's."""
+    """Describe what our loader's threads did in the epoch, one line a stage; empty for torch's."""
     if not hasattr(loader, "snapshot"):
         return ""
     return "".join(

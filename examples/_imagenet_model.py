@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.transforms import v2
 
+from spdl_torch.nn import ToFloat
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
@@ -34,7 +36,7 @@ class Built:
 
 
 def build_model(options: argparse.Namespace, classes: Sequence[str]) -> Built:
-    """The model that ``--model`` names, with the weights that were asked for.
+    """Return the model that ``--model`` names, with the weights that were asked for.
 
     Args:
         classes: names of the folder's classes. The model gets as many outputs; only for
@@ -58,7 +60,7 @@ def build_model(options: argparse.Namespace, classes: Sequence[str]) -> Built:
 
 
 def _read_weights(options: argparse.Namespace) -> dict[str, Any] | None:
-    """The file of ``--weights``; None if it is a name, or not there."""
+    """Read the file of ``--weights``; None if it is a name, or not there."""
     if options.weights is None or not Path(options.weights).is_file():
         return None
     loaded = read_checkpoint(Path(options.weights))
@@ -122,7 +124,7 @@ def _torchvision_weights(options: argparse.Namespace) -> Any:
 
 
 def _load_matching(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Take over what has the same shape.
+    """Load the weights that have the same shape.
 
     Raises: RuntimeError: more is different than a last layer or two.
     """
@@ -168,7 +170,7 @@ def _timm_model(
 
 
 def _published_classes(num_outputs: int, classes: Sequence[str]) -> list[str]:
-    """Names of the outputs of published weights, where the folder has fewer classes."""
+    """Return the names of the outputs of published weights, where the folder has fewer classes."""
     try:
         from timm.data import ImageNetInfo
 
@@ -187,7 +189,7 @@ def _published_classes(num_outputs: int, classes: Sequence[str]) -> list[str]:
 def _load(
     model: nn.Module, checkpoint: dict[str, Any], options: argparse.Namespace, num_classes: int
 ) -> None:
-    """All of it to validate; to train, the last layer may have other classes."""
+    """Load all weights to validate; to train, the last layer may have other classes."""
     state = checkpoint.get("ema") or checkpoint["model"]
     try:
         if options.eval_only:
@@ -217,30 +219,21 @@ def _override(pixels: Pixels, options: argparse.Namespace) -> Pixels:
     )
 
 
-class ToInput(nn.Module):
-    """Batches of bytes as they left the loader -> the model's input, on the model's device."""
-
-    def __init__(self, pixels: Pixels, *, channels_last: bool) -> None:
-        super().__init__()
-        self.layout = torch.channels_last if channels_last else torch.contiguous_format
-        for name in ("mean", "std"):
-            values = 255 * torch.tensor(getattr(pixels, name)).view(1, 3, 1, 1)
-            self.register_buffer(name, values, persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """uint8 (N, 3, H, W) -> float32 of the same shape, mean 0 and deviation 1."""
-        return images.to(torch.float32, memory_format=self.layout).sub_(self.mean).div_(self.std)
+def to_input(pixels: Pixels, *, channels_last: bool) -> ToFloat:
+    """Return the module that makes batches of bytes, as they left the loader, the model's input."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return ToFloat(pixels.mean, pixels.std, dtype=torch.float32, memory_format=layout)
 
 
 def make_mixing(options: argparse.Namespace, num_classes: int) -> Callable[..., Any] | None:
-    """Mixup and CutMix of a batch on its device; targets become (N, num_classes)."""
+    """Return Mixup and CutMix for a batch on its device; targets become (N, num_classes)."""
     kinds = [(v2.MixUp, options.mixup), (v2.CutMix, options.cutmix)]
     mixing = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha > 0]
     return v2.RandomChoice(mixing) if mixing else None
 
 
 def make_optimizer(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
-    """SGD with momentum, or AdamW; norms and biases decay as asked for."""
+    """Return SGD with momentum, or AdamW; norms and biases decay as asked for."""
     of_norms = options.weight_decay
     if options.norm_weight_decay is not None:
         of_norms = options.norm_weight_decay
@@ -257,7 +250,8 @@ def make_optimizer(options: argparse.Namespace, model: nn.Module) -> torch.optim
 def make_schedule(
     options: argparse.Namespace, optimizer: torch.optim.Optimizer, steps_per_epoch: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Step it after every step: a straight line up to ``--lr``, then half a cosine down to 0."""
+    """Return a schedule to step after every step: linear up to ``--lr``, then half a cosine to
+    0."""
     total = max(options.epochs * steps_per_epoch, 1)
     warmup = min(round(options.lr_warmup_epochs * steps_per_epoch), total - 1)
 
@@ -270,7 +264,7 @@ def make_schedule(
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Give every rank batch norm's statistics of rank 0, whose model is saved."""
+    """Give every rank the batch norm statistics of rank 0, whose model is saved."""
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)

@@ -1,4 +1,4 @@
-"""Which videos a Kinetics folder holds: by its folders, or by the annotation lists.
+"""The videos of a Kinetics folder: by its folders, or by the annotation lists.
 
 Two layouts are understood:
 
@@ -49,14 +49,15 @@ class Annotation:
     """``train``, ``val`` or another word of the list; None where it has no such column."""
 
     def names(self) -> tuple[str, str]:
-        """How its file may be called, without the suffix: cut to the ten seconds, or whole."""
+        """Return the possible names of its file, without the suffix: cut to the ten seconds, or
+        whole."""
         start, end = int(self.time_start), int(self.time_end)
         return f"{self.youtube_id}_{start:06d}_{end:06d}", self.youtube_id
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A file and what it shows."""
+    """A video file and its class."""
 
     path: str
     label: int
@@ -87,7 +88,7 @@ class Listing:
 
 
 def list_videos(root: Path, annotations: Sequence[Path] = ()) -> dict[Split, Listing]:
-    """The videos for training and for validation.
+    """Return the videos for training and for validation.
 
     Raises: FileNotFoundError: nothing of a split is there; ValueError: a list is not one.
     """
@@ -104,7 +105,7 @@ def list_videos(root: Path, annotations: Sequence[Path] = ()) -> dict[Split, Lis
 
 
 def read_annotations(path: Path) -> list[Annotation]:
-    """The lines of a list; empty ones do not count.
+    """Return the lines of a list, without empty ones.
 
     Raises: ValueError: a column is missing or a time is none, with the line.
     """
@@ -170,7 +171,7 @@ class _Files:
             self.paths.setdefault(relative.stem, []).append(relative)
 
     def find(self, line: Annotation, split: str) -> tuple[Path, bool] | None:
-        """The file of a line, and whether it is the whole video; None = it is not there."""
+        """Return the file of a line, and whether it is the whole video; None = it is not there."""
         for is_whole, name in enumerate(line.names()):
             if candidates := self.paths.get(name):
                 # One id may be on several lists: the folders that it is in decide.
@@ -204,7 +205,7 @@ def _by_folders(root: Path) -> dict[Split, Listing]:
 
 
 def _one_in_five(root: Path) -> dict[Split, Listing]:
-    """For validation the third, eighth, ... video of each class; of two, the second."""
+    """Return for validation the third, eighth, ... video of each class; of two, the second."""
     classes = [place.name for place in _folders(root)]
     listings: dict[Split, Listing] = {split: Listing(classes, []) for split in ("train", "val")}
     for _, group in groupby(_by_class(root, classes), key=lambda video: video.label):

@@ -45,7 +45,7 @@ _logger = logging.getLogger("k400")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipShape:
-    """What is cut out of a video."""
+    """The shape of what is cut out of a video."""
 
     num_frames: int
     stride: int | None
@@ -58,7 +58,7 @@ class ClipShape:
 
 
 class Request(NamedTuple):
-    """Which clips of which video."""
+    """The clips that are wanted of a video."""
 
     index: int
     seed: int | None
@@ -82,7 +82,7 @@ class Sample(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """In place of a video that cannot be loaded."""
+    """A video that cannot be loaded, in its place."""
 
     index: int
 
@@ -99,7 +99,7 @@ class ClipReader:
         self.skip_bad = skip_bad
 
     def demux(self, request: Request) -> Encoded | Skipped:
-        """Read the packets: waits for storage, computes little."""
+        """Read the packets; this waits for storage and computes little."""
         video = self.videos[request.index]
         try:
             return Encoded(request, demux_video(video.path, timestamp=video.window))
@@ -107,7 +107,7 @@ class ClipReader:
             return self._skip(request.index, error)
 
     def decode(self, encoded: Encoded | Skipped) -> Sample | Skipped:
-        """Decode, scale, crop and flip the frames of the clips: computes without the GIL."""
+        """Decode, scale, crop and flip the frames of the clips; this computes without the GIL."""
         if isinstance(encoded, Skipped):
             return encoded
         request, packets = encoded
@@ -140,7 +140,7 @@ def clip_indices(
     num_clips: int,
     generator: torch.Generator | None,
 ) -> list[list[int]]:
-    """The frames of each clip, ascending; frames past the end are the last one again.
+    """Return the frames of each clip, ascending; frames past the end are the last one again.
 
     With a generator each clip begins at a random place, without one they are evenly spread, and a
     single one is in the middle.
@@ -165,7 +165,7 @@ def clip_indices(
 def clip_filters(
     packets: VideoPackets, shape: ClipShape, generator: torch.Generator | None
 ) -> str | None:
-    """FFmpeg's filters from a decoded frame to one of the clip."""
+    """Return FFmpeg's filters from a decoded frame to one of the clip."""
     height, width = shape.resize
     top, left, flip = (height - shape.crop) // 2, (width - shape.crop) // 2, False
     if generator is not None:
@@ -185,6 +185,8 @@ def clip_filters(
 
 class ClipDataset(Dataset):
     """One sample per video, for a DataLoader."""
+
+    thread_safe = True  # nothing is kept between samples, and PyAV decodes without the GIL
 
     def __init__(self, reader: ClipReader, is_random: bool) -> None:
         self.reader = reader
@@ -217,18 +219,18 @@ class Requests:
             yield Request(index, seed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Another order and other seeds."""
+        """Set the epoch, which has another order and other seeds."""
         self.order.set_epoch(epoch)
 
     def shard(self, index: int, count: int) -> Requests:
-        """The part of a rank."""
+        """Return the part of a rank."""
         part = self.order.shard(index, count)
         part.set_epoch(self.order.epoch)
         return Requests(part, self.seed)
 
 
 def collate(samples: Sequence[Sample | Skipped]) -> dict[str, Any]:
-    """A batch of the videos that could be loaded, and the number of the others."""
+    """Return a batch of the videos that could be loaded, and the number of the others."""
     good = [sample for sample in samples if isinstance(sample, Sample)]
     return {
         "clips": torch.stack([sample.clips for sample in good]) if good else torch.empty(0),

@@ -76,7 +76,7 @@ NORMAL_QUANTILE = 1.960
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of all benchmarks and some more."""
+    """Return a parser of the options of all benchmarks and some more."""
     options = argument_parser(__doc__, rounds=5, data=False)
     options.add_argument(
         "--workers",
@@ -134,11 +134,11 @@ def main(options: argparse.Namespace) -> Report:
 def measure(
     pool: str, saved_as: str, library: str, num_workers: int, *, num_loads: int, seconds: float
 ) -> dict[str, float]:
-    """One repeat of one combination, in a pool of its own."""
+    """Measure one repeat of one combination, in a pool of its own."""
     files = encoded(saved_as)
     cpu = tree_cpu_seconds()
     with make_pool(pool, num_workers, (saved_as, library, files)) as executor:
-        # Twice as many tasks as there are workers: each of them had one, or as good as.
+        # Twice as many tasks as there are workers, so that almost every one has had one.
         num_first = run_tasks(executor, num_workers, 2 * num_workers)
         start = time.perf_counter()
         num_rest = run_tasks(executor, num_workers, -(-num_loads // BATCH), start + seconds)
@@ -152,7 +152,7 @@ def measure(
 
 @functools.cache
 def encoded(saved_as: str) -> list[bytes]:
-    """The picture and its labels as files, the same ones in every repeat."""
+    """Return the picture and its labels as files, the same ones in every repeat."""
     return encode(saved_as, sample())
 
 
@@ -165,7 +165,7 @@ def tree_cpu_seconds() -> float:
 def make_pool(
     pool: str, num_workers: int, case: tuple[str, str, list[bytes]]
 ) -> concurrent.futures.Executor:
-    """Workers that have the files and know how to load them."""
+    """Return workers that have the files and know how to load them."""
     if pool == "threads":
         return concurrent.futures.ThreadPoolExecutor(num_workers, "load", prepare, case)
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
@@ -175,7 +175,7 @@ def make_pool(
 def run_tasks(
     executor: concurrent.futures.Executor, num_workers: int, num_tasks: int, end: float = 0.0
 ) -> int:
-    """Batches, a few ahead of the caller, who drops each one that it gets.
+    """Yield batches, made a few ahead of the caller, who drops each one.
 
     Returns: how many, which is more than ``num_tasks`` if they were done before ``end``.
     """
@@ -192,7 +192,7 @@ def run_tasks(
 
 
 def check(batch: list[Any]) -> None:
-    """Every array arrived."""
+    """Check that every array arrived."""
     shapes = {tuple(array.shape) for arrays in batch for array in arrays}
     assert shapes == {(3, 640, 480), (640, 480)}, shapes
 
@@ -202,19 +202,19 @@ _load: Callable[[], Any]
 
 
 def prepare(saved_as: str, library: str, files: list[bytes]) -> None:
-    """The first thing that every worker does."""
+    """Set up a worker: the first call in it."""
     global _load
     torch.set_num_threads(1)
     _load = loader(saved_as, library, files)
 
 
 def load_batch() -> list[Any]:
-    """A task."""
+    """Load a batch: a task."""
     return [_load() for _ in range(BATCH)]
 
 
 def loader(saved_as: str, library: str, files: list[bytes]) -> Callable[[], Any]:
-    """A function that loads a picture and its labels."""
+    """Return a function that loads a picture and its labels."""
     if library == "torch":
         return lambda: tuple(torch.load(io.BytesIO(files[0]), weights_only=True).values())
     if saved_as == "npy":
@@ -233,7 +233,7 @@ def loader(saved_as: str, library: str, files: list[bytes]) -> Callable[[], Any]
 def write_csv(
     path: Path, report: Report, combinations: dict[str, tuple[str, str, str, int]]
 ) -> None:
-    """A line for each combination and metric."""
+    """Write a line for each combination and metric."""
     with open(path, "w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(COLUMNS)
@@ -247,7 +247,7 @@ def write_csv(
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Half the width of the mean's 95 % confidence interval; NaN for a single value."""
+    """Return half the width of the mean's 95 % confidence interval; NaN for a single value."""
     if len(values) < 2:
         return float("nan")
     freedom = len(values) - 1

@@ -29,7 +29,7 @@ from matplotlib import pyplot as plt
 POOLS = ("threads", "processes")
 METRICS = {"loads_per_second": "loads per second", "cpu_ms_per_load": "CPU time per load (ms)"}
 COLOURS = {"torch": "#7f7f7f", "npy": "#0072b2", "npz": "#d55e00", "npz-compressed": "#009e73"}
-"""Told apart by the colour-blind too."""
+"""Distinct to the colour-blind, too."""
 STYLES = {
     "ours": {"linestyle": "-", "marker": "o"},
     "numpy": {"linestyle": "--", "marker": "s"},
@@ -38,7 +38,7 @@ STYLES = {
 
 
 class Point(NamedTuple):
-    """A mean and its interval, which is NaN if there was one repeat only."""
+    """A mean and its interval, which is NaN for a single repeat."""
 
     num_workers: int
     mean: float
@@ -47,7 +47,7 @@ class Point(NamedTuple):
 
 
 def main() -> None:
-    """Read, draw, say where."""
+    """Read the table, draw it, and print where."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -75,7 +75,7 @@ def measure_a_little(table: Path) -> None:
 
 
 def read(table: Path) -> dict[tuple[str, str], dict[tuple[str, str], list[Point]]]:
-    """For each metric and pool, and in it for each format and loader, the points in order."""
+    """Return the points in order, by metric and pool, and in these by format and loader."""
     found: dict[tuple[str, str], dict[tuple[str, str], list[Point]]] = defaultdict(dict)
     with open(table, newline="") as file:
         for line in csv.DictReader(file):
@@ -110,7 +110,7 @@ def draw(found: dict[tuple[str, str], dict[tuple[str, str], list[Point]]], outpu
 
 
 def draw_panel(panel: plt.Axes, lines: dict[tuple[str, str], list[Point]]) -> None:
-    """The lines of one metric and pool."""
+    """Draw the lines of one metric and pool."""
     for (saved_as, library), points in lines.items():
         workers = [point.num_workers for point in points]
         colour = COLOURS.get(saved_as)

@@ -112,7 +112,7 @@ def work(job: Job, boss: Boss) -> Tally:
         try:
             consume(job, load_batch, tally, boss)
         finally:
-            boss.tell(tally)  # a failure follows without the figures
+            boss.report(tally)  # a failure follows without the figures
     return tally
 
 
@@ -182,7 +182,7 @@ def consume(job: Job, load_batch: LoadBatch, tally: Tally, boss: Boss) -> None:
     builder.pipe(load_batch, concurrency=job.num_threads, name="load_image_batch").add_sink(
         job.queue_size
     )
-    told = tally.started
+    reported = tally.started
     # A bad file fails its batch, and with it the run, unless load_batch has left it out.
     with recording(job) as trace, builder.build(max_failures=0).auto_stop() as pipeline:
         while not boss.says_stop():
@@ -195,9 +195,9 @@ def consume(job: Job, load_batch: LoadBatch, tally: Tally, boss: Boss) -> None:
             count(tally, batch, bad)
             if tally.batches == job.trace_batches:
                 trace.close()
-            if time.monotonic() - told > SECONDS_BETWEEN_REPORTS:
-                told = time.monotonic()
-                boss.tell(tally)
+            if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
+                reported = time.monotonic()
+                boss.report(tally)
     if tally.batches:
         tally.last = now_of(job.device)
 

@@ -52,12 +52,12 @@ from _imagenet_data import make_loader, open_folders, relabel, train_dataset, va
 from _imagenet_figures import Clock, Figures, Meter, Progress, Waiting, describe_loading
 from _imagenet_model import (
     Built,
-    ToInput,
     build_model,
     make_mixing,
     make_optimizer,
     make_schedule,
     share_buffers,
+    to_input,
 )
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -150,7 +150,7 @@ class Run:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         if options.compile:
             self.model.compile()  # in place: names in checkpoints stay as they are
-        self.to_input = ToInput(built.pixels, channels_last=options.channels_last)
+        self.to_input = to_input(built.pixels, channels_last=options.channels_last)
         self.to_input.to(options.device)
         self.validation_loader = make_loader(
             options,

@@ -35,12 +35,12 @@ from _imagenet_figures import Clock, Meter, describe_loading
 from _imagenet_figures import Progress as Lines
 from _imagenet_model import (
     Built,
-    ToInput,
     build_model,
     make_mixing,
     make_optimizer,
     make_schedule,
     share_buffers,
+    to_input,
 )
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -174,7 +174,7 @@ class Classifier(lightning.LightningModule):
             self.model = self.model.to(memory_format=torch.channels_last)
         if options.compile:
             self.model.compile()
-        self.to_input = ToInput(built.pixels, channels_last=options.channels_last)
+        self.to_input = to_input(built.pixels, channels_last=options.channels_last)
         self.mix = make_mixing(options, len(built.classes))
         self.criterion = nn.CrossEntropyLoss(label_smoothing=options.label_smoothing)
         self.meter = Meter(options.device)

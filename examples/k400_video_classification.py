@@ -242,16 +242,18 @@ class Classifier(lightning.LightningModule):
         self.tallies["train"] = Tally(self.device)
 
     def on_validation_epoch_start(self) -> None:
-        """The training part of the epoch is over: tell of it, and count anew."""
+        """The training part of the epoch is over: log it, and count anew."""
         if "train" in self.tallies:
-            self.tell("train", f"epoch {self.current_epoch} training")
+            self.log_rates("train", f"epoch {self.current_epoch} training")
         self.predictions.clear()
         self.tallies["val"] = Tally(self.device)
 
     def on_validation_epoch_end(self) -> None:
         """Bring together what the ranks have seen and predicted."""
         is_fitting = self.trainer.state.fn == "fit"
-        self.tell("val", f"epoch {self.current_epoch} validation" if is_fitting else "validation")
+        self.log_rates(
+            "val", f"epoch {self.current_epoch} validation" if is_fitting else "validation"
+        )
         self.log_figures("val")
         if self.trainer.world_size > 1:
             parts: list[Any] = [None] * self.trainer.world_size
@@ -262,7 +264,7 @@ class Classifier(lightning.LightningModule):
         """Lightning takes figures of training here, after the validation."""
         self.log_figures("train")
 
-    def tell(self, split: str, what: str) -> None:
+    def log_rates(self, split: str, what: str) -> None:
         """Close the tally and print a line."""
         figures = self.figures[split] = self.tallies.pop(split).figures(self.trainer)
         line = f"{what}: {figures['videos']:.0f} videos"
@@ -301,7 +303,7 @@ def make_model(name: str, num_classes: int, weights: str | None) -> nn.Module:
 
 
 def clip_shape(options: argparse.Namespace) -> tuple[ClipShape, list[float], list[float]]:
-    """Sizes, mean and deviation that go with the model's published weights, if not told others."""
+    """Sizes, mean and deviation that go with the model's published weights, if none are given."""
     crop, resize, num_frames = 32, [36, 48], 4
     mean, std = [0.45] * 3, [0.225] * 3
     if options.model != TINY:

@@ -44,7 +44,7 @@ PROGRESS_SECONDS = 5.0
 
 
 def decode(path: Path) -> Tensor:
-    """All frames of a video: uint8, (N, 3, 128, 128)."""
+    """Decode all frames of a video: uint8, (N, 3, 128, 128)."""
     packets = spdl_torch.io.demux_video(path)
     filter_desc = spdl_torch.io.get_filter_desc(
         packets, scale_width=SIZE, scale_height=SIZE, pix_fmt="rgb24"
@@ -56,7 +56,7 @@ def decode(path: Path) -> Tensor:
 def build_pipeline(
     videos: Sequence[Path], writer: SQLiteStatsWriter, arguments: argparse.Namespace
 ) -> Pipeline:
-    """One stage, whose figures and queues' figures go to the writer."""
+    """Build a pipeline of one stage that sends its figures and its queues' to the writer."""
     return (
         PipelineBuilder()
         .add_source(videos)
@@ -70,7 +70,7 @@ def build_pipeline(
 
 
 def run(videos: Sequence[Path], arguments: argparse.Namespace) -> int:
-    """Decode all videos; the exit status."""
+    """Decode all videos; return the exit status."""
     config = {"concurrency": arguments.concurrency, "videos": len(videos)}
     status = 0
     with SQLiteStatsWriter(arguments.db_path, config=config) as writer:
@@ -89,14 +89,14 @@ def run(videos: Sequence[Path], arguments: argparse.Namespace) -> int:
 
 
 def show_progress(pipeline: Pipeline, num_videos: int) -> None:
-    """Take every video, and tell how it goes."""
-    begun = told = time.monotonic()
+    """Take every video, and report the progress."""
+    begun = reported = time.monotonic()
     num_frames = num_done = 0
     for num_done, frames in enumerate(pipeline, start=1):
         num_frames += len(frames)
         now = time.monotonic()
-        if now - told >= PROGRESS_SECONDS:
-            told = now
+        if now - reported >= PROGRESS_SECONDS:
+            reported = now
             print(f"{num_done} of {num_videos} videos, {num_done / (now - begun):.1f} a second")
     seconds = time.monotonic() - begun
     print(
@@ -106,7 +106,7 @@ def show_progress(pipeline: Pipeline, num_videos: int) -> None:
 
 
 def find_videos(folder: Path) -> list[Path]:
-    """Every mp4 below a folder. Raises: SystemExit: there is none."""
+    """Return every mp4 below a folder. Raises: SystemExit: there is none."""
     videos = sorted(folder.rglob("*.mp4"))
     if not videos:
         raise SystemExit(f"--dataset-dir: {folder} must hold *.mp4 files, found none.")
@@ -114,7 +114,7 @@ def find_videos(folder: Path) -> list[Path]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -132,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the program; the exit status."""
+    """Run the program; return the exit status."""
     arguments = parse_arguments()
     with ExitStack() as stack:
         if arguments.smoke:

@@ -32,12 +32,12 @@ from spdl_torch.pipeline import PipelineBuilder
 
 
 def checksum(block: bytes) -> int:
-    """A stage that computes: CRC-32 of 4 MB, without the GIL."""
+    """Compute the CRC-32 of 4 MB, without the GIL: a stage that computes."""
     return zlib.crc32(block)
 
 
 def record(db_path: Path) -> None:
-    """A short run of a pipeline whose second stage is the slow one."""
+    """Record a short run of a pipeline whose second stage is the slow one."""
     builder = PipelineBuilder().add_source(range(200))
     builder.pipe(lambda number: bytes([number]) * 4_000_000, name="make").pipe(checksum)
     with SQLiteStatsWriter(db_path) as writer, recording_gc(writer.log):
@@ -48,7 +48,7 @@ def record(db_path: Path) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the program; the exit status."""
+    """Run the program; return the exit status."""
     arguments = parse_arguments()
     with ExitStack() as stack:
         if arguments.smoke:

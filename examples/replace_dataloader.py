@@ -42,7 +42,7 @@ TRANSFORM = transforms.Compose(
 
 
 def make_loader(DataLoader: Any, ImageFolder: Any, options: argparse.Namespace) -> Any:
-    """What every script has; a generator makes the order repeatable."""
+    """Return the loader that every script has; a generator makes the order repeatable."""
     dataset = ImageFolder(options.data, TRANSFORM)
     chosen = range(0, len(dataset), -(-len(dataset) // options.images))
     return DataLoader(
@@ -55,7 +55,7 @@ def make_loader(DataLoader: Any, ImageFolder: Any, options: argparse.Namespace) 
 
 
 class Result(NamedTuple):
-    """What a run of the script measured."""
+    """The measurements of one run of the script."""
 
     first_batch_seconds: float
     images_per_second: float
@@ -63,7 +63,7 @@ class Result(NamedTuple):
 
 
 def train(DataLoader: Any, ImageFolder: Any, options: argparse.Namespace) -> Result:
-    """One epoch of a small model."""
+    """Train a small model for one epoch."""
     torch.manual_seed(0)
     loader = make_loader(DataLoader, ImageFolder, options)
     num_classes = len(loader.dataset.dataset.classes)
@@ -84,7 +84,8 @@ def train(DataLoader: Any, ImageFolder: Any, options: argparse.Namespace) -> Res
 
 
 def largest_difference(one: Any, other: Any) -> float:
-    """Between the pixels (0 to 1) of two loaders' batches; infinite if targets differ."""
+    """Return the difference between the pixels (0 to 1) of two loaders' batches; infinite if
+    targets differ."""
     largest = 0.0
     for (images, targets), (others, other_targets) in zip(one, other, strict=True):
         if not torch.equal(targets, other_targets):
@@ -100,7 +101,7 @@ ONE_LEVEL = 1.001 / 255
 
 
 def main(options: argparse.Namespace) -> int:
-    """Compare, then run the three."""
+    """Compare the batches, then run the three variants."""
     print("largest difference of a pixel, from torch's DataLoader and torchvision's ImageFolder:")
     equal = True
     for name, classes, allowed in (
@@ -128,7 +129,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The options."""
+    """Return the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

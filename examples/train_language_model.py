@@ -86,7 +86,7 @@ class Tokenizer:
         return FIRST_WORD + len(self.words)
 
     def encode(self, text: str) -> list[int]:
-        """Numbers of the words."""
+        """Return the numbers of the words."""
         tokens: list[int] = []
         for word in WORD.findall(text):
             number = self._numbers.get(word)
@@ -94,7 +94,7 @@ class Tokenizer:
         return tokens
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text; what no text is, is left out."""
+        """Return the text, without tokens that are not text."""
         parts = (
             bytes([token]) if token < END else self.words[token - FIRST_WORD].encode()
             for token in tokens
@@ -104,7 +104,8 @@ class Tokenizer:
 
 
 def collate(passages: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Tensor]:
-    """Inputs, and what is to follow each of them: int64, both (N, the longest passage's length)."""
+    """Return inputs, and what is to follow each of them: int64, both (N, the longest passage's
+    length)."""
     whole = [[END, *tokens, END][: context + 1] for tokens in passages]
     length = max(map(len, whole)) - 1
     inputs = torch.full((len(whole), length), END)
@@ -118,7 +119,8 @@ def collate(passages: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Te
 def make_loader(
     corpus: Corpus, tokenizer: Tokenizer, group: Ranks, options: argparse.Namespace
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    """Every pass over it is an epoch. The child process is started here, and serves them all."""
+    """Return the loader, each pass over which is an epoch. The child process starts here, and
+    serves them all."""
     sampler = DistributedRandomSampler(
         len(corpus), rank=group.rank, world_size=group.world_size, seed=options.seed
     )
@@ -150,7 +152,7 @@ class LanguageModel(nn.Module):
             nn.init.normal_(embedding.weight, std=0.05)  # the first doubles as the last layer
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """What may follow each token."""
+        """Return scores for what may follow each token."""
         length = tokens.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         places = self.places.weight[:length]
@@ -159,7 +161,7 @@ class LanguageModel(nn.Module):
 
 
 def train(options: argparse.Namespace, group: Ranks) -> None:
-    """All epochs."""
+    """Train for all epochs."""
     corpus = Corpus(find_texts(options.data))
     tokenizer = Tokenizer(map(corpus.__getitem__, range(len(corpus))), options.num_words)
     if len(corpus) < options.batch_size * group.world_size:
@@ -199,7 +201,7 @@ def train(options: argparse.Namespace, group: Ranks) -> None:
 
 @torch.no_grad()
 def go_on(model: LanguageModel, tokenizer: Tokenizer, beginning: Sequence[int]) -> str:
-    """The most likely continuation, up to 12 tokens."""
+    """Return the most likely continuation, up to 12 tokens."""
     tokens = [END, *beginning]
     device = model.tokens.weight.device
     while len(tokens) < len(beginning) + 13 and len(tokens) <= model.places.num_embeddings:
@@ -211,7 +213,7 @@ def go_on(model: LanguageModel, tokenizer: Tokenizer, beginning: Sequence[int]) 
 
 
 def find_texts(folder: Path) -> list[Path]:
-    """Every text below a folder. Raises: SystemExit: there is none."""
+    """Return every text below a folder. Raises: SystemExit: there is none."""
     paths = sorted(folder.rglob("*.txt"))
     if not paths:
         raise SystemExit(f"--data: {folder} must hold *.txt files, found none.")
@@ -219,7 +221,7 @@ def find_texts(folder: Path) -> list[Path]:
 
 
 def write_texts(folder: Path, num_files: int = 4, num_passages: int = 60) -> None:
-    """Make some up: who does what to whom, in sentences that have a grammar."""
+    """Write invented texts: who does what to whom, in sentences that have a grammar."""
     generator = random.Random(0)
     people, things = ("Ada", "Ben", "the cat", "an owl"), ("bread", "a letter", "the moon", "rain")
     verbs = ("likes", "sees", "finds", "draws", "never forgets")
@@ -235,7 +237,7 @@ def write_texts(folder: Path, num_files: int = 4, num_passages: int = 60) -> Non
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argument_parser(__doc__, epochs=3, batch_size=16, lr=3e-3)
     add = parser.add_argument
     add("--context", type=int, default=128, metavar="TOKENS", help="longer passages are cut")
@@ -249,7 +251,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit status."""
+    """Run the program; return the exit status."""
     options = parse_arguments(argv)
     with ExitStack() as stack:
         if options.data is None:

@@ -81,7 +81,7 @@ class LoadClip:
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
-    """Clips, uint8 (N, T, H, W, 3), and labels, int64 (N,)."""
+    """Return clips, uint8 (N, T, H, W, 3), and labels, int64 (N,)."""
     clips, labels = zip(*samples, strict=True)
     return torch.stack(clips), torch.tensor(labels)
 
@@ -89,7 +89,8 @@ def collate(samples: Sequence[Sample]) -> Batch:
 def make_loader(
     videos: Sequence[Video], group: Ranks, options: argparse.Namespace
 ) -> Iterable[Batch]:
-    """Every pass over it is an epoch. The child process is started here, and serves them all."""
+    """Return the loader, each pass over which is an epoch. The child process starts here, and
+    serves them all."""
     sampler = DistributedRandomSampler(
         len(videos), rank=group.rank, world_size=group.world_size, seed=options.seed
     )
@@ -109,7 +110,7 @@ def make_loader(
 
 
 def make_validation(videos: Sequence[Video], group: Ranks, options: argparse.Namespace) -> Pipeline:
-    """One pass over this rank's videos; some ranks may have one more."""
+    """Return a pass over this rank's videos; some ranks may have one more."""
     sampler = DistributedDeterministicSampler(
         len(videos),
         rank=group.rank,
@@ -143,7 +144,8 @@ class Classifier(nn.Module):
         )
 
     def forward(self, clips: Tensor) -> Tensor:
-        """Floats only here, on the device: bytes are a quarter of the way."""
+        """Make floats here, on the device: as bytes the clips are a quarter of the size on the
+        way."""
         return self.layers(clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1)
 
 
@@ -156,7 +158,7 @@ def _convolution(
 
 
 def train(options: argparse.Namespace, group: Ranks) -> None:
-    """All epochs."""
+    """Train for all epochs."""
     classes, training, validation = find_videos(options.data)
     group.say(
         f"{len(training):,} videos to train on and {len(validation):,} to validate, "
@@ -198,7 +200,7 @@ def train(options: argparse.Namespace, group: Ranks) -> None:
 def validate(
     model: nn.Module, videos: Sequence[Video], group: Ranks, options: argparse.Namespace
 ) -> float:
-    """The share of the videos whose class was found, over all ranks."""
+    """Return the share of the videos whose class was found, over all ranks."""
     model.eval()
     num_hits = num_clips = 0
     pipeline = make_validation(videos, group, options)
@@ -212,7 +214,8 @@ def validate(
 
 
 def find_videos(folder: Path) -> tuple[Sequence[str], list[Video], list[Video]]:
-    """Classes, and the videos to train on and to validate. Raises: SystemExit: there is none."""
+    """Return the classes, and the videos to train on and to validate. Raises: SystemExit: there is
+    none."""
     alone = sorted(path for path in folder.glob("*.*") if path.suffix.lower() in SUFFIXES)
     if alone:
         videos = [Video(str(path), label) for label, path in enumerate(alone)]
@@ -226,7 +229,7 @@ def find_videos(folder: Path) -> tuple[Sequence[str], list[Video], list[Video]]:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argument_parser(__doc__, epochs=10, batch_size=8, lr=0.05)
     add = parser.add_argument
     add("--frames", type=int, default=8, metavar="N", help="of a clip")
@@ -241,7 +244,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit status."""
+    """Run the program; return the exit status."""
     options = parse_arguments(argv)
     with ExitStack() as stack:
         if options.data is None:
