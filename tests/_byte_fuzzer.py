@@ -75,6 +75,32 @@ def region_readers():
     yield "jpeg region", read, list(KINDS.values()), None
 
 
+def reduced_readers():
+    from test_io_codecs import KINDS, OTHER_KINDS
+
+    from spdl_torch.errors import DecodeError
+    from spdl_torch.io import load_image
+    from spdl_torch.io._image.codec import region_library
+
+    codecs = ["torchvision"] if region_library("auto") is None else ["torchvision", "libjpeg-turbo"]
+
+    def read(content):
+        """What is refused is what is refused as a whole, by either library."""
+        results = []
+        for codec, scaled in (("torchvision", False), *((codec, True) for codec in codecs)):
+            try:
+                results.append(load_image(content, 20, 10, codec=codec, scaled=scaled))
+            except DecodeError as error:
+                results.append(error)
+        whole, *reduced = results
+        if isinstance(whole, DecodeError):
+            assert [str(error) for error in reduced] == [str(whole)] * len(reduced)
+            raise whole
+        assert all(image.equal(reduced[0]) for image in reduced)
+
+    yield "jpeg reduced", read, [*KINDS.values(), *OTHER_KINDS.values()], None
+
+
 def video_readers():
     from _videos import KINDS, write_video
 
@@ -131,7 +157,14 @@ def tar_readers():
 def all_readers():
     """Name: (function, seeds, what makes checksums right again or None)."""
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    sources = (image_readers, region_readers, video_readers, array_readers, tar_readers)
+    sources = (
+        image_readers,
+        region_readers,
+        reduced_readers,
+        video_readers,
+        array_readers,
+        tar_readers,
+    )
     return {name: rest for source in sources for name, *rest in source()}
 
 

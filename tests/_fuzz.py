@@ -1,17 +1,10 @@
-"""How long fuzzers run: a fixed small number of examples always, or for a time when asked."""
+"""How fuzzers run: a small number of fixed examples, or other ones for a time."""
 
 import gc
-import os
 from time import monotonic
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-
-FUZZ_SECONDS = float(os.environ.get("SPDL_TORCH_FUZZ_SECONDS") or 0)
-"""How long each test marked ``fuzz`` runs; 0 = not at all."""
-
-LONG_TIMEOUT = 600 + 2 * FUZZ_SECONDS
-"""Of the long forms: a hang is still noticed, shrinking an example has its time."""
 
 QUICK = settings(
     deadline=None,
@@ -30,12 +23,12 @@ def run_short(machine, *, examples, steps):
     run_state_machine_as_test(machine, settings=settled)
 
 
-def run_long(machine, *, steps):
+def run_long(machine, *, steps, seconds):
     """Other examples in every run, until the time is over."""
     wild = settings(
         QUICK, derandomize=False, database=None, max_examples=100, stateful_step_count=steps
     )
-    end, rounds = monotonic() + FUZZ_SECONDS, 0
+    end, rounds = monotonic() + seconds, 0
     while monotonic() < end:
         run_state_machine_as_test(machine, settings=wild)
         rounds += 1

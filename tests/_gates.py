@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,11 @@ from spdl_torch.pipeline import PipelineBuilder
 
 PATIENCE_SECONDS = 30
 """How long a test waits for a thing that must happen; never how long it should take."""
+
+
+def named(value):
+    """``repr`` without addresses: a test's name is the same in every run and every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 class Boom(Exception):

@@ -2,16 +2,26 @@
 
 ``python tests/_house.py`` prints the longest files and functions and the fullest folders. They are
 no rule, because a file may have what its idea needs; look there first for what wants dividing.
+
+``python tests/_house.py --promises`` prints how many tests prove what: each file of tests with the
+promise that its docstring begins with. With ``--each``, each test with its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import contextlib
 import functools
 import importlib.util
+import io
+import re
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "spdl_torch"
@@ -104,6 +114,54 @@ def cycles() -> list[frozenset[str]]:
     return sorted(groups, key=sorted)
 
 
+def promise_of(docstring: str) -> str:
+    """The first sentence, or the first line where that is longer than a line shows."""
+    text = " ".join(docstring.strip().split("\n\n")[0].split())
+    return re.split(r"(?<=[a-z)\]`'])\.(?: |$)", text)[0].rstrip(".")
+
+
+class _Collected:
+    """A plugin of pytest that keeps the tests that are found."""
+
+    def __init__(self) -> None:
+        self.short: list[pytest.Item] = []
+        self.long: list[pytest.Item] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.short = list(items)
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self.long = list(items)
+
+
+def collected() -> _Collected:
+    """Every test, as pytest finds it; those of the long forms apart."""
+    tests, output = _Collected(), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = pytest.main(
+            ["--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "tests")], plugins=[tests]
+        )
+    assert status == 0, output.getvalue()
+    return tests
+
+
+def print_promises(tests: _Collected, each: bool) -> None:
+    """Print the number of tests, those of the long forms beside it, and what they prove."""
+
+    def key(item: pytest.Item) -> tuple[str, str]:
+        name = item.originalname if each else ""
+        docstring = item.function.__doc__ if each else item.module.__doc__
+        assert docstring, f"{item.nodeid} says no promise"
+        return f"{Path(item.module.__file__).name} {name}".strip(), promise_of(docstring)
+
+    short, long = Counter(map(key, tests.short)), Counter(map(key, tests.long))
+    print(f"{short.total():,} tests, {long.total():,} more in the long forms")
+    for where, promise in sorted({*short, *long}):
+        counts = f"{short[where, promise]:5} {long[where, promise] or '':>5}"
+        print(f"{counts}  {where}: {promise}")
+
+
 def _report() -> None:
     lengths = [
         (len(module.path.read_text(encoding="utf-8").splitlines()), module.at(1))
@@ -129,5 +187,17 @@ def _print_longest(title: str, rows: list[tuple[int, str]]) -> None:
         print(f"{count:6} {where}")
 
 
+def main(arguments: list[str]) -> None:
+    """Print what the options ask for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--promises", action="store_true", help="how many tests prove what")
+    parser.add_argument("--each", action="store_true", help="the promise of each test")
+    options = parser.parse_args(arguments)
+    if options.promises or options.each:
+        print_promises(collected(), options.each)
+    else:
+        _report()
+
+
 if __name__ == "__main__":
-    _report()
+    main(sys.argv[1:])

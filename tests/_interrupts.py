@@ -1,7 +1,7 @@
 """A program that is interrupted at random moments while it loads, and looks for what is left.
 
-``python tests/_interrupts.py COUNT SEED [process]``: prints JSON. An interrupt is a timer's signal
-whose handler is that of Ctrl-C, so that nothing has to sleep until its moment.
+``python tests/_interrupts.py COUNT SEED [ISOLATION]``: prints JSON. An interrupt is a timer's
+signal whose handler is that of Ctrl-C, so that nothing has to sleep until its moment.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ import signal
 import sys
 import threading
 import warnings
+from time import monotonic
 
 from _state_data import share_of_worker
 from torch.utils.data import Dataset, IterableDataset
 
 from spdl_torch import DataLoader
+
+PATIENCE_SECONDS = 10
+"""For what is to end."""
 
 LONGEST_SECONDS = 60
 """Of one round; longer is a hang, whose stacks are written to stderr."""
@@ -114,7 +118,8 @@ class Rounds:
             loader.load_state_dict(loader.state_dict())
             rest += [n for batch in loader for n in batch.tolist()]
         assert len(set(rest)) == len(rest), "no sample twice"
-        again = DataLoader(loader.dataset, 4, num_workers=loader.num_workers)
+        options = {"num_workers": loader.num_workers, "isolation": self.isolation}
+        again = DataLoader(loader.dataset, 4, **options)
         again.load_state_dict(state)
         resumed = [n for batch in again for n in batch.tolist()]
         assert set(rest) <= set(resumed) <= set(range(40)), (rest, resumed)
@@ -122,22 +127,28 @@ class Rounds:
 
 
 def threads():
-    """Those of loaders. One that Ctrl-C has met in its ``start`` is in Python's list for ever, and
-    has never run."""
+    """Those of loaders that run. One that Ctrl-C has met in its ``start`` is in Python's list for
+    ever: it has never run, or has ended without Python noticing."""
     return [
         each
         for each in threading.enumerate()
-        if each.name.startswith("spdl-") and each.ident is not None
+        if each.name.startswith("spdl-") and each.ident is not None and each.is_alive()
     ]
 
 
 def left_over():
-    """Threads and children of loaders that are still there when all had the time to end."""
+    """Threads and children of loaders that are still there when all had the time to end.
+
+    A thread that Ctrl-C has met in its ``start`` may begin, and end, later than it is looked for.
+    """
     gc.collect()
-    for thread in threads():
-        thread.join(10)
-    names = [thread.name for thread in threads()]
-    return names + [child.name for child in multiprocessing.active_children()]
+    end = monotonic() + PATIENCE_SECONDS
+    while True:
+        children = [child for child in multiprocessing.active_children() if "spdl" in child.name]
+        left = [each.name for each in (*threads(), *children)]
+        if not left or monotonic() > end:
+            return left
+        threading.Event().wait(0.005)
 
 
 def num_descriptors():

@@ -54,7 +54,10 @@ class Meeting(Images):
     """Two workers make a sample each at the same time, so that both take part."""
 
     def __getitem__(self, index):
-        _two_of_them.wait(60)
+        try:
+            _two_of_them.wait(5)
+        except threading.BrokenBarrierError:  # nothing is left for the other worker to make
+            _two_of_them.reset()
         return super().__getitem__(index)
 
 
@@ -209,13 +212,15 @@ def _refuse():
 
 
 class Environment(Dataset):
-    """Shows a variable of its process's environment."""
+    """Shows a variable of its process's environment, and the rank."""
 
     def __len__(self):
         return 1
 
     def __getitem__(self, index):
-        return os.environ.get("SPDL_TORCH_TEST", "none"), os.environ.get("RANK", "none")
+        distributed = torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if distributed else os.environ.get("RANK", "none")
+        return os.environ.get("SPDL_TORCH_TEST", "none"), str(rank)
 
 
 class Holder(Dataset):
@@ -278,3 +283,55 @@ class RaggedStream(IterableDataset):
 
     def __iter__(self):
         return map(Ragged().__getitem__, range(12))
+
+
+class Contents(Holder):
+    """Shows its arrays and tensors as the worker has them, and which of them are one object or one
+    memory."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        parts = dict(sorted(vars(self).items()))
+        tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
+        return (
+            {name: facts_of(part) for name, part in parts.items()},
+            sorted((a, b) for a in parts for b in parts if parts[a] is parts[b]),
+            sorted((a, b) for a in tensors for b in tensors if _are_one(tensors[a], tensors[b])),
+        )
+
+
+def facts_of(part):
+    """What is to be the same in the child."""
+    if isinstance(part, torch.Tensor):
+        return type(part), part.dtype, part.shape, part.stride(), part.sum().item()
+    flags = part.flags
+    order = flags.c_contiguous, flags.f_contiguous
+    return type(part), part.dtype, part.shape, order, flags.writeable, part.tobytes()[-64:]
+
+
+def _are_one(one, other):
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+class Table(Dataset):
+    """Shows what lies in a large array, in which file of this process, and may write there."""
+
+    def __init__(self, num_rows=2048):
+        self.array = np.arange(num_rows * 1024, dtype=np.int64).reshape(num_rows, 1024)
+        self.tensor = torch.arange(num_rows * 1024)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        before = int(self.array[0, 0]), int(self.tensor[0])
+        self.array[0, 0] = self.tensor[0] = -1
+        return os.getpid(), before, mapped_blocks()
+
+
+def mapped_blocks():
+    """The inode of every mapping of shared blocks of a dataset in this process."""
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        return [line.split()[4] for line in file if "spdl-torch-data" in line]

@@ -12,21 +12,23 @@ import ctypes
 import random
 import threading
 import weakref
-from collections import deque
+from collections import Counter, defaultdict, deque
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from _gates import spdl_threads
+from _gates import spdl_threads, until
 
-from spdl_torch.io._transfer import cuda, slabs, transfer
+from spdl_torch.io._transfer import cuda, runtime, slabs, transfer
 
 PATIENCE_SECONDS = 10
 
 HOST = torch.device("cpu")
 POISON = 0xDD
+GLOBAL, RELAXED = 0, 2  # modes of a thread while another one captures a graph
+NUM_POOLED = 32
 
 
 class LazyDevice:
@@ -47,7 +49,13 @@ class LazyDevice:
         self.rng = random.Random(order)
         self.streams = []
         self.default_streams = [LazyStream(self, n) for n in range(self.num_devices)]
-        self.own_streams = set()  # of backends
+        self.own_streams = {}  # made by CUDA's runtime, by their numbers
+        self.pools = defaultdict(list)  # streams that are handed out in turn
+        self.num_given = Counter()
+        self.capturing = None  # the thread that captures a graph
+        self.is_model_stuck = False  # its kernels never end
+        self.is_refusing = False  # to lock any more memory
+        self.last_error = 0
         self.blocks = []
         self.free = []
         self.guarded = []
@@ -60,6 +68,7 @@ class LazyDevice:
         self.gate.set()
         self.waiting = threading.Event()
         self.num_model_waits = 0
+        self.waiters = set()  # threads that waited for the device, or asked whether to
         self.of_thread = threading.local()
 
     # -- as torch.cuda ---------------------------------------------------------------------------
@@ -105,8 +114,18 @@ class LazyDevice:
         finally:
             self.of_thread.streams = before
 
-    def Stream(self, device):
-        self.own_streams.add(stream := LazyStream(self, index_of(device)))
+    def Stream(self, device, priority=0):
+        """As torch's: of each priority there are 32."""
+        pool = self.pools[index_of(device), priority]
+        self.num_given[index_of(device), priority] += 1
+        if len(pool) < NUM_POOLED:
+            pool.append(LazyStream(self, index_of(device)))
+            return pool[-1]
+        return pool[(self.num_given[index_of(device), priority] - 1) % NUM_POOLED]
+
+    def ExternalStream(self, handle, device):
+        stream = self.own_streams[handle]
+        assert stream.index == index_of(device)
         return stream
 
     def default_stream(self, device):
@@ -116,15 +135,57 @@ class LazyDevice:
         assert blocking, "who waits shall sleep"
         return LazyEvent(self)
 
+    # -- as the functions of CUDA's runtime that torch has no call for ---------------------------
+
+    def cudaThreadExchangeStreamCaptureMode(self, mode):
+        before = getattr(self.of_thread, "capture_mode", GLOBAL)
+        self.of_thread.capture_mode, mode._obj.value = mode._obj.value, before
+        return 0
+
+    def cudaStreamCreateWithFlags(self, stream, flags):
+        assert flags == 1, "it must not wait for the default stream"
+        self.touch("a stream was made")
+        number = 1000 + len(self.own_streams)
+        self.own_streams[number] = LazyStream(self, self.current_device())
+        stream._obj.value = number
+        return 0
+
+    def cudaGetLastError(self):
+        error, self.last_error = self.last_error, 0
+        return error
+
+    # -- graphs ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def capture(self):
+        """This thread captures a graph, in the default mode."""
+        self.capturing = threading.current_thread()
+        try:
+            yield
+        finally:
+            self.capturing = None
+
+    def touch(self, what):
+        """Something is asked of CUDA that would spoil a capture on any thread."""
+        if self.capturing and getattr(self.of_thread, "capture_mode", GLOBAL) != RELAXED:
+            self.violations.append(f"a capture was spoiled: {what}")
+
+    # -- as those that it has --------------------------------------------------------------------
+
     def cudart(self):
         return self
 
     def cudaHostRegister(self, address, num_bytes, flags):
+        self.touch("pages were locked")
+        if self.is_refusing:
+            self.last_error = 2
+            return 2
         self.used.add(self.current_device())
         self.locked[address] = num_bytes
         return 0
 
     def cudaHostUnregister(self, address):
+        self.touch("pages were unlocked")
         self.used.add(self.current_device())
         size = self.locked.pop(address, None)
         if size is None or not is_mapped(address, size):
@@ -144,15 +205,17 @@ class LazyDevice:
 
     def empty(self, num_bytes):
         """The block that was freed last, if it has that size, with what it had in it."""
+        self.touch("memory was allocated")
         size = max(512, -(-num_bytes // 512) * 512)
         with self.lock:
             for block, marks in tuple(self.guarded):
                 if all(mark.is_done for mark in marks):
                     self.guarded.remove((block, marks))
                     self.free.append(block)
-            block = next((b for b in reversed(self.free) if len(b.bytes) == size), None)
+            here = [b for b in self.free if b.device == self.current_device()]
+            block = next((b for b in reversed(here) if len(b.bytes) == size), None)
             if block is None:
-                block = Block(size)
+                block = Block(size, self.current_device())
                 self.blocks.append(block)
             else:
                 self.free.remove(block)
@@ -236,18 +299,26 @@ class LazyStream:
         with machine.lock:
             mark = Mark(self)
             self.work.append(mark)
-            if machine.is_prompt and self not in machine.own_streams:
+            if machine.is_prompt and self not in machine.own_streams.values():
                 self.do_until(mark)
             return mark
+
+    def synchronize(self):
+        """Wait for all that it has."""
+        self.do_until(self.mark())
 
     def wait_event(self, event):
         if event.mark is not None:
             self.give(Wait(event.mark))
 
     def can_go_on(self):
-        return bool(self.work) and not (
-            isinstance(self.work[0], Wait) and not self.work[0].mark.is_done
-        )
+        if not self.work or self.is_stuck:
+            return False
+        return not isinstance(self.work[0], Wait) or self.work[0].mark.is_done
+
+    @property
+    def is_stuck(self):
+        return self.machine.is_model_stuck and self in self.machine.default_streams
 
     def do_one(self):
         work = self.work.popleft()
@@ -292,13 +363,27 @@ class LazyEvent:
         self.mark = stream.mark()
         self.machine.step()
 
+    def query(self):
+        """After a no, what it was asked for is done, unless the model is stuck."""
+        machine = self.machine
+        machine.touch("an event was looked at")
+        machine.waiters.add(threading.current_thread().name)
+        machine.used.add(machine.current_device())
+        if self.mark is None or self.mark.is_done:
+            machine.num_model_waits += 1
+            return True
+        machine.waiting.set()
+        if not self.mark.stream.is_stuck:
+            self.mark.stream.do_until(self.mark)
+        return False
+
     def synchronize(self):
         machine = self.machine
+        machine.touch("an event was waited for")
+        machine.waiters.add(threading.current_thread().name)
         machine.used.add(machine.current_device())
         if self.mark is None:
             return
-        if self.mark.stream not in machine.own_streams:
-            machine.num_model_waits += 1
         if not machine.gate.is_set():
             machine.waiting.set()
             assert machine.gate.wait(PATIENCE_SECONDS), "the test forgot to open the gate"
@@ -315,7 +400,8 @@ class Copy:
 class Block:
     """Device memory, which stays where it is and is given out over and over."""
 
-    def __init__(self, size):
+    def __init__(self, size, device):
+        self.device = device
         self.bytes = np.full(size, 0xAB, np.uint8)
         self.address = self.bytes.ctypes.data
         self.users = set()
@@ -371,7 +457,8 @@ class LazyBackend(cuda.CudaBackend):
         return self.machine.current_stream(self.place) is self._stream
 
     def hand_over(self, event, blocks):
-        pointers = [block.untyped_storage().data_ptr() for block in blocks]
+        tensors = [each for each in blocks if isinstance(each, torch.Tensor)]
+        pointers = [tensor.untyped_storage().data_ptr() for tensor in tensors]
         self.handed_over.append((threading.current_thread(), pointers))
         return super().hand_over(event, blocks)
 
@@ -394,6 +481,19 @@ class LazyBackend(cuda.CudaBackend):
     @property
     def num_model_waits(self):
         return self.machine.num_model_waits
+
+
+def take_until_far_behind(batches, device):
+    """Take batches of a loader until its owner waits for the model, which is stuck."""
+    device.is_model_stuck = True
+    for _ in range(transfer.MOST_BEHIND + 1):
+        next(batches)
+    # It may have looked before the last hand-over; then it is ahead by all that it may be.
+    most = transfer.MOST_BEHIND + 3
+    until(lambda: device.waiting.is_set() or device.num_copied + len(device.copies) == most)
+    if not device.waiting.is_set():
+        next(batches)
+    assert device.waiting.wait(PATIENCE_SECONDS)
 
 
 class LazyRing(slabs.SlabRing):
@@ -446,6 +546,7 @@ def install(device, patch=setattr, backend=LazyBackend):
     """Put it in place of CUDA, for transfers that are made from now on."""
     patch(cuda, "torch", TorchWith(device))
     patch(cuda, "_own_streams", {})
+    patch(runtime, "_library", lambda: device)
     patch(cuda, "CudaBackend", backend)
     patch(transfer, "_shared", {})
     patch(transfer, "SlabRing", LazyRing)

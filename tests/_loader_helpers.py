@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import warnings
@@ -16,6 +15,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import _warm
 import pytest
 import torch
 import torch.utils.data as torch_data
@@ -32,6 +32,29 @@ __all__ = ["DataLoader"]
 
 PATIENCE_SECONDS = 10
 """How long a test waits for a thing that must happen; never how long it should take."""
+
+
+class ThreadLoader(DataLoader):
+    """A loader whose workers are threads, whatever its dataset: for tests about threads, and for
+    datasets that share gates, events or counters with the test."""
+
+    def __init__(self, *args: Any, isolation: Any = "thread", **options: Any) -> None:
+        super().__init__(*args, isolation=isolation, **options)
+
+    def is_vouched_for(self, placement: Any) -> bool:
+        """Vouch for every dataset: workers share what is in it."""
+        return True
+
+
+class MixedLoader(DataLoader):
+    """A loader for tests that have to hold in both places: an odd number of workers are threads, an
+    even number live where the default puts them, which is in processes for most test datasets."""
+
+    def __init__(self, *args: Any, isolation: Any = None, **options: Any) -> None:
+        number = options.get("num_workers", 0)
+        if isolation is None:
+            isolation = "thread" if number != "auto" and number % 2 else "auto"
+        super().__init__(*args, isolation=isolation, **options)
 
 
 class Bad(Exception):
@@ -314,20 +337,15 @@ def no_thread_left():
 
 
 def run_script(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``body`` in a fresh interpreter; end it with its children if it hangs."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", script(body)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-        start_new_session=True,
-    )
-    try:
-        stdout, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        raise
+    """Run ``body`` in a process of its own; end it with its children if it hangs."""
+    with _warm.start(
+        ["-c", script(body)], env={**os.environ, **environment}, start_new_session=True
+    ) as child:
+        try:
+            stdout, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
     return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 
 

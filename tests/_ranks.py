@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.utils.data as torch_data
 
 import spdl_torch
+from spdl_torch.data import cached
 from spdl_torch.data.sampling.distributed_sampler import DistributedSampler
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -26,6 +27,7 @@ NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 22, 3, 2
 TAILS = ("drop", "pad", "uneven")
 LOADERS = {"torch": torch_data.DataLoader, "ours": spdl_torch.DataLoader}
 GLOBAL_BATCH, NUM_STEPS = 8, 6
+NAMES = {"rank": "RANK", "world_size": "WORLD_SIZE"}
 
 
 def sampler_of(data, **options):
@@ -53,7 +55,9 @@ def write(folder, rank, value):
 
 def join_group():
     """A group of processes that does not wait for ever."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=40))
+    store = os.environ.get("RANKS_STORE")  # else torchrun's variables say where to meet
+    size = {} if store is None else {name: int(os.environ[v]) for name, v in NAMES.items()}
+    dist.init_process_group("gloo", init_method=store, timeout=timedelta(seconds=40), **size)
     dist.barrier()  # gloo fails where another one is gone before all are connected
     return dist.get_rank(), dist.get_world_size()
 
@@ -67,7 +71,10 @@ def shares(folder):
     data = range(NUM_SAMPLES + 1)  # divides by neither 2 nor 4
     for tail, name in itertools.product(TAILS, LOADERS):
         sampler = sampler_of(data, tail=tail)
-        loader = LOADERS[name](data, batch_size=BATCH_SIZE, sampler=sampler, num_workers=1)
+        num_workers = 1 if name == "ours" else 0  # the sampler is the loop's in any case
+        loader = LOADERS[name](
+            data, batch_size=BATCH_SIZE, sampler=sampler, num_workers=num_workers
+        )
         for epoch in range(NUM_EPOCHS):
             sampler.set_epoch(epoch)
             seen[f"{tail} {name} {epoch}"] = numbers_of(loader)
@@ -96,7 +103,7 @@ def train(folder, stop_after, kill_at):
     torch.set_num_threads(1)
     folder = Path(folder)
     rank, world = join_group()
-    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     data = range(NUM_STEPS * GLOBAL_BATCH + 3)
     sampler = sampler_of(data)
     loader = spdl_torch.DataLoader(
@@ -163,6 +170,7 @@ def lightning(folder):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
+    caches = [cached(data)]  # before Lightning has started the second rank
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=2,
@@ -183,6 +191,8 @@ def lightning(folder):
         "pipeline in a loader": loader_class(pipeline_of(NUM_SAMPLES), batch_size=None),
     }
     trainer.fit(model, training)
+    caches.append(cached(data))  # with a process group
+    model.seen["caches"] = [kept._store.folder for kept in caches]
     combined = trainer.fit_loop._combined_loader.iterables
     model.seen["classes"] = [type(combined[name]).__module__ for name in ("injected",)]
     trainer.validate(model, loader(sampler=sampler_of(data, shuffle=False)), verbose=False)
@@ -242,6 +252,32 @@ def accelerate(folder):
     seen["resumed"] = resume_with(accelerator, prepare_data_loader, loader, data)
     write(folder, accelerator.process_index, seen)
     accelerator.end_training()
+
+
+def fabric(folder):
+    """Loaders that Fabric shares out, and those that are shared out already."""
+    from lightning.fabric import Fabric
+
+    torch.set_num_threads(1)
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    data = range(NUM_SAMPLES)
+
+    def loader(data=data, **options):
+        return spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, num_workers=1, **options)
+
+    loaders = {
+        "plain": loader(shuffle=True),
+        "our sampler": loader(sampler=sampler_of(data)),
+        "pipeline": spdl_torch.DataLoader(pipeline_of(NUM_SAMPLES), batch_size=None),
+    }
+    seen = {}
+    for name, given in loaders.items():
+        prepared = fabric.setup_dataloaders(given)
+        for epoch in range(NUM_EPOCHS):
+            seen[f"{name} {epoch}"] = numbers_of(prepared)
+        seen[f"{name} class"] = type(prepared._dataloader).__module__
+    write(folder, fabric.global_rank, seen)
 
 
 def resume_with(accelerator, prepare_data_loader, loader, data):
@@ -316,6 +352,7 @@ PROGRAMS = {
     "train": train,
     "lightning": lightning,
     "accelerate": accelerate,
+    "fabric": fabric,
     "ray": ray,
 }
 

@@ -1,8 +1,8 @@
 """A program that uses loaders and pipelines in every way, over and over, and measures itself.
 
-``python tests/_soak.py SECONDS``: prints JSON: the number of rounds, and about 100 readings of what
-must not grow, each taken between two rounds, when nothing is under way but one loader whose
-workers live through the whole run.
+``python tests/_soak.py SECONDS ROUNDS``, whichever is over first: prints JSON: the number of
+rounds, and about 100 readings at most of what must not grow, each taken between two rounds, when
+nothing is under way but one loader whose workers live through the whole run.
 """
 
 import ctypes
@@ -20,9 +20,9 @@ from time import monotonic
 import torch
 from _gates import Boom
 from _loader_helpers import MapData, StreamData, assert_threads_end, loader_threads
+from _loader_helpers import MixedLoader as DataLoader
 from _stages import KINDS, Plan, add
 
-from spdl_torch import DataLoader
 from spdl_torch.errors import DecodeError, PipelineFailure
 from spdl_torch.io import load_image_batch, load_npz
 from spdl_torch.pipeline import PipelineBuilder
@@ -163,7 +163,7 @@ def reading():
 
 
 def main():
-    seconds = float(sys.argv[1])
+    seconds, most_rounds = float(sys.argv[1]), int(sys.argv[2])
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     loader = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
@@ -173,11 +173,12 @@ def main():
     gc.collect()
     gc.freeze()  # what torch has brought is not looked through at every reading
     began, rounds, readings = monotonic(), 0, []
-    while (passed := monotonic() - began) < seconds:
+    while (passed := monotonic() - began) < seconds and rounds < most_rounds:
         for activity in ACTIVITIES:
             activity(state)
         rounds += 1
-        if passed >= seconds * len(readings) / NUM_READINGS:
+        every_seconds = 0 if most_rounds <= NUM_READINGS else seconds / NUM_READINGS
+        if passed >= every_seconds * len(readings):
             readings.append(reading())
     print(json.dumps({"rounds": rounds, "readings": readings}))
     state.clear()

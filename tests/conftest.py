@@ -1,15 +1,31 @@
-"""What holds for every test."""
+"""What holds for every test, and which parts of the long forms are run.
+
+``--long`` runs all of them: the whole matrix of loaders, soaks, fuzzers. ``--rotation N`` runs one
+part of them, the (N modulo NUM_PARTS)-th, beside the short forms. Continuous integration counts N
+up, so that successive runs cover all; the first lines of a run show N, with which it can be
+repeated.
+"""
 
 import gc
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+
+# Before torch is imported. Its intra-op threads spin while they wait for one another, which is
+# quick where each has a core; beside other processes of tests they take the cores from those for
+# which they wait: a short training took 9 s of CPU time in place of 1.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
+from _gates import quiet_log
 from hypothesis import settings
+
+NUM_PARTS = 10
+"""The runs in which continuous integration covers the long forms."""
 
 # The same examples in every run, so that a change fails for what it changed; the long forms, which
 # set profiles of their own, look further.
-settings.register_profile("same", derandomize=True)
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 # A shell that starts the tests in the background, as some build servers do, lets them ignore
@@ -19,20 +35,107 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish():
-    """Many tests collect garbage; they need not look through all that was imported each time."""
+def pytest_addoption(parser):
+    """The options for the long forms."""
+    group = parser.getgroup("long forms")
+    group.addoption("--long", action="store_true", help="run the long forms, all of them")
+    group.addoption(
+        "--rotation",
+        type=int,
+        metavar="N",
+        help=f"run part N modulo {NUM_PARTS} of the long forms; count N up to run all",
+    )
+    group.addoption(
+        "--long-seconds",
+        type=float,
+        metavar="S",
+        help="run each fuzzer and soak for S seconds (60 with --long, else 10)",
+    )
+
+
+def pytest_report_header(config):
+    """What is needed to run the same tests again."""
+    if config.option.long:
+        return f"long forms: all, {_long_seconds(config):g} s each where they take a time"
+    if config.option.rotation is None:
+        return "long forms: none (--long, or --rotation N for a part)"
+    part = config.option.rotation % NUM_PARTS
+    return f"long forms: part {part} of {NUM_PARTS}, by --rotation {config.option.rotation}"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the long forms that are not asked for, and give the others their time."""
+    part = None if config.option.rotation is None else config.option.rotation % NUM_PARTS
+    long_items = [item for item in items if item.get_closest_marker("long")]
+    left_out = set()
+    for number, item in enumerate(long_items):
+        item.add_marker(pytest.mark.timeout(600 + 2 * _long_seconds(config)))
+        if not config.option.long and number % NUM_PARTS != part:
+            left_out.add(item)
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def _long_seconds(config):
+    default = 60.0 if config.option.long else 10.0
+    return config.option.long_seconds or default
+
+
+@pytest.fixture
+def quiet():
+    """Without the engine's log lines about dropped items."""
+    with quiet_log():
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """An executor with three threads."""
+    with ThreadPoolExecutor(3) as executor:
+        yield executor
+
+
+@pytest.fixture
+def long_seconds(request):
+    """How long a test marked ``long`` runs that could go on for ever."""
+    return _long_seconds(request.config)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_of_this_file_alone():
+    """Keep what other files have imported and cached out of the many collections of garbage.
+
+    A collection costs 15 ms here, and would cost a second after the files that import Lightning.
+    What a file leaves is collected at its end, where its own filters of warnings hold.
+    """
     gc.collect()
     gc.freeze()
+    yield
+    gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_this_test_alone():
+    """Take back what libraries write into the environment, such as the rank of a training."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    after.pop("PYTEST_CURRENT_TEST", None)
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    for name in before.keys() - {"PYTEST_CURRENT_TEST"}:
+        if after.get(name) != before[name]:
+            os.environ[name] = before[name]
+
+
+def pytest_unconfigure():
+    """At the end of the process all garbage counts again: some libraries complain of any left."""
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item):
-    """Skip what cannot or shall not run here.
-
-    Tests marked ``cuda`` are skipped where there is none, or fail where one must be; those marked
-    ``fuzz`` run when ``SPDL_TORCH_FUZZ_SECONDS`` says for how long.
-    """
-    if item.get_closest_marker("fuzz") and not os.environ.get("SPDL_TORCH_FUZZ_SECONDS"):
-        pytest.skip("a long form: set SPDL_TORCH_FUZZ_SECONDS, e.g. to 600")
+    """Skip tests marked ``cuda`` where there is none, or fail where one must be."""
     if item.get_closest_marker("cuda") is None:
         return
     import torch

@@ -22,10 +22,11 @@ from _loader_helpers import (
     epoch_of,
     no_thread_left,
 )
+from _loader_helpers import ThreadLoader as DataLoader
 from _tuners import RandomTuner
 from torch.utils.data import Dataset
 
-from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams
 from spdl_torch.autotune import tuning as tuning_module
 from spdl_torch.autotune.window import Bounds
@@ -239,7 +240,7 @@ def test_decisions_reach_the_store_the_trace_and_the_log(at_random, tmp_path, ca
     events = query_event_stats(tmp_path / "run.db", "decision")
     assert [event.details for event in events] == [d.as_details() for d in decisions]
     assert set(events[0].details) == {"t", "stage", "from", "to", "before", "after", "reason"}
-    instants = [i for i in loader._figures.timeline().instants if i.name == "decision"]
+    instants = [i for i in loader._state.figures.timeline().instants if i.name == "decision"]
     assert [i.details for i in instants] == [d.as_details() for d in decisions]
     assert str(decisions[0]) in caplog.text
     assert texts[-1] == f"PerfParams.manual(num_workers={loader.num_workers})"

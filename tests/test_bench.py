@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from PIL import Image
 
 from spdl_torch.__main__ import main
 from spdl_torch.bench.command import choose, run_bench, write_files
+from spdl_torch.bench.late_store import OBJECT_BYTES, late_store
 from spdl_torch.bench.loaders import (
     Work,
     bare_threads,
@@ -30,10 +32,11 @@ from spdl_torch.bench.loaders import (
 )
 from spdl_torch.bench.passes import measure_pass, tree_cpu_seconds
 from spdl_torch.bench.peers import installed, left_out
-from spdl_torch.bench.picture import curves, draw
+from spdl_torch.bench.picture import curves, draw, missing_contenders
 from spdl_torch.bench.report import Goal, Metric, Report
 from spdl_torch.bench.scale_samplers import measure_sampler
 from spdl_torch.bench.statistics import fit_scalability, ratios, summarize
+from spdl_torch.bench.table_remote import LateStore
 from spdl_torch.bench.table_scale import extrapolate
 from spdl_torch.bench.tables import TABLES, BenchOptions, load_table
 from spdl_torch.bench.videos import write_video
@@ -151,6 +154,26 @@ def test_picture_is_written_in_each_format(tmp_path, suffix):
         content = path.read_text()
         assert "them, quick" in content
         assert "images/s" in content
+
+
+def test_picture_of_one_contender_says_what_is_missing(tmp_path):
+    """Peers that failed or are not installed, and why; of several contenders it says nothing."""
+    report = Report(title="alone", metrics=[Metric(key="speed", heading="images/s")], settings={})
+    report.add("ours", {"speed": 100.0})
+    report.failures["theirs"] = "RuntimeError: no such thing"
+    report.remarks += ["Grain (grain) is not installed, so it is left out: pip install grain", "so"]
+    path = tmp_path / "picture.svg"
+    draw(report, path)
+    drawn = path.read_text()
+    for line in missing_contenders(report):
+        assert line in drawn
+    missing = " ".join(missing_contenders(report))
+    assert missing.endswith(
+        "nothing to compare. theirs: RuntimeError: no such thing "
+        "Grain (grain) is not installed, so it is left out: pip install grain"
+    )
+    report.add("torch", {"speed": 50.0})
+    assert missing_contenders(report) == []
 
 
 def sweep_report():
@@ -298,7 +321,6 @@ def videos(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore")  # of the peers, about themselves
 @pytest.mark.parametrize("table", TABLES)
@@ -323,7 +345,7 @@ def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
         assert set(metrics) <= set(figures["metrics"])
         for summary in metrics.values():
             assert len(summary["values"]) == 1
-    if table not in ("scale", "ordinary"):
+    if table not in ("scale", "ordinary", "what-if"):
         assert any("ours" in row for row in figures["rows"])
     assert options.picture.read_bytes().startswith(PNG)
 
@@ -371,11 +393,21 @@ def test_option_that_a_build_refuses_is_a_line():
         return {"per_second": 1.0}, 2.0**20
 
     status, printed, _ = bench(
-        BenchOptions(table="remote", rounds=1, only=("ours",), seconds=0.01), run=run
+        BenchOptions(table="remote", rounds=1, only=("ours, ",), seconds=0.01), run=run
     )
     assert status == 0
     assert "Left out: ours, auto. num_workers='auto' is not here." in printed
     assert "ours, threads" in printed
+
+
+def test_late_store_gives_each_object_by_its_number():
+    """To any number of threads, each with its connection."""
+    with late_store() as port:
+        store = LateStore(port, 300)
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(store.__getitem__, range(250, 266)))
+    assert [sample.unique().tolist() for sample in found] == [[n % 256] for n in range(250, 266)]
+    assert {sample.numel() for sample in found} == {OBJECT_BYTES}
 
 
 def test_missing_peer_is_a_line():
@@ -420,6 +452,8 @@ def test_goal_names_rows_that_there_are():
         (["bench", "tiny", "--only", "theirs"], "--only 'theirs' is the beginning of none"),
         (["bench", "engine", "--json", "no/x.json"], "no/x.json: there is no folder no."),
         (["bench", "engine", "--picture", "x.txt"], "--picture must end with .png, .svg or .pdf"),
+        (["bench", "engine", "--workers", "2", "4"], "engine takes one number of workers, got 2 4"),
+        (["bench", "ordinary", "--workers", "2", "2"], "--workers must be different numbers"),
         (["bench", "clips", "--data", "nowhere"], "--data: nowhere must hold videos, found none."),
     ],
 )

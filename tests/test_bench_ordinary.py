@@ -100,17 +100,17 @@ def test_wrong_batches_fail_the_table(monkeypatch):
     assert table_ordinary.FIXED in printed
 
 
-def smoke(*only):
+def smoke(*only, **more):
     """Exit status, and what a short run printed."""
     out = io.StringIO()
-    options = BenchOptions(table="ordinary", rounds=1, smoke=True, only=only)
+    options = BenchOptions(table="ordinary", rounds=1, smoke=True, only=only, **more)
     status = run_bench(options, out, io.StringIO(), run=measure_here)
     return status, out.getvalue()
 
 
 def test_both_loaders_are_measured_with_and_without_workers():
-    """A row, the mean below it, and the costs in a table of their own."""
-    status, printed = smoke("rows, arithmetic", "fixed")
+    """A row, the mean below it, the costs in a table of their own, and where they arise."""
+    status, printed = smoke("rows, arithmetic", "fixed", "profile", more_workers=(1,))
     lines = printed.splitlines()
     names = [line.split("  ")[0] for line in lines]
     assert status == 0
@@ -119,7 +119,10 @@ def test_both_loaders_are_measured_with_and_without_workers():
         names.index(n) for n in ("rows, arithmetic", table_ordinary.MEAN, table_ordinary.FIXED)
     ]
     assert order == sorted(order)
-    assert "0 workers: torch, 1/s" in printed
+    for count in ("0 workers", "2 workers", "1 worker"):
+        assert f"  {count}: torch, 1/s" in printed
+    for loader in ("torch: ", "ours: "):
+        assert sum(name.startswith(loader) for name in names) > 3
     assert "ours, µs/batch" in lines[order[2] - 2]
     assert "1/s" not in lines[order[2] - 2]
 
@@ -129,7 +132,7 @@ def report_of(ratios):
     report = Report(title="", metrics=load_table("ordinary").metrics, settings={})
     for name, ratio in ratios.items():
         for number, factor in enumerate((1.0, 1.1)):
-            values = {"ratio_0": ratio * factor, "ratio_n": 2.0, "torch_0": 1000.0 + number}
+            values = {"ratio_0": ratio * factor, "ratio_2": 2.0, "torch_0": 1000.0 + number}
             report.add(name, values, number)
     return report
 
@@ -137,14 +140,14 @@ def report_of(ratios):
 def test_losses_are_marked_and_the_geometric_mean_ends_the_table():
     """Each round has its mean; a median below 0.97 is a loss, in its row and in a line."""
     report = report_of({"slow": 0.5, "quick": 2.0, "even": 1.0})
-    report.add("quick", {"ratio_0": 100.0, "ratio_n": 2.0}, 2)  # and then it was interrupted
+    report.add("quick", {"ratio_0": 100.0, "ratio_2": 2.0}, 2)  # and then it was interrupted
     remarks = table_ordinary.conclude(report)
     assert set(report.rows[table_ordinary.MEAN]["ratio_0"]) == {0, 1}
     assert report.median(table_ordinary.MEAN, "ratio_0") == pytest.approx(1.05)
-    assert report.median(table_ordinary.MEAN, "ratio_n") == pytest.approx(2.0)
+    assert report.median(table_ordinary.MEAN, "ratio_2") == pytest.approx(2.0)
     assert remarks == [
-        "LOSSES without workers (below 0.97): 1 of 3: slow 0.53.",
-        "LOSSES with workers (below 0.97): 0 of 3.",
+        "LOSSES with 0 workers (below 0.97): 1 of 3: slow 0.53.",
+        "LOSSES with 2 workers (below 0.97): 0 of 3.",
     ]
     rows = {line.split("  ")[0]: line for line in report.text().splitlines()}
     assert list(rows)[-1] == table_ordinary.MEAN

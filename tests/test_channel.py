@@ -606,7 +606,7 @@ def test_burst_room_comes_with_quick_takers_only(clock):
 
     def fill():
         count = 0
-        while channel._has_room(None, True) or channel._capacity.may_burst(channel._num_got):
+        while channel._has_room(None, True) or channel._capacity.may_burst(channel.num_got):
             channel.put(count)
             count += 1
         return len(channel)

@@ -8,14 +8,13 @@ import os
 import pickle
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
+import _warm
 import numpy as np
 import psutil
 import pytest
@@ -38,7 +37,7 @@ from _child_pipelines import (
     set_variable,
     where,
 )
-from _gates import PATIENCE_SECONDS, quiet_log, until
+from _gates import PATIENCE_SECONDS, until
 from _isolation_data import Coded
 from test_isolation import nothing_left, num_mapped_slabs
 
@@ -48,13 +47,10 @@ from spdl_torch.pipeline import PipelineBuilder, iterate_in_subprocess, run_pipe
 
 __all__ = ["nothing_left"]
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="counts children and descriptors")
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with quiet_log():
-        yield
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="counts children and descriptors"),
+    pytest.mark.usefixtures("quiet"),
+]
 
 
 def config_of(source, *ops, continuous=False, **pipe):
@@ -265,12 +261,11 @@ def test_death_of_the_child_is_an_error_and_the_next_pass_has_another_one():
 
 def test_timeout_ends_the_child_and_the_next_pass_has_another_one():
     """An op that never returns is in the message."""
-    items = in_child(range(3), pid_or_wait_for_ever, options={"timeout": 0.5})
+    assert list(in_child([0], same)) == [0]  # the fork server runs: a child starts in no time
+    items = in_child(range(3), pid_or_wait_for_ever, options={"timeout": 2})
     first_pass = iter(items)
     first = next(first_pass)
-    with pytest.raises(
-        RuntimeError, match=r"run_pipeline_in_subprocess timed out after 0\.5 seconds"
-    ):
+    with pytest.raises(RuntimeError, match="run_pipeline_in_subprocess timed out after 2 seconds"):
         next(first_pass)
     second = next(iter(items))
     assert first != second
@@ -405,14 +400,7 @@ def test_nothing_is_left_when_the_program_ends(end, expected, last, tmp_path):
     file = tmp_path / "program.py"
     source = PROGRAM.format(tests=str(Path(__file__).parent), end=end)
     file.write_text(textwrap.dedent(source), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(file)],
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_SECONDS,
-        check=False,
-        start_new_session=True,
-    )
+    done = _warm.run([file], timeout=2 * PATIENCE_SECONDS, start_new_session=True)
     assert done.returncode == expected, done.stderr
     assert done.stdout.split(), done.stderr
     until(lambda: not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split()))

@@ -5,21 +5,19 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import multiprocessing
 import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 import weakref
 
+import _warm
 import psutil
 import pytest
 import torch
-from _gates import eager_switching, until
+from _gates import eager_switching, named, until
 from _loader_helpers import (
     PATIENCE_SECONDS,
     Bad,
@@ -30,6 +28,7 @@ from _loader_helpers import (
     ModelLoader,
     RecordingSampler,
     StreamData,
+    ThreadLoader,
     WorkerInfoData,
     as_list,
     assert_threads_end,
@@ -79,7 +78,7 @@ READ_BY_FRAMEWORKS = [
         {"num_workers": 1, "worker_init_fn": print, "in_order": False, "collate_fn": as_list},
         {"generator": torch.Generator()},
     ],
-    ids=repr,
+    ids=named,
 )
 def test_attributes_equal_torchs_after_construction(options):
     """Frameworks read these to rebuild a loader; every one has torch's value."""
@@ -114,7 +113,7 @@ def test_attributes_equal_torchs_after_construction(options):
         (data8, {"num_workers": 1, "multiprocessing_context": 3}),
         (MapData(0), {"shuffle": True}),
     ],
-    ids=str,
+    ids=named,
 )
 def test_constructor_error_equals_torchs(dataset, options):
     """Same type and same words, so what users search for still answers them."""
@@ -161,7 +160,8 @@ def test_signature_is_torchs_with_keyword_only_extras():
     extras = {name: ours[name] for name in ours if name not in theirs}
     assert {name: extra.default for name, extra in extras.items()} == {
         "device": None,
-        "isolation": "thread",
+        "isolation": "auto",
+        "processes": None,
         "seed": None,
         "rng": "sample",
         "on_error": "raise",
@@ -175,7 +175,8 @@ def test_signature_is_torchs_with_keyword_only_extras():
 
 def test_extras_are_kept_under_their_names():
     """Lightning rebuilds a loader from attributes named like the parameters."""
-    extras = {"device": "cpu", "isolation": "thread", "seed": 5, "rng": "worker", "stats": False}
+    extras = {"device": "cpu", "isolation": "process", "seed": 5, "rng": "worker", "stats": False}
+    extras["processes"] = 1
     loader = DataLoader(data8, num_workers=1, **extras)
     assert {name: getattr(loader, name) for name in extras} == extras
     assert epoch_of(loader) == epoch_of(TorchLoader(data8))
@@ -205,15 +206,6 @@ def test_process_is_refused_when_there_are_no_workers():
     """The message says what to pass."""
     with pytest.raises(UnsupportedOptionError, match=r"isolation=.*num_workers=0.*num_workers=1"):
         DataLoader(data8, isolation="process")
-
-
-def test_fork_is_refused_when_workers_run_in_a_process():
-    """Neither as a name nor as a context: the trainer has threads."""
-    for context in ("fork", multiprocessing.get_context("fork")):
-        with pytest.raises(
-            UnsupportedOptionError, match=r'cannot start its process by "fork".*spawn'
-        ):
-            DataLoader(data8, num_workers=1, isolation="process", multiprocessing_context=context)
 
 
 def test_datapipe_is_refused():
@@ -264,7 +256,7 @@ def test_attribute_cannot_be_set_when_torch_forbids_it(name):
 def test_attributes_set_after_construction_are_read_at_iter():
     """Lightning sets worker_init_fn and collate_fn on a finished loader."""
     started = []
-    loader = DataLoader([1, 2, 3], num_workers=1)
+    loader = ThreadLoader([1, 2, 3], num_workers=1)
     loader.collate_fn = as_list
     loader.worker_init_fn = started.append
     loader.num_workers = 2
@@ -365,7 +357,7 @@ def test_exhausted_iterator_stays_exhausted(num_workers):
 
 def test_persistent_iterator_starts_over_when_asked_mid_epoch():
     """Same iterator, same threads, a whole new epoch; what was under way is dropped."""
-    loader = DataLoader(
+    loader = ThreadLoader(
         range(8), num_workers=2, persistent_workers=True, batch_size=None, prefetch_factor=3
     )
     batches = iter(loader)
@@ -381,7 +373,7 @@ def test_persistent_iterator_starts_over_when_asked_mid_epoch():
 
 def test_persistent_threads_end_when_the_iterator_is_dropped():
     """Lightning shuts a loader down by `_iterator = None`."""
-    loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
+    loader = ThreadLoader(range(8), num_workers=2, persistent_workers=True)
     list(loader)
     threads = loader_threads()
     assert len(threads) >= 2
@@ -436,7 +428,7 @@ def test_batches_ahead_are_bounded_by_prefetch_factor():
             begun.append(index)
             return index
 
-    loader = DataLoader(Counted(), batch_size=3, num_workers=2, prefetch_factor=2)
+    loader = ThreadLoader(Counted(), batch_size=3, num_workers=2, prefetch_factor=2)
     for taken, _ in enumerate(loader, start=1):
         assert len(begun) <= 3 * (taken + 2 * 2)
     assert sorted(begun) == list(range(60))
@@ -464,12 +456,12 @@ class MeetingData(Dataset):
 def test_as_many_samples_load_at_once_as_workers(num_workers):
     """num_workers=N means that N samples are loaded at the same time."""
     dataset = MeetingData(4 * num_workers, num_workers)
-    assert len(list(DataLoader(dataset, num_workers=num_workers))) == 4 * num_workers
+    assert len(list(ThreadLoader(dataset, num_workers=num_workers))) == 4 * num_workers
 
 
 def test_samples_of_the_first_batch_load_at_once():
     """One sample is one task: the first batch takes all workers."""
-    loader = DataLoader(MeetingData(4, 4), batch_size=4, num_workers=4)
+    loader = ThreadLoader(MeetingData(4, 4), batch_size=4, num_workers=4)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3]]
 
 
@@ -494,7 +486,7 @@ def test_no_more_samples_load_at_once_than_workers():
                 Crowded.inside -= 1
             return index
 
-    assert len(list(DataLoader(Crowded(), num_workers=3, batch_size=4))) == 10
+    assert len(list(ThreadLoader(Crowded(), num_workers=3, batch_size=4))) == 10
     assert 1 <= Crowded.most <= 3
 
 
@@ -513,7 +505,7 @@ def test_getitems_gets_the_whole_batch_in_one_call():
             calls.append((list(indices), threading.current_thread().name))
             return indices
 
-    assert len(list(DataLoader(Bulk(), batch_size=2, num_workers=1))) == 3
+    assert len(list(ThreadLoader(Bulk(), batch_size=2, num_workers=1))) == 3
     assert [indices for indices, _ in calls] == [[0, 1], [2, 3], [4]]
     assert all(name.startswith("spdl-") for _, name in calls)
 
@@ -530,7 +522,7 @@ def test_zero_workers_load_in_the_calling_thread():
 def test_worker_info_is_each_workers_own():
     """get_worker_info(), imported early, tells a worker who it is."""
     seed = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(9))
-    loader = DataLoader(
+    loader = ThreadLoader(
         WorkerInfoData(40),
         num_workers=3,
         collate_fn=as_list,
@@ -553,7 +545,7 @@ def test_worker_info_is_each_workers_own():
 def test_worker_info_is_none_in_the_main_thread_while_workers_run():
     """A worker in the middle of a sample does not make the trainer a worker."""
     dataset = GatedData(1)
-    batches = iter(DataLoader(dataset, num_workers=1))
+    batches = iter(ThreadLoader(dataset, num_workers=1))
     assert dataset.entered.wait(PATIENCE_SECONDS)
     assert get_worker_info() is None
     dataset.gate.set()
@@ -573,7 +565,7 @@ def test_worker_info_of_torchs_own_processes_is_untouched():
         def __getitem__(self, index):
             return get_worker_info().id
 
-    ours = iter(DataLoader(Asking(), num_workers=1))
+    ours = iter(ThreadLoader(Asking(), num_workers=1))
     next(ours)
     theirs = torch_loader(Asking(), num_workers=2)
     assert [batch.item() for batch in theirs] == [0, 1]
@@ -588,7 +580,7 @@ def test_worker_init_fn_runs_once_per_worker(persistent):
         assert get_worker_info().id == worker_id
         started.append((worker_id, threading.current_thread().name))
 
-    loader = DataLoader(
+    loader = ThreadLoader(
         range(12), num_workers=3, worker_init_fn=start, persistent_workers=persistent
     )
     for _ in range(2):
@@ -603,13 +595,16 @@ def test_dataset_changed_in_worker_init_fn_changes_that_workers_copy_alone():
     def start(worker_id):
         get_worker_info().dataset.tag = worker_id
 
-    loader = DataLoader(WorkerInfoData(30), num_workers=3, worker_init_fn=start, collate_fn=as_list)
+    loader = ThreadLoader(
+        WorkerInfoData(30), num_workers=3, worker_init_fn=start, collate_fn=as_list
+    )
     for [(dataset, info, _)] in loader:
         assert dataset.tag == info.id
     assert loader.dataset.tag == "as built"
 
 
-def test_bound_methods_of_the_dataset_act_on_the_workers_copy():
+@pytest.mark.parametrize("loader_class", [DataLoader, ThreadLoader])
+def test_bound_methods_of_the_dataset_act_on_the_workers_copy(loader_class):
     """In a forked worker, dataset.open and the dataset are one; so they are in a thread."""
 
     class Opening(Dataset):
@@ -630,7 +625,7 @@ def test_bound_methods_of_the_dataset_act_on_the_workers_copy():
             return samples, self.handle
 
     dataset = Opening()
-    loader = DataLoader(
+    loader = loader_class(
         dataset, num_workers=2, worker_init_fn=dataset.open, collate_fn=dataset.collate
     )
     for [loaded_by], collated_by in loader:
@@ -666,7 +661,7 @@ def test_transform_is_each_workers_own():
             return (*self.transform(self.items[index]), self.items, get_worker_info().id)
 
     dataset = Data()
-    loader = DataLoader(dataset, num_workers=2, batch_size=None, collate_fn=as_list)
+    loader = ThreadLoader(dataset, num_workers=2, batch_size=None, collate_fn=as_list)
     samples = list(loader)
     assert [item for item, *_ in samples] == dataset.items
     assert all(items is dataset.items for _, _, items, _ in samples)
@@ -702,7 +697,7 @@ def test_iterable_is_split_by_worker_init_fn():
 @pytest.mark.parametrize("dataset", [[1] * 4, MapData(4), BulkData(4)], ids=type)
 def test_batches_are_not_in_shared_memory(dataset, collate_fn):
     """default_collate puts batches into /dev/shm when it believes to be in a process worker."""
-    loader = DataLoader(dataset, num_workers=2, batch_size=2, collate_fn=collate_fn)
+    loader = ThreadLoader(dataset, num_workers=2, batch_size=2, collate_fn=collate_fn)
     if collate_fn is None:
         assert loader.collate_fn is default_collate
     for batch in loader:
@@ -724,18 +719,20 @@ def test_intra_op_threads_are_the_trainers_own_setting():
                 torch.rand(100, 100) @ torch.rand(100, 100)
                 return torch.get_num_threads()
 
-        def inside():
-            return [batch.item() for batch in DataLoader(Data(), num_workers=2)]
+        def inside(isolation):
+            loader = DataLoader(Data(), num_workers=2, isolation=isolation)
+            return [batch.item() for batch in loader]
 
-        print(inside(), torch.get_num_threads())
+        for isolation in ("thread", "process"):
+            print(inside(isolation), torch.get_num_threads())
         torch.set_num_threads(3)
-        print(inside(), torch.get_num_threads())
+        print(inside("thread"), torch.get_num_threads())
         """,
         OMP_NUM_THREADS="2",
         MKL_NUM_THREADS="2",
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["[1, 1, 1, 1] 2", "[1, 1, 1, 1] 3"]
+    assert done.stdout.splitlines() == ["[1, 1, 1, 1] 2"] * 2 + ["[1, 1, 1, 1] 3"]
 
 
 def test_unpicklable_things_pass_between_workers_and_trainer():
@@ -759,7 +756,7 @@ def test_unpicklable_things_pass_between_workers_and_trainer():
                 return self.item
 
     dataset = Data()
-    loader = DataLoader(
+    loader = ThreadLoader(
         dataset, num_workers=2, collate_fn=lambda samples: samples[0], worker_init_fn=lambda _: None
     )
     assert all(item is dataset.item for item in loader)
@@ -810,7 +807,7 @@ class FailingBulk(FailingData):
 def test_error_of_the_dataset_arrives_as_the_same_object(data_class, error_class, args):
     """Type, arguments and traceback are the user's; a note names thread and sample."""
     error = error_class(*args)
-    loader = DataLoader(data_class(40, 17, error), num_workers=2, batch_size=4)
+    loader = ThreadLoader(data_class(40, 17, error), num_workers=2, batch_size=4)
     with pytest.raises(error_class, match=args[-1]) as caught:
         list(loader)
     assert caught.value is error
@@ -827,7 +824,7 @@ def test_base_exception_of_the_dataset_does_not_hang_the_loop():
     class Halt(BaseException):
         """Not an Exception, as a test framework's outcome."""
 
-    loader = DataLoader(FailingData(8, 3, Halt("now")), num_workers=2)
+    loader = ThreadLoader(FailingData(8, 3, Halt("now")), num_workers=2)
     with pytest.raises(Halt, match="now"):
         list(loader)
 
@@ -850,7 +847,7 @@ def test_error_of_collate_fn_arrives_as_the_same_object(num_workers):
     def collate(samples):
         raise error
 
-    loader = DataLoader(range(3), num_workers=num_workers, collate_fn=collate)
+    loader = ThreadLoader(range(3), num_workers=num_workers, collate_fn=collate)
     with pytest.raises(Bad, match="collate") as caught:
         next(iter(loader))
     assert caught.value is error
@@ -867,7 +864,7 @@ def test_error_of_worker_init_fn_surfaces_at_the_first_batch(dataset, num_worker
     def start(worker_id):
         raise error
 
-    loader = DataLoader(
+    loader = ThreadLoader(
         dataset, num_workers=num_workers, batch_size=batch_size, worker_init_fn=start
     )
     batches = iter(loader)
@@ -877,16 +874,17 @@ def test_error_of_worker_init_fn_surfaces_at_the_first_batch(dataset, num_worker
     error.__traceback__ = None
 
 
+@pytest.mark.parametrize("loader_class", [DataLoader, ThreadLoader])
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("kind", [MapData, BulkData, StreamData])
-def test_batches_are_whole_when_one_worker_fails_to_start(kind, batch_size):
+def test_batches_are_whole_when_one_worker_fails_to_start(kind, batch_size, loader_class):
     """The others' batches are whole, and the loop hears of the one that could not start."""
 
     def start(worker_id):
         if worker_id == 1:
             raise Bad(5, "init")
 
-    loader = DataLoader(
+    loader = loader_class(
         kind(24), num_workers=2, batch_size=batch_size, worker_init_fn=start, collate_fn=as_list
     )
     before, heard = [], False
@@ -907,7 +905,7 @@ def test_dataset_that_cannot_be_copied_still_loads(caplog):
         def __copy__(self):
             raise TypeError("cannot copy this")
 
-    loader = DataLoader(Uncopyable(8), num_workers=2)
+    loader = ThreadLoader(Uncopyable(8), num_workers=2)
     assert epoch_of(loader) == epoch_of(TorchLoader(data8))
     assert "Uncopyable cannot be copied (TypeError: cannot copy this)" in caplog.text
 
@@ -933,7 +931,7 @@ def test_workers_copy_the_dataset_one_after_another():
 
     with eager_switching():
         for _ in range(10):
-            assert epoch_of(DataLoader(Copied(8), num_workers=4)) == epoch_of(TorchLoader(data8))
+            assert epoch_of(ThreadLoader(Copied(8), num_workers=4)) == epoch_of(TorchLoader(data8))
     assert not met
 
 
@@ -945,13 +943,13 @@ def test_copy_of_a_dataset_may_load_with_workers():
 
         def __copy__(self):
             own = MapData(len(self))
-            own.cache = epoch_of(DataLoader(Cached.Inner(4), num_workers=2))
+            own.cache = epoch_of(ThreadLoader(Cached.Inner(4), num_workers=2))
             return own
 
         class Inner(MapData):
             """Copied while the outer one is."""
 
-    assert epoch_of(DataLoader(Cached(8), num_workers=2)) == epoch_of(TorchLoader(data8))
+    assert epoch_of(ThreadLoader(Cached(8), num_workers=2)) == epoch_of(TorchLoader(data8))
 
 
 def test_error_of_dataset_iter_surfaces_at_the_first_batch():
@@ -985,7 +983,7 @@ def test_stop_iteration_of_a_map_dataset_becomes_a_runtime_error(data_class, num
 def test_timeout_raises_while_a_sample_blocks():
     """timeout= is a RuntimeError in torch's words; the batch still arrives afterwards."""
     dataset = GatedData(2)
-    batches = iter(DataLoader(dataset, num_workers=1, timeout=0.05))
+    batches = iter(ThreadLoader(dataset, num_workers=1, timeout=0.05))
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds"):
             next(batches)
@@ -1002,7 +1000,7 @@ def test_timeout_raises_while_a_sample_blocks():
 def test_loader_closes_after_a_timeout():
     """The blocked thread ends as soon as its sample does."""
     dataset = GatedData(2)
-    batches = iter(DataLoader(dataset, num_workers=1, timeout=0.05))
+    batches = iter(ThreadLoader(dataset, num_workers=1, timeout=0.05))
     with pytest.raises(RuntimeError, match="timed out after"):
         next(batches)
     del batches
@@ -1016,7 +1014,7 @@ def test_loader_closes_after_a_timeout():
 @pytest.mark.parametrize("kind", [MapData, BulkData, StreamData])
 def test_threads_end_when_the_epoch_is_over(kind):
     """An exhausted iterator keeps no thread, even while it is still referenced."""
-    batches = iter(DataLoader(kind(9), num_workers=2))
+    batches = iter(ThreadLoader(kind(9), num_workers=2))
     threads = loader_threads()
     assert len(threads) >= 2
     for _ in batches:
@@ -1027,7 +1025,7 @@ def test_threads_end_when_the_epoch_is_over(kind):
 @pytest.mark.parametrize("kind", [MapData, BulkData, StreamData])
 def test_threads_end_when_the_loop_breaks(kind):
     """Workers that wait for work or for room are woken by the last reference."""
-    loader = DataLoader(kind(200), num_workers=2)
+    loader = ThreadLoader(kind(200), num_workers=2)
     for _ in loader:
         threads = loader_threads()
         break
@@ -1040,7 +1038,7 @@ def test_threads_end_when_the_loop_raises():
     seen = []
 
     def train():
-        for _ in DataLoader(range(200), num_workers=2):
+        for _ in ThreadLoader(range(200), num_workers=2):
             seen.extend(loader_threads())
             raise Bad(1, "step")
 
@@ -1052,7 +1050,7 @@ def test_threads_end_when_the_loop_raises():
 
 def test_threads_end_when_the_dataset_raised():
     """After an error that nobody continues from, nothing stays."""
-    loader = DataLoader(FailingData(200, 0, Bad(1, "first")), num_workers=2)
+    loader = ThreadLoader(FailingData(200, 0, Bad(1, "first")), num_workers=2)
     with pytest.raises(Bad, match="first"):
         next(iter(loader))
     assert_threads_end()
@@ -1081,7 +1079,7 @@ def test_threads_end_when_the_dataset_raised_and_a_worker_found_nothing_left():
             return index
 
     def train(data):
-        batches = iter(DataLoader(data, num_workers=2, batch_size=2, in_order=False))
+        batches = iter(ThreadLoader(data, num_workers=2, batch_size=2, in_order=False))
         jobs = batches._pool._epoch.jobs[0]
         data.gates[0].set()
         with pytest.raises(Bad, match="shared"):
@@ -1094,9 +1092,31 @@ def test_threads_end_when_the_dataset_raised_and_a_worker_found_nothing_left():
     assert_threads_end()
 
 
+@pytest.mark.parametrize("options", [{}, {"isolation": "thread"}, {"isolation": "process"}])
+def test_dataset_that_refers_to_its_iterator_does_not_keep_it(options):
+    """When the epoch is over nothing else refers to either."""
+
+    class Holder(Dataset):
+        """Has its own batches."""
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return index
+
+    dataset = Holder()
+    dataset.batches = iter(DataLoader(dataset, num_workers=1, **options))
+    assert torch.cat(list(dataset.batches)).tolist() == [0, 1, 2]
+    gone = weakref.ref(dataset)
+    del dataset
+    gc.collect()
+    assert gone() is None
+
+
 def test_threads_end_when_iterator_is_dropped_unused():
     """iter() alone has started the workers; dropping it ends them."""
-    threads_of = [loader_threads() for _ in [iter(DataLoader(range(9), num_workers=2))]]
+    threads_of = [loader_threads() for _ in [iter(ThreadLoader(range(9), num_workers=2))]]
     assert len(threads_of[0]) >= 2
     assert_threads_end(threads_of[0])
 
@@ -1116,7 +1136,7 @@ def test_nothing_is_kept_when_the_loader_is_gone():
         def __getitem__(self, index):
             return Payload()
 
-    loader = DataLoader(Data(), num_workers=2, batch_size=None, collate_fn=as_list)
+    loader = ThreadLoader(Data(), num_workers=2, batch_size=None, collate_fn=as_list)
     batches = iter(loader)
     first = next(batches)
     left = [weakref.ref(thing) for thing in (loader.dataset, first, batches, next(batches))]
@@ -1132,7 +1152,7 @@ def test_delivered_batch_is_not_kept_by_the_loader():
     class Payload:
         """Something that can be weakly referenced."""
 
-    loader = DataLoader(range(8), num_workers=2, collate_fn=lambda samples: Payload())
+    loader = ThreadLoader(range(8), num_workers=2, collate_fn=lambda samples: Payload())
     batches = iter(loader)
     for _ in range(3):
         freed = threading.Event()
@@ -1146,7 +1166,7 @@ def test_many_broken_epochs_leave_threads_and_files_flat():
 
     def rounds(count):
         for _ in range(count):
-            for _ in DataLoader(data8, num_workers=2, prefetch_factor=1):
+            for _ in ThreadLoader(data8, num_workers=2, prefetch_factor=1):
                 break
         assert_threads_end()
         return threading.active_count(), process.num_threads(), process.num_fds()
@@ -1180,12 +1200,20 @@ class Blocked(Data):
 """
 
 
-@pytest.mark.parametrize("options", ["", ", persistent_workers=True"])
+SHORT_PATIENCE = """
+from spdl_torch.pipeline.threads import thread_group
+assert thread_group._EXIT_JOIN_SECONDS == 5.0
+thread_group._EXIT_JOIN_SECONDS = 0.2  # for a worker that never returns
+"""
+
+
+@pytest.mark.parametrize("options", ["", ", persistent_workers=True, isolation='thread'"])
 @pytest.mark.parametrize("data", ["Data", "Blocked"])
 def test_interpreter_exits_in_the_middle_of_an_epoch(data, options):
     """Exit code 0 and nothing on stderr, with idle workers and with a worker that never returns."""
     done = run_script(
         IMPORTS
+        + SHORT_PATIENCE
         + f"""
 loader = DataLoader({data}(), num_workers=2{options})
 batches = iter(loader)
@@ -1200,25 +1228,20 @@ def test_ctrl_c_ends_the_program_when_a_worker_blocks():
     """KeyboardInterrupt wakes the waiting trainer at once; the process dies of it."""
     program = (
         IMPORTS
+        + SHORT_PATIENCE
         + """
 signal.signal(signal.SIGINT, signal.default_int_handler)
-for batch in DataLoader(Blocked(), num_workers=1):
+for batch in DataLoader(Blocked(), num_workers=1, isolation="thread"):
     pass
 """
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", script(program)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout.readline() == "blocked\n"
-        child.send_signal(signal.SIGINT)
-        _, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
-    finally:
-        child.kill()
-        child.communicate()
+    with _warm.start(["-c", script(program)]) as child:
+        try:
+            assert child.stdout.readline() == "blocked\n"
+            child.send_signal(signal.SIGINT)
+            _, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
+        finally:
+            child.kill()
     assert stderr.rstrip().endswith("KeyboardInterrupt")
     assert stderr.count("Traceback") == 1
     assert child.returncode == -signal.SIGINT
@@ -1231,7 +1254,7 @@ def test_fork_in_the_middle_of_an_epoch_does_not_hang_the_child():
         IMPORTS
         + """
 import warnings
-loader = DataLoader(Data(), num_workers=2, batch_size=100)
+loader = DataLoader(Data(), num_workers=2, batch_size=100, isolation="thread")
 batches = iter(loader)
 next(batches)
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of such a fork

@@ -5,11 +5,21 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from pathlib import Path
 
+import _warm
 import pytest
 import torch
-from _gates import Boom, until
-from _lazy_device import PATIENCE_SECONDS, LazyBackend, backends
+from _gates import Boom, spdl_threads, until
+from _lazy_device import (
+    PATIENCE_SECONDS,
+    LazyBackend,
+    LazyDevice,
+    backends,
+    install,
+    machine,
+    take_until_far_behind,
+)
 from _loader_helpers import (
     BulkData,
     GatedData,
@@ -23,10 +33,13 @@ from _loader_helpers import (
     loader_threads,
     no_thread_left,
 )
+from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spdl_torch import DataLoader, PipelineDataset, PipelineFailure, UnsupportedOptionError
+from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
+from spdl_torch.data.workers import transfer_stage
+from spdl_torch.io._transfer import transfer
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["backends", "no_thread_left"]
@@ -64,6 +77,17 @@ def test_batches_are_handed_over_on_the_trainers_thread(backends, num_workers):
     (backend,) = backends
     assert backend.place == torch.device("cuda", 1)
     assert [thread for thread, _ in backend.handed_over] == [threading.current_thread()] * 3
+
+
+@pytest.mark.parametrize(("num_workers", "waits"), [(0, True), (2, False)])
+def test_thread_that_trains_never_waits_for_the_device(backends, num_workers, waits):
+    """Its owner does, if there is one; without workers the loop has to do it."""
+    batches = iter(DataLoader(MapData(40), batch_size=2, num_workers=num_workers, device="cuda"))
+    for _ in range(20):
+        next(batches)
+    waiters = set(machine().waiters)
+    assert (threading.current_thread().name in waiters) is waits
+    assert ("spdl-transfer" in waiters) is not waits
 
 
 def test_one_thread_owns_the_way_to_the_device(backends):
@@ -168,6 +192,96 @@ def test_threads_end_when_a_slab_is_waited_for(backends):
     assert [thread.name for thread in loader_threads()] == ["spdl-transfer"]
     backend.gate.set()
     assert_threads_end(threads)
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """A device whose model has hours to go: its kernels never end, in a test's time."""
+    install(device := LazyDevice("late"), monkeypatch.setattr)
+    return device
+
+
+def loader_to_the_device():
+    return DataLoader(range(100), num_workers=2, device="cuda")
+
+
+def pipeline_to_the_device():
+    return dataset_to("cuda", num_items=100)
+
+
+@pytest.mark.parametrize("load", [loader_to_the_device, pipeline_to_the_device])
+def test_threads_end_when_the_model_is_far_behind(stuck, load):
+    """The owner's, too: nobody waits for hours of the model's work in order to break off."""
+    batches = iter(load())
+    take_until_far_behind(batches, stuck)
+    threads = spdl_threads()
+    del batches
+    assert_threads_end(threads)
+    assert stuck.is_model_stuck
+
+
+def test_thread_does_not_end_when_cuda_waits_for_the_model(stuck, monkeypatch):
+    """The test before can fail: CUDA's own wait cannot be ended."""
+    is_over = threading.Event()
+
+    def wait(is_wanted, event):
+        stuck.waiting.set()
+        assert is_over.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(transfer, "_wait_while", wait)
+    batches = iter(loader_to_the_device())
+    take_until_far_behind(batches, stuck)
+    threads = loader_threads()
+    del batches
+    gc.collect()
+    assert_threads_end([thread for thread in threads if thread.name != "spdl-transfer"])
+    assert [thread.name for thread in loader_threads()] == ["spdl-transfer"]
+    is_over.set()
+    assert_threads_end(threads)
+
+
+def test_wait_for_the_model_is_no_time_of_the_transfer(stuck, monkeypatch):
+    """Otherwise a report would blame the transfer for a model that is busy."""
+    timed, wait, is_timed, waits = transfer_stage.timed, transfer._wait_while, [False], []
+
+    def noting(*args):
+        is_timed[:] = [True]
+        try:
+            return timed(*args)
+        finally:
+            is_timed[:] = [False]
+
+    def noted(*args):
+        waits.extend(is_timed)
+        return wait(*args)
+
+    monkeypatch.setattr(transfer_stage, "timed", noting)
+    monkeypatch.setattr(transfer, "_wait_while", noted)
+    batches = iter(loader_to_the_device())
+    take_until_far_behind(batches, stuck)
+    assert waits == [False]
+
+
+EXITS_WHILE_THE_MODEL_WORKS = """
+import sys
+sys.path.insert(0, TESTS)
+from _lazy_device import LazyDevice, install, take_until_far_behind
+from spdl_torch import DataLoader
+from spdl_torch.pipeline.threads import thread_group
+
+thread_group._EXIT_JOIN_SECONDS = 1000  # who has to be waited for is waited for
+install(device := LazyDevice("late"))
+batches = iter(DataLoader(range(100), num_workers=2, isolation="thread", device="cuda"))
+take_until_far_behind(batches, device)
+print("waits")
+"""
+
+
+def test_interpreter_exits_when_the_model_is_far_behind():
+    """At once, and without a word."""
+    program = EXITS_WHILE_THE_MODEL_WORKS.replace("TESTS", repr(str(Path(__file__).parent)))
+    done = _warm.run(["-W", "ignore", "-c", program], timeout=5 * PATIENCE_SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
 
 
 def test_threads_end_when_the_epoch_is_over(backends):
@@ -334,9 +448,9 @@ def test_device_is_the_current_one_when_it_has_no_index(backends, monkeypatch, n
 # -- PipelineDataset -------------------------------------------------------------------------------
 
 
-def dataset_to(device, op=torch.tensor, **options):
+def dataset_to(device, op=torch.tensor, num_items=9, **options):
     """Numbers, as tensors."""
-    builder = PipelineBuilder().add_source(range(9)).pipe(op, output_order="input")
+    builder = PipelineBuilder().add_source(range(num_items)).pipe(op, output_order="input")
     return PipelineDataset(builder.add_sink(), device=device, **options)
 
 

@@ -127,7 +127,7 @@ def test_predict_rebuilds_the_loader_with_its_class_and_options():
     assert type(rebuilt) is DataLoader
     assert isinstance(rebuilt.batch_sampler, _IndexBatchSamplerWrapper)
     assert (rebuilt.stats, rebuilt.num_workers, rebuilt.prefetch_factor) == (False, 2, 2)
-    assert (rebuilt.device, rebuilt.isolation, rebuilt.on_error) == (None, "thread", "raise")
+    assert (rebuilt.device, rebuilt.isolation, rebuilt.on_error) == (None, "auto", "raise")
 
 
 def test_predict_rebuilds_a_loader_made_in_a_hook():

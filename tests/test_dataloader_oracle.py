@@ -16,6 +16,7 @@ from _loader_helpers import (
     ModelLoader,
     RecordingSampler,
     StreamData,
+    ThreadLoader,
     epoch_of,
     frozen,
     no_thread_left,  # noqa: F401
@@ -186,7 +187,7 @@ def test_model_agrees_with_torch(case):
 @example(case=Case(order="batch_sampler", indices=[[], [1], []], num_workers=4))
 def test_epochs_equal_torchs_for_a_map_dataset(case):
     """Batches, order, errors, len, sampler pulls and generator states are torch's."""
-    assert case.play(DataLoader) == case.play(ModelLoader)
+    assert case.play(ThreadLoader) == case.play(ModelLoader)
 
 
 @settings(quick, max_examples=300)
@@ -195,6 +196,15 @@ def test_epochs_equal_torchs_for_a_map_dataset(case):
 @example(case=Case(data="stream", length=0, num_workers=2))
 def test_epochs_equal_torchs_for_an_iterable_dataset(case):
     """Round robin over the workers, ended workers skipped, batches and errors as torch's."""
+    assert case.play(ThreadLoader) == case.play(ModelLoader)
+
+
+@settings(quick, max_examples=15)
+@given(case=st.one_of(map_cases(), stream_cases()))
+@example(case=Case(length=7, num_workers=4, batch_size=7, bad={6: KeyError, 2: ValueError}))
+@example(case=Case(data="split", length=3, num_workers=4, batch_size=2, drop_last=True))
+def test_epochs_equal_torchs_when_workers_are_processes(case):
+    """The same of the default, which starts processes for these datasets."""
     assert case.play(DataLoader) == case.play(ModelLoader)
 
 
@@ -202,9 +212,20 @@ def test_epochs_equal_torchs_for_an_iterable_dataset(case):
 @given(case=st.one_of(map_cases(), stream_cases()))
 def test_epochs_hold_the_same_batches_when_out_of_order(case):
     """in_order=False changes the order alone: nothing lost, nothing twice."""
+    _assert_same_batches_out_of_order(case, ThreadLoader)
+
+
+@settings(quick, max_examples=8)
+@given(case=st.one_of(map_cases(), stream_cases()))
+def test_processes_yield_the_same_batches_out_of_order(case):
+    """Whichever child is the first."""
+    _assert_same_batches_out_of_order(case, DataLoader)
+
+
+def _assert_same_batches_out_of_order(case, loader_class):
     unordered = Case(**{**vars(case), "in_order": False})
     for ours, torchs in zip(
-        _batches_alone(unordered, DataLoader), _batches_alone(case, ModelLoader), strict=True
+        _batches_alone(unordered, loader_class), _batches_alone(case, ModelLoader), strict=True
     ):
         assert sorted(ours, key=repr) == sorted(torchs, key=repr)
 
@@ -273,7 +294,7 @@ def test_batches_come_in_order_when_completed_out_of_order(in_order):
             return index
 
     dataset = FirstIsLast()
-    loader = DataLoader(dataset, num_workers=2, batch_size=None, in_order=in_order)
+    loader = ThreadLoader(dataset, num_workers=2, batch_size=None, in_order=in_order)
     seen = []
     for batch in loader:
         dataset.gate.set()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from _loader_helpers import MixedLoader as DataLoader
 from _loader_helpers import (
-    DataLoader,
     frozen,
     no_thread_left,  # noqa: F401
     torch_loader,

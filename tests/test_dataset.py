@@ -6,10 +6,11 @@ import gc
 import itertools
 import pickle
 import threading
+from pathlib import Path
 
+import _warm
 import pytest
 import torch
-import torch.multiprocessing
 import torch.utils.data as torch_data
 from _gates import Boom, GatedOp, join_spdl_threads, no_leak, spdl_threads, until
 from hypothesis import given
@@ -398,10 +399,14 @@ def _rank_main(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_rank_comes_from_the_process_group(tmp_path):
     """Two real ranks divide the source between them."""
-    torch.multiprocessing.spawn(_rank_main, (str(tmp_path),), nprocs=2)
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_dataset; "
+    code += f"test_dataset._rank_main(int(sys.argv[1]), {str(tmp_path)!r})"
+    with _warm.start(["-c", code, 0]) as first, _warm.start(["-c", code, 1]) as second:
+        for rank in (first, second):
+            _, errors = rank.communicate(timeout=50)
+            assert rank.returncode == 0, errors
     assert torch.load(tmp_path / "0.pt") == [4, 0, 4, 8, 12]
     assert torch.load(tmp_path / "1.pt") == [3, 2, 6, 10]
 

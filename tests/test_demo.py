@@ -1,6 +1,7 @@
 """The main job: ``python -m spdl_torch demo``."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -17,37 +18,55 @@ import spdl_torch
 from spdl_torch.__main__ import main
 from spdl_torch.demo.command import UsageError, check_folder
 from spdl_torch.demo.jobs import (
-    VARIANTS,
+    PHOTOGRAPHS,
+    PICTURES,
+    WORKLOADS,
+    Environment,
     Measure,
     Measurement,
     Prepare,
     Smoke,
     StageRow,
+    Training,
     decode_answer,
     decode_job,
     encode,
     expected_seconds,
     make_plan,
+    make_plans,
     spread,
 )
-from spdl_torch.demo.table import comparison_table, stage_table
-from spdl_torch.demo.verdict import LOADER, TRAINER, bottleneck, compare, quiet_rounds
+from spdl_torch.demo.outcome import Outcome, as_json
+from spdl_torch.demo.page import page_of
+from spdl_torch.demo.pictures import Pictures
+from spdl_torch.demo.table import comparison_table, model_speeds, stage_table, waiting_table
+from spdl_torch.demo.text import ending_text, workload_text
+from spdl_torch.demo.training import _Clock
+from spdl_torch.demo.verdict import (
+    bottleneck,
+    compare,
+    noise_of,
+    quiet_rounds,
+    rate_of,
+    wait_at,
+)
 from spdl_torch.measuring import memory
 from spdl_torch.measuring.child_process import answers_of
 from spdl_torch.measuring.machine import OtherPrograms
 from spdl_torch.measuring.photographs import SIZES, write_photographs
 from spdl_torch.measuring.progress_bar import ProgressBar, duration, render, time_left
+from spdl_torch.observe.page.content import Table
+from spdl_torch.observe.page.document import html_of
 
 DEMO = [sys.executable, "-m", "spdl_torch", "demo", "--smoke"]
 
+LIGHT = Training(images_per_second=580.0, wait_ratio=0.9, cpu_seconds=0.003, loss=2.3)
 MEASUREMENT = Measurement(
     loading_images_per_second=600.0,
     first_batch_seconds=0.1,
     loading_cpu_seconds=0.003,
-    training_images_per_second=50.0,
-    wait_ratio=0.2,
-    training_cpu_seconds=0.04,
-    loss=2.3,
+    light=LIGHT,
+    resnet=replace(LIGHT, images_per_second=50.0, wait_ratio=0.2),
     other_cores=0.0,
     peak_bytes=700 * 2.0**20,
 )
@@ -63,6 +82,20 @@ STAGE = StageRow(
     p99_seconds=0.01,
     calls_per_second=600.0,
     capacity_per_second=666.7,
+)
+ENVIRONMENT = Environment(
+    python="3.11",
+    torch="2",
+    torchvision="0",
+    device="cpu",
+    device_name="CPU",
+    num_cores=2,
+    num_threads=2,
+    num_images=1000,
+    num_classes=10,
+    mean_bytes=1e5,
+    codec="libjpeg-turbo",
+    image_seconds={PICTURES: 0.00012, PHOTOGRAPHS: 0.0026},
 )
 
 
@@ -121,11 +154,52 @@ def test_spread(total, count, expected):
     assert spread(total, count) == expected
 
 
-def test_epochs_mean_all_the_images():
-    """--epochs trains on every image; without it the amount does not depend on the folder."""
-    assert make_plan("cpu", 1000, epochs=3).epoch_images == 1000
-    assert make_plan("cpu", 1000, epochs=3).epochs == 3
-    assert make_plan("cpu", 1000) == make_plan("cpu", 20)
+def test_epochs_mean_all_the_photographs():
+    """--epochs trains on every photograph; without it the amount does not depend on the folder."""
+    plans = make_plans(ENVIRONMENT, 2, epochs=3)
+    assert plans[PHOTOGRAPHS].light_images == plans[PHOTOGRAPHS].resnet_images == 1000
+    assert plans[PHOTOGRAPHS].epochs == 3
+    few = replace(ENVIRONMENT, num_images=20)
+    assert plans[PICTURES] == make_plans(few, 2)[PICTURES]
+    assert make_plans(ENVIRONMENT, 2) == make_plans(few, 2)
+
+
+def test_the_demo_takes_90_seconds_whatever_an_image_costs():
+    """The amounts follow from what one image costs here, and from the cores that load."""
+
+    def expected(environment, num_workers):
+        return 2 * sum(
+            len(WORKLOADS[workload].variants)
+            * expected_seconds(workload, plan, environment, num_workers)
+            for workload, plan in make_plans(environment, num_workers).items()
+        )
+
+    assert 60 < expected(ENVIRONMENT, 2) < 85
+    assert 60 < expected(replace(ENVIRONMENT, num_cores=16), 8) < 85
+    slow = {PICTURES: 0.0004, PHOTOGRAPHS: 0.008}
+    assert 60 < expected(replace(ENVIRONMENT, image_seconds=slow), 2) < 85
+    plans = make_plans(ENVIRONMENT, 1), make_plans(ENVIRONMENT, 2)
+    halves = [plan[PHOTOGRAPHS].loading_images for plan in plans]
+    assert abs(2 * halves[0] - halves[1]) <= 64
+
+
+def test_clock_leaves_out_the_first_step_unless_it_is_the_only_one():
+    """Images and waits from the second step on."""
+    clock = _Clock()
+    clock.count(8, 5.0)
+    assert clock.read()[1:] == (5.0, 8)
+    clock.count(8, 0.25)
+    clock.count(4, 0.5)
+    assert clock.read()[1:] == (0.75, 12)
+    assert clock.total == 20
+
+
+def test_pictures_are_an_ordinary_dataset():
+    """As CIFAR comes: the transform's tensor and a label, the same ones in every process."""
+    image, label = Pictures(12_000)[10_003]
+    assert (image.shape, str(image.dtype), label) == ((3, 32, 32), "torch.float32", 3)
+    assert (Pictures(20).data == Pictures(20).data).all()
+    assert len(Pictures(12_000)) == 12_000
 
 
 @pytest.mark.parametrize(
@@ -134,21 +208,25 @@ def test_epochs_mean_all_the_images():
         Prepare(folder="photos", num_photographs=3),
         Smoke(prepare=Prepare(folder="photos", num_photographs=3), num_workers=2),
         Measure(
-            variant="torch", folder="f", num_workers=2, device="cpu", plan=make_plan("cpu", 10)
+            workload=PHOTOGRAPHS,
+            variant="torch",
+            folder="f",
+            num_workers=2,
+            device="cpu",
+            plan=make_plan(PHOTOGRAPHS, ENVIRONMENT, 2),
         ),
     ],
 )
 def test_a_job_survives_the_way_to_the_child(job):
     """JSON and back."""
-    import json
-
     assert decode_job(json.dumps(encode(job))) == job
 
 
 def test_a_measurement_survives_the_way_back():
     """JSON and back, stages included."""
     measurement = replace(MEASUREMENT, stages=(STAGE, STAGE))
-    assert decode_answer(encode(measurement)) == measurement
+    for answer in (measurement, ENVIRONMENT):
+        assert decode_answer(json.loads(json.dumps(encode(answer)))) == answer
 
 
 def test_bar_shows_amount_rate_and_rest():
@@ -161,6 +239,7 @@ def test_time_left_is_told_from_the_parts_that_are_done():
     """Before the first is done, by what was expected."""
     assert time_left(0, 6, 1.0, expected=170.0) == ", about 3 min left"
     assert time_left(2, 6, 30.0, expected=170.0) == ", about 60 s left"
+    assert time_left(7.5, 30.0, 20.0) == ", about 60 s left"  # of parts of unequal length
     assert time_left(0, 6, 1.0) == ""
     assert [duration(s) for s in (0.1, 43, 89, 91, 4000, 40000)] == [
         *("5 s", "45 s", "90 s", "2 min", "67 min", "11 h"),
@@ -169,10 +248,13 @@ def test_time_left_is_told_from_the_parts_that_are_done():
 
 def test_expected_time_follows_from_the_amount():
     """More epochs and fewer cores take longer."""
-    short, long = make_plan("cpu", 1000), make_plan("cpu", 100_000, epochs=2)
-    assert 10 < expected_seconds(short, "cpu", 2) < 30
-    assert expected_seconds(long, "cpu", 2) > 3000
-    assert expected_seconds(short, "cpu", 1) > expected_seconds(short, "cpu", 2)
+    plan = make_plan(PHOTOGRAPHS, ENVIRONMENT, 2)
+    many = replace(ENVIRONMENT, num_images=100_000)
+    long = make_plan(PHOTOGRAPHS, many, 2, epochs=2)
+    assert expected_seconds(PHOTOGRAPHS, plan, ENVIRONMENT, 2) < 15
+    assert expected_seconds(PHOTOGRAPHS, long, many, 2) > 2000
+    single = replace(ENVIRONMENT, num_cores=1)
+    assert expected_seconds(PHOTOGRAPHS, plan, single, 1) > 8
 
 
 def test_meter_writes_lines_into_a_file():
@@ -194,6 +276,10 @@ def test_comparison_table():
     }
     lines = comparison_table(results).splitlines()
     assert " ".join(lines[3].split()) == "loading alone images/s 620 ±20 600 1240 2.00x higher"
+    names = [line[:24].rstrip() for line in lines[3:8]]
+    assert names[1:] == [
+        *("training light network", "  waiting for data", "training resnet18", "  waiting for data")
+    ]
     (peak,) = [" ".join(line.split()) for line in lines if line.startswith("memory")]
     assert peak == "memory, all processes MiB, peak 700 ±0 700 n/a lower"
     assert max(map(len, lines)) < 100
@@ -213,7 +299,7 @@ def test_comparison_table_says_of_what_its_ratios_are():
 
 def test_comparison_table_of_an_interrupted_run():
     """What was measured, and no ratio."""
-    text = comparison_table({"torch": [MEASUREMENT], "loader": [], "both": []})
+    text = comparison_table({"torch": [MEASUREMENT]})
     assert "spdl_torch" not in text
     assert "ratio" not in text
     assert "600" in text
@@ -227,32 +313,23 @@ def test_stage_table():
     assert len(lines[0]) <= 100
 
 
-IDLE = replace(STAGE, name="collate", busy_ratio=0.1)
-
-
-@pytest.mark.parametrize(
-    ("rows", "wait_ratio", "name", "finding", "advice"),
-    [
-        ([STAGE], 0.01, TRAINER, "not input-bound", "Nothing to tune"),
-        ([], 0.30, LOADER, "waits 30 %", "Raise num_workers"),
-        ([IDLE, STAGE], 0.30, "decode", "busy 90 %, all of it computing", "more cores"),
-        ([replace(STAGE, cpu_ratio=0.2), IDLE], 0.3, "decode", "computing 20 %", "wait for files"),
-        ([IDLE], 0.30, "collate", "no stage is short of threads", "persistent_workers"),
-    ],
-)
-def test_bottleneck(rows, wait_ratio, name, finding, advice):
-    """The stage that is busy most, unless training hardly waits."""
-    found, verdict = bottleneck(rows, wait_ratio)
-    assert found == name
-    assert finding in verdict.finding
-    assert advice in verdict.advice
+def test_bottleneck_is_what_the_report_says():
+    """The loader's own verdict, which knows the GIL, with the training's own wait."""
+    loader = spdl_torch.DataLoader(range(64), batch_size=4, num_workers=2)
+    for _ in loader:
+        pass
+    report = loader.report()
+    found = bottleneck(report, report.stats.consumer_wait_ratio)
+    assert (found.finding, found.advice) == (report.verdict.finding, report.verdict.action)
+    assert "not input-bound: it waits for data 1.0 %" in bottleneck(report, 0.01).finding
 
 
 @pytest.mark.parametrize(
     ("ours", "finding", "advice"),
     [
-        ({"training_images_per_second": 100.0, "wait_ratio": 0.01}, "2.00x as fast", "two imports"),
-        ({"training_images_per_second": 51.0}, "not clearly faster with ours (1.02x)", "longer"),
+        ({"loading_images_per_second": 1500.0}, "2.50x torch's", "more than 600 images/s; one "),
+        ({"loading_images_per_second": 300.0}, "0.50x torch's", "Keep torch's"),
+        ({"loading_images_per_second": 612.0}, "No clear difference", "--rounds 5"),
         ({"other_cores": 1.0}, "None: other programs used up to 1.0 of the 2 cores", "Repeat"),
     ],
 )
@@ -263,6 +340,98 @@ def test_compare(ours, finding, advice):
     assert advice in verdict.advice
 
 
+def test_compare_when_rounds_overlap():
+    """Rounds that one loader measured twice could have given prove nothing, whatever the median."""
+    slow, fast = (replace(MEASUREMENT, loading_images_per_second=r) for r in (600.0, 1500.0))
+    assert "No clear" in compare([slow, fast], [fast, fast], num_cores=2).finding
+    assert noise_of({"torch": [slow, fast], "loader": [fast, fast]}) == pytest.approx(900 / 1050)
+    assert noise_of({"torch": [slow]}) is None
+
+
+def test_a_model_waits_for_a_loader_that_is_slower():
+    """From the loader's own rate on, and the model then goes at that rate."""
+    assert wait_at(2000, 500) == 0.75
+    assert wait_at(499, 500) == wait_at(500, 500) == 0
+    assert rate_of([MEASUREMENT]) == 600
+    assert model_speeds([410.0, 960.0]) == [200, 500, 1000, 2000]
+    assert model_speeds([100.0, 9000.0]) == [1000, 2000, 5000, 10000, 20000]
+    for rate in (3.0, 47.0, 99_000.0):
+        speeds = model_speeds([rate])
+        assert speeds[0] < rate < speeds[-1]
+        assert len(speeds) <= 4
+    fast = replace(MEASUREMENT, loading_images_per_second=1250.0)
+    lines = waiting_table({"torch": [MEASUREMENT], "both": [fast]}).splitlines()
+    assert " ".join(lines[1].split()) == "N at 500/s at 1,000/s at 2,000/s at 5,000/s"
+    last = [" ".join(line.split()[-9:]) for line in lines[3:]]
+    assert last == ["600 0 % 40 % 70 % 88 %", "1,250 0 % 0 % 38 % 75 %"]
+    assert max(map(len, lines)) < 100
+
+
+@pytest.fixture
+def outcome():
+    """Two rounds of every variant, ours twice as fast."""
+    outcome = Outcome(num_workers=2, num_cores=2, environment=ENVIRONMENT)
+    outcome.plans.update(make_plans(ENVIRONMENT, 2))
+    for rate in (600.0, 630.0):
+        for workload, plan in outcome.plans.items():
+            for variant in WORKLOADS[workload].variants:
+                ours = {
+                    "loading_images_per_second": 2 * rate,
+                    "stages": (STAGE,),
+                    "finding": "Stage 'decode' is the bottleneck.",
+                    "advice": "Give it less work.",
+                }
+                theirs = {"loading_images_per_second": rate}
+                job = Measure(
+                    workload=workload,
+                    variant=variant,
+                    folder="",
+                    num_workers=2,
+                    device="cpu",
+                    plan=plan,
+                )
+                outcome.add(job, replace(MEASUREMENT, **(theirs if variant == "torch" else ours)))
+    return outcome
+
+
+def test_text_says_what_was_measured_and_how_sure_it_is(outcome):
+    """A table, the noise and the speeds for each workload; a verdict for each at the end."""
+    tables = (workload_text(outcome, each) for each in outcome.measured())
+    text = "\n".join([*tables, ending_text(outcome)])
+    assert text.count("Noise: rounds of one and the same loader differ by up to 5 %") == 2
+    assert text.count("A model faster than N images/s waits for its loader") == 2
+    assert text.count("2.00x torch's images/s (1,230 over 615)") == 2
+    assert "Stage 'decode' is the bottleneck. Give it less work." in " ".join(text.split())
+    assert max(map(len, text.splitlines())) < 100
+
+
+def test_text_of_an_interrupted_run(outcome):
+    """What was measured, without a verdict on what was not."""
+    del outcome.rounds[PHOTOGRAPHS], outcome.rounds[PICTURES]["loader"]
+    text = workload_text(outcome, PICTURES) + ending_text(outcome)
+    assert "615" in text
+    assert "spdl_torch" not in text
+    assert "Ours" not in text
+
+
+def test_json_and_page_have_every_figure(outcome):
+    """Every round in the JSON, which the page holds too, with the cells of the text."""
+    content = json.loads(json.dumps(as_json(outcome), allow_nan=False))
+    photographs = content["workloads"][PHOTOGRAPHS]
+    assert list(photographs["variants"]) == ["torch", "loader", "both"]
+    rounds = photographs["variants"]["torch"]["rounds"]
+    assert [each["loading_images_per_second"] for each in rounds] == [600, 630]
+    assert photographs["variants"]["both"]["model_waits_above_images_per_second"] == 1230
+    assert photographs["noise_ratio"] == pytest.approx(30 / 615)
+    assert "2.00x" in photographs["verdict"]["finding"]
+    page = page_of(outcome)
+    assert page.figures["demo"] == as_json(outcome)
+    assert len([each for each in page.sections if isinstance(each, Table)]) == 4
+    html = html_of(page)
+    assert "ratio 3rd/1st" in html
+    assert "615 ±15" in html
+
+
 def test_quiet_rounds():
     """Disturbed runs are left out if every variant keeps one, and all are kept otherwise."""
     busy = replace(MEASUREMENT, other_cores=0.5)
@@ -270,14 +439,6 @@ def test_quiet_rounds():
     assert quiet_rounds(results, 2) == {"torch": [MEASUREMENT], "both": [MEASUREMENT]}
     results["both"] = [busy]
     assert quiet_rounds(results, 2) == results
-
-
-def test_compare_when_the_model_is_the_limit():
-    """Nobody waits: nothing to do, and the rate from which it would matter."""
-    rounds = [replace(MEASUREMENT, wait_ratio=0.01)]
-    verdict = compare(rounds, rounds, num_cores=2)
-    assert "The model is the limit" in verdict.finding
-    assert "Nothing to gain" in verdict.advice
 
 
 def test_memory_counts_descendants():
@@ -335,6 +496,14 @@ def test_bad_data_is_one_line_and_status_2(tmp_path, capsys):
     assert f"{file} is a file. Give the folder above the classes" in error
 
 
+def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(tmp_path, capsys):
+    """A folder, or a folder that is not there: one line, status 2."""
+    assert main(["demo", "--json", str(tmp_path)]) == 2
+    assert f"--json must be a file, and {tmp_path} is a folder." in capsys.readouterr().err
+    assert main(["demo", "--html", str(tmp_path / "no" / "page.html")]) == 2
+    assert "--html must be a file in a folder that exists" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "2.5", "many"])
 def test_counts_are_whole_and_positive(value, capsys):
     """Anything else is refused in words."""
@@ -390,21 +559,30 @@ def environment(tmp_path):
 @pytest.mark.timeout(180)
 def test_smoke_run(tmp_path, environment):
     """The main job in its short form: every row, every column, nothing left behind."""
-    done = subprocess.run(DEMO, env=environment, capture_output=True, text=True)
+    files = [tmp_path / "demo.json", tmp_path / "demo.html"]
+    command = [*DEMO, "--json", str(files[0]), "--html", str(files[1])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "32 images" in done.stdout
     assert "n/a" not in done.stdout
-    for row in ("loading alone", "training resnet18", "time to first batch", "memory"):
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith(row)]
-        assert len(line.split()) >= 3 + 2
+    for row in ("loading alone", "training light", "training resnet18", "time to first", "memory"):
+        first, second = [line for line in done.stdout.splitlines() if line.startswith(row)]
+        assert len(first.split()) >= 3 + 2
+        assert len(second.split()) == len(first.split()) + 1
     assert "ratio" not in done.stdout
-    assert "3/3" in done.stderr
+    assert "5/5" in done.stderr
+    workloads = json.loads(files[0].read_text())["workloads"]
+    assert [list(each["variants"]) for each in workloads.values()] == [
+        ["torch", "loader"],
+        ["torch", "loader", "both"],
+    ]
+    assert "Photographs: JPEG files" in files[1].read_text()
     assert done.stderr.startswith("A short run")
     assert not list(tmp_path.glob("spdl-torch-demo-*"))
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("moment", "table"), [("writing photographs", 0), ("2/3", 1)])
+@pytest.mark.parametrize(("moment", "table"), [("writing photographs", 0), ("2/5", 1)])
 def test_interrupt(tmp_path, environment, moment, table):
     """Ctrl-C: what was measured so far, status 130, no traceback, no folder left."""
     with subprocess.Popen(
@@ -433,12 +611,12 @@ def test_reader_that_has_seen_enough_gets_no_traceback():
 
 @pytest.mark.timeout(120)
 def test_a_failing_run_shows_the_cause(tmp_path):
-    """Status 1, which run it was, and the loader's own error."""
+    """Status 1, the part of the demo that failed, and the loader's own error."""
     (tmp_path / "class_0").mkdir()
     (tmp_path / "class_0" / "broken.jpg").write_bytes(b"not a photograph")
     done = subprocess.run([*DEMO, "--data", str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 1
-    assert f"spdl-torch demo: 1/3 {' '.join(VARIANTS['torch'].heading)}" in done.stderr
+    assert "spdl-torch demo: preparing: the process ended with status 1" in done.stderr
     assert "broken.jpg" in done.stderr
 
 

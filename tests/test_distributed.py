@@ -6,10 +6,13 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import STDOUT
 
+import _torchrun
+import _warm
 import pytest
 import torch.utils.data as torch_data
 from _ranks import BATCH_SIZE, GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, TAILS
@@ -21,26 +24,53 @@ PROGRAM = Path(__file__).with_name("_ranks.py")
 PATIENCE_SECONDS = 100  # how long a hang takes to fail; the machine may be busy
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * PATIENCE_SECONDS + 20)]
+pytestmark = pytest.mark.timeout(2 * PATIENCE_SECONDS + 20)
 
 
-def run(*command, **environment):
+def run(*command, preload=(), **environment):
     """Run a program with all the processes that it starts; end all of them if it hangs."""
-    with subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        start_new_session=True,
-    ) as program:
-        try:
-            printed, _ = program.communicate(timeout=PATIENCE_SECONDS)
-        finally:
-            if program.returncode is None:
-                os.killpg(program.pid, signal.SIGKILL)
-    assert program.returncode == 0, printed
+    (printed,) = run_together([(command, environment)], preload)
     return printed
+
+
+def run_together(commands, preload=()):
+    """Run several; what each of them printed."""
+    with ExitStack() as stack:
+        programs = []
+        for command, environment in commands:
+            program = _warm.start(
+                command,
+                stderr=STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                start_new_session=True,
+                preload=preload,
+            )
+            programs.append(stack.enter_context(program))
+            stack.callback(end_all_of, program)
+        printed = [program.communicate(timeout=PATIENCE_SECONDS)[0] for program in programs]
+    for program, text in zip(programs, printed, strict=True):
+        assert program.returncode == 0, text
+    return printed
+
+
+def end_all_of(program):
+    """The processes that a program has started, if it hangs."""
+    if program.returncode is None:
+        os.killpg(program.pid, signal.SIGKILL)
+
+
+def run_ranks(world, *command):
+    """Run ranks as torchrun would, without it: it has a test of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        shared = {"RANKS_STORE": f"file://{folder}/store", "WORLD_SIZE": world}
+        each = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(world)]
+        run_together([(command, {k: str(v) for k, v in rank.items()}) for rank in each])
+
+
+def run_ranks_of_torchrun(world, *command, preload=()):
+    """Run ranks that find what torchrun gives them."""
+    with _torchrun.environments(world) as each:
+        run_together([(command, environment) for environment in each], preload)
 
 
 def seen_by_ranks(folder, world):
@@ -72,7 +102,7 @@ def order_of(length, epoch=0):
 def ranks(request, tmp_path_factory):
     """What every rank of 2 and of 4 saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    run(*TORCHRUN, request.param, PROGRAM, "shares", folder)
+    run_ranks(request.param, PROGRAM, "shares", folder)
     return seen_by_ranks(folder, request.param)
 
 
@@ -130,7 +160,7 @@ def test_training_goes_on_when_a_rank_was_killed(tmp_path):
     """4 ranks stop after 2 steps; 2 ranks go on with twice the batch; one of them is killed (-9) in
     step 5; torchrun starts both again: the global batches are those of an undisturbed run.
     """
-    run(*TORCHRUN, 4, PROGRAM, "train", tmp_path, 2, -1)
+    run_ranks(4, PROGRAM, "train", tmp_path, 2, -1)
     run(
         *(*TORCHRUN, 2, "--max-restarts", 1, PROGRAM, "train", tmp_path, -1, 4),
         # Restarted ranks of torch 2.15 may meet the addresses of those before them in a store that
@@ -167,7 +197,7 @@ def lightning_ranks(tmp_path_factory):
     """What two ranks of strategy="ddp" saw; Lightning starts the second one itself."""
     pytest.importorskip("lightning")
     folder = tmp_path_factory.mktemp("lightning")
-    run(PROGRAM, "lightning", folder)
+    run(PROGRAM, "lightning", folder, preload=["lightning"])
     return seen_by_ranks(folder, 2)
 
 
@@ -186,6 +216,13 @@ def test_lightning_shares_out_once(lightning_ranks, loader):
         for epoch, key in enumerate(epochs):
             for rank, seen in enumerate(lightning_ranks):
                 assert indices_of(seen[key]) == order_of(NUM_SAMPLES, epoch)[rank::2]
+
+
+def test_lightning_ranks_share_one_cache_in_memory(lightning_ranks):
+    """Made before Lightning starts the second rank, and made later."""
+    first, second = (seen["caches"] for seen in lightning_ranks)
+    assert first == second
+    assert len(set(first)) == 2
 
 
 def test_lightning_keeps_our_loader(lightning_ranks):
@@ -209,12 +246,26 @@ def test_lightning_evaluates_each_sample_once(lightning_ranks, key, length):
 # -- Accelerate and Ray Train ----------------------------------------------------------------------
 
 
+def test_fabric_shares_out_once(tmp_path):
+    """Its own sampler where there is none, and nothing where each rank has its part already."""
+    pytest.importorskip("lightning")
+    run_ranks_of_torchrun(2, PROGRAM, "fabric", tmp_path, preload=["lightning"])
+    ranks = seen_by_ranks(tmp_path, 2)
+    for loader in ("plain", "our sampler", "pipeline"):
+        for epoch in range(NUM_EPOCHS):
+            assert together(ranks, f"{loader} {epoch}") == [*range(NUM_SAMPLES)]
+        for seen in ranks:
+            assert seen[f"{loader} class"] == "spdl_torch.data.loader.dataloader"
+            if loader != "pipeline":
+                assert seen[f"{loader} 0"] != seen[f"{loader} 1"], "no other order in epoch 1"
+
+
 @pytest.fixture(scope="module")
 def accelerate_ranks(tmp_path_factory):
     """What two ranks of Accelerate saw."""
     pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("accelerate")
-    run(*TORCHRUN, 2, PROGRAM, "accelerate", folder)
+    run_ranks_of_torchrun(2, PROGRAM, "accelerate", folder)
     return seen_by_ranks(folder, 2)
 
 

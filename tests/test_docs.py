@@ -12,12 +12,11 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
+import _warm
 import pytest
 
 import spdl_torch
@@ -28,6 +27,7 @@ import spdl_torch.data.subprocesses.pipelines
 import spdl_torch.dataloader
 import spdl_torch.io
 import spdl_torch.io.utils
+import spdl_torch.nn
 import spdl_torch.observe
 import spdl_torch.pipeline
 import spdl_torch.pipeline.defs
@@ -37,6 +37,7 @@ import spdl_torch.source.local_directory
 import spdl_torch.source.utils
 import spdl_torch.testing
 from spdl_torch.__main__ import _parser, main
+from spdl_torch.data.rng.patches import PATCHES
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,7 +79,7 @@ def name_of_page(page):
 pages = pytest.mark.parametrize("page", PAGES, ids=name_of_page)
 
 
-COMMANDS = {"photographs", "report", "plot", "trace"}
+COMMANDS = {"photographs", "prepare", "report", "watch", "plot", "trace"}
 """What the tests run of the pages' commands: ``demo`` and ``bench`` take minutes."""
 
 
@@ -102,10 +103,27 @@ def run_command(line, photographs):
         assert main(words[3:]) == 0, line
 
 
+SMALLER = {"docs/tutorial/where_workers_live.md": ("20_000", "2_000")}
+"""Amounts that a page has for the sake of its figures, and what the tests run in their place."""
+
+
+def source_of(block, page):
+    """A Python block as it is run, with empty lines in front: a traceback has the page's lines."""
+    usual, small = SMALLER.get(name_of_page(page), ("", ""))
+    return "\n" * (block.line - 1) + block.text.replace(usual, small)
+
+
+def test_smaller_amount_stands_for_one_of_the_page():
+    """An amount that nobody writes any more would be replaced nowhere."""
+    for page, (usual, _) in SMALLER.items():
+        blocks = blocks_of(ROOT / page)
+        assert sum(block.text.count(usual) for block in blocks if runs(block)) == 1, page
+
+
 def run_script(source, path):
     """A block that has the guard of a script is one: saved and run."""
     path.write_text(source, encoding="utf-8")
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    done = _warm.run([path], forks=True)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
 
@@ -126,8 +144,7 @@ def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs
                 run_command(line, photographs)
         if not block.info.startswith("python"):
             continue
-        # Empty lines in front, so that a traceback has the line of the page.
-        source = "\n" * (block.line - 1) + block.text
+        source = source_of(block, page)
         code = compile(source, name_of_page(page), "exec", dont_inherit=True)
         if not runs(block):
             continue
@@ -237,6 +254,8 @@ WHAT_IS_PUBLIC = {
         *spdl_torch.io.utils.__all__,
         *parameters(spdl_torch.io.utils.tracing),
     ],
+    "spdl_torch.nn": spdl_torch.nn.__all__,
+    "ToFloat": parameters(spdl_torch.nn.ToFloat.__init__),
     "spdl_torch.source": [
         name
         for module in ("", ".utils", ".imagenet", ".local_directory")
@@ -246,8 +265,25 @@ WHAT_IS_PUBLIC = {
     "spdl_torch.dataloader": spdl_torch.dataloader.__all__,
     "spdl_torch.dataloader.DataLoader": parameters(spdl_torch.dataloader.DataLoader),
     "Reader": public_members(spdl_torch.io.Reader),
+    "spdl_torch.data": spdl_torch.data.__all__,
+    "cached": parameters(spdl_torch.data.cached),
+    "CachedDataset": ["dataset", *public_members(spdl_torch.data.CachedDataset)],
+    "ImageFolder": parameters(spdl_torch.ImageFolder.__init__),
+    "Reader's arguments": parameters(spdl_torch.io.Reader.__init__),
+    "mix": parameters(spdl_torch.data.mix),
+    "pack": parameters(spdl_torch.data.pack),
+    "bucket": parameters(spdl_torch.data.bucket),
+    "GroupedDataset": public_members(spdl_torch.data.GroupedDataset),
+    "GroupedStream": ["set_epoch", "dataset", "collate_fn"],
+    "Mixture": public_members(spdl_torch.data.Mixture),
+    "MixtureSampler": parameters(spdl_torch.data.MixtureSampler.__init__),
     "spdl_torch.data.sources": spdl_torch.data.sources.__all__,
     "FileList": parameters(spdl_torch.data.sources.FileList.__init__),
+    "Files": [
+        *parameters(spdl_torch.data.sources.Files.__init__),
+        *public_members(spdl_torch.data.sources.Files.__base__),
+    ],
+    "TarShards's members": public_members(spdl_torch.data.sources.TarShards),
     "TarShards": parameters(spdl_torch.data.sources.TarShards.__init__),
     "spdl_torch.observe": spdl_torch.observe.__all__,
     "Profile": public_members(spdl_torch.observe.Profile),
@@ -300,6 +336,14 @@ def test_name_is_in_the_reference_when_it_is_public(what):
     assert not missing, f"of {what}, not in docs/reference: {missing}"
 
 
+def test_every_patch_of_the_process_is_in_the_documentation():
+    """The table has the rows of ``PATCHES``, in order, with what escapes each."""
+    page = (ROOT / "docs/explanation/how_randomness_works.md").read_text(encoding="utf-8")
+    table = page[page.index("| changed | how |") :].split("\n\n")[0]
+    rows = [row.replace("`", "").strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    assert [row[-1] for row in rows] == [patch.escapes for patch in PATCHES]
+
+
 def test_docstring_is_there_when_a_name_is_public():
     """Modules, and the classes and functions in their __all__, say what they are."""
     missing = []
@@ -337,7 +381,13 @@ PACKAGES = [spdl_torch, spdl_torch.autotune, spdl_torch.pipeline, spdl_torch.io,
 
 @pytest.mark.parametrize(
     "package",
-    [*PACKAGES, spdl_torch.data.sources, spdl_torch.pipeline.defs, spdl_torch.source],
+    [
+        *PACKAGES,
+        spdl_torch.nn,
+        spdl_torch.data.sources,
+        spdl_torch.pipeline.defs,
+        spdl_torch.source,
+    ],
 )
 def test_method_has_a_docstring_when_it_is_public(package):
     """What a user can call on our objects says what it does."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
+import _warm
 import pytest
 from _loader_helpers import PATIENCE_SECONDS
 
@@ -50,7 +49,12 @@ PROGRAM = """
     builder = PipelineBuilder().add_source(itertools.count()).pipe(str, name="decode")
     pipeline = builder.add_sink().build(**recorders(writer.log))
     loader = DataLoader(
-        range(10**6), batch_size=8, num_workers=2, collate_fn=collate, device={device!r}
+        range(10**6),
+        batch_size=8,
+        num_workers=2,
+        collate_fn=collate,
+        device={device!r},
+        isolation="thread" if how == "collate" else "auto",  # where it sees the event
     )
 
     def end():
@@ -103,12 +107,8 @@ def test_program_ends_and_its_file_is_whole(tmp_path, how, device):
     path = tmp_path / "stats.db"
     names = {"tests": str(Path(__file__).parent), "how": how, "path": str(path), "device": device}
     before = _shared_memory()
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM).format(**names)],
-        capture_output=True,
-        text=True,
-        timeout=3 * PATIENCE_SECONDS,
-    )
+    program = textwrap.dedent(PROGRAM).format(**names)
+    child = _warm.run(["-W", "ignore", "-c", program], timeout=3 * PATIENCE_SECONDS)
     code, words = ENDS[how]
     print(f"{how}, {device}: {time.time() - float(child.stdout):.2f} s")  # to see with -s
     assert child.returncode == code, child.stderr

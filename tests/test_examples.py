@@ -1,19 +1,25 @@
 """The programs under ``examples/``: their short form runs and says what it should."""
 
+import importlib
+import itertools
 import json
 import os
 import runpy
-import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
+import _warm
 import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
-TRAINED_ELSEWHERE = ("train_language_model", "train_video_classifier")  # test_examples_training.py
+RUN_ELSEWHERE = (
+    *("train_language_model", "train_video_classifier"),  # test_examples_training.py
+    *("imagenet_lightning", "replace_dataloader"),  # test_examples_imagenet.py
+)
 REPORTING = ("benchmark_numpy", "transfer_benchmark")
 """They print a report, and write it with ``--json``."""
 FRESH = ("image_dataloading", "performance_analysis")
@@ -23,9 +29,8 @@ own, which takes seconds to import torch."""
 
 
 def run_fresh(program, *arguments):
-    """Run the program as a user does; it must end well."""
-    command = [sys.executable, str(program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    """Run the program in a process of its own; it must end well."""
+    done = _warm.run([program, *arguments])
     assert done.returncode == 0, done.stderr
 
 
@@ -52,10 +57,9 @@ def run_here(program, *arguments):
     assert not status, status
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "program", [p for p in PROGRAMS if p.stem not in TRAINED_ELSEWHERE], ids=lambda path: path.stem
+    "program", [p for p in PROGRAMS if p.stem not in RUN_ELSEWHERE], ids=lambda path: path.stem
 )
 def test_smoke_run(program, tmp_path, capsys):
     """``--smoke`` does a little of everything that the long run does."""
@@ -83,3 +87,23 @@ def test_smoke_run(program, tmp_path, capsys):
 def test_docstring_says_how_to_run_it(program):
     """The first thing that a reader sees has the command."""
     assert f"examples/{program.name}" in program.read_text(encoding="utf-8").split('"""')[1]
+
+
+def test_transfer_benchmark_measures_no_batch_that_was_begun_before(monkeypatch):
+    """What a thread is ahead by would count as done in no time."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    program, begun = importlib.import_module("transfer_benchmark"), []
+
+    class Go(threading.Event):
+        def wait(self, timeout=None):
+            self.num_begun = len(begun)
+            return super().wait(timeout)
+
+    go = Go()
+    batches = program.on_a_thread(
+        lambda batch: begun.append(batch) or batch, program.held_back("batch", 5, go)
+    )
+    assert list(itertools.islice(batches, program.WARM_UP)) == ["batch"] * program.WARM_UP
+    go.set()
+    assert list(batches) == ["batch"] * 5
+    assert go.num_begun == program.WARM_UP

@@ -6,10 +6,9 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import _warm
 import psutil
 import pytest
 from PIL import Image
@@ -20,7 +19,7 @@ NUM_IMAGES = 23
 SECONDS = 45
 """Within which a program that was told to stop must have ended."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +37,10 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def endless(images, tmp_path_factory):
-    """A list that takes minutes, of paths relative to the folder."""
+    """A list that takes a quarter of a minute and more, of paths relative to the folder."""
     flist = tmp_path_factory.mktemp("list") / "endless.txt"
     paths = [str(path.relative_to(images)) for path in sorted(images.rglob("*.jpg"))]
-    flist.write_text("".join(f"{path}\n" for path in paths) * 5_000)
+    flist.write_text("".join(f"{path}\n" for path in paths) * 60_000)
     return flist
 
 
@@ -53,15 +52,11 @@ def program(monkeypatch):
 
 
 def start(*arguments):
-    """The running program, alone in its process group."""
-    command = [sys.executable, str(PROGRAM), "--device", "cpu", "--num-threads", "1", *arguments]
-    return subprocess.Popen(
-        [*map(str, command), "--width", "16", "--height", "16"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    """The running program, alone in its process group. Its smoke run has workers that Python
+    starts; here they are forked.
+    """
+    options = ["--device", "cpu", "--num-threads", 1, "--width", 16, "--height", 16]
+    return _warm.start([PROGRAM, *options, *arguments], start_new_session=True, forks=True)
 
 
 def run(*arguments, code=0):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 
+import _torchrun
+import _warm
 import pytest
 import torch
 from torchvision import datasets
@@ -76,11 +79,10 @@ def run_here(data, output, *more):
     classification.main(arguments(data, output, *more))
 
 
-def run(program, *more, code=0, module=()):
-    """Run a program; what it printed."""
-    command = [sys.executable, *module, str(EXAMPLES / program), *map(str, more)]
+def run(program, *more, code=0, preload=()):
+    """Run a program in a process of its own; what it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = _warm.run([EXAMPLES / program, *more], env=environment, preload=preload)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -101,29 +103,33 @@ def options_for(data, *more):
     return _imagenet.parse(parser, arguments(data, "unused", *more))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ["imagenet_classification.py", "imagenet_lightning.py"])
-def test_program_runs_on_photographs_of_imagenet(program, tmp_path):
+@pytest.mark.parametrize("program", ["imagenet_classification", "imagenet_lightning"])
+def test_program_runs_on_photographs_of_imagenet(program, tmp_path, capsys):
     """Real files, in one folder without train/ and val/: some are held out."""
     if not IMAGENET.is_dir():
         pytest.skip("there are no photographs beside the repository")
     if "lightning" in program:
         pytest.importorskip("lightning")
-    printed = run(program, *arguments(IMAGENET, tmp_path))
+    importlib.import_module(program).main(arguments(IMAGENET, tmp_path))
+    printed = capsys.readouterr().out
     assert re.search(r"epoch 1/1  step 6/6  \d+ images/s  loss [\d.]+  acc1", printed)
     assert "waiting for data" in printed
     assert validation_of(printed).endswith("on 20 images")
     assert list(tmp_path.glob("last.*"))
 
 
-@pytest.mark.slow
 def test_ranks_count_every_validation_image_once_when_shards_are_uneven(
     photographs, tmp_path, capsys
 ):
     """Two ranks report what one process finds for the checkpoint that they saved."""
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run_arguments = arguments(photographs, tmp_path, "--lr", 0.001)
-    printed = run("imagenet_classification.py", *run_arguments, module=ranks)
+    command = [EXAMPLES / "imagenet_classification.py"]
+    command += arguments(photographs, tmp_path, "--lr", 0.001)
+    with _torchrun.environments(2) as each, ExitStack() as stack:
+        environments = [{**os.environ, "OMP_NUM_THREADS": "1", **rank} for rank in each]
+        ranks = [stack.enter_context(_warm.start(command, env=env)) for env in environments]
+        outputs = [rank.communicate(timeout=50) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    printed = outputs[0][0]
     assert "2 rank(s)" in printed
     run_here(photographs, tmp_path, "--eval-only", "--resume")
     alone = validation_of(capsys.readouterr().out)
@@ -183,7 +189,6 @@ def test_every_option_of_the_recipe_works_together(photographs, tmp_path, capsys
 
 
 @pytest.mark.cuda
-@pytest.mark.slow
 @pytest.mark.parametrize("loader", ["ours", "torch"])
 def test_gpu_trains_and_validates_in_half_precision(loader, photographs, tmp_path):
     """fp16 with its scaler on a CUDA device, batches from either loader."""
@@ -203,14 +208,10 @@ def test_model_of_timm_runs_when_timm_is_there(photographs, tmp_path, capsys):
     assert validation_of(capsys.readouterr().out).endswith(f"on {NUM_VALIDATION} images")
 
 
-@pytest.mark.slow
 def test_interrupt_ends_the_program_at_once_without_a_traceback(photographs, tmp_path):
     """Ctrl-C: code 130, one line that says how to go on."""
-    command = [sys.executable, EXAMPLES / "imagenet_classification.py"]
     given = arguments(photographs, tmp_path, "--epochs", 10_000)
-    with subprocess.Popen(
-        [*command, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as program:
+    with _warm.start([EXAMPLES / "imagenet_classification.py", *given]) as program:
         while "step" not in program.stdout.readline():
             assert program.poll() is None
         program.send_signal(signal.SIGINT)
@@ -370,7 +371,7 @@ def test_input_equals_the_usual_transform(photographs):
     images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
     usual = v2.Normalize(pixels.mean, pixels.std)(v2.functional.to_dtype(images, scale=True))
     for channels_last in (False, True):
-        ours = _imagenet_model.ToInput(pixels, channels_last=channels_last)(images)
+        ours = _imagenet_model.to_input(pixels, channels_last=channels_last)(images)
         torch.testing.assert_close(ours, usual, rtol=0, atol=2e-6)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         assert ours.is_contiguous(memory_format=layout)
@@ -417,7 +418,6 @@ def test_learning_rate_rises_then_falls_to_zero():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0)
 
 
-@pytest.mark.slow
 def test_lightning_has_the_figures_of_the_plain_loop(photographs, tmp_path, capsys):
     """The same weights and images."""
     pytest.importorskip("lightning")
@@ -432,25 +432,24 @@ def test_lightning_has_the_figures_of_the_plain_loop(photographs, tmp_path, caps
     assert "images/s after" in printed
 
 
-@pytest.mark.slow
-def test_lightning_goes_on_after_its_checkpoint(photographs, tmp_path):
+def test_lightning_goes_on_after_its_checkpoint(photographs, tmp_path, capsys):
     """Two ranks, then one with --resume; every validation image counts once in both."""
     pytest.importorskip("lightning")
     given = arguments(photographs, tmp_path)
-    printed = run("imagenet_lightning.py", *given, "--devices", 2)
+    printed = run("imagenet_lightning.py", *given, "--devices", 2, preload=["lightning"])
     assert validation_of(printed).endswith(f"on {NUM_VALIDATION} images")
     assert (tmp_path / "best.ckpt").is_file()
     assert list(tmp_path.glob("logs/*/metrics.csv"))
-    printed = run("imagenet_lightning.py", *given, "--resume", "--epochs", 2)
+    importlib.import_module("imagenet_lightning").main([*given, "--resume", "--epochs", "2"])
+    printed = capsys.readouterr().out
     assert "epoch 2/2" in printed
     assert "epoch 1/2" not in printed
     assert validation_of(printed).endswith(f"on {NUM_VALIDATION} images")
 
 
-@pytest.mark.slow
-def test_batches_are_equal_when_one_import_is_replaced(photographs):
-    """The newcomer's program says so, and measures three variants."""
-    printed = run("replace_dataloader.py", "--smoke", "--data", photographs / "train")
+def test_batches_are_equal_when_one_import_is_replaced():
+    """The newcomer's program says so, and measures three variants, on photographs that it makes."""
+    printed = run("replace_dataloader.py", "--smoke", "--images", 16)
     assert "our DataLoader: none" in printed
     rows = re.findall(r"([\d.]+) s +(\d+) +([\d.]+)$", printed, flags=re.M)
     assert len(rows) == 3

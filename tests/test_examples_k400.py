@@ -305,7 +305,6 @@ def test_ranks_share_an_epoch_when_the_source_is_cut(clips):
     assert {request.seed for request in whole}.isdisjoint(r.seed for r in epoch(1)[0])
 
 
-@pytest.mark.slow
 def test_model_fits_its_recipe_when_classes_are_few(program):
     """Every model takes clips of the size and length that go with it."""
     for name in (*program.MODELS, program.TINY):
@@ -319,7 +318,6 @@ def test_model_fits_its_recipe_when_classes_are_few(program):
             assert module(clips).shape == (2, 7), name
 
 
-@pytest.mark.slow
 def test_predictions_are_the_same_when_another_loader_is_used(program, root, tmp_path, capsys):
     """Train, validate, and validate the checkpoint again with each loader: equal to the digit."""
     common = ["--smoke", "--data", str(root)]
@@ -344,7 +342,6 @@ def test_predictions_are_the_same_when_another_loader_is_used(program, root, tmp
         assert predictions(again) == predictions(trained), loader
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loader", ["threads", "pipeline"])
 def test_bad_video_is_counted_when_it_is_to_be_skipped(program, root, loader, capsys, caplog):
     """Otherwise it ends the run; both name it."""

@@ -4,11 +4,10 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import _warm
 import pytest
 
 pytest.importorskip("av")
@@ -98,14 +97,8 @@ def start(folder, log_interval):
     options = ["--dataset-dir", "videos", "--db-path", "stats.db", "--max-failures", "1.0"]
     options += ["--concurrency", str(CONCURRENCY), "--log-interval", str(log_interval)]
     path = os.pathsep.join([str(ROOT / "examples"), str(ROOT)])
-    return subprocess.Popen(
-        [sys.executable, "-u", "-c", COUNTING, *options],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": path}
+    return _warm.start(["-u", "-c", COUNTING, *options], cwd=folder, env=environment)
 
 
 def totals(folder):

@@ -3,10 +3,9 @@
 import importlib
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import _warm
 import pytest
 import torch
 from hypothesis import given
@@ -40,13 +39,8 @@ def videos():
 
 def smoke(program, *options, cwd):
     """The lines of a short run."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / program), "--smoke", *options],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    command = [ROOT / "examples" / program, "--smoke", *options]
+    done = _warm.run(command, cwd=cwd, timeout=SECONDS, forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

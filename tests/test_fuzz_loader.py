@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from _fuzz import LONG_TIMEOUT, run_long, run_short
+from _fuzz import run_long, run_short
 from _loader_helpers import (
     BulkData,
     DataLoader,
     MapData,
     ModelLoader,
     StreamData,
+    ThreadLoader,
     assert_threads_end,
     frozen,
     loader_threads,
@@ -156,9 +157,12 @@ class LoaderMachine(RuleBasedStateMachine):
     torch's worker processes are played by ``ModelLoader``.
     """
 
+    ours: Any = ThreadLoader
+
     @initialize(recipe=recipes())
     def build(self, recipe):
-        self.sides = [Side(ModelLoader, recipe), Side(DataLoader, recipe)]
+        self.sides = [Side(ModelLoader, recipe), Side(self.ours, recipe)]
+        self.has_begun = False
         self.recipe = recipe
         self.started = [False] * NUM_ITERATORS
         self.latest: int | None = None  # whose epoch is the loader's, and has not ended
@@ -180,7 +184,7 @@ class LoaderMachine(RuleBasedStateMachine):
         if self.was_resumed and (self.latest is not None or not self.started[place]):
             return  # how far generators are in mid-epoch depends on the number of workers
         self.both(lambda side: side.start(place))
-        self.started[place] = True
+        self.started[place] = self.has_begun = True
         self.latest, self.has_stepped = place, False
 
     def step_once(self, place):
@@ -238,8 +242,9 @@ class LoaderMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 30), error=st.sampled_from([None, *ERRORS]))
     def change_data(self, index, error):
         """A sample goes bad, or good, between two epochs; in one, workers may be further ahead."""
-        if any(self.started):
-            return
+        is_fixed = self.ours is DataLoader and self.sides[1].loader.persistent_workers
+        if any(self.started) or (self.has_begun and is_fixed):
+            return  # a process that lives on has the data of its beginning, as torch's has
         for side in self.sides:
             bad = side.loader.dataset.bad
             bad.pop(index, None)
@@ -263,7 +268,7 @@ class LoaderMachine(RuleBasedStateMachine):
                 num_workers = max(1, num_workers)
                 options["persistent_workers"] = True
             recipe["options"] = {**options, "num_workers": num_workers}
-        new = self.sides[1] = Side(DataLoader, recipe)
+        new = self.sides[1] = Side(self.ours, recipe)
         new.rng_state = old.rng_state.clone()  # as training programs restore it
         with new.turn():
             new.loader.load_state_dict(state)
@@ -276,7 +281,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def look(self):
         """Reading figures changes nothing."""
         loader = self.sides[1].loader
-        if loader._figures is not None:
+        if loader._state.figures is not None:
             assert len(loader.snapshot().stages) == 2
             assert str(loader.report())
 
@@ -287,14 +292,21 @@ class LoaderMachine(RuleBasedStateMachine):
             assert_threads_end()
 
 
+class ProcessMachine(LoaderMachine):
+    """Of the default, whose workers are processes here."""
+
+    ours = DataLoader
+
+
 @pytest.mark.timeout(240)  # 8 to 20 s here; room for a slow machine
-def test_random_use_of_random_loaders():
+@pytest.mark.parametrize(("machine", "examples"), [(LoaderMachine, 300), (ProcessMachine, 15)])
+def test_random_use_of_random_loaders(machine, examples):
     """The short form, the same in every run."""
-    run_short(LoaderMachine, examples=300, steps=20)
+    run_short(machine, examples=examples, steps=20)
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(LONG_TIMEOUT)
-def test_random_use_of_random_loaders_for_long():
+@pytest.mark.long
+@pytest.mark.parametrize("machine", [LoaderMachine, ProcessMachine])
+def test_random_use_of_random_loaders_for_long(machine, long_seconds):
     """Other loaders and uses in every run."""
-    run_long(LoaderMachine, steps=30)
+    run_long(machine, steps=30, seconds=long_seconds)

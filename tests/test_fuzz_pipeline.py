@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from _fuzz import LONG_TIMEOUT, run_long, run_short
+from _fuzz import run_long, run_short
 from _gates import (
     PATIENCE_SECONDS,
     eager_switching,
@@ -262,12 +262,11 @@ def read_until(pipeline, ends, errors):
 def test_random_use_of_random_pipelines():
     """The short form, the same in every run."""
     with quiet_log():
-        run_short(PipelineMachine, examples=500, steps=25)
+        run_short(PipelineMachine, examples=200, steps=25)
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(LONG_TIMEOUT)
-def test_random_use_of_random_pipelines_for_long():
+@pytest.mark.long
+def test_random_use_of_random_pipelines_for_long(long_seconds):
     """Other pipelines and uses in every run."""
     with quiet_log():
-        run_long(PipelineMachine, steps=40)
+        run_long(PipelineMachine, steps=40, seconds=long_seconds)

@@ -12,8 +12,8 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
+import _house
 import pytest
 from _house import ROOT, Module, cycles, modules
 from packaging.version import Version
@@ -23,9 +23,10 @@ import spdl_torch
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
-    *("errors", "source", "pipeline", "dataloader", "observe", "autotune", "io", "data"),
+    *("errors", "source", "pipeline", "dataloader", "observe", "autotune", "io", "data", "nn"),
     *("testing", "facade"),
-    *("lightning", "accelerate", "transformers", "measuring", "demo", "bench", "__main__"),
+    *("lightning", "accelerate", "transformers"),
+    *("measuring", "prepare", "demo", "bench", "check_gpu", "__main__"),
 ]
 
 # The same inside of a layer: folders, and files that stand beside them. "__init__" is the layer's
@@ -36,19 +37,13 @@ ROOMS = {
         *("stage", "graph", "run"),
         *("defs", "report", "pipeline", "builder", "caching", "profiling", "__init__"),
     ],
-    "observe": ["verdict", "store", "trace", "plot", "__init__"],
+    "observe": ["page", "verdict", "store", "trace", "plot", "__init__"],
     "data": [
-        *(
-            "state_fields",
-            "error_notes",
-            "nested_datasets",
-            "rng",
-            "sampling",
-            "checkpoint",
-            "fetching",
-        ),
+        *("state_fields", "error_notes", "nested_datasets", "dataset_figures", "rng", "sampling"),
+        "checkpoint",
         *("fetching", "workers", "child_process"),
-        *("sources", "folder", "dataset", "loader", "subprocesses", "lightning_states", "__init__"),
+        *("sources", "mixing", "caching", "folder", "dataset", "packing", "loader"),
+        *("subprocesses", "lightning_states", "__init__"),
     ],
 }
 
@@ -75,7 +70,7 @@ TOP_LEVEL = {
     "tox.ini",
 }
 
-HEAVY = ("torch", "torchvision", "lightning", "matplotlib", "av")
+HEAVY = ("torch", "torchvision", "lightning", "matplotlib", "bokeh", "av")
 
 
 def layer_of(dotted):
@@ -276,15 +271,33 @@ def test_version_is_one_that_pip_understands():
     assert str(Version(spdl_torch.__version__)) == spdl_torch.__version__
 
 
-def test_report_lists_the_longest_files_and_functions():
+def test_report_lists_the_longest_files_and_functions(capsys):
     """With file and line, so that an editor opens them."""
-    printed = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("_house.py"))],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=50,
-    ).stdout
+    _house.main([])
+    printed = capsys.readouterr().out
     longest = max(modules().values(), key=lambda m: len(m.path.read_text("utf-8").splitlines()))
     assert f" {longest.at(1)}\n" in printed
     assert "Lines of functions" in printed
+
+
+def test_every_test_says_its_promise(request):
+    """In its docstring and in its file's, by which ``_house.py --promises`` counts them."""
+    for item in request.session.items:
+        for docstring in (item.function.__doc__, item.module.__doc__):
+            assert docstring, f"{item.nodeid} says no promise"
+            assert _house.promise_of(docstring)
+
+
+def test_tests_are_counted_by_promise(request, capsys):
+    """Every test is in the list, under its file's first sentence."""
+    tests = _house._Collected()
+    tests.short = request.session.items
+    _house.print_promises(tests, each=False)
+    total, *lines = capsys.readouterr().out.splitlines()
+    assert total.startswith(f"{len(tests.short):,} tests, 0 more")
+    assert sum(int(line.split()[0]) for line in lines) == len(tests.short)
+    (own,) = [line for line in lines if "test_house.py" in line]
+    assert own.endswith(
+        "test_house.py: The shape of the house: who imports whom, what an import "
+        "costs, what stands where"
+    )

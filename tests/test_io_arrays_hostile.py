@@ -280,9 +280,9 @@ BAD_NPZ = {
     "same name": (archive({}, {}), "two members are named 'a'"),
     "same array": (archive({}, {"name": b"a"}), "two members are named 'a'"),
     "same place": (archive({}, {"name": b"b.npy", "offset": 0}), "begin at the same place"),
-    "offset": (archive({"offset": 10**6}), "a member begins behind the last one"),
+    "offset": (archive({"offset": 10**6}), "a member begins after the last one"),
     "bad UTF-8": (archive({"name": b"\xff.npy", "flags": 1 << 11}), "is not UTF-8"),
-    "zip64 field missing": (archive({"offset": 2**32 - 1}), "a member begins behind"),
+    "zip64 field missing": (archive({"offset": 2**32 - 1}), "a member begins after"),
     "zip64 field short": (
         archive({"offset": 2**32 - 1, "extra": struct.pack("<2HL", 1, 4, 0)}),
         "zip64 field is too short",

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from spdl_torch.data.sources import Files, TarShards, as_source
 from spdl_torch.io import Reader
-from spdl_torch.io._remote import glob_url, is_url, open_url, read_url
+from spdl_torch.io._remote import glob_url, is_url, read_url
+from spdl_torch.io._resuming import open_resuming
 from spdl_torch.io._retry import RetryPolicy, is_transient
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
@@ -197,7 +198,11 @@ def test_content_is_read_from_a_web_server(read, server):
     assert Handler.num_requests == 2
 
 
-def test_open_url_reads_in_parts():
+def open_url(url):
+    return open_resuming(url, RetryPolicy(0, 0, 0))
+
+
+def test_open_file_reads_in_parts():
     """A binary file that can be read from any place."""
     fsspec.filesystem("memory").pipe("/a.bin", b"0123456789")
     with open_url("memory://a.bin") as file:
@@ -274,12 +279,13 @@ def test_last_error_is_raised_as_itself_when_retries_are_used_up(read):
     ids=repr,
 )
 def test_read_is_not_repeated_when_the_error_will_stay(read, error):
-    """A missing file is missing the next time too."""
+    """A missing file is missing the next time too. The note names what these errors do not."""
     Flaky.errors = [error]
     with pytest.raises(type(error)) as caught:
         read(reader_of(), "flaky://a.bin")
     assert caught.value is error
-    assert not hasattr(error, "__notes__")
+    assert error.__notes__[0].startswith("reading 'flaky://a.bin' failed after 1 attempt")
+    assert ("credentials" in error.__notes__[0]) == isinstance(error, PermissionError)
     assert Flaky.attempts == 1
 
 
@@ -287,8 +293,9 @@ def test_read_is_not_repeated_when_the_error_will_stay(read, error):
 def test_missing_local_file_is_an_os_error_at_once(read, tmp_path):
     """As open() reports it."""
     reader = reader_of()
-    with pytest.raises(FileNotFoundError, match=r"missing\.bin"):
+    with pytest.raises(FileNotFoundError, match=r"missing\.bin") as caught:
         read(reader, tmp_path / "missing.bin")
+    assert not hasattr(caught.value, "__notes__")
     with pytest.raises(IsADirectoryError, match="Is a directory"):
         read(reader, tmp_path)
     assert reader.num_retries == 0
@@ -459,7 +466,7 @@ def test_shard_is_read_from_a_web_server_in_one_request(server):
             tar.addfile(info, io.BytesIO(bytes([number % 256]) * info.size))
     Handler.files = {"/a.tar": buffer.getvalue()}
     samples = list(TarShards(f"{server}/a.tar"))
-    assert Handler.num_requests == 2  # HEAD and GET
+    assert Handler.num_requests == 1
     assert [sample["bin"][0] for sample in samples] == [n % 256 for n in range(300)]
     assert list(TarShards(f"{server}/a.tar").iterate(290)) == samples[290:]
     with pytest.raises(FileNotFoundError, match=r"b\.tar"):

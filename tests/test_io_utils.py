@@ -4,11 +4,10 @@ import asyncio
 import gc
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
+import _warm
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +18,14 @@ from spdl_torch.observe.trace.user_events import Count, Program, Span
 from spdl_torch.pipeline import PipelineBuilder, PipelineStats
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_loaders_of_other_files():
+    """A trace has the rows of every loader that lives; conftest keeps garbage of other files."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def events_of(path):
@@ -201,10 +208,7 @@ for level in (None, 16, -8):
 def test_ffmpeg_prints_what_it_is_told_to():
     """On standard error, and nothing at first."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", SPOILED]
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50
-    )
+    result = _warm.run(["-c", SPOILED], cwd=ROOT, env=environment, timeout=50)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     at_first, errors, quiet, _ = result.stderr.split("|\n")
     assert (at_first, quiet) == ("", "")

@@ -13,16 +13,18 @@ import subprocess
 import sys
 import textwrap
 from collections import deque
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from pathlib import Path
 
+import _warm
 import psutil
 import pytest
 import torch
 from _gates import until
 from _isolation_data import Crashing, Images, Sized, Waiting, WhoAmI, as_list
-from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
-from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
+from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
+from _loader_helpers import ThreadLoader as DataLoader
+from test_isolation import bits, isolated, nothing_left, num_mapped_slabs, served
 
 from spdl_torch.data.child_process import process as child_process
 
@@ -32,6 +34,36 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.skipif(os.name != "posix", reason="sends signals"),
 ]
+
+
+def test_exit_of_a_forked_process_leaves_the_children_alone():
+    """At its end multiprocessing would end those that were the parent's."""
+    batches = iter(isolated(Images(40), 4))
+    next(batches)
+    pids = [child.pid for child in multiprocessing.active_children()]
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            util._exit_function()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(list(batches)) == 9
+    assert pids
+
+
+def test_child_can_be_joined_when_it_is_gone():
+    """At exit multiprocessing joins, on its own thread, the children of a moment ago."""
+    batches = iter(isolated(Images(40), 4))
+    next(batches)
+    children = [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
+    del batches
+    assert_threads_end()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0]
 
 
 def failing_step(batch):
@@ -113,7 +145,7 @@ def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
 def test_another_fork_server_is_asked_when_one_is_on_its_way_out(monkeypatch, tmp_path):
     """After Ctrl-C has met it: it takes no more requests, and is there for a while yet."""
     server, wait_for_its_end = forkserver._forkserver, child_process._server_ends
-    list(isolated(Images(4), 4))  # there is a server, which is put back at the end
+    list(served(Images(4), 4))  # there is a server, which is put back at the end
     dying = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     errors = []
 
@@ -130,7 +162,7 @@ def test_another_fork_server_is_asked_when_one_is_on_its_way_out(monkeypatch, tm
     monkeypatch.setattr(server, "_forkserver_address", str(tmp_path / "deaf"))
     monkeypatch.setattr(server, "_forkserver_alive_fd", os.open(os.devnull, os.O_RDONLY))
     try:
-        assert len(list(isolated(Images(8), 4))) == 2
+        assert len(list(served(Images(8), 4))) == 2
         assert errors == [ConnectionRefusedError]
     finally:
         server._stop()
@@ -146,7 +178,7 @@ def test_waiting_loop_is_told_what_the_child_does(tmp_path):
     assert next(batches)[0, 0, 0, 0] < 1
     with pytest.raises(RuntimeError, match="timed out after 1 seconds") as caught:
         next(batches)
-    told = r"(?s)Waiting for batch 1.*At work:.*spdl-loader-0, batch 1.*sample index 1.*_isolation_"
+    told = r"(?s)Waiting for batch 1.*Busy threads:.*worker-0, batch 1.*sample index 1.*_isolation_"
     assert re.search(told, str(caught.value))
     os.kill(pid, signal.SIGKILL)
 
@@ -223,22 +255,16 @@ def assert_program_ends(tmp_path, dataset, end, expected, how):
     source = PROGRAM.format(tests=str(Path(__file__).parent), dataset=dataset, end=end)
     file.write_text(textwrap.dedent(source), encoding="utf-8")
     named = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-    program = subprocess.Popen(
-        [sys.executable, str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        stdout, stderr = program.communicate(timeout=5 * PATIENCE_SECONDS)
-        pids = [int(pid) for pid in stdout.split()[1:]]
-        assert pids, stderr
-        until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-        until(lambda: not session_of(program.pid))
-    finally:
-        for process in session_of(program.pid):
-            process.kill()
+    with _warm.start([file], start_new_session=True) as program:
+        try:
+            stdout, stderr = program.communicate(timeout=5 * PATIENCE_SECONDS)
+            pids = [int(pid) for pid in stdout.split()[1:]]
+            assert pids, stderr
+            until(lambda: not any(map(is_running, pids)))
+            until(lambda: not session_of(program.pid))
+        finally:
+            for process in session_of(program.pid):
+                process.kill()
     assert program.returncode == expected, stderr
     allowed = {"error": "loss is nan", "ctrl-c": "KeyboardInterrupt"}.get(how)
     if allowed is None:
@@ -248,6 +274,14 @@ def assert_program_ends(tmp_path, dataset, end, expected, how):
         assert stderr.count("Traceback") == 1, stderr
     if named:
         assert not {name for name in set(os.listdir("/dev/shm")) - named if "spdl" in name}
+
+
+def is_running(pid):
+    """Not if it has ended and whoever has inherited it has not asked for its end yet."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def session_of(leader):
@@ -262,20 +296,25 @@ def session_of(leader):
     return found
 
 
-@pytest.mark.parametrize("sample", ["1", "bytes(1 << 22)"])
-def test_script_without_a_main_guard_says_so(tmp_path, sample):
+@pytest.mark.parametrize(
+    ("method", "sample"), [("fork", "1"), ("forkserver", "1"), ("forkserver", "bytes(1 << 22)")]
+)
+def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
     """The child runs it again, which multiprocessing refuses; the trainer is told what to do. Also
-    where there is so much to be sent to the child that it does not live to take it."""
+    where there is so much to be sent to the child that it does not live to take it. A forked child
+    runs nothing again."""
     file = tmp_path / "program.py"
     file.write_text(
         "from spdl_torch import DataLoader\n"
         "import multiprocessing\n"
+        f"multiprocessing.set_start_method({method!r})\n"
         f"list(DataLoader([{sample}], num_workers=1, isolation='process'))\n",
         encoding="utf-8",
     )
-    done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, timeout=50, check=False
-    )
+    done = _warm.run([file], timeout=50)
+    if method == "fork":
+        assert (done.returncode, done.stderr) == (0, "")
+        return
     assert done.returncode == 1
     assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
 
@@ -308,17 +347,24 @@ class Interrupting:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize(("part", "method"), [("_connection", "send_bytes"), ("_replies", "get")])
+@pytest.mark.parametrize(
+    ("num_workers", "part", "method"),
+    [
+        (2, "_connection", "send_bytes"),
+        (2, "_replies", "get"),
+        (1, "_control", "send_bytes"),  # by which one worker is asked
+    ],
+)
 @pytest.mark.parametrize("interrupted", ["next", "profile"])
-def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, interrupted):
+def test_profile_in_a_signal_handler_does_not_lock_itself(num_workers, part, method, interrupted):
     """The signal comes while its thread says something to the child, or waits for the answer: with
     locks that are not re-entrant, for ever. The handler's profile is without the child's rows."""
-    loader = isolated(Images(40), 4, num_workers=1)
+    loader = isolated(Images(40), 4, num_workers=num_workers)
     batches = iter(loader)
     next(batches)
     profiles = []
     before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
-    line = batches._pool._connection
+    line = batches._pool._children[0].connection
     try:
         setattr(line, part, Interrupting(getattr(line, part), method))
         if interrupted == "next" and part == "_connection":

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import warnings
 from contextlib import contextmanager
 
 import pytest
 from _isolation_data import Images
-from _loader_helpers import PATIENCE_SECONDS, DataLoader, torch_loader
-from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
+from _loader_helpers import PATIENCE_SECONDS, torch_loader
+from _loader_helpers import ThreadLoader as DataLoader
+from test_isolation import bits, isolated, nothing_left, num_mapped_slabs, served
 
 from spdl_torch.data.child_process.shared_memory import Mappings
 
@@ -90,28 +93,71 @@ def test_memory_is_not_held_for_forks_that_are_many():
 
 def test_loader_runs_in_a_forked_process():
     """Whose parent has a fork server that is no child of this one: there is another way."""
-    list(isolated(Images(4), 4))  # the server runs
+    list(served(Images(4), 4))  # the server runs
     expected = [bits(batch) for batch in DataLoader(Images(8), 4, num_workers=2, seed=1)]
 
     def load():
-        served = isolated(Images(8), 4, multiprocessing_context="forkserver")
         with pytest.raises(RuntimeError, match="server belongs to the process from which"):
-            iter(served)
-        return [bits(batch) for batch in isolated(Images(8), 4, seed=1)]
+            iter(served(Images(8), 4))
+        found = [[bits(batch) for batch in isolated(Images(8), 4, seed=1)]]
+        multiprocessing.set_start_method("forkserver", force=True)  # Python's own, from 3.14 on
+        return [*found, [bits(batch) for batch in isolated(Images(8), 4, seed=1)]]
 
     with forked(load) as found:
-        assert found() == expected
+        assert found() == [expected, expected]
 
 
 def test_daemonic_process_is_told_that_it_may_start_none():
     """Such as a worker of torch's loader."""
     with forked(in_a_daemon) as told:
-        assert "does not let its daemonic ones do, such as the workers of torch's" in told()
+        assert "forbids in a daemonic process, such as a worker of torch's" in told()
 
 
 def in_a_daemon():
     """Ask for a child where multiprocessing allows none."""
     multiprocessing.current_process()._config["daemon"] = True
-    with pytest.raises(RuntimeError, match="Leave isolation out") as caught:
+    with pytest.raises(RuntimeError, match='Pass isolation="thread"') as caught:
         iter(isolated(Images(4)))
     return str(caught.value)
+
+
+COUNTS_WARNINGS = """
+import threading, warnings
+from torch.utils.data import DataLoader as TorchDataLoader, Dataset
+from spdl_torch import DataLoader
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return index
+
+def count(loader):
+    found = []
+    warnings.showwarning = lambda text, *_: found.append(str(text))
+    assert [batch.tolist() for batch in loader(Numbers(), num_workers=2)] == [[0], [1], [2], [3]]
+    assert all("multi-threaded" in each for each in found), found
+    return len(found)
+
+both = TorchDataLoader, DataLoader
+alone = [count(loader) for loader in both]
+before = list(warnings.filters)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print(alone, [count(loader) for loader in both], before == warnings.filters)
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python does not warn of forks")
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_no_warning_of_forks_that_torch_would_not_give(action):
+    """Our threads are none to be warned of, the program's own are. Where warnings are errors,
+    Python forks all the same."""
+    done = subprocess.run(
+        [sys.executable, "-W", f"{action}::DeprecationWarning", "-c", COUNTS_WARNINGS],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    expected = "[0, 0] [2, 2] True" if action == "always" else "[0, 0] [0, 0] True"
+    assert done.stdout.strip() == expected, done.stderr[-3000:]

@@ -13,7 +13,6 @@ from time import monotonic
 
 import psutil
 import pytest
-from _fuzz import FUZZ_SECONDS, LONG_TIMEOUT
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from test_isolation import isolated, num_mapped_slabs
@@ -126,21 +125,20 @@ def before(monkeypatch):
 
 
 def test_nothing_is_left_when_ctrl_c_comes(before):
-    """At 30 places of a life, the same in every run."""
+    """At 16 places of a life, the same in every run."""
     counter = AtCall(0)
     interrupted_life(random.Random(1), counter)
     num_places, rng = -counter.number, random.Random(2)
-    for _ in range(30):
+    for _ in range(16):
         interrupt = AtCall(rng.randrange(num_places))
         interrupted_life(random.Random(1), interrupt)
         assert_nothing_is_left(before, interrupt.where)
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(LONG_TIMEOUT)
-def test_nothing_is_left_when_ctrl_c_comes_for_long(before):
+@pytest.mark.long
+def test_nothing_is_left_when_ctrl_c_comes_for_long(before, long_seconds):
     """At other places in every run, and at any moment, waits included."""
-    rng, end, counts = random.Random(), monotonic() + FUZZ_SECONDS, [0, 0]
+    rng, end, counts = random.Random(), monotonic() + long_seconds, [0, 0]
     while monotonic() < end:
         interrupt = rng.choice([AtCall(rng.randrange(5_000)), AtTime(rng.random() / 8)])
         counts[0] += 1

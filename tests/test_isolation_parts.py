@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from spdl_torch.data.child_process.batch_packing import LARGE_BYTES, pack, unpack
+from spdl_torch.data.child_process.batch_packing import LARGE_BYTES, SlabWriter, unpack
 from spdl_torch.data.child_process.error_pickle import pack_error, unpack_error
 from spdl_torch.data.child_process.shared_memory import Mappings, SlabPool
 from spdl_torch.data.workers.jobs import Loaded
@@ -34,8 +34,8 @@ class Passage:
         self.slabs = SlabPool()
         self.mappings = Mappings(most_held)
 
-    def __call__(self, batch):
-        packed = pack(batch, self.slabs)
+    def __call__(self, batch, writer=None):
+        packed = (writer or SlabWriter(self.slabs)).pack(batch)
         message = packed.as_message()
         if message.ticket is not None:
             if message.ticket.is_new:
@@ -186,10 +186,40 @@ def test_slab_that_is_too_small_is_replaced():
 def test_batch_that_was_never_sent_gives_its_slab_back():
     """An epoch that was left drops what was ready."""
     slabs = SlabPool()
-    first = pack(BIG, slabs)
+    first = SlabWriter(slabs).pack(BIG)
     number = first.lease.slab.number
     del first
-    assert pack(BIG, slabs).lease.slab.number == number
+    assert SlabWriter(slabs).pack(BIG).lease.slab.number == number
+
+
+def test_slab_that_the_child_views_is_not_written_again():
+    """A dataset may keep samples that were made in it, or pass them on once more."""
+    passage, kept = Passage(), []
+    writer = SlabWriter(passage.slabs)
+    for value in range(6):
+        writer.begin()
+        made = writer.room(LARGE_BYTES).fill_(value)
+        kept += [made[:9]] if value % 2 else []
+        assert bytes(passage(made, writer)) == bytes([value]) * LARGE_BYTES
+        del made
+        passage.tell_freed()
+    assert [each.tolist() for each in kept] == [[value] * 9 for value in (1, 3, 5)]
+    assert passage.slabs._num_made == 3  # each was used twice, and then kept
+    kept.clear()
+    writer.begin()
+    assert writer.room(LARGE_BYTES) is not None
+    assert passage.slabs._num_made == 3
+
+
+def test_batch_that_is_not_packed_sets_its_slab_free():
+    """One whose samples fail after some were made."""
+    slabs = SlabPool()
+    writer = SlabWriter(slabs)
+    for _ in range(3):
+        writer.begin()
+        assert writer.room(LARGE_BYTES) is not None
+        assert writer.room(LARGE_BYTES - 1) is None
+    assert slabs._num_made == 1
 
 
 def test_slab_is_a_nameless_file_where_there_is_no_memfd(monkeypatch):
@@ -239,7 +269,7 @@ def test_slabs_are_locked_for_a_device_stage():
     """What views them needs no packing, and is whole on the device. What stays with the host is
     in ordinary memory."""
     passage, transfer = Passage(), Transfer("cuda")
-    passage.mappings = Mappings(8, lock=transfer.region)
+    passage.mappings = Mappings(8, lock=transfer.limited(99).region)
     found = passage([BIG])[0]
     assert found.is_pinned()
     assert torch.equal(transfer.stage(found).receive().cpu(), BIG)

@@ -6,11 +6,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import _warm
 import psutil
 import pytest
 from _gates import until
@@ -44,6 +43,9 @@ PROGRAM = """
         assert found == list(range(24 - len(found), 24)), found
         return len(found)
 
+    def pids_of(batches):
+        return [child.connection.pid for child in batches._pool._children.values()]
+
     def loader(**options):
         return DataLoader(Images(24), 4, num_workers=2, isolation="process", **options)
 
@@ -74,24 +76,27 @@ PROGRAM = """
             signal.signal(each, lambda *_: handled.append(1))
 
         print("loading", flush=True)
-        persistent = loader(persistent_workers=True)
-        for each in (*SIGNALS[1:], signal.SIGTERM):  # which the fork server does not outlive
-            batches = iter(persistent)
-            next(batches)
-            pid = batches._pool._connection.pid
-            os.killpg(0, each)
-            assert whole_epoch(batches) == 20
-            assert handled.pop() and batches._pool._connection.pid == pid
+        served = {{"multiprocessing_context": "forkserver"}}
+        for options in (served, {{"processes": 2}}):
+            persistent = loader(persistent_workers=True, **options)
+            for each in (*SIGNALS[1:], signal.SIGTERM):  # which the fork server does not outlive
+                batches = iter(persistent)
+                next(batches)
+                pids = pids_of(batches)
+                os.killpg(0, each)
+                assert whole_epoch(batches) == 20
+                assert handled.pop() and pids_of(batches) == pids
 
         print("starting", flush=True)
         forkserver._forkserver.ensure_running = hit_the_server
-        assert whole_epoch(loader()) == 24
+        assert whole_epoch(loader(**served)) == 24
         for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-            started_under(lambda pid: os.kill(pid, each))
-        started_under(lambda pid: os.killpg(0, signal.SIGTERM))
+            started_under(lambda pid: os.kill(pid, each), **served)
+        started_under(lambda pid: os.killpg(0, signal.SIGTERM), **served)
         assert handled.pop()
-        options = {{"multiprocessing_context": "spawn"}}
-        assert started_under(lambda pid: os.kill(pid, signal.SIGTERM), **options) == 1
+        for method in ("spawn", "fork"):
+            options = {{"multiprocessing_context": method}}
+            assert started_under(lambda pid: os.kill(pid, signal.SIGTERM), **options) == 1
 
         print("stopping", flush=True)
         batches = iter(loader())
@@ -116,19 +121,14 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
     the same child where there is one."""
     source = textwrap.dedent(PROGRAM.format(tests=str(Path(__file__).parent)))
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
-    program = subprocess.Popen(
-        [sys.executable, "-W", "error", "-W", NOT_OURS, str(tmp_path / "program.py")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        stdout, stderr = program.communicate(timeout=3 * PATIENCE_SECONDS)
-        until(lambda: not session_of(program.pid))
-    finally:
-        for process in session_of(program.pid):
-            process.kill()
+    arguments = ["-W", "error", "-W", NOT_OURS, tmp_path / "program.py"]
+    with _warm.start(arguments, start_new_session=True) as program:
+        try:
+            stdout, stderr = program.communicate(timeout=5 * PATIENCE_SECONDS)
+            until(lambda: not session_of(program.pid))
+        finally:
+            for process in session_of(program.pid):
+                process.kill()
     assert stdout.split() == ["loading", "starting", "stopping", "done"], stderr
     assert (program.returncode, stderr) == (0, "")
 
@@ -163,13 +163,23 @@ def test_process_that_is_terminated_says_so(has_pidfd, monkeypatch):
     """By ``Process.terminate()``, which multiprocessing offers for all its children."""
     if not has_pidfd:
         monkeypatch.delattr(os, "pidfd_open", raising=False)
-    batches = iter(isolated(Spawning(), 1, num_workers=1))
-    next(batches)
+    batches = iter(isolated(Spawning(), None, num_workers=1))
+    pids = next(batches)
     for process in multiprocessing.active_children():
         process.terminate()
-        process.join(PATIENCE_SECONDS)
+        until(lambda process=process: process.exitcode is not None)
     with pytest.raises(RuntimeError, match=r"\(pid \d+\) was ended by Process\.terminate\(\)"):
         list(batches)
+    for pid in pids:  # one of which would keep the fork server, and live on itself
+        os.kill(pid, signal.SIGKILL)
+
+
+def ended_by_sigterm(process):
+    """Send SIGTERM; again if it came before the forked process had its own handlers back."""
+    if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+        return True
+    process.terminate()
+    return False
 
 
 def test_programs_of_the_dataset_can_be_ended():
@@ -177,8 +187,7 @@ def test_programs_of_the_dataset_can_be_ended():
     pids = next(iter(isolated(Spawning(), None, num_workers=1)))
     for pid in pids:
         process = psutil.Process(pid)
-        process.terminate()
-        until(lambda process=process: not process.is_running() or process.status() == "zombie")
+        until(lambda process=process: ended_by_sigterm(process))
 
 
 def test_end_of_the_child_is_seen_when_what_it_forked_lives_on(monkeypatch):
@@ -186,7 +195,7 @@ def test_end_of_the_child_is_seen_when_what_it_forked_lives_on(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     batches = iter(isolated(Spawning(), None, num_workers=1))
     pids = next(batches)
-    os.kill(batches._pool._connection.pid, signal.SIGKILL)
+    os.kill(batches._pool._children[0].connection.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
         list(batches)
     for pid in pids:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import gc
 import itertools
-import json
+import multiprocessing
 import re
 import sqlite3
-import struct
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from _tuners import RandomTuner
+from _wandb_file import wandb_history
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
@@ -31,16 +31,20 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException  # 
 from spdl_torch import DataLoader, PipelineDataset  # noqa: E402
 from spdl_torch.__main__ import main  # noqa: E402
 from spdl_torch.autotune import PerfParams, tuning  # noqa: E402
-from spdl_torch.lightning import PipelineStatsMonitor, _Laps, _path_of_rank  # noqa: E402
+from spdl_torch.data.loader import moving_pool  # noqa: E402
+from spdl_torch.lightning import PipelineStatsMonitor, _Intervals  # noqa: E402
 from spdl_torch.observe import (  # noqa: E402
+    Cause,
     log_stats_summary,
     pipelines_of_file,
     query_event_stats,
     query_task_stats,
+    recording,
     report_of_file,
     summarize,
 )
-from spdl_torch.observe.verdict.intervals import after_pause, lap_between, sum_of_laps  # noqa: E402
+from spdl_torch.observe.store.recording import path_of_rank  # noqa: E402
+from spdl_torch.observe.verdict.intervals import after_pause, interval_between, sum_of_intervals  # noqa: E402
 from spdl_torch.pipeline import PipelineBuilder  # noqa: E402
 from spdl_torch.pipeline.stats.perf_stats import (  # noqa: E402
     PipelineStats,
@@ -151,7 +155,7 @@ def test_figures_are_logged_where_lightning_logs(tmp_path):
     trainer(tmp_path, PipelineStatsMonitor()).fit(Module(), ours())
     assert logged(tmp_path, "data/wait_ratio") == [1, 3, 5, 7]
     keys = {key for row in rows(tmp_path) for key in row}
-    assert keys - {"step", "epoch", "data/wait_ratio"} == {
+    assert keys - {"step", "epoch", "data/wait_ratio", "data/num_processes"} == {
         f"data/{stage}/{key}" for stage in ("fetch", "collate") for key in STAGE_KEYS
     }
     for row in rows(tmp_path):
@@ -210,6 +214,66 @@ def test_every_logger_gets_them(tmp_path):
         assert seen == [(step, pytest.approx(value)) for step, value in expected]
 
 
+class Squares(Points):
+    """Pure Python, which holds the GIL all the time."""
+
+    thread_safe = True
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        return torch.tensor([float(sum(i * i for i in range(3_000)))])
+
+
+class UntilMoved(lightning.Callback):
+    """Ends training some steps after the workers have moved."""
+
+    def __init__(self):
+        self.num_steps = 0
+
+    def on_train_batch_end(self, trainer, *_):
+        self.num_steps += trainer.train_dataloader._state.moving.has_moved
+        trainer.should_stop = self.num_steps == 20
+
+
+@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="workers would not move")
+def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
+    """On threads at first, then in processes: a number for every logger, a text for TensorBoard, a
+    line for the log at the end of the epoch, and all moves in the file."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setattr(moving_pool, "_HOLDS_UP", tuple(Cause))
+    monkeypatch.setattr(moving_pool, "_LEAST_WAIT", 0.0)
+    monkeypatch.setattr(moving_pool, "_GAIN", 0.0)
+    told = []
+    monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", told.append)
+    board = TensorBoardLogger(tmp_path, name="", version="board")
+    trainer(
+        tmp_path,
+        [PipelineStatsMonitor(db_path=tmp_path / "s.db"), UntilMoved()],
+        logger=[CSVLogger(tmp_path, name="", version=""), board],
+        max_epochs=1,
+        log_every_n_steps=10,
+    ).fit(Module(), DataLoader(Squares(), batch_size=4, num_workers=2))
+
+    key = "data/num_processes"
+    numbers = [row[key] for row in rows(tmp_path) if key in row]
+    assert (numbers[0], numbers[-1], len(set(numbers))) == (0, 2, 2)
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    texts = [
+        e.tensor_proto.string_val[0].decode() for e in events.Tensors("data/placement/text_summary")
+    ]
+    assert texts[0] == "on 2 threads of the training process: Squares says thread_safe = True."
+    assert "in 2 processes: the GIL held the threads up" in texts[-1]
+    assert f"\nThe workers live {texts[-1]}" in told[-1]
+    report = report_of_file(tmp_path / "s.db")
+    assert [each.num_processes for each in report.placements] == [0, 2, 2]
+    assert str(report.placement) == texts[-1]
+    assert texts[-1] in str(report)
+
+
 # They warn of their own and each other's old names.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -235,7 +299,7 @@ def test_mlflow_gets_them(tmp_path, monkeypatch, store):
 
 def test_wandb_gets_them(tmp_path, monkeypatch):
     """In its offline file, which it uploads as it is."""
-    pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
     from lightning.pytorch.loggers import WandbLogger
 
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -243,6 +307,7 @@ def test_wandb_gets_them(tmp_path, monkeypatch):
     loggers = [CSVLogger(tmp_path / "csv", name="", version=""), board]
     trainer(tmp_path, PipelineStatsMonitor(), logger=loggers).fit(Module(), streamed())
     board.experiment.finish()
+    wandb.teardown()  # the file is complete when its writer has ended
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     lines = wandb_history(path)
     for key in all_keys(tmp_path / "csv"):
@@ -262,29 +327,16 @@ def logged_values(folder, key):
     return [(step, pytest.approx(value, rel=1e-6)) for step, value in found]
 
 
-def wandb_history(path):
-    """Lines of a ``.wandb`` file: a 7-byte header, then records of protocol buffers in blocks of
-    32 KiB, in the log format of LevelDB; a record may go over several blocks.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, parts, lines = path.read_bytes(), 7, [], []
-    while at + 7 <= len(data):
-        room = 32768 - at % 32768
-        if room < 7:
-            at += room
-            continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)
-        parts.append(data[at + 7 : at + 7 + length])
-        at += 7 + length
-        if kind in (1, 4):  # complete, or the last part
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(b"".join(parts))
-            parts.clear()
-            if record.WhichOneof("record_type") == "history":
-                found = [(i.key or "/".join(i.nested_key), i) for i in record.history.item]
-                lines.append({key: json.loads(item.value_json) for key, item in found})
-    return lines
+def test_lightnings_loggers_record_without_a_trainer(tmp_path):
+    """By the same names as from the callback."""
+    source, logger = ours(), CSVLogger(tmp_path, name="", version="")
+    with recording(source, logger=logger):
+        assert len(list(source)) == 4
+    logger.save()
+    assert all_keys(tmp_path) - {"data/wait_ratio", "data/num_processes"} == {
+        f"data/{stage}/{key}" for stage in ("fetch", "collate") for key in STAGE_KEYS
+    }
+    assert logged(tmp_path, "data/wait_ratio") == [4]
 
 
 def test_finding_is_told_every_epoch_and_the_action_when_it_is_another(tmp_path, monkeypatch):
@@ -344,7 +396,7 @@ def test_decisions_of_tuning_are_in_the_file(tmp_path, monkeypatch):
     """Each of every epoch, once; Lightning's loader, which is built anew, is tuned as well."""
     monkeypatch.setattr(tuning, "Tuner", RandomTuner)
     params = PerfParams.auto(window_seconds=1e-6, write=None, max_threads=4)
-    loader = DataLoader(Points(), batch_size=1, **params.loader_options())
+    loader = DataLoader(Points(), batch_size=1, isolation="thread", **params.loader_options())
     monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
     trainer(tmp_path, monitor, logger=False, max_epochs=2).fit(Module(), loader)
     rows = query_event_stats(tmp_path / "s.db", "decision")
@@ -452,13 +504,13 @@ def test_verdict_is_of_the_time_in_which_training_ran():
         figures = replace(report.stats, elapsed=elapsed, consumer_wait_ratio=waited / elapsed)
         return replace(report, stats=figures)
 
-    laps = _Laps()
-    assert laps.end(at(10.0, 4.0))
-    assert not laps.end(at(10.0, 4.0)), "no time has passed"
-    laps.before = at(90.0, 4.0)
-    assert laps.end(at(100.0, 12.0))
-    assert [lap.elapsed for lap in laps.unlogged] == [10.0, 10.0]
-    assert laps.report().verdict.wait_ratio == pytest.approx(0.6)
+    intervals = _Intervals()
+    assert intervals.end(at(10.0, 4.0))
+    assert not intervals.end(at(10.0, 4.0)), "no time has passed"
+    intervals.before = at(90.0, 4.0)
+    assert intervals.end(at(100.0, 12.0))
+    assert [each.elapsed for each in intervals.unlogged] == [10.0, 10.0]
+    assert intervals.report().verdict.wait_ratio == pytest.approx(0.6)
 
 
 class Failing(Module):
@@ -502,11 +554,14 @@ def test_verdict_of_the_file_is_the_one_that_was_told(tmp_path, monkeypatch, cap
     path = tmp_path / "s.db"
     monitor = PipelineStatsMonitor(db_path=path)
     runs = trainer(tmp_path, monitor, max_epochs=1, val_check_interval=2)
-    runs.fit(Module(), DataLoader(Slow(), batch_size=3, num_workers=2), ours())
+    loader = DataLoader(Slow(), batch_size=3, num_workers=2, isolation="thread")
+    runs.fit(Module(), loader, ours())
     report = report_of_file(path)
     assert report.pooled == ("fetch", "collate")
     verdict = report.verdict
-    assert told == ["\n".join([f"data: {verdict.finding} {verdict.action}", *verdict.remarks])]
+    place = f"The workers live {report.placement}"
+    lines = [f"data: {verdict.finding} {verdict.action}", *verdict.remarks, place]
+    assert told == ["\n".join(lines)]
     assert "Garbage collection takes" in told[0]
     assert main(["report", str(path)]) == 0
     assert verdict.finding in capsys.readouterr().out
@@ -531,10 +586,10 @@ def test_picture_says_what_the_report_says(tmp_path):
 
 def test_path_of_a_rank_is_its_own():
     """Where there are several ranks, or the user says where the number goes."""
-    assert _path_of_rank("logs/data.db", 0, 1) == Path("logs/data.db")
-    assert _path_of_rank("logs/data.db", 3, 8) == Path("logs/data.rank3.db")
-    assert _path_of_rank("logs/{rank}/data", 3, 8) == Path("logs/3/data")
-    assert _path_of_rank(Path("d{rank}.db"), 0, 1) == Path("d0.db")
+    assert path_of_rank("logs/data.db", 0, 1) == Path("logs/data.db")
+    assert path_of_rank("logs/data.db", 3, 8) == Path("logs/data.rank3.db")
+    assert path_of_rank("logs/{rank}/data", 3, 8) == Path("logs/3/data")
+    assert path_of_rank(Path("d{rank}.db"), 0, 1) == Path("d0.db")
 
 
 # -- resuming --------------------------------------------------------------------------------------
@@ -575,7 +630,6 @@ def test_steps_go_on_when_training_is_resumed(tmp_path, at):
 # -- ranks -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_ranks_are_compared_when_asked(tmp_path):
     """Two real processes; the file of rank 0 has the least, mean and largest wait."""
     monitor = PipelineStatsMonitor(stages=False, across_ranks=True, db_path=tmp_path / "s.db")
@@ -604,14 +658,14 @@ def test_work_of_a_pause_counts_and_its_time_does_not():
 
     begin, end = reading(4, 10.0, 2.0, 1.0), reading(10, 30.0, 5.0, 21.0)
     behind = reading(16, 40.0, 8.0, 23.0)
-    whole = sum_of_laps([begin, lap_between(after_pause(begin, end), behind)])
+    whole = sum_of_intervals([begin, interval_between(after_pause(begin, end), behind)])
     (stage,) = whole.stages
     assert (stage.tasks.num_tasks, stage.queue.num_items) == (16, 16)
     assert (stage.tasks.ave_time, stage.tasks.ave_cpu_time) == (0.5, 0.25)
     assert (whole.elapsed, stage.tasks.elapsed, stage.tasks.busy_time) == (20.0, 20.0, 5.0)
     assert whole.consumer_wait_ratio * whole.elapsed == pytest.approx(3.0)
     # The pass may end in the pause: no time has passed since, and the counts are kept.
-    last = lap_between(after_pause(begin, end), end)
+    last = interval_between(after_pause(begin, end), end)
     assert (last.elapsed, last.stages[0].tasks.num_tasks) == (0.0, 6)
     assert after_pause(end, begin) is begin, "another run"
 
@@ -620,7 +674,7 @@ def test_laps_of_a_run_add_up_to_it():
     """Counts and seconds of the parts are those of the whole."""
     dataset = streamed()
     readings = [None, *(dataset.snapshot() for _ in dataset)]
-    laps = [lap_between(before, after) for before, after in itertools.pairwise(readings)]
+    laps = [interval_between(before, after) for before, after in itertools.pairwise(readings)]
     whole = readings[-1]
     assert sum(lap.elapsed for lap in laps) == pytest.approx(whole.elapsed)
     waited = sum(lap.consumer_wait_ratio * lap.elapsed for lap in laps)
@@ -631,12 +685,12 @@ def test_laps_of_a_run_add_up_to_it():
         busy = sum(part.tasks.busy_time for part in parts)
         assert busy == pytest.approx(stage.tasks.busy_time)
         assert all(0 <= part.busy_ratio <= 1 for part in parts)
-    assert lap_between(whole, laps[0]) is laps[0], "of another run"
-    again = sum_of_laps(laps)
+    assert interval_between(whole, laps[0]) is laps[0], "of another run"
+    again = sum_of_intervals(laps)
     assert again.elapsed == pytest.approx(whole.elapsed)
     assert again.consumer_wait_ratio == pytest.approx(whole.consumer_wait_ratio)
     for one, other in zip(again.stages, whole.stages, strict=True):
-        for figure in ("num_tasks", "num_failures", "ave_time", "ave_cpu_time", "busy_time"):
+        # Not the CPU time: that of very short tasks is estimated, from some of them.
+        for figure in ("num_tasks", "num_failures", "ave_time", "busy_time"):
             assert getattr(one.tasks, figure) == pytest.approx(getattr(other.tasks, figure)), figure
         assert one.queue.num_items == other.queue.num_items
-        assert one.cpu_ratio == pytest.approx(other.cpu_ratio)

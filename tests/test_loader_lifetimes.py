@@ -8,7 +8,8 @@ import weakref
 
 import pytest
 from _gates import until
-from _loader_helpers import DataLoader, no_thread_left, torch_loader
+from _loader_helpers import ThreadLoader as DataLoader
+from _loader_helpers import no_thread_left, torch_loader
 from torch.utils.data import Dataset, IterableDataset
 
 __all__ = ["no_thread_left"]

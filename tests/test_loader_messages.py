@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import linecache
+import math
+import re
 import warnings
 
 import pytest
@@ -11,6 +13,7 @@ from torch.utils.data import RandomSampler
 
 from spdl_torch import DataLoader
 from spdl_torch.data.loader import arguments
+from spdl_torch.data.workers import stats as workers_stats
 from spdl_torch.errors import UnsupportedOptionError
 
 SAMPLES = range(12)
@@ -78,7 +81,7 @@ def test_warning_of_too_many_workers_comes_once_and_names_the_users_line(monkeyp
         for _ in range(2):
             next(iter(DataLoader(range(8), num_workers=99)))
     (warning,) = caught
-    assert "will create 99 worker threads in total" in str(warning.message)
+    assert "will create 99 workers in total" in str(warning.message)
     assert warning.filename == __file__
     line = linecache.getline(__file__, warning.lineno).strip()
     assert line == 'trainer["rebuilt"](DataLoader, num_workers=99)'
@@ -121,3 +124,24 @@ def test_error_of_collating_without_batches_names_the_sample():
     with pytest.raises(ValueError, match="not this one") as caught:
         list(loader)
     assert caught.value.__notes__ == ["in collate_fn, batch 3, sample index 3, given 3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [
+        ({"isolation": "process"}, True),
+        ({"isolation": "process", "persistent_workers": True}, False),
+        ({"isolation": "thread"}, False),
+    ],
+)
+def test_report_recommends_to_keep_processes_that_epochs_start_anew(options, is_told, monkeypatch):
+    """From the second epoch on, and only where there is something to keep."""
+    monkeypatch.setattr(workers_stats, "_VISIBLE_START", -math.inf)  # however long it takes
+    loader = DataLoader(SAMPLES, batch_size=4, num_workers=1, **options)
+    for expected in (False, is_told):
+        assert len(list(loader)) == 3
+        remarks = " ".join(loader.report().verdict.remarks)
+        assert ("persistent_workers=True keeps them" in remarks) is expected
+    numbers = re.search(r"anew: ([0-9.e-]+) s of the ([0-9.e-]+) s of the last one", remarks)
+    assert (numbers is not None) is is_told
+    assert numbers is None or float(numbers[1]) <= float(numbers[2])

@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 from random import gauss as gauss_imported_early
 from random import randint as randint_imported_early
 from random import seed as seed_imported_early
@@ -10,6 +11,7 @@ from random import seed as seed_imported_early
 import numpy as np
 import pytest
 import torch
+from _loader_helpers import MixedLoader as DataLoader
 from _loader_helpers import assert_threads_end, run_script, torch_loader
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +25,6 @@ from torch.utils.data import (
 )
 from torchvision.transforms import v2
 
-from spdl_torch import DataLoader
 from spdl_torch.data.rng.keys import Purpose, StreamKey
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.testing import assert_reproducible
@@ -116,10 +117,10 @@ def three_draws(_=None):
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("kind", [Augmented, InOneCall])
-def test_augmentations_are_equal_for_any_number_of_threads(kind, persistent):
-    """torchvision's transforms give the same bits from 0, 1, 2, 3 and 7 threads."""
+def test_augmentations_are_equal_for_any_number_of_workers(kind, persistent):
+    """torchvision's transforms give the same bits from 0, 1, 2, 3 and 8 workers."""
     expected, trainer = two_epochs(Augmented(), 1, persistent_workers=persistent)
-    for num_workers in (1, 2, 3, 7):
+    for num_workers in (1, 2, 3, 8):
         got, after = two_epochs(kind(), num_workers, persistent_workers=persistent)
         assert all(map(torch.equal, got, expected))
         assert torch.equal(after, trainer)
@@ -248,10 +249,10 @@ DRAWS = {
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_draw_comes_from_the_samples_stream(name):
-    """The same numbers from 1 and from 3 threads, and none taken from the trainer."""
+    """The same numbers from a thread and from 2 processes, and none taken from the trainer."""
     dataset = Drawing(lambda _: DRAWS[name]())
     expected, trainer = two_epochs(dataset, 1)
-    got, after = two_epochs(dataset, 3)
+    got, after = two_epochs(dataset, 2)
     assert all(map(torch.equal, got, expected))
     assert torch.equal(after, trainer)
     torch.manual_seed(7)
@@ -407,7 +408,7 @@ def flat(value):
 
 @pytest.mark.parametrize("dataset", [FromWorkers(), IterableFromWorkers()], ids=["map", "iterable"])
 @pytest.mark.parametrize("init_fn", [None, seed_workers])
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 def test_worker_streams_are_torchs_own(dataset, init_fn, num_workers):
     """rng="worker": the bits that torch's worker processes draw, from all three libraries."""
     options = {
@@ -566,6 +567,28 @@ def test_trainers_generators_stand_still_while_loading(kind, num_workers):
         assert torch.equal(torch.get_rng_state(), before[0])
         assert random.getstate() == before[1]
         assert np.random.get_state()[1].tolist() == before[2]
+
+
+def test_threads_of_the_trainer_draw_from_the_process_while_a_batch_is_made():
+    """Without workers, too: the samples keep their bits, and no draw of the thread comes twice."""
+
+    def draw_twice(beside=None):
+        first = torch.rand(1)
+        if beside is not None:
+            drawn.append(beside.submit(torch.rand, 1).result())
+        return torch.cat([first, torch.rand(1)])
+
+    drawn = []
+    expected = list(DataLoader(Drawing(lambda _: draw_twice()), 4, seed=1))
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(torch.rand, 1).result()  # its thread lives from here on
+        loader = DataLoader(Drawing(lambda _: draw_twice(beside)), 4, seed=1)
+        torch.manual_seed(3)
+        batches = list(loader)
+    assert all(map(torch.equal, batches, expected))
+    generator = torch.Generator().manual_seed(3)
+    torch.empty((), dtype=torch.int64).random_(generator=generator)  # torch's base seed
+    assert torch.equal(torch.cat(drawn), torch.rand(12, generator=generator))
 
 
 def test_trainer_draws_between_batches_from_its_own():

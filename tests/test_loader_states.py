@@ -30,6 +30,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from spdl_torch import PipelineDataset
 from spdl_torch.data.checkpoint import user_state as own_state
 from spdl_torch.data.checkpoint.user_state import OwnState, WorkerState
+from spdl_torch.data.loader.epoch_states import MOVES, EpochState
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
@@ -39,9 +40,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 KINDS = {
     "0": {"num_workers": 0},
-    "2": {"num_workers": 2},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "2": {"num_workers": 2, "isolation": "thread"},
+    "persistent": {"num_workers": 2, "persistent_workers": True, "isolation": "thread"},
     "process": {"num_workers": 2, "isolation": "process"},
+    "processes": {"num_workers": 2, "persistent_workers": True},
 }
 
 
@@ -366,16 +368,16 @@ def test_dear_state_is_asked_for_now_and_then(monkeypatch):
         reached.append(own.reached(number, ended=False))
     assert 0.03 < 0.04 * len(asked) / (clock[0] / 1e9) < 0.06
     assert [each.num_items for each in reached] == list(range(1, 1001))
-    at = [each.num_items - each.num_behind for each in reached]
+    at = [each.num_items - each.num_after for each in reached]
     assert at == sorted(at)
     assert len(set(at)) == len(asked)
     own.ask(1001, ended=False, now=True)
-    assert own.reached(1001, ended=False).num_behind == 0
+    assert own.reached(1001, ended=False).num_after == 0
 
 
 def test_loader_and_copies_of_it_want_states_apart():
     """A copy of a loader has asked for nothing."""
-    loader = DataLoader(Live(), 2, num_workers=2)
+    loader = DataLoader(Live(), 2, num_workers=2, isolation="thread")
     loader.state_dict()
     Asked.num_asked = 0
     batches_of(copy.copy(loader))
@@ -477,3 +479,26 @@ def test_epoch_named_after_a_load_is_the_one_that_would_have_come(options, where
     torch.set_rng_state(rng)
     again.load_state_dict(state)
     assert [epoch(again, number) for number in (2, 3)] == expected
+
+
+def test_moves_of_an_epochs_states_lead_round():
+    """Every state is reached from the first, and each leads to another epoch."""
+    reached, new = set(), {EpochState.BEGINNING}
+    while new - reached:
+        reached |= new
+        new = {after for state in reached for after in MOVES[state]}
+    assert reached == set(EpochState) == set(MOVES)
+    assert all(EpochState.BEGINNING in after for after in MOVES.values())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_epoch_is_running_until_its_last_batch_was_asked_for(num_workers):
+    """With workers and without; a move that the table lacks is an error of ours."""
+    iterator = iter(DataLoader(list(range(4)), num_workers=num_workers))
+    for _ in range(4):
+        assert iterator._state is EpochState.RUNNING
+        next(iterator)
+    assert next(iterator, None) is None
+    assert iterator._state is EpochState.OVER
+    with pytest.raises(AssertionError, match="cannot become"):
+        iterator._advance(EpochState.RUNNING)

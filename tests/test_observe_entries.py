@@ -55,7 +55,7 @@ def slow(item):
 
 def loader(num_workers):
     """Of five batches."""
-    return DataLoader(Slow(), batch_size=12, num_workers=num_workers)
+    return DataLoader(Slow(), batch_size=12, num_workers=num_workers, isolation="thread")
 
 
 def pipeline(**options):

@@ -27,6 +27,7 @@ from spdl_torch.observe import (
     report_of_file,
 )
 from spdl_torch.observe.plot.data import merge_spans, pair_collections
+from spdl_torch.observe.plot.panels import QUEUE_PANELS, TASK_PANELS
 from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 pytest.importorskip("matplotlib", reason="the extra plot is not installed")
@@ -131,16 +132,15 @@ def test_real_run_becomes_two_pictures(real_db_path, tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
     figure = plot_queue_stats(real_db_path)
     assert "stage 'slow' is the bottleneck" in sentence(figure)
-    assert sum(sum(values) for values in lines(figure, "items").values()) == 60 * 4
+    assert set(lines(figure, "throughput")) == set(lines(figure, "occupancy"))
 
 
 def test_units_are_on_every_axis(db_path):
     """And the start, the run and the machine are in the title."""
     tasks, queues = plot_task_stats(db_path), plot_queue_stats(db_path)
     assert [axes.get_ylabel() for axes in tasks.axes] == [
-        "tasks\n(count per interval)",
-        "successes\n(count per interval)",
-        "failures\n(count per interval)",
+        "tasks\n(1/s)",
+        "failures\n(1/s)",
         "task time\n(ms)",
     ]
     assert [axes.get_ylabel() for axes in queues.axes] == [
@@ -148,7 +148,6 @@ def test_units_are_on_every_axis(db_path):
         "occupancy\n(% of the time)",
         "put: wait for room\n(ms)",
         "get: wait for an item\n(ms)",
-        "items\n(count per interval)",
     ]
     assert panel(queues, "occupancy").get_ylim() == (-4, 104)
     for figure in (tasks, queues):
@@ -161,8 +160,8 @@ def test_units_are_on_every_axis(db_path):
 def test_every_stage_has_its_lines(db_path):
     """One a panel; three where there are percentiles."""
     tasks, queues = plot_task_stats(db_path), plot_queue_stats(db_path)
-    assert [len(axes.lines) for axes in tasks.axes] == [2, 2, 2, 6]
-    assert [len(axes.lines) for axes in queues.axes] == [4, 4, 12, 12, 4]
+    assert [len(axes.lines) for axes in tasks.axes] == [2, 2, 6]
+    assert [len(axes.lines) for axes in queues.axes] == [4, 4, 12, 12]
     assert lines(tasks, "task time") == {
         f"0:{position}:{label} {kind}": pytest.approx([value] * 3)
         for position, label in ((1, "read"), (2, "decode"))
@@ -170,23 +169,41 @@ def test_every_stage_has_its_lines(db_path):
     }
     assert lines(queues, "throughput")["0:0:src_queue mean"] == [10, 10, 10]
     assert lines(queues, "occupancy")["0:2:decode_queue mean"] == pytest.approx([10] * 3)
-    assert list(panel(queues, "items").lines[0].get_xdata()) == [10, 20, 30]
+    assert list(panel(queues, "throughput").lines[0].get_xdata()) == [10, 20, 30]
 
 
-def test_successes_are_tasks_without_failures(tmp_path):
-    """And where all failed there is no time to draw, rather than 0 ms."""
+def test_failed_interval_has_no_time(tmp_path):
+    """Where all tasks failed there is no time to draw, rather than 0 ms."""
     entries = [
         task_entry(10.0 * end, "0:1:decode", num_failures=failures, ave_time=0.1 * (failures < 10))
         for end, failures in enumerate((0, 3, 10, 0), start=1)
     ]
     figure = plot_task_stats(write(tmp_path / "s.db", entries))
-    assert lines(figure, "failures") == {"0:1:decode mean": [0, 3, 10, 0]}
-    assert lines(figure, "successes") == {"0:1:decode mean": [10, 7, 0, 10]}
+    assert lines(figure, "failures") == {"0:1:decode mean": [0, 0.3, 1, 0]}
     times = lines(figure, "task time")["0:1:decode mean"]
     assert [math.isnan(value) for value in times] == [False, False, True, False]
     # Nothing leads to the last point of the dashed line: only a marker shows it.
     (p90,) = [n for n in panel(figure, "task time").lines if n.get_label().endswith("p90")]
     assert p90.get_markevery() == [3]
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 10**6)), min_size=1, max_size=6))
+def test_steady_work_is_a_level_line_whatever_the_intervals(intervals):
+    """A rate times its interval is the count, in the panels of tasks, failures and throughput."""
+    rows = [{"elapsed": seconds, "num_tasks": n, "num_items": n} for seconds, n in intervals]
+    for panels, quantity in ((TASK_PANELS, "tasks"), (QUEUE_PANELS, "throughput (QPS)")):
+        (rates,) = (panel.curves[0] for panel in panels if panel.quantity == quantity)
+        for row, (seconds, n) in zip(rows, intervals, strict=True):
+            assert rates.value(row) * seconds == pytest.approx(n)
+
+
+def test_percentiles_have_the_colour_of_their_queue(db_path):
+    """The very colour of the legend's line: a paler one may be that of another queue."""
+    for figure in (plot_task_stats(db_path), plot_queue_stats(db_path)):
+        means = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+        for line in [line for axes in figure.axes for line in axes.lines]:
+            name = line.get_label().rpartition(" ")[0]
+            assert (line.get_color(), line.get_alpha()) == (means[f"{name} mean"], None)
 
 
 def test_single_interval_is_visible(tmp_path):
@@ -223,7 +240,7 @@ def test_stage_is_one_line_when_its_concurrency_changes(tmp_path):
     """The name as logged changes; the stage does not."""
     entries = [task_entry(10.0, "0:1:decode[2]"), task_entry(20.0, "0:1:decode[4]")]
     figure = plot_task_stats(write(tmp_path / "s.db", entries))
-    assert lines(figure, "tasks") == {"0:1:decode[4] mean": [10, 10]}
+    assert lines(figure, "tasks") == {"0:1:decode[4] mean": [1, 1]}
 
 
 SCALES = {
@@ -356,7 +373,7 @@ def test_stage_is_chosen_by_any_of_its_names(db_path, name):
         plot_queue_stats(db_path, stages=[name]),
     )
     assert list(lines(tasks, "tasks")) == ["0:2:decode mean"]
-    assert list(lines(queues, "items")) == ["0:2:decode_queue mean"]
+    assert list(lines(queues, "throughput")) == ["0:2:decode_queue mean"]
     assert sentence(tasks) == sentence(queues) == sentence(plot_task_stats(db_path)) != ""
 
 

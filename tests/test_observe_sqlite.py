@@ -380,7 +380,9 @@ def test_runs_share_a_file(tmp_path):
     write(tmp_path / "s.db", task_entry(2.0), task_entry(3.0))
     assert len(query_task_stats(tmp_path / "s.db")) == 3
     assert [row["run_id"] for row in query_task_stats(tmp_path / "s.db", run_id=2)] == [2, 2]
-    assert rows(tmp_path / "s.db", "SELECT run_id, label, position, concurrency FROM stage") == [
+    assert rows(
+        tmp_path / "s.db", "SELECT run_id, label, stage_number, concurrency FROM stage"
+    ) == [
         (1, "decode", 1, 2),
         (2, "decode", 1, 2),
     ]
@@ -392,7 +394,7 @@ def test_query_takes_names_and_times(tmp_path):
     for name in ("decode", "0:1:decode[2]"):
         found = query_task_stats(tmp_path / "s.db", name, start_time=1, end_time=3)
         assert [row["timestamp"] for row in found] == [3, 2, 1]
-    assert [row["position"] for row in query_task_stats(tmp_path / "s.db", "other")] == [None]
+    assert [row["stage_number"] for row in query_task_stats(tmp_path / "s.db", "other")] == [None]
 
 
 @pytest.mark.parametrize("network", [False, True])

@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count, pairwise
+from operator import attrgetter
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def report_with(wait=0.3, stages=("decode", "collate")):
 def turn(since, started, ended, done, number, output=-1, **others):
     """A turn, its times in milliseconds."""
     times = (round(t * MS) for t in (since, started, ended, done))
-    content = {"cpu_ns": -1, "num_before": -1, "num_behind": -1, **others}
+    content = {"cpu_ns": -1, "num_before": -1, "num_after": -1, **others}
     return Turn(*times, number=number, output=output, **content)
 
 
@@ -86,8 +87,8 @@ def small_timeline(number=0, start=0.0):
     """Two items: read, decoded by two threads, taken by the consumer."""
     t = start
     source = [turn(t, t, t + 1, t + 1, -1, 0), turn(t + 1, t + 1, t + 2, t + 2, -1, 1)]
-    first = turn(t, t + 1, t + 6, t + 6, 0, 0, cpu_ns=2 * MS, num_before=1, num_behind=1)
-    second = turn(t, t + 2, t + 7, t + 9, 1, 1, cpu_ns=MS, num_before=0, num_behind=2)
+    first = turn(t, t + 1, t + 6, t + 6, 0, 0, cpu_ns=2 * MS, num_before=1, num_after=1)
+    second = turn(t, t + 2, t + 7, t + 9, 1, 1, cpu_ns=MS, num_before=0, num_after=2)
     steps = [turn(t, t + 6, t + 9, t + 9, 0, num_before=1), turn(t + 9, t + 9, t + 12, t + 12, 1)]
     part = Part("read", round((t + 2) * MS), round((t + 4) * MS), MS // 2)
     return Timeline(
@@ -418,11 +419,12 @@ def test_counter_changes_with_every_event(timeline):
 
 
 def parts_outside(row):
-    """Parts of no length at a turn's end are not inside of it."""
+    """Parts of no length at a turn's end are not inside of it; but a consumer's next turn, which
+    begins with its wait, may have them.
+    """
+    begin = attrgetter("since_ns" if row.role == "consumer" else "started_ns")
     return [
-        p
-        for p in row.parts
-        if not any(t.started_ns <= p.started_ns < t.ended_ns for t in row.turns)
+        p for p in row.parts if not any(begin(t) <= p.started_ns < t.ended_ns for t in row.turns)
     ]
 
 
@@ -492,7 +494,8 @@ def test_report_comes_back_from_a_dict(wait, is_bounded):
     report = report_with(wait, stages=("decode",))
     assert math.isfinite(report.verdict.gain) == is_bounded
     assert Report.from_dict(json.loads(json.dumps(report.as_dict(), allow_nan=False))) == report
-    assert set(json.loads(report.as_json())) == {"verdict", "stats", "probes"}
+    keys = {"verdict", "stats", "probes", "placements", "predictions"}
+    assert set(json.loads(report.as_json())) == keys
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import threading
 import pytest
 import torch
 from _gates import Boom, GatedOp, until
-from _loader_helpers import DataLoader, MapData
+from _loader_helpers import MapData
+from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile

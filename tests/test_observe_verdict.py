@@ -6,8 +6,10 @@ import gc
 import itertools
 import json
 import os
+import sys
 import threading
 import zlib
+from dataclasses import replace
 
 import pytest
 from _loader_helpers import PATIENCE_SECONDS
@@ -25,6 +27,7 @@ from spdl_torch.observe import (
 )
 from spdl_torch.observe.verdict.probes import (
     is_probing,
+    join_probing,
     probe_counters,
     probes_between,
     start_probing,
@@ -111,7 +114,7 @@ RULES = {
     "too few threads, and too few cores": (
         reading(0.9, stage("decode", busy=0.97), BATCH),
         Probes(num_cores=8),
-        (Cause.THREADS, "decode", "computes", "or to the 8 cores that there are", 9.0),
+        (Cause.THREADS, "decode", "computes", "that keeps the 8 cores busy", 9.0),
     ),
     "a consumer that does nothing but wait": (
         reading(0.99, stage("decode", busy=0.97)),
@@ -222,6 +225,67 @@ def test_waits_for_the_gil_fall_into_any_op_of_a_pool():
         verdict = judge(stats, probes, pooled=pooled)
         assert "Raise" not in verdict.action
         assert "release the GIL" in verdict.action
+
+
+POOLED = ["fetch", "collate"]
+
+
+def test_workers_without_a_core_are_not_idle():
+    """Other programs may take it between two calls as well as within one."""
+    stats = reading(0.9, stage("fetch", busy=0.3, cpu=0.6, wait_in=0.05))
+    probes = Probes(own_gil=True, run_delay_ratio=0.55, num_cores=2)
+    assert judge(stats, probes, pooled=POOLED).cause is Cause.CPU
+    assert judge(stats, replace(probes, run_delay_ratio=0.0), pooled=POOLED).cause is Cause.START
+
+
+@pytest.mark.parametrize("gil", [None, 3e-4, 1e-3, 0.006])
+@pytest.mark.parametrize("run_delay", [None, 0.0, 0.05])
+@pytest.mark.parametrize("threads", [2, 3, 4, 8, 16])
+def test_threads_that_use_one_core_together_are_never_told_to_be_more(gil, run_delay, threads):
+    """As they do that take the GIL in turns, whether the probe has looked at it or not yet."""
+    for cores in (0.75, 1.0, 1.3):
+        stats = reading(0.9, stage("fetch", busy=0.97, cpu=cores / threads / 0.97, threads=threads))
+        probes = Probes(gil_seconds=gil, run_delay_ratio=run_delay, num_cores=64)
+        for pooled in ([], POOLED):
+            assert "Raise" not in judge(stats, probes, pooled=pooled).action
+
+
+def test_one_thread_is_told_of_processes_where_nobody_looked_at_the_gil():
+    """A loader without workers, or with one, in a window too short for the probe."""
+    one = stage("fetch", busy=0.97, threads=1)
+    inline = replace(one, queue=QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0))
+    for each, number in ((one, 1), (inline, 0)):
+        action = judge(reading(0.9, each), Probes(num_cores=8), pooled=POOLED).action
+        assert f"Raise num_workers from {number} to about" in action
+        assert "in processes if the work holds the GIL" in action
+    for probes in (QUIET, Probes(own_gil=True, num_cores=8)):
+        assert "GIL" not in judge(reading(0.9, one), probes, pooled=POOLED).action
+
+
+@pytest.mark.parametrize("one_at_a_time", [False, True])
+@pytest.mark.parametrize("wait", [0.01, 0.5, 0.9])
+@pytest.mark.parametrize("cpu", [0.05, 0.12, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_gil_is_not_mentioned_where_none_is_shared(one_at_a_time, wait, cpu, threads):
+    """On a Python without one, or with a process for each worker; whatever the figures are."""
+    probes = Probes(own_gil=True, one_at_a_time=one_at_a_time, num_cores=4, step_slowdown=0.3)
+    stats = reading(wait, stage("fetch", busy=0.97, cpu=cpu, threads=threads))
+    for pooled in ([], POOLED):
+        verdict = judge(stats, probes, pooled=pooled)
+        assert verdict.cause is not Cause.GIL
+        assert "GIL" not in verdict.finding + verdict.action
+        assert not one_at_a_time or "Raise" not in verdict.action
+
+
+def test_python_without_a_gil_is_seen(monkeypatch):
+    """Nothing is said of waits for a lock that is not there, and the verdict knows why."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    before = after = probe_counters()
+    probes = probes_between(before, after)
+    assert probes.own_gil
+    assert probes.gil_seconds is probes.gil_held_ratio is None
+    stats = reading(0.9, stage("fetch", busy=0.97, cpu=0.5, threads=2))
+    assert "GIL" not in judge(stats, pooled=POOLED).action
 
 
 def test_short_window_is_said_to_be_short():
@@ -339,6 +403,8 @@ class Named:
 
 def test_probe_ends_when_its_users_are_gone():
     """Also those who did not say so: Ctrl-C may meet a finalizer."""
+    assert not is_probing()
+    join_probing(PATIENCE_SECONDS)  # the one of the test before may be about to end
     before_callbacks = list(gc.callbacks)
     user = Named()
     start_probing(user)
@@ -390,11 +456,11 @@ def test_report_reads_as_one_page():
 
 
 def test_report_is_shown_by_a_prompt_and_a_notebook():
-    """Neither needs print(); the notebook gets it as text that is not wrapped."""
+    """Neither needs print(); the notebook gets sentences and a table."""
     report = make_report(reading(0.5, stage("<lambda>", 1.0)))
     assert repr(report) == str(report)
     shown = report._repr_html_()
-    assert shown.startswith('<pre style="white-space: pre; overflow-x: auto">VERDICT  Training')
+    assert "<span>Training waits for data 50 % of the time" in shown
     assert "&lt;lambda&gt;" in shown
     assert "<lambda>" not in shown
 

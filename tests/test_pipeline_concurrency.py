@@ -22,7 +22,7 @@ import spdl_torch.pipeline.stats.thread_time as headcount_module
 from spdl_torch.autotune import PerfParams
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.pipeline.channel.channel import Channel, ChannelClosed, Dismissed, EndOfChannel
-from spdl_torch.pipeline.stats.thread_time import Headcount
+from spdl_torch.pipeline.stats.thread_time import ThreadCount
 
 
 class Hands:
@@ -34,7 +34,7 @@ class Hands:
         self.run = run
         return self
 
-    def report_lap(self):
+    def report_interval(self):
         """The test decides."""
 
 
@@ -194,9 +194,9 @@ def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
     builder.pipe(abs, name="b", output_order="input", buffer_size=5)
     pipeline = builder.add_sink().build(tuner=hands)
     hands.run.set_concurrency("b", 8)
-    hands.run.set_room({"b": 100, "a": 12})
+    hands.run.set_buffer_sizes({"b": 100, "a": 12})
     assert [queue.capacity for queue in hands.run._queues()] == [2, 16, 5, 3]
-    hands.run.set_room({"a": 40})
+    hands.run.set_buffer_sizes({"a": 40})
     assert hands.run._queues()[1].capacity == 40
     pipeline.stop()
 
@@ -205,7 +205,7 @@ def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
     """2 threads for 10 s, then 6 for 5 s: 50 thread-seconds, of the last 5 s 30."""
     now = 0
     monkeypatch.setattr(headcount_module, "perf_counter_ns", lambda: now)
-    count = Headcount(2)
+    count = ThreadCount(2)
     now = 10
     assert count.thread_ns(10) == 20
     count.change(6)
@@ -301,7 +301,7 @@ class ChangedAtRandom(RuleBasedStateMachine):
 
     @rule(stage=st.sampled_from(["thrice", "some", "counted"]), room=st.integers(1, 40))
     def more_room(self, stage, room):
-        self.hands.run.set_room({stage: room})
+        self.hands.run.set_buffer_sizes({stage: room})
 
     @rule(count=st.integers(1, 30))
     def take(self, count):

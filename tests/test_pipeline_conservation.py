@@ -12,12 +12,6 @@ from hypothesis import strategies as st
 from spdl_torch.pipeline import PipelineBuilder
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with ThreadPoolExecutor(3) as executor:
-        yield executor
-
-
 @settings(deadline=None, max_examples=150)
 @given(
     count=st.integers(0, 40),

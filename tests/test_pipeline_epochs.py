@@ -4,7 +4,6 @@ import asyncio
 import gc
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +16,6 @@ from _gates import (
     in_thread,
     multiset,
     no_leak,
-    quiet_log,
     result_of,
     until,
 )
@@ -30,17 +28,7 @@ from spdl_torch.pipeline.channel import sentinels
 from spdl_torch.pipeline.defs import Aggregator
 from spdl_torch.pipeline.stage import epoch_barrier
 
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with quiet_log():
-        yield
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with ThreadPoolExecutor(3) as executor:
-        yield executor
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Epochs:
@@ -458,7 +446,7 @@ class Hands:
         self.run = run
         return self
 
-    def report_lap(self):
+    def report_interval(self):
         """The test decides."""
 
 

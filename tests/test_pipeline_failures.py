@@ -19,16 +19,11 @@ from _gates import (
     join_spdl_threads,
     no_leak,
     pipeline_of,
-    quiet_log,
 )
 
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with quiet_log():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def failing_at(*bad):

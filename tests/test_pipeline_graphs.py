@@ -18,7 +18,6 @@ from _gates import (
     in_thread,
     multiset,
     no_leak,
-    quiet_log,
     result_of,
     until,
 )
@@ -54,16 +53,7 @@ from spdl_torch.pipeline.graph import merge
 UNBOUNDED = 10_000
 
 
-@pytest.fixture(autouse=True)
-def _quiet():
-    with quiet_log():
-        yield
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with ThreadPoolExecutor(3) as executor:
-        yield executor
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def same(item):

@@ -329,6 +329,30 @@ def test_dropped_iterator_ends_the_run():
         join_spdl_threads()
 
 
+@pytest.mark.parametrize("end", ["never started", "at its end", "stopped"])
+def test_op_that_refers_to_its_pipeline_does_not_keep_it(end):
+    """A method of the object that holds the pipeline is an ordinary op."""
+
+    class Trainer:
+        def __init__(self):
+            self.pipeline = pipeline_of(range(3), self.op)
+
+        def op(self, item):
+            return item
+
+    trainer = Trainer()
+    if end == "at its end":
+        assert list(trainer.pipeline) == [0, 1, 2]
+    elif end == "stopped":
+        with trainer.pipeline.auto_stop():
+            assert trainer.pipeline.get_item() == 0
+    gone = weakref.ref(trainer.pipeline)
+    del trainer
+    join_spdl_threads()
+    gc.collect()
+    assert gone() is None
+
+
 def test_threads_do_not_keep_the_pipeline_alive():
     """Nothing that a thread holds refers to the object in the user's hand."""
     p = pipeline_of(CountingSource(), same, concurrency=2)
@@ -456,8 +480,9 @@ sys.modules["spdl_torch"] = package
 CHILD = """
 import os, sys, threading
 from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
-from spdl_torch.pipeline import threads
-threads._EXIT_JOIN_SECONDS = {grace}  # a blocked op is left after so long
+from spdl_torch.pipeline.threads import thread_group
+assert thread_group._EXIT_JOIN_SECONDS == 5.0
+thread_group._EXIT_JOIN_SECONDS = {grace}  # a blocked op is left after so long
 started = threading.Event()
 def endless():
     n = 0

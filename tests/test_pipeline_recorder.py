@@ -58,7 +58,7 @@ def test_a_ring_keeps_the_latest_and_counts_the_rest(capacity, count):
     assert num_lost == (0 if count < capacity else count - capacity + 1)
     for turn in turns:
         assert turn.since_ns + 3 == turn.started_ns + 2 == turn.ended_ns + 1 == turn.done_ns
-        assert (turn.cpu_ns, turn.output, turn.num_before, turn.num_behind) == (4, 5, -1, 7)
+        assert (turn.cpu_ns, turn.output, turn.num_before, turn.num_after) == (4, 5, -1, 7)
 
 
 def test_parts_keep_their_names():

@@ -157,20 +157,36 @@ def fit(loader, folder, *, touches_estimate=False, checkpoint=None):
     return model.seen
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("touches_estimate", [False, True])
-@pytest.mark.parametrize("make", [sized, unsized, pipeline])
+kinds_of_loaders = pytest.mark.parametrize("make", [sized, unsized, pipeline])
+with_the_estimate = pytest.mark.parametrize("touches_estimate", [False, True])
+numbers_of_workers = pytest.mark.parametrize("num_workers", [0, 1])
+
+
+@numbers_of_workers
+@with_the_estimate
+@kinds_of_loaders
+def test_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_estimate, num_workers):
+    """Within an epoch, behind its last step and behind the epoch: what was trained before and what
+    is trained after are together the undisturbed run, with and without ``len()`` (D4), and where
+    Lightning forgets to load the loaders' states (D5)."""
+    assert_exact(tmp_path, make, touches_estimate, num_workers, steps=[4, 5], epochs=[1])
+
+
+@pytest.mark.long
+@numbers_of_workers
+@with_the_estimate
+@kinds_of_loaders
 def test_every_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_estimate, num_workers):
-    """Behind every step and every epoch: what was trained before and what is trained after are
-    together the undisturbed run, with and without ``len()`` (D4), and where Lightning forgets to
-    load the loaders' states (D5)."""
+    """The same behind every step and every epoch."""
+    options = {"steps": range(1, 12), "epochs": range(NUM_EPOCHS - 1)}
+    assert_exact(tmp_path, make, touches_estimate, num_workers, **options)
+
+
+def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs):
     whole = fit(make(num_workers), tmp_path / "whole", touches_estimate=touches_estimate)
     assert len(whole) == 4 * NUM_EPOCHS
-    checkpoints = [
-        (step, tmp_path / "whole" / "steps" / f"step={step}.ckpt") for step in range(1, 12)
-    ] + [
-        (4 * (n + 1), tmp_path / "whole" / "epochs" / f"epoch={n}.ckpt")
-        for n in range(NUM_EPOCHS - 1)
+    checkpoints = [(step, tmp_path / "whole" / "steps" / f"step={step}.ckpt") for step in steps] + [
+        (4 * (n + 1), tmp_path / "whole" / "epochs" / f"epoch={n}.ckpt") for n in epochs
     ]
     for number, (step, path) in enumerate(checkpoints):
         seen = fit(

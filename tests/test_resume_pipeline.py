@@ -114,13 +114,14 @@ def test_inside_of_a_loader(loader, num_workers):
 
     def make():
         data = dataset_of(Shuffled(23), ones, group=2)
-        return DataLoader(data, batch_size=None, num_workers=num_workers)
+        # On threads, because starting processes for every state takes long.
+        return DataLoader(data, batch_size=None, num_workers=num_workers, isolation="thread")
 
     assert_resume_exact(make)
 
 
 def test_items_are_not_made_again_where_nothing_was_lost():
-    """The source begins behind what was handed out; with a loss the pass begins anew."""
+    """The source begins after what was handed out; with a loss the pass begins anew."""
     made = []
 
     def op(item):
@@ -196,7 +197,7 @@ def test_parts_that_the_source_makes_keep_their_number():
     again = dataset_of(ListSource(range(20)), ones, num_replicas=4, rank=0)
     again.load_state_dict(dataset.state_dict())
     iterator.close()
-    with pytest.raises(ValueError, match=r"of 2 rank\(s\), here are 4.*The source makes"):
+    with pytest.raises(ValueError, match=r"of 2 rank\(s\), this run has 4.*The source makes"):
         next(iter(again))
 
 

@@ -1,10 +1,13 @@
 """Every random operator of torch draws from the sample's stream, and from nothing else."""
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
+from torch import rand as rand_imported_early
 from torch.nn import functional
 
 from spdl_torch import DataLoader
@@ -64,7 +67,7 @@ def arguments_of(schema, device):
             )
             value = torch.full((4,), 0.5, dtype=torch.int64 if whole else torch.float32)
             value = {"count": 20 * value, "high": torch.tensor(9)}.get(argument.name, value)
-            value = value.to(device)
+            value = value if argument.name == "high" else value.to(device)
         else:
             value = VALUES[argument.name]
         if argument.kwarg_only:
@@ -112,14 +115,17 @@ def test_table_of_operators_is_what_torch_has():
     assert len(RUNNING) > 70
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """The streams take the program for one without other threads: libraries leave some here."""
+    monkeypatch.setattr("spdl_torch.data.rng.streams._others_may_draw", lambda: False)
+
+
 def drawn_by_samples(streams, draw):
     """What three samples of a batch draw, one after another."""
     with streams:
         streams.begin(KEY, 10)
-        samples = []
-        for _ in streams.over([0, 1, 2], samples):
-            samples.append(draw())  # noqa: PERF401 - its length is the sample's place
-        return samples
+        return [draw() for _ in streams.over(iter([0, 1, 2]), 3)]
 
 
 @pytest.mark.parametrize("name", RUNNING)
@@ -145,18 +151,109 @@ def test_operator_draws_from_the_samples_stream(name):
     assert torch.equal(torch.get_rng_state(), process)
 
 
-@pytest.mark.parametrize("name", dispatch.DRAWING)
-def test_operator_on_another_device_is_left_alone(name):
-    """The dispatch key hands on what does not draw on the CPU as it came."""
+def exists_on_meta(name):
+    """Whether torch has the operator for the device meta."""
     try:
-        expected = call(name, device="meta")
+        call(name, device="meta")
     except NotImplementedError:
-        pytest.skip("torch has no such operator for the device meta")
-    with SampleStreams(0):
-        got = call(name, device="meta")
-    assert [(part.device, part.shape) for part in got] == [
-        (part.device, part.shape) for part in expected
-    ]
+        return False
+    return True
+
+
+ON_META = [name for name in RUNNING if exists_on_meta(name)]
+
+
+def outcome(call, *args):
+    """What a call gives, or how it fails: torch refuses some generators for meta."""
+    try:
+        return [(part.device, part.shape, part.dtype) for part in call(*args)]
+    except (AssertionError, RuntimeError, TypeError) as error:
+        return str(error)
+
+
+class Counting(SampleStreams):
+    """Streams that count how often a generator was asked for."""
+
+    num_asked = 0
+
+    def generator(self):
+        self.num_asked += 1
+        return super().generator()
+
+
+def counting(by_mode):
+    """Streams that lead draws by the key, or by the fallback."""
+    with pytest.MonkeyPatch.context() as patch:
+        if by_mode:
+            patch.setattr("spdl_torch.data.rng.streams.install", lambda: False)
+        return Counting(0)
+
+
+@pytest.mark.parametrize("by_mode", [False, True], ids=["key", "mode"])
+def test_operators_on_another_device_are_left_alone(by_mode):
+    """What does not draw on the CPU goes on as it came, with a generator or without: no stream is
+    asked for one.
+    """
+    assert len(ON_META) > 60
+    streams = counting(by_mode)
+    for name in ON_META:
+        for each in (call, call_from_python) if name in FROM_PYTHON else (call,):
+            for generator in (None, torch.Generator()):
+                expected = outcome(each, name, "meta", generator)
+                with streams:
+                    assert outcome(each, name, "meta", generator) == expected, name
+    assert streams.num_asked == 0
+
+
+def function_of(name):
+    """The function or method by which Python's code calls an operator, or None."""
+    packet = name.partition(".")[0]
+    return getattr(torch, packet, None) or getattr(torch.Tensor, packet, None)
+
+
+def call_from_python(name, device="cpu", generator=None):
+    args, kwargs = arguments_of(SCHEMAS[name], device)
+    if generator is not None:
+        kwargs["generator"] = generator
+    result = function_of(name)(*args, **kwargs)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def is_called_from_python(name):
+    """Whether Python's function takes the operator's arguments, and a generator with them."""
+    if function_of(name) is None:
+        return False
+    try:
+        call_from_python(name, generator=torch.Generator())
+    except TypeError:
+        return False
+    return True
+
+
+FROM_PYTHON = [name for name in RUNNING if is_called_from_python(name)]
+
+
+@pytest.mark.parametrize("by_mode", [False, True], ids=["key", "mode"])
+def test_functions_draw_from_the_samples_stream(by_mode):
+    """Called as Python's code calls them, by the key and by the fallback: the bits of a generator
+    with the sample's seed; a generator that is named is used, and the process's own stands still.
+    """
+    assert len(FROM_PYTHON) > 40
+    streams, process = counting(by_mode), torch.get_rng_state()
+    for name in FROM_PYTHON:
+        expected = [
+            call_from_python(name, generator=torch.Generator().manual_seed(KEY.seed(10 + position)))
+            for position in range(3)
+        ]
+        got = drawn_by_samples(streams, partial(call_from_python, name))
+        assert all(map(same, got, expected)), name
+        named = partial(call_from_python, name)
+        got = drawn_by_samples(
+            streams, lambda named=named: named(generator=torch.Generator().manual_seed(5))
+        )
+        again = named(generator=torch.Generator().manual_seed(5))
+        assert all(same(each, again) for each in got), name
+    assert torch.equal(torch.get_rng_state(), process)
 
 
 def test_where_torch_lacks_the_key_a_mode_gives_the_same_bits(monkeypatch):
@@ -199,7 +296,12 @@ OUT_OF_SIGHT = {
     "vmap": lambda: torch.vmap(lambda x: x + torch.rand(2), randomness="different")(torch.zeros(3)),
     "compiled": lambda: COMPILED(torch.zeros(64)),
     "module": lambda: torch.nn.Linear(3, 2).weight.detach(),
+    "scripted": lambda: SCRIPTED(torch.ones(64)),
+    "imported by name": lambda: torch.cat([rand_imported_early(2), torch.randn(1)]),
 }
+SCRIPTED = torch.jit.CompilationUnit(
+    "def draw(x: Tensor) -> Tensor:\n  return torch.dropout(x, 0.5, True) + torch.rand(64)\n"
+).draw
 COMPILED = torch.compile(lambda x: functional.dropout(x + 1), backend="aot_eager")
 
 
@@ -219,15 +321,18 @@ class Drawing(torch.utils.data.Dataset):
 @pytest.mark.parametrize("name", OUT_OF_SIGHT)
 def test_draw_inside_torch_comes_from_the_samples_stream(name):
     """Draws made in C++, by compiled functions and under transformations of functions: the same
-    for any number of workers, another for each sample, and none taken from the trainer. (Not the
-    first call of a compiled function on another thread than the main one.)
+    for any number of workers, another for each sample, and none taken from the trainer. (Not while
+    a function is compiled: torch does so again for threads with another number of their own.)
     """
     process = torch.get_rng_state()
     epochs = []
-    for num_workers in (0, 0, 1, 3) if name != "compiled" else (0, 0):
+    for num_workers in (0, 0, 2, 8):
         loader = DataLoader(
             Drawing(OUT_OF_SIGHT[name]), 3, seed=4, num_workers=num_workers, isolation="thread"
         )
+        if name == "compiled":
+            list(loader)
+            loader = copy.copy(loader)  # which begins at epoch 0
         epochs.append(torch.cat(list(loader)).reshape(8, -1))
         torch.set_rng_state(process)  # what the order took from it
     assert torch.equal(torch.get_rng_state(), process)
@@ -237,15 +342,12 @@ def test_draw_inside_torch_comes_from_the_samples_stream(name):
 
 def test_scripted_function_draws_from_the_samples_stream():
     """TorchScript's interpreter calls the same operators."""
-    scripted = torch.jit.CompilationUnit(
-        "def draw(x: Tensor) -> Tensor:\n  return torch.dropout(x, 0.5, True) + torch.rand(64)\n"
-    ).draw
     plain = drawn_by_samples(
         SampleStreams(0), lambda: [torch.dropout(torch.ones(64), 0.5, True) + torch.rand(64)]
     )
     for _ in range(3):  # the interpreter optimises what it runs again
         assert all(
-            map(same, drawn_by_samples(SampleStreams(0), lambda: [scripted(torch.ones(64))]), plain)
+            map(same, drawn_by_samples(SampleStreams(0), lambda: [SCRIPTED(torch.ones(64))]), plain)
         )
 
 
@@ -263,6 +365,40 @@ def test_error_in_a_sample_leaves_the_thread_as_it_was():
             drawn_by_samples(streams, fail)
         assert not dispatch.is_led()
         assert torch.equal(torch.get_rng_state(), process)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2, 8])
+def test_error_in_the_middle_of_an_epoch_leaves_streams_and_trainer_alone(num_workers):
+    """The batches before it, and those of the next epoch, are what they would have been."""
+    fails = False
+
+    def draw():
+        drawn = torch.rand(2)
+        if fails and torch.equal(drawn, expected[0][5]):
+            raise ValueError("bad sample")
+        return drawn
+
+    def epochs(count):
+        loader = DataLoader(
+            Drawing(draw), 2, seed=4, num_workers=num_workers, isolation="thread", rng="sample"
+        )
+        for _ in range(count):
+            got.append([])
+            for batch in loader:
+                got[-1] += batch
+
+    got = []
+    epochs(2)
+    expected, got, fails = got, [], True
+    with pytest.raises(ValueError, match="bad sample"):
+        epochs(1)
+    assert len(got[0]) == 4
+    assert same(got[0], expected[0][:4])
+    process, got, fails = torch.get_rng_state(), [], False
+    epochs(2)
+    torch.set_rng_state(process)
+    assert same(got[0] + got[1], expected[0] + expected[1])
+    assert not dispatch.is_led()
 
 
 def test_streams_inside_streams_give_back_what_they_found():
@@ -301,16 +437,10 @@ def test_thread_that_user_code_starts_draws_from_the_process():
 
 def test_call_that_draws_nothing_is_not_led():
     """No kernel of ours is called for it: the cost of the streams is that of draws alone."""
-    calls = []
-
-    class Counting(SampleStreams):
-        def lead(self):
-            calls.append(1)
-            return super().lead()
-
-    with Counting(0):
+    streams = Counting(0)
+    with streams:
         x = torch.ones(4, 4)
         _ = (x[1] - x.mean(0)) / x.std(), torch.stack([x, x]), torch.cat([x, x]), x.numpy().sum()
-        assert not calls
+        assert streams.num_asked == 0
         torch.rand(1)
-        assert calls == [1]
+        assert streams.num_asked == 1

@@ -2,14 +2,15 @@
 
 import copy
 import functools
+import gc
 import random
 
 import numpy as np
 import pytest
 import torch
+from _loader_helpers import MixedLoader as DataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from spdl_torch import DataLoader
 from spdl_torch.data.rng.keys import Purpose, StreamKey
 from spdl_torch.data.rng.owned import OwnedGenerators
 
@@ -184,6 +185,38 @@ def test_iterable_datasets_own_generator_is_left_to_it(num_workers):
     assert len(set(items[:, 1].tolist())) == 24
 
 
+class Order:
+    """A helper of an iterable dataset: the shuffled order that its workers divide."""
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def of(self, files):
+        return [files[place] for place in self.rng.permutation(len(files))]
+
+
+class ShuffledByHelper(Shuffled):
+    def __init__(self):
+        super().__init__()
+        self.rng = None
+        self.order = Order(np.random.default_rng(4))
+
+    def __iter__(self):
+        info = get_worker_info()
+        for file in self.order.of(list(range(24)))[info.id :: info.num_workers]:
+            yield torch.tensor(file)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "auto"])
+def test_generator_of_an_iterable_datasets_helper_is_left_to_it(isolation):
+    """Every item once, in the order of torch's workers."""
+    options = {"batch_size": 3, "num_workers": 2}
+    batches = list(DataLoader(ShuffledByHelper(), isolation=isolation, **options))
+    torchs = list(torch.utils.data.DataLoader(ShuffledByHelper(), **options))
+    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in torchs]
+    assert sorted(torch.cat(batches).tolist()) == list(range(24))
+
+
 def test_streams_for_each_worker_leave_owned_generators_alone():
     """rng="worker" is torch's rule: what a generator draws follows from its own state."""
     dataset = Owner({"a": Draws(random.Random(3))})
@@ -204,6 +237,61 @@ def test_walk_is_bounded():
     endless["self"] = [endless]
     found = OwnedGenerators([endless, {n: [random.Random()] for n in range(10_000)}])
     assert not found
+
+
+@pytest.mark.parametrize("depth", [10, 3_000])
+def test_search_that_ends_early_says_so_once(depth, caplog, monkeypatch):
+    """With what to do; not where it has seen everything."""
+    monkeypatch.setattr("spdl_torch.data.rng.owned._has_warned", False)
+    chain = [random.Random(1)]
+    for _ in range(depth):
+        chain = [chain]
+    for _ in range(2):
+        OwnedGenerators(chain)
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == (depth > 2_000)
+    assert all("stopped after 2000 objects" in text and "Keep" in text for text in warned)
+
+
+class Plain(Dataset):
+    """Attributes of many kinds; no generator among them unless it is given one."""
+
+    def __init__(self, **more):
+        self.rows, self.names, self.steps = torch.arange(12.0), ["a"] * 999, [len, {"x": (1,)}]
+        vars(self).update(more) if more else None
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def has_dict(value):
+    """Whether the object's ``__dict__`` has been made: then it, not its values, is referred to."""
+    return not any(each is value.rows for each in gc.get_referents(value))
+
+
+@pytest.mark.skipif(has_dict(Plain()), reason="this Python always keeps a __dict__")
+def test_dataset_without_generators_keeps_its_quick_attributes():
+    """Python 3.11 and 3.12 read attributes more slowly once somebody asked for ``__dict__``. A
+    loader without workers does not, nor does its report."""
+    dataset = Plain()
+    loader = DataLoader(dataset, 4)
+    assert len(list(loader)) == 3
+    loader.report()
+    assert not has_dict(dataset)
+    vars(dataset)
+    assert has_dict(dataset), "the check sees it"
+
+
+def test_quick_look_finds_what_the_walk_finds():
+    """In every place, with a ``__dict__`` that was made or not."""
+    for place in PLACES.values():
+        owner = Owner(place(random.Random(1)))
+        assert len(OwnedGenerators(owner).found) == 1
+    many = Plain(**{f"x{number}": number for number in range(999)}, rng=random.Random(1))
+    assert [path for path, _ in OwnedGenerators(many).found] == ["Plain.rng"]
 
 
 def test_seeds_of_two_generators_and_two_purposes_differ():

@@ -9,6 +9,7 @@ from itertools import islice
 import fsspec
 import pytest
 import torch
+from _gates import named
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,7 +136,7 @@ def test_order_is_that_of_its_epoch(size, seed, epoch):
     assert first + list(running) == order
 
 
-@pytest.mark.parametrize("source", [as_source(range(50)), as_source(Countdown(50))], ids=repr)
+@pytest.mark.parametrize("source", [as_source(range(50)), as_source(Countdown(50))], ids=named)
 def test_order_is_another_when_the_epoch_or_the_seed_is(source):
     """Of 50! orders no two of these are equal."""
     shuffled = []
@@ -305,7 +306,7 @@ def test_thing_without_a_lasting_order_is_refused(items, message):
         as_source(items)
 
 
-@pytest.mark.parametrize("source", [as_source([1, 2]), as_source(Countdown(2))], ids=repr)
+@pytest.mark.parametrize("source", [as_source([1, 2]), as_source(Countdown(2))], ids=named)
 def test_arguments_are_checked(source):
     """Places, counts and epochs that cannot be are refused where they are given."""
     for index, count in ((2, 2), (-1, 2), (0, 0)):

@@ -486,9 +486,11 @@ class Interrupted(fsspec.AbstractFileSystem):
 
         class Lost(io.BytesIO):
             def read(self, size=-1):
-                if limit is not None and self.tell() + size > limit:
+                if limit is None:
+                    return super().read(size)
+                if self.tell() >= limit:
                     raise ConnectionResetError("lost")
-                return super().read(size)
+                return super().read(min(size, limit - self.tell()))
 
         return Lost(cls.content)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _warm
 import numpy as np
 import pytest
 import torch
@@ -64,14 +65,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def run(*arguments, cwd):
     """What a program printed; both streams."""
-    done = subprocess.run(
-        [sys.executable, "-c", GENTLE_POOL, *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = _warm.run(["-c", GENTLE_POOL, *arguments], cwd=cwd, env=environment, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 

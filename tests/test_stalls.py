@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from _loader_helpers import (
     PATIENCE_SECONDS,
-    DataLoader,
     GatedData,
     no_thread_left,  # noqa: F401
 )
+from _loader_helpers import ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
 from spdl_torch.observe import flight_recorder
@@ -135,13 +135,15 @@ def test_long_wait_for_a_pipeline_is_logged(caplog, monkeypatch):
         return item
 
     pipeline = PipelineBuilder().add_source([1]).pipe(wait, name="stuck").add_sink(1).build()
-    opener = threading.Thread(target=_open_when_told, args=(gate, caplog, "At work: spdl-stuck-0."))
+    opener = threading.Thread(
+        target=_open_when_told, args=(gate, caplog, "Busy threads: spdl-stuck-0.")
+    )
     opener.start()
     with pipeline.auto_stop():
         assert list(pipeline) == [1]
     opener.join()
     (first, *_) = [line for line in caplog.messages if "the loop has waited" in line]
-    assert first.startswith("pipeline: the loop has waited 0.05 s for an item. At work: ")
+    assert first.startswith("pipeline: the loop has waited 0.05 s for an item. Busy threads: ")
 
 
 def _open_when_told(gate, caplog, told):
@@ -163,8 +165,7 @@ def test_timeout_of_a_pipeline_names_what_is_at_work(where):
 
     async def wait_async(item):
         entered.set()
-        while not gate.is_set():
-            await asyncio.sleep(0)
+        await asyncio.to_thread(gate.wait, PATIENCE_SECONDS)  # the loop sleeps meanwhile
 
     def source():
         yield wait() if where == "source" else 1
@@ -178,7 +179,7 @@ def test_timeout_of_a_pipeline_names_what_is_at_work(where):
         gate.set()
     text = str(caught.value)
     names = {"source": "spdl-src", "op": "spdl-stuck-0", "async op": "spdl-stuck-loop"}
-    assert f"At work: {names[where]}." in text
+    assert f"Busy threads: {names[where]}." in text
     assert ("the event loop" if where == "async op" else "in wait\n") in text
 
 
@@ -191,7 +192,7 @@ def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
         opener.start()
         assert len(list(DataLoader(dataset, num_workers=1))) == 2
     opener.join()
-    assert "At work: spdl-loader-0.\nspdl-loader-0:\n" in caplog.text
+    assert "Busy threads: spdl-loader-0.\nspdl-loader-0:\n" in caplog.text
     assert "self.gate.wait(PATIENCE_SECONDS)" in caplog.text
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.random import rand as rand_imported_early
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from spdl_torch import DataLoader
 from spdl_torch.testing import assert_reproducible
@@ -93,6 +93,93 @@ def test_attribute_that_samples_have_in_common_is_named(dataset, attribute):
     """Of a map-style dataset and of an iterable one."""
     with pytest.raises(AssertionError, match=f"An epoch without workers changes {attribute}"):
         assert_reproducible(lambda n: DataLoader(dataset(), 4, num_workers=n), num_workers=(0, 3))
+
+
+def with_closure():
+    """A transform whose generator is a variable around it, which no loader finds."""
+    rng = np.random.default_rng(1)
+    return Samples(lambda index: rng.random())
+
+
+MODULES_OWN = random.Random(2)
+
+
+class DrawsFromModule(Samples):
+    """Draws from a global."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def __getitem__(self, index):
+        return MODULES_OWN.random()
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (with_closure, r"rng, a variable around dataset\.make \(another state of a Generator\)"),
+        (DrawsFromModule, r"the global test_testing\.MODULES_OWN \(another state of a Random\)"),
+    ],
+)
+def test_generator_out_of_the_loaders_sight_is_named(make, what):
+    """A variable around a function, and a global."""
+    dataset = make()
+    with pytest.raises(AssertionError, match=f"An epoch without workers changes {what}"):
+        assert_reproducible(
+            lambda n: DataLoader(dataset, 4, num_workers=n, isolation="thread"), num_workers=(0, 2)
+        )
+
+
+class Divided(IterableDataset):
+    """Its workers divide 24 numbers, and ``draw`` something for each."""
+
+    def __init__(self, draw=lambda rng: rng.random(), *, seeds=False, passes=1):
+        self.rng = random.Random(3)
+        self.draw, self.seeds, self.passes = draw, seeds, passes
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        if self.seeds and info:
+            self.rng.seed(info.seed)
+        for _ in range(self.passes):
+            order = list(range(24))
+            self.rng.shuffle(order)
+            for number in order[first::step]:
+                yield torch.tensor([number, self.draw(self.rng)])
+
+
+def around(rng):
+    """The same with a variable around the function."""
+    return lambda _: rng.random()
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (Divided, r"dataset\.rng: "),
+        (lambda: Divided(around(random.Random(4))), r"rng, a variable around dataset\.draw: "),
+    ],
+)
+def test_workers_that_draw_alike_for_their_items_are_found(make, what):
+    """Each has a copy of the iterable's generator in one state. In every run the bits are the same:
+    so the batches do not tell."""
+    with pytest.raises(AssertionError, match=f"must not draw the same numbers .* from {what}"):
+        assert_reproducible(
+            lambda n: DataLoader(make(), 4, num_workers=n), num_workers=(0, 2), num_epochs=1
+        )
+
+
+@pytest.mark.parametrize(
+    "options", [{"seeds": True}, {"draw": lambda _: 0.0}, {"draw": lambda _: 0.0, "passes": 3}]
+)
+def test_workers_that_seed_their_own_or_shuffle_alike_pass(options):
+    """What divides a list has to draw alike, at the beginning of each pass."""
+    assert_reproducible(
+        lambda n: DataLoader(Divided(**options), 4, num_workers=n, seed=1),
+        num_workers=(0, 2),
+        num_epochs=1,
+    )
 
 
 def test_rng_worker_is_named_as_the_reason():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import _warm
 import numpy as np
 import pytest
 import torch
@@ -17,8 +18,11 @@ from _lazy_device import backends
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch.nn.utils.rnn import pack_sequence
+from torch.testing._internal.two_tensor import TwoTensor
+from torchvision import tv_tensors
 
-from spdl_torch import UnsupportedOptionError
+from spdl_torch import DecodeError, UnsupportedOptionError
 from spdl_torch.io import (
     CUDAConfig,
     Transfer,
@@ -29,7 +33,8 @@ from spdl_torch.io import (
     transfer_tensor,
     transfer_tensor_h2d,
 )
-from spdl_torch.io._transfer import cuda
+from spdl_torch.io._image.geometry import Crop
+from spdl_torch.io._transfer import cuda, leaves, runtime
 from spdl_torch.io._transfer import transfer as transfer_module
 from spdl_torch.io._transfer.slabs import ALIGNMENT, SMALL_BYTES, plan
 
@@ -316,6 +321,74 @@ def test_object_is_moved_by_itself_at_the_hand_over(transfer):
     assert tensor.tolist() == [1, 1]
 
 
+TENSORS = {
+    "subclass": (lambda: tv_tensors.Image(torch.zeros(3, 4, 4)), 1),
+    "sparse": (lambda: torch.eye(3).to_sparse(), 2),
+    "by rows": (lambda: torch.eye(3).to_sparse_csr(), 3),
+    "by columns": (lambda: torch.eye(3).to_sparse_csc(), 3),
+    "jagged": (lambda: nested(layout=torch.jagged), 2),
+    "wrapper": (lambda: TwoTensor(torch.zeros(2), torch.ones(2)), 2),
+}
+
+
+def nested(**options):
+    return torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], **options)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("kind", TENSORS)
+def test_all_memory_of_a_tensor_that_goes_ahead_is_guarded(kind):
+    """Its plain tensors are found, whatever holds them."""
+    make, num_parts = TENSORS[kind]
+    leaf = make()
+    assert leaves.goes_ahead(leaf)
+    parts = leaves.memory_of(leaf)
+    assert all(type(part) is torch.Tensor for part in parts)
+    assert len({part.untyped_storage().data_ptr() for part in parts}) >= num_parts
+
+
+WAYS = {
+    "packed": (lambda: pack_sequence([torch.ones(3), torch.ones(1)]), (True, True)),
+    "gradients": (lambda: torch.ones(3, requires_grad=True), (False, False)),
+    "nested": (nested, (False, False)),
+    "of another library": (lambda: torch.ones(3).to_mkldnn(), (False, False)),
+    "object": (lambda: SimpleNamespace(to=print), (False, False)),
+    "pinnable": (lambda: SimpleNamespace(to=print, pin_memory=print), (False, True)),
+    "recordable": (lambda: SimpleNamespace(to=print, record_stream=print), (True, False)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("kind", WAYS)
+def test_leaf_goes_ahead_when_its_memory_can_be_guarded(kind):
+    """Others wait for the thread that trains; pinned, if they can be."""
+    make, (ahead, pinned) = WAYS[kind]
+    leaf = make()
+    assert (leaves.goes_ahead(leaf), leaves.can_be_pinned(leaf)) == (ahead, pinned)
+
+
+class WithKeywords:
+    def to(self, *args, **kwargs):
+        return args, kwargs
+
+
+class WithNonBlocking:
+    def to(self, device, non_blocking=False):
+        return (device,), {"non_blocking": non_blocking}
+
+
+class WithoutNonBlocking:
+    def to(self, device, dtype=None):
+        return (device,), {}
+
+
+@pytest.mark.parametrize("kind", [WithKeywords, WithNonBlocking, WithoutNonBlocking])
+def test_object_is_asked_not_to_wait_when_it_takes_that(kind):
+    """A wait would hold up the thread that trains."""
+    wanted = {} if kind is WithoutNonBlocking else {"non_blocking": True}
+    assert leaves.move(kind(), torch.device("meta")) == ((torch.device("meta"),), wanted)
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -503,26 +576,50 @@ def test_load_image_batch_goes_to_the_device_of_the_config(backends, jpegs):
 
 
 def test_nvjpeg_says_so_when_it_is_not_there(backends, jpegs, monkeypatch):
-    """A torchvision without it is not the data's fault."""
-    from spdl_torch.io._image import kernel
+    """Libraries without it are not the data's fault."""
+    from spdl_torch.io._image import kernel, nvjpeg
 
+    nvjpeg._gpu_decoder.cache_clear()
     monkeypatch.setattr(kernel, "has_codec", lambda: False)
-    with pytest.raises(RuntimeError, match="needs torchvision with nvJPEG"):
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    with pytest.raises(
+        RuntimeError, match="needs nvJPEG, which this torchvision was built without"
+    ):
         load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
+
+
+def test_nvjpeg_is_torchcodecs_when_torchvision_has_none(jpegs, monkeypatch):
+    """Called as on a GPU, but for the device."""
+    pytest.importorskip("torchcodec")
+    from spdl_torch.io._image import kernel, nvjpeg
+
+    monkeypatch.setattr(kernel, "has_nvjpeg", lambda: False)
+    decode = nvjpeg._gpu_decoder.__wrapped__()
+    data = [torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) for path in jpegs]
+    images = decode(data, torch.device("cpu"))
+    assert [image.shape for image in images] == [(3, 40, 60)] * 2
 
 
 @pytest.fixture
 def decoder(monkeypatch):
-    """Decodes on the CPU in nvJPEG's place; the argument check and the rest are the real ones."""
+    """Decodes on the CPU in nvJPEG's place, and as that refuses what is not of one or three
+    components. Its calls, and what a call is to raise instead."""
     from spdl_torch.io._image import kernel, nvjpeg
 
-    monkeypatch.setattr(nvjpeg, "_check_operator", lambda: None)
     assert kernel.has_codec()
+    fake = SimpleNamespace(calls=[], error=None)
 
     def decode(data, device):
-        return [torch.ops.image.decode_jpeg(content, 3, False) for content in data]
+        fake.calls.append(len(data))
+        if fake.error is not None:
+            raise fake.error
+        images = [torch.ops.image.decode_jpeg(content, 0, False) for content in data]
+        if any(len(image) == 4 for image in images):
+            raise RuntimeError("nvjpegDecodeBatched failed: 2")
+        return [image.expand(3, -1, -1) for image in images]
 
-    monkeypatch.setattr(nvjpeg, "_decode_jpegs", decode)
+    monkeypatch.setattr(nvjpeg, "_gpu_decoder", lambda: decode)
+    return fake
 
 
 def test_nvjpeg_batch_is_planes_of_the_asked_size(backends, decoder, jpegs):
@@ -538,21 +635,91 @@ def test_nvjpeg_batch_is_planes_of_the_asked_size(backends, decoder, jpegs):
     assert pointers == [batch.untyped_storage().data_ptr()]
 
 
+def test_nvjpeg_crops_and_flips(backends, decoder, jpegs):
+    """As the CPU path does with the same boxes, called with the same sizes."""
+    boxes = [Crop(5, 10, 30, 20, flip=True), Crop(0, 0, 40, 33), Crop(1, 2, 3, 4, flip=True)]
+    results = []
+    for load, options in (
+        (load_image_batch, {}),
+        (load_image_batch_nvjpeg, {"device_config": cuda_config(0)}),
+    ):
+        left, sizes = iter(boxes), []
+
+        def crop(height, width, left=left, sizes=sizes):
+            sizes.append((height, width))
+            return next(left)
+
+        srcs = [*jpegs, jpegs[0]]
+        results.append(load(srcs, width=32, height=24, crop=crop, **options))
+        assert sizes == [(40, 60)] * 3
+    expected, batch = results
+    assert (batch.int() - expected.permute(0, 3, 1, 2).int()).abs().max() <= 1
+    with pytest.raises(ValueError, match="outside the picture of height=40"):
+        load_image_batch_nvjpeg(
+            jpegs,
+            device_config=cuda_config(0),
+            width=8,
+            height=8,
+            crop=lambda h, w: Crop(0, 0, 41, 1),
+        )
+
+
+@pytest.fixture
+def others(tmp_path, jpegs):
+    """What nvJPEG does not take, by its kind."""
+    image = Image.open(jpegs[0])
+    image.convert("CMYK").save(tmp_path / "inks.jpg")
+    image.convert("L").save(tmp_path / "gray.jpg")
+    image.save(tmp_path / "a.png")
+    return [tmp_path / name for name in ("inks.jpg", "gray.jpg", "a.png")]
+
+
+def test_nvjpeg_batch_has_pictures_that_the_cpu_decoded(backends, decoder, jpegs, others):
+    """Every picture is there, in its place; those that nvJPEG does not take are not tried on it."""
+    srcs = [others[0], jpegs[0], others[1], others[2], jpegs[1]]
+    batch = load_image_batch_nvjpeg(srcs, device_config=cuda_config(0), width=32, height=24)
+    expected = load_image_batch(srcs, width=32, height=24).permute(0, 3, 1, 2)
+    assert (batch.int() - expected.int()).abs().max() <= 1
+    assert decoder.calls == [3]
+
+
+def test_nvjpeg_batch_is_whole_when_one_picture_is_refused(backends, decoder, jpegs, others):
+    """Each is tried alone, and the one that fails again is decoded on the CPU."""
+    from spdl_torch.io._image import nvjpeg
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(nvjpeg, "jpeg_components", lambda data: 3)
+        srcs = [jpegs[0], others[0], jpegs[1]]
+        batch = load_image_batch_nvjpeg(srcs, device_config=cuda_config(0), width=32, height=24)
+    expected = load_image_batch(srcs, width=32, height=24).permute(0, 3, 1, 2)
+    assert (batch.int() - expected.int()).abs().max() <= 1
+    assert decoder.calls == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_nvjpeg_error_is_the_devices_when_it_is_its_fault(backends, decoder, jpegs, kind):
+    """Not a DecodeError, which a pipeline would skip, and no second try."""
+    decoder.error = kind("CUDA error")
+    with pytest.raises(kind, match="CUDA error"):
+        load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
+    assert decoder.calls == [2]
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"", "empty"),
-        (b"\x89PNG\r\n\x1a\n", "not a JPEG"),
-        (b"\xff\xd8\xff\xdbxx", "nvJPEG cannot"),
+        (b"\x89PNG\r\n\x1a\n", "not an image"),
+        (b"\xff\xd8\xff\xdbxx", "Truncated"),
     ],
 )
 def test_nvjpeg_names_the_file_when_it_cannot_be_decoded(
     backends, decoder, jpegs, tmp_path, content, reason
 ):
-    """The good ones around it are not accused."""
+    """By the CPU, either; the good ones around it are not accused."""
     bad = tmp_path / "bad.img"
     bad.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"bad\.img: .*{reason}"):
+    with pytest.raises(DecodeError, match=rf"bad\.img: .*{reason}"):
         load_image_batch_nvjpeg([*jpegs, bad], device_config=cuda_config(0), width=8, height=8)
 
 
@@ -581,10 +748,8 @@ def test_nvjpeg_refuses_what_it_cannot_do(jpegs, options, error, message):
 def test_gpu_tests_fail_instead_of_skipping_when_cuda_is_required(required, outcome):
     """So that a GPU machine whose driver is broken does not pass."""
     file = Path(__file__).with_name("test_transfer_cuda.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-k", "test_batch_equals", str(file)],
-        capture_output=True,
-        text=True,
+    done = _warm.run(
+        ["-m", "pytest", "-q", "-k", "test_batch_equals", file],
         env={**os.environ, "SPDL_TORCH_REQUIRE_CUDA": required},
         timeout=50,
     )
@@ -599,3 +764,54 @@ def test_own_stream_is_the_same_for_all_who_copy_to_a_device(backends):
     assert cuda.CudaBackend(first)._stream is stream
     assert cuda.CudaBackend(second)._stream is not stream
     assert cuda.CudaBackend(first, use="decode")._stream is not stream
+
+
+def copy_stream_among(streams):
+    """Whether the stream of the copies is one of those."""
+    return cuda.CudaBackend(torch.device("cuda", 0))._stream in streams
+
+
+def test_copy_stream_is_nobody_elses(backends):
+    """torch hands out 32 streams in turn; ours is none of them, however many a program makes."""
+    assert not copy_stream_among([cuda.torch.cuda.Stream(0) for _ in range(40)])
+    assert not copy_stream_among([cuda.torch.cuda.Stream(0) for _ in range(40)])
+
+
+def test_copy_stream_is_a_users_too_when_torch_makes_it(backends, monkeypatch):
+    """The test before can fail."""
+    monkeypatch.setattr(cuda, "_new_stream", lambda device: cuda.torch.cuda.Stream(device))
+    assert copy_stream_among([cuda.torch.cuda.Stream(0) for _ in range(40)])
+
+
+def test_copy_stream_has_a_high_priority_when_the_runtime_makes_none(backends, monkeypatch):
+    """As on AMD's GPUs: from streams that fewer programs take."""
+    monkeypatch.setattr(runtime, "_library", lambda: None)
+    assert not copy_stream_among([cuda.torch.cuda.Stream(0) for _ in range(40)])
+    with runtime.captures_unharmed():
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is not built for CUDA")
+def test_runtime_is_torchs_own():
+    """Its functions are found, and called as they are declared; without a GPU they refuse."""
+    assert runtime._library() is not None
+    assert runtime.new_stream() is None
+    with runtime.captures_unharmed():
+        pass
+
+
+@pytest.mark.parametrize(("status", "num_calls"), [(0, 2), (201, 1)])
+def test_mode_of_a_thread_is_put_back_when_it_was_changed(monkeypatch, status, num_calls):
+    """If it was not, putting it "back" would change it, for good."""
+    modes = []
+
+    def exchange(mode):
+        modes.append(mode._obj.value)
+        return status
+
+    library = SimpleNamespace(cudaThreadExchangeStreamCaptureMode=exchange)
+    monkeypatch.setattr(runtime, "_library", lambda: library)
+    with runtime.captures_unharmed():
+        assert len(modes) == 1
+    assert len(modes) == num_calls

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from _loader_helpers import MapData, as_list, frozen
+from _loader_helpers import ThreadLoader as DataLoader
 from PIL import Image
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
+from torchvision import tv_tensors
 
-from spdl_torch import DataLoader, DecodeError
-from spdl_torch.data.child_process import process_pool as pool
+from spdl_torch import DecodeError
+from spdl_torch.data.child_process import worker_process as child
 from spdl_torch.io import (
     Transfer,
     cuda_config,
@@ -21,6 +24,7 @@ from spdl_torch.io import (
     load_image_batch_nvjpeg,
     transfer_tensor,
 )
+from spdl_torch.io._image.geometry import Crop
 from spdl_torch.io._transfer import cuda
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -116,6 +120,18 @@ def test_loader_batches_keep_their_memory_when_kernels_are_late(num_workers, sid
         assert torch.stack(sums).tolist() == [k * MEBI for k in range(100)]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_collated_batches_keep_their_memory_when_kernels_are_late(num_workers):
+    """They are made in pinned memory, which the next ones get as soon as nothing views it."""
+    loader = DataLoader(Constant(200), batch_size=2, num_workers=num_workers, device="cuda")
+    sums = []
+    for batch in loader:
+        torch.cuda._sleep(LATE // 4)
+        sums.append(batch.sum(dtype=torch.float64))
+        del batch
+    assert torch.stack(sums).tolist() == [(4 * k + 1) * MEBI for k in range(100)]
+
+
 def test_copy_is_waited_for_on_a_busy_link():
     """A copy that takes long (1 GiB) is complete for the kernel that reads its end."""
     transfer = Transfer("cuda")
@@ -167,9 +183,11 @@ def test_isolated_batches_keep_their_memory_when_kernels_are_late(options):
 
 def test_slabs_that_are_locked_too_early_are_noticed(monkeypatch):
     """The test before can fail: where torch finds them pinned, nobody waits for the copy."""
-    mappings, transfer = pool.Mappings, Transfer("cuda")
+    mappings, transfer = child.Mappings, Transfer("cuda")
     monkeypatch.setattr(
-        pool, "Mappings", lambda most_held, lock: mappings(most_held, lock=transfer.region)
+        child,
+        "Mappings",
+        lambda most_held, lock: mappings(most_held, lock=transfer.limited(99).region),
     )
     with pytest.raises(AssertionError, match="=="):
         test_isolated_batches_keep_their_memory_when_kernels_are_late({"pin_memory": True})
@@ -317,6 +335,22 @@ def test_nvjpeg_batch_is_close_to_the_cpus(jpegs):
         assert difference.mean(dim=(1, 2, 3)).max() <= 2
 
 
+def test_nvjpeg_batch_has_pictures_that_nvjpeg_does_not_take(jpegs, tmp_path):
+    """Inks, and another format: the CPU decodes them; crops and flips are the same for all."""
+    Image.open(jpegs[0]).convert("CMYK").save(tmp_path / "inks.jpg")
+    Image.open(jpegs[1]).save(tmp_path / "a.png")
+    srcs = [tmp_path / "inks.jpg", *jpegs, tmp_path / "a.png"]
+    size = {
+        "width": 96,
+        "height": 64,
+        "crop": lambda h, w: Crop(3, 5, h - 9, w - 20, flip=h % 20 < 10),
+    }
+    expected = load_image_batch(srcs, **size).permute(0, 3, 1, 2)
+    batch = load_image_batch_nvjpeg(srcs, device_config=cuda_config(0), **size)
+    difference = (batch.cpu().int() - expected.int()).abs().float()
+    assert difference.mean(dim=(1, 2, 3)).max() <= 2
+
+
 def test_nvjpeg_names_the_file_when_it_is_damaged(jpegs):
     """The others are not accused, and the next batch decodes."""
     bad = jpegs[2].with_name("bad.jpg")
@@ -351,3 +385,75 @@ def test_unordered_and_unsized_batches_reach_the_device():
     assert sorted(int(batch) for batch in loader) == list(range(20))
     loader = DataLoader(range(5), batch_size=2, num_workers=1, device=0, collate_fn=as_list)
     assert list(loader) == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_thread_that_trains_never_waits_for_the_device(num_workers):
+    """With tensors, subclasses, packed sequences and objects that move themselves."""
+    data = [
+        [
+            torch.full((MEBI,), float(k)),
+            tv_tensors.Image(torch.full((3, 64, 64), k, dtype=torch.uint8)),
+            pack_sequence([torch.full((3,), float(k))]),
+            torch.eye(3).mul(k).to_sparse(),
+            Pinnable(torch.full((MEBI,), float(k))),
+        ]
+        for k in range(50)
+    ]
+    sums = []
+    batches = iter(DataLoader(data, batch_size=None, num_workers=num_workers, device="cuda"))
+    for _ in range(50):
+        # Staging waits for copies, which is the owner's business if there is one.
+        torch.cuda.set_sync_debug_mode("error" if num_workers else "default")
+        try:
+            batch = next(batches)
+            torch.cuda._sleep(LATE // 4)
+            plain, image, packed, sparse, own = batch
+            sums += [plain.sum(), image.double().sum(), packed.data.sum(), own.tensor.sum()]
+            sums.append(sparse._values().sum())
+            assert isinstance(image, tv_tensors.Image)
+            del batch, plain, image, packed, sparse, own
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    expected = [value for k in range(50) for value in (k * MEBI, k * 12288, 3 * k, k * MEBI, 3 * k)]
+    assert [float(each) for each in sums] == expected
+
+
+class Pinnable:
+    """Moves itself, and can be pinned before."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def pin_memory(self):
+        return Pinnable(self.tensor.pin_memory())
+
+    def to(self, device, non_blocking=False):
+        return Pinnable(self.tensor.to(device, non_blocking=non_blocking))
+
+
+def test_graph_is_captured_beside_a_loader():
+    """In the default mode, which other threads' pinning and allocating would spoil. The loader's
+    batches grow, so that each needs new memory, here and on the device."""
+
+    class Growing(Constant):
+        def __getitem__(self, index):
+            return torch.full(((index + 1) * 10_000,), float(index))
+
+    place, result = torch.zeros(1000, device="cuda"), None
+    for number, batch in enumerate(
+        DataLoader(Growing(100), batch_size=None, num_workers=2, device="cuda")
+    ):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = place + 1
+        place.fill_(number)
+        graph.replay()
+        assert result.sum().item() == 1000 * (number + 1)
+        assert batch.mean().item() == number
+
+
+def test_copy_stream_is_none_of_torchs():
+    """However many of them a program takes."""
+    own = cuda.CudaBackend(torch.device("cuda", 0))._stream
+    assert own.cuda_stream not in {torch.cuda.Stream().cuda_stream for _ in range(64)}

@@ -9,13 +9,14 @@ import pytest
 import torch
 from _isolation_data import Images
 from _lazy_device import backends, machine
-from _loader_helpers import DataLoader, assert_threads_end, no_thread_left
+from _loader_helpers import ThreadLoader as DataLoader
+from _loader_helpers import assert_threads_end, no_thread_left
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
 
 from spdl_torch import PipelineDataset
-from spdl_torch.data.child_process import process_pool as pool
+from spdl_torch.data.child_process import worker_process as child
 from spdl_torch.io import Transfer, transfer_tensor
 from spdl_torch.io._transfer.region import Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES, copy_alone
@@ -117,9 +118,11 @@ def test_pinned_batches_are_not_in_memory_that_the_child_writes(backends, monkey
 
 def test_pinned_batches_are_in_slabs_that_are_locked(backends, monkeypatch):
     """The test before can fail: were they locked, torch would have nothing to do."""
-    transfer, mappings = Transfer("cuda"), pool.Mappings
+    transfer, mappings = Transfer("cuda"), child.Mappings
     monkeypatch.setattr(
-        pool, "Mappings", lambda most_held, lock: mappings(most_held, lock=transfer.region)
+        child,
+        "Mappings",
+        lambda most_held, lock: mappings(most_held, lock=transfer.limited(99).region),
     )
     assert where_pinned_batches_are(monkeypatch)[0] == [1, 1, 1]
 
@@ -210,6 +213,17 @@ def test_forked_process_is_told_why_it_has_no_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(RuntimeError, match=r"'cuda:1' cannot be .* forked .* \"spawn\" or \"forks"):
         transfer_tensor(large(1), "cuda:1")
+
+
+def test_error_is_forgotten_when_pages_cannot_be_locked(backends):
+    """torch would raise it for the next kernel of the same thread, which has done nothing."""
+    transfer, device = Transfer("cuda"), machine()
+    device.is_refusing = True
+    region = transfer.limited(1).region(mmap.mmap(-1, 4096))
+    assert not region.is_locked
+    assert device.last_error == 0
+    assert device.cudaHostRegister(0, 4096, 0) != 0
+    assert device.last_error != 0  # the test can fail
 
 
 def test_memory_is_used_when_its_pages_cannot_be_locked():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _gates import named
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from spdl_torch.io._transfer.tree import map_leaves
@@ -138,7 +139,7 @@ class Opaque(bytearray):
         {"raw": [Opaque(b"raw")]},
         *(memoryview(b"raw"), array("d", [1.0]), range(10**12), UserString("text")),
     ],
-    ids=str,
+    ids=named,
 )
 def test_bytes_and_numbers_are_not_looked_through(batch):
     """200 kB of them took 0.15 s of everybody's time."""

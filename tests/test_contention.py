@@ -7,25 +7,25 @@ import pytest
 import torch
 from _loader_helpers import (
     PATIENCE_SECONDS,
-    DataLoader,
     MapData,
     assert_threads_end,
     frozen,
     no_thread_left,  # noqa: F401
     torch_loader,
 )
+from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
-from spdl_torch.data.workers import contention as crowd_module
+from spdl_torch.data.workers import contention as contention_module
 from spdl_torch.data.workers.activity import Activity
-from spdl_torch.data.workers.contention import Crowd, Spell
+from spdl_torch.data.workers.contention import Contention, Spell
 
 MS = 1_000_000
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    pytest.mark.skipif(not crowd_module.CAN_TELL, reason="threads' switches are not counted"),
+    pytest.mark.skipif(not contention_module.CAN_COUNT, reason="threads' switches are not counted"),
 ]
 
 
@@ -53,42 +53,42 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     made = Machine()
-    monkeypatch.setattr(crowd_module, "getrusage", made.getrusage)
-    monkeypatch.setattr(crowd_module, "perf_counter_ns", lambda: made.now)
+    monkeypatch.setattr(contention_module, "getrusage", made.getrusage)
+    monkeypatch.setattr(contention_module, "perf_counter_ns", lambda: made.now)
     return made
 
 
-def new_crowd(num_workers=2):
+def new_contention(num_workers=2):
     activities = [Activity() for _ in range(num_workers)]
-    return Crowd(activities, shares_jobs=True, adapts=True), activities
+    return Contention(activities, shares_jobs=True, adapts=True), activities
 
 
-def work(crowd, machine, workers, *, ms, switches=100, cpu=0.55, samples=100):
+def work(contention, machine, workers, *, ms, switches=100, cpu=0.55, samples=100):
     """Each of ``workers`` does a job of ``samples``, all in the same ``ms`` milliseconds."""
-    spells = [crowd.enter() for _ in workers]
+    spells = [contention.enter() for _ in workers]
     machine.now += int(ms * MS)
     for worker, spell in zip(workers, spells, strict=True):
         # The one fake thread has done what each of them has.
         machine.cpu_s, machine.switches = spell.cpu_s, spell.switches
         machine.cpu_s += cpu * ms / 1e3
         machine.switches += switches
-        crowd.leave(worker, spell, samples, samples)
+        contention.leave(worker, spell, samples, samples)
 
 
-def crowd_until_alone(machine):
-    crowd, activities = new_crowd()
+def contention_until_alone(machine):
+    contention, activities = new_contention()
     for _ in range(30):
-        if crowd.alone is not None:
-            return crowd, activities
-        work(crowd, machine, [0, 1], ms=10)
+        if contention.alone is not None:
+            return contention, activities
+        work(contention, machine, [0, 1], ms=10)
     raise AssertionError("they go on together")
 
 
 def test_one_is_tried_alone_where_threads_give_up_the_processor_all_the_time(machine):
     """10 switches in a millisecond: whoever ends the window goes on alone."""
-    crowd, _ = crowd_until_alone(machine)
-    assert crowd.alone in (0, 1)
-    assert crowd.hands(list(range(100)), 2) == 1
+    contention, _ = contention_until_alone(machine)
+    assert contention.alone in (0, 1)
+    assert contention.hands(list(range(100)), 2) == 1
 
 
 @pytest.mark.parametrize(
@@ -104,38 +104,38 @@ def test_one_is_tried_alone_where_threads_give_up_the_processor_all_the_time(mac
 )
 def test_others_work_together(machine, workers, usage):
     """Few switches, storage that is waited for, real gain, one worker, batches that take long."""
-    crowd, _ = new_crowd()
+    contention, _ = new_contention()
     for _ in range(100):
-        work(crowd, machine, workers, **{"ms": 10, **usage})
-    assert crowd.alone is None
+        work(contention, machine, workers, **{"ms": 10, **usage})
+    assert contention.alone is None
 
 
 def test_one_stays_alone_while_it_makes_more_and_is_tried_again_later(machine):
     """Ever more rarely."""
-    crowd, _ = crowd_until_alone(machine)
+    contention, _ = contention_until_alone(machine)
     held = []
     for _ in range(3):
-        start, (alone,) = machine.now, {crowd.alone}
-        while crowd.alone is not None:
-            work(crowd, machine, [alone], ms=2, switches=0, cpu=1.0)
+        start, (alone,) = machine.now, {contention.alone}
+        while contention.alone is not None:
+            work(contention, machine, [alone], ms=2, switches=0, cpu=1.0)
         held.append(machine.now - start)
-        while crowd.alone is None:
-            work(crowd, machine, [0, 1], ms=10)
+        while contention.alone is None:
+            work(contention, machine, [0, 1], ms=10)
     first, second, third = held
     assert 1000 * MS <= first < 1.5 * second < 3 * third
 
 
 def test_they_work_together_again_where_one_alone_makes_less(machine):
     """And the next trial comes later than the one before."""
-    crowd, _ = crowd_until_alone(machine)
+    contention, _ = contention_until_alone(machine)
     waited = []
     for _ in range(3):
-        alone = crowd.alone
-        while crowd.alone is not None:
-            work(crowd, machine, [alone], ms=9, switches=0, cpu=1.0)  # two made 200 in 10
+        alone = contention.alone
+        while contention.alone is not None:
+            work(contention, machine, [alone], ms=9, switches=0, cpu=1.0)  # two made 200 in 10
         start = machine.now
-        while crowd.alone is None:
-            work(crowd, machine, [0, 1], ms=10)
+        while contention.alone is None:
+            work(contention, machine, [0, 1], ms=10)
         waited.append(machine.now - start)
     first, second, third = waited
     assert 900 * MS <= first < 0.6 * second
@@ -144,66 +144,66 @@ def test_they_work_together_again_where_one_alone_makes_less(machine):
 
 def test_hopeless_trial_ends_with_its_first_batch(machine):
     """Where one alone is twice as slow, it does not go on for a whole window."""
-    crowd, _ = crowd_until_alone(machine)
-    alone = crowd.alone
+    contention, _ = contention_until_alone(machine)
+    alone = contention.alone
     for _ in range(2):  # others may still have been at work in the first one
-        work(crowd, machine, [alone], ms=10, switches=0)
-    assert crowd.alone is None
+        work(contention, machine, [alone], ms=10, switches=0)
+    assert contention.alone is None
 
 
 def test_who_is_alone_is_not_measured_before_the_others_have_ended(machine):
     """Their last jobs are no part of the trial."""
-    crowd, _ = new_crowd()
+    contention, _ = new_contention()
     for _ in range(3):
-        work(crowd, machine, [0, 1], ms=10)
-    late = crowd.enter()  # of worker 1, with a job that takes long
-    while crowd.alone is None:
-        work(crowd, machine, [0, 1], ms=10)
-    alone = crowd.alone
+        work(contention, machine, [0, 1], ms=10)
+    late = contention.enter()  # of worker 1, with a job that takes long
+    while contention.alone is None:
+        work(contention, machine, [0, 1], ms=10)
+    alone = contention.alone
     for _ in range(100):
-        work(crowd, machine, [alone], ms=9, switches=0)  # which would end the trial
-    assert crowd.alone == alone
-    crowd.leave(1, late, 100, 100)
+        work(contention, machine, [alone], ms=9, switches=0)  # which would end the trial
+    assert contention.alone == alone
+    contention.leave(1, late, 100, 100)
     for _ in range(20):
-        work(crowd, machine, [alone], ms=9, switches=0)
-    assert crowd.alone is None
+        work(contention, machine, [alone], ms=9, switches=0)
+    assert contention.alone is None
 
 
 def test_who_leaves_does_not_stay_alone(machine):
     """The others go on."""
-    crowd, _ = crowd_until_alone(machine)
-    crowd.gone(1 - crowd.alone)
-    assert crowd.alone is not None
-    crowd.gone(crowd.alone)
-    assert crowd.alone is None
+    contention, _ = contention_until_alone(machine)
+    contention.gone(1 - contention.alone)
+    assert contention.alone is not None
+    contention.gone(contention.alone)
+    assert contention.alone is None
 
 
 def test_who_was_stuck_alone_is_never_left_alone_again(machine, monkeypatch):
     """Not even by jobs that had begun before."""
-    crowd, activities = new_crowd()
-    late = crowd.enter()  # of worker 1; while it lasts, no trial begins
-    while crowd.alone is None:
-        work(crowd, machine, [0, 0], ms=10)
+    contention, activities = new_contention()
+    late = contention.enter()  # of worker 1; while it lasts, no trial begins
+    while contention.alone is None:
+        work(contention, machine, [0, 0], ms=10)
     for _ in range(8):
-        work(crowd, machine, [0], ms=10, cpu=1.1, switches=200)
-    monkeypatch.setattr(crowd_module, "_LOOK_SECONDS", 0.001)
+        work(contention, machine, [0], ms=10, cpu=1.1, switches=200)
+    monkeypatch.setattr(contention_module, "_LOOK_SECONDS", 0.001)
     activities[0].since_ns, activities[0].job = machine.now, object()
     machine.now += 10 * MS
-    crowd.wait(1)  # until it has looked after the one that is alone
+    contention.wait(1)  # until it has looked after the one that is alone
     machine.cpu_s, machine.switches = late.cpu_s, late.switches
-    crowd.leave(1, late, 100, 100)
-    assert crowd.alone is None
+    contention.leave(1, late, 100, 100)
+    assert contention.alone is None
 
 
 def test_small_batches_are_not_shared(machine):
     """Below a millisecond; a first one is, as nothing is known of it."""
-    crowd, _ = new_crowd()
-    assert crowd.hands([1, 2, 3], 2) == 2
-    crowd.leave(0, Spell(machine.now - 3 * MS), 3, 3)
-    assert crowd.hands([1, 2, 3], 2) == 2
-    crowd.leave(0, Spell(machine.now - MS // 2), 3, 3)
-    assert crowd.hands([1, 2, 3], 2) == 1
-    assert crowd.hands({1, 2, 3}, 2) == 1
+    contention, _ = new_contention()
+    assert contention.hands([1, 2, 3], 2) == 2
+    contention.leave(0, Spell(machine.now - 3 * MS), 3, 3)
+    assert contention.hands([1, 2, 3], 2) == 2
+    contention.leave(0, Spell(machine.now - MS // 2), 3, 3)
+    assert contention.hands([1, 2, 3], 2) == 1
+    assert contention.hands({1, 2, 3}, 2) == 1
 
 
 # -- real threads ------------------------------------------------------------------------------
@@ -217,11 +217,11 @@ def _is_full(window):
 def soon_alone(*, hold_ns=60_000 * MS):
     """Loaders with several workers leave one alone from the first jobs on; at least so long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crowd_module._Window, "is_full", property(_is_full))
-        patch.setattr(crowd_module._Window, "is_crowded", True)
-        patch.setattr(crowd_module, "_GAIN", 0.0)
-        patch.setattr(crowd_module, "_FIRST_HOLD_NS", hold_ns)
-        patch.setattr(crowd_module, "_LONGEST_HOLD_NS", hold_ns)
+        patch.setattr(contention_module._Window, "is_full", property(_is_full))
+        patch.setattr(contention_module._Window, "is_contended", True)
+        patch.setattr(contention_module, "_GAIN", 0.0)
+        patch.setattr(contention_module, "_FIRST_HOLD_NS", hold_ns)
+        patch.setattr(contention_module, "_LONGEST_HOLD_NS", hold_ns)
         yield
 
 

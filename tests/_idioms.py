@@ -1,0 +1,107 @@
+"""Datasets as repositories write them for torch's worker processes, and what is right of each.
+
+An idiom is a function that makes one in an empty folder. The samples are known: mostly pairs of an
+index and a value that must be equal to it. The idioms themselves stand in ``_idioms_files.py``
+(handles and readers), ``_idioms_objects.py`` (objects that samples leave something in),
+``_idioms_compositions.py`` (datasets and functions inside of others) and ``_idioms_process.py``
+(what belongs to a process: globals, environment, settings, signals).
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+N = 240  # samples
+PAIRS = [(index, index) for index in range(N)]
+
+_PIXELS = bytes(100_000)
+
+
+def decode(value):
+    """Stand in for decoding a file: hold no GIL for some 30 µs."""
+    zlib.crc32(_PIXELS)
+    return value
+
+
+def samples_of(batch):
+    """Split a batch that torch collated into its samples, as plain numbers."""
+    if isinstance(batch, torch.Tensor):
+        return [_plain(row) for row in batch.tolist()] if batch.ndim else [batch.item()]
+    return list(zip(*map(samples_of, batch), strict=True))
+
+
+def listed(batch):
+    """The same of a list of samples."""
+    return [_plain(each) for each in batch]
+
+
+def _plain(value):
+    if isinstance(value, torch.Tensor | np.ndarray):
+        value = value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idiom:
+    """A dataset, how it is loaded, and the samples of each of its epochs."""
+
+    dataset: Any
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the loader, beside ``num_workers``."""
+    epochs: list[list[Any]] = field(default_factory=lambda: [PAIRS])
+    """The samples of each epoch, in any order."""
+    before_epoch: Callable[[int], None] = lambda epoch: None
+    """What the trainer does before each epoch, given its number."""
+    use: Callable[[Any], None] = lambda batch: None
+    """What the trainer's loop does with a batch, once it has been read."""
+    samples: Callable[[Any], list[Any]] = samples_of
+    """Splits a batch into its samples."""
+    shares_file: bool = False
+    """Whether torch's own workers may read wrong values: they share the position of a file that
+    was opened before the fork."""
+
+
+class Samples(Dataset):
+    """A map-style dataset of N samples; ``value(index)`` is to return ``index``."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return index, self.value(index)
+
+
+IDIOMS: dict[str, Callable[[Path], Idiom]] = {}
+CRASHING: set[str] = set()
+"""Idioms that end the process when threads share what they have."""
+
+
+def idiom(make):
+    """Register a function that makes an Idiom in a folder of its own."""
+    assert make.__name__ not in IDIOMS, make.__name__
+    IDIOMS[make.__name__] = make
+    return make
+
+
+def crashing(make):
+    """Register one that may end the process on threads."""
+    CRASHING.add(make.__name__)
+    return idiom(make)
+
+
+def simple(kind):
+    """Register a dataset class whose objects need nothing but their folder, or not even that."""
+
+    def make(folder):
+        return Idiom(dataset=kind(folder))
+
+    make.__name__ = kind.__name__
+    make.__doc__ = kind.__doc__
+    idiom(make)
+    return kind

@@ -1,0 +1,450 @@
+# ruff: noqa: SIM115  # handles that stay open are what this file is about
+"""Files, archives and databases that a dataset keeps open."""
+
+import csv
+import dbm.dumb
+import linecache
+import mmap
+import os
+import shelve
+import sqlite3
+import tarfile
+import tempfile
+import zipfile
+from functools import lru_cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from _idioms import PAIRS, Idiom, N, Samples, crashing, decode, idiom, simple
+from torch.utils.data import ConcatDataset, Subset
+
+HANDLE = None
+HANDLES = {}
+
+
+def reset():
+    """Forget what an earlier run opened."""
+    global HANDLE
+    HANDLE = None
+    HANDLES.clear()
+    linecache.clearcache()
+
+
+SIZE = 64  # bytes of a record
+
+
+def written(folder, size=SIZE):
+    """Write N records and return the file's path."""
+    path = folder / "records.bin"
+    if not path.exists():
+        path.write_bytes(b"".join(b"%-*d" % (size, number) for number in range(N)))
+    return path
+
+
+def read(file, index, size=SIZE):
+    """Read one record in two steps, as ``seek`` makes everybody do."""
+    file.seek(index * size)
+    return int(file.read(size))
+
+
+class Lazy(Samples):
+    """Open the file on the first sample, on self."""
+
+    def __init__(self, folder):
+        self.path, self.file = written(folder), None
+
+    def value(self, index):
+        if self.file is None:
+            self.file = open(self.path, "rb")
+        return decode(read(self.file, index))
+
+
+@idiom
+def lazily_on_self(folder):
+    return Idiom(dataset=Lazy(folder))
+
+
+@idiom
+def lazily_in_a_subset(folder):
+    return Idiom(dataset=Subset(Lazy(folder), list(range(N))[::-1]))
+
+
+@idiom
+def lazily_in_a_concatenation(folder):
+    return Idiom(dataset=ConcatDataset([Lazy(folder)] * 2), epochs=[PAIRS * 2])
+
+
+@idiom
+def lazily_by_worker_init_fn(folder):
+    """torch's documentation sets attributes of ``worker_info.dataset``."""
+    dataset = Lazy(folder)
+
+    def open_file(worker):
+        from torch.utils.data import get_worker_info
+
+        get_worker_info().dataset.file = open(dataset.path, "rb")
+
+    return Idiom(dataset=dataset, options={"worker_init_fn": open_file})
+
+
+@simple
+class FileInInit(Samples):
+    """A small file that is opened in the beginning, for its header."""
+
+    def __init__(self, folder):
+        # It fits into the file's buffer, so that torch's workers do not read it again.
+        self.file = open(written(folder, 16), "rb")
+        self.first = self.file.peek(16)
+
+    def value(self, index):
+        return decode(read(self.file, index, 16))
+
+
+class Reader:
+    """Opens its file when it is first asked."""
+
+    def __init__(self, path):
+        self.path, self.file = path, None
+
+    def read(self, index):
+        if self.file is None:
+            self.file = open(self.path, "rb")
+        return read(self.file, index)
+
+
+@simple
+class LazilyInHelper(Samples):
+    """A helper object opens the file."""
+
+    def __init__(self, folder):
+        self.reader = Reader(written(folder))
+
+    def value(self, index):
+        return decode(self.reader.read(index))
+
+
+@simple
+class DictOfReaders(Samples):
+    """A reader for each split, in a dict of dicts."""
+
+    def __init__(self, folder):
+        path = written(folder)
+        self.splits = {"train": {"even": Reader(path), "odd": Reader(path)}}
+
+    def value(self, index):
+        return decode(self.splits["train"]["odd" if index % 2 else "even"].read(index))
+
+
+@simple
+class ModuleGlobalFile(Samples):
+    """The file is opened into a global of the module."""
+
+    def __init__(self, folder):
+        self.path = written(folder)
+
+    def value(self, index):
+        global HANDLE
+        if HANDLE is None:
+            HANDLE = open(self.path, "rb")
+        return decode(read(HANDLE, index))
+
+
+@simple
+class FileByPid(Samples):
+    """Files are kept in a dict by process, for safety."""
+
+    def __init__(self, folder):
+        self.path = written(folder)
+
+    def value(self, index):
+        if os.getpid() not in HANDLES:
+            HANDLES[os.getpid()] = open(self.path, "rb")
+        return decode(read(HANDLES[os.getpid()], index))
+
+
+@simple
+class CachedOpen(Samples):
+    """The file is opened by a function under ``lru_cache``."""
+
+    def __init__(self, folder):
+        self.path = written(folder)
+
+    def value(self, index):
+        return decode(read(opened(self.path), index))
+
+
+@lru_cache(maxsize=1)
+def opened(path):
+    return open(path, "rb")
+
+
+@simple
+class MemoryMapInInit(Samples):
+    """A memory map that is opened in the beginning, and has a position of its own."""
+
+    def __init__(self, folder):
+        with open(written(folder), "rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def value(self, index):
+        return decode(read(self.map, index))
+
+
+@simple
+class NumpyMemoryMap(Samples):
+    """numpy's memory map has no position."""
+
+    def __init__(self, folder):
+        self.map = np.memmap(written(folder), mode="r", dtype=np.uint8).reshape(N, SIZE)
+
+    def value(self, index):
+        return decode(int(self.map[index].tobytes()))
+
+
+@simple
+class PositionedRead(Samples):
+    """``os.pread`` needs no position either."""
+
+    def __init__(self, folder):
+        self.file = open(written(folder), "rb")
+
+    def value(self, index):
+        return decode(int(os.pread(self.file.fileno(), SIZE, index * SIZE)))
+
+
+def tarred(folder):
+    """Write N members of a tar file."""
+    path = folder / "records.tar"
+    written(folder)
+    with tarfile.open(path, "w") as tar, open(folder / "records.bin", "rb") as records:
+        for number in range(N):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = SIZE
+            tar.addfile(member, records)
+    return path
+
+
+class TarReader:
+    """A reader in timm's manner: members are listed once, and an object keeps the state."""
+
+    def __init__(self, path):
+        self.path = path
+        with tarfile.open(path) as tar:
+            self.members = tar.getmembers()
+        self.state = SimpleNamespace(tar=None)
+
+    def __getitem__(self, index):
+        if self.state.tar is None:
+            self.state.tar = tarfile.open(self.path)
+        return self.state.tar.extractfile(self.members[index])
+
+
+@simple
+class ReaderOfTar(Samples):
+    """timm's ImageDataset: a reader that keeps a tar file for its samples."""
+
+    def __init__(self, folder):
+        self.reader = TarReader(tarred(folder))
+
+    def value(self, index):
+        return decode(int(self.reader[index].read()))
+
+
+@idiom
+def tar_in_init(folder):
+    """A tar file that is open before the workers start: torch's share its position."""
+
+    class TarInInit(Samples):
+        def __init__(self):
+            self.tar = tarfile.open(tarred(folder))
+            self.members = self.tar.getmembers()
+
+        def value(self, index):
+            return sum(self.tar.extractfile(self.members[index]).read())
+
+    values = [(number, sum(b"%-*d" % (SIZE, number))) for number in range(N)]
+    return Idiom(dataset=TarInInit(), epochs=[values], shares_file=True)
+
+
+@simple
+class ZipsByPath(Samples):
+    """Archives in a dict by path, opened when needed."""
+
+    def __init__(self, folder):
+        self.path, self.open = folder / "records.zip", {}
+        with zipfile.ZipFile(self.path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for number in range(N):
+                archive.writestr(str(number), str(number) * 50)
+
+    def value(self, index):
+        if self.path not in self.open:
+            self.open[self.path] = zipfile.ZipFile(self.path)
+        return int(self.open[self.path].read(str(index))[: len(str(index))])
+
+
+@simple
+class Hdf5Lazily(Samples):
+    """h5py, opened on the first sample."""
+
+    def __init__(self, folder):
+        h5py = pytest.importorskip("h5py")
+        self.path, self.file = folder / "records.h5", None
+        with h5py.File(self.path, "w") as file:
+            file["x"] = np.arange(N)
+
+    def value(self, index):
+        import h5py
+
+        if self.file is None:
+            self.file = h5py.File(self.path, "r")
+        return decode(int(self.file["x"][index]))
+
+
+class Database:
+    """A connection and one cursor, made when first needed."""
+
+    def __init__(self, path):
+        self.path, self.cursor = path, None
+
+    def find(self, index):
+        if self.cursor is None:
+            self.cursor = sqlite3.connect(self.path, check_same_thread=False).cursor()
+        self.cursor.execute("select value from samples where id = ?", (index,))
+        return self.cursor.fetchone()[0]
+
+
+def database(folder):
+    path = folder / "records.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table samples (id integer primary key, value integer)")
+        connection.executemany("insert into samples values (?, ?)", PAIRS)
+    connection.close()
+    return path
+
+
+@crashing
+def sqlite_cursor(folder):
+    """One cursor for all threads ends the process with a segmentation fault."""
+
+    class OneCursor(Samples):
+        def __init__(self):
+            self.database = Database(database(folder))
+
+        def value(self, index):
+            return decode(self.database.find(index))
+
+    return Idiom(dataset=OneCursor())
+
+
+@simple
+class SqliteLazily(Samples):
+    """A connection for each worker, on self, as sqlite3 wants it."""
+
+    def __init__(self, folder):
+        self.path, self.connection = database(folder), None
+
+    def value(self, index):
+        if self.connection is None:
+            self.connection = sqlite3.connect(self.path)
+        rows = self.connection.execute("select value from samples where id = ?", (index,))
+        return decode(rows.fetchone()[0])
+
+
+@simple
+class ShelfInHelper(Samples):
+    """A shelf that keeps the last objects in a cache."""
+
+    def __init__(self, folder):
+        self.path = str(folder / "shelf")
+        with shelve.Shelf(dbm.dumb.open(self.path, "n")) as shelf:
+            for number in range(N):
+                shelf[str(number)] = [number]
+        self.state = SimpleNamespace(shelf=None)
+
+    def value(self, index):
+        if self.state.shelf is None:
+            self.state.shelf = shelve.Shelf(dbm.dumb.open(self.path, "r"))
+        return decode(self.state.shelf[str(index)][0])
+
+
+@simple
+class CsvByOffset(Samples):
+    """Rows of a CSV file, found by their offsets, read through one reader."""
+
+    def __init__(self, folder):
+        self.path = folder / "rows.csv"
+        with open(self.path, "w", newline="") as file:
+            self.offsets = [(file.tell(), file.write(f'{n},"row, {n}"\r\n'))[0] for n in range(N)]
+        self.state = SimpleNamespace(file=None)
+
+    def value(self, index):
+        state = self.state
+        if state.file is None:
+            state.file = open(self.path, newline="")
+        state.file.seek(self.offsets[index])
+        return decode(int(next(csv.reader(iter(state.file.readline, "")))[0]))
+
+
+@simple
+class LinesByLinecache(Samples):
+    """linecache keeps the whole file in a global of its own."""
+
+    def __init__(self, folder):
+        self.path = str(folder / "lines.txt")
+        (folder / "lines.txt").write_text("".join(f"{number}\n" for number in range(N)))
+
+    def value(self, index):
+        return decode(int(linecache.getline(self.path, index + 1)))
+
+
+@simple
+class FramesOfTiff(Samples):
+    """An image of many frames, in which one seeks."""
+
+    def __init__(self, folder):
+        from PIL import Image
+
+        self.path = folder / "frames.tif"
+        frames = [Image.new("I", (4, 4), number) for number in range(N)]
+        frames[0].save(self.path, save_all=True, append_images=frames[1:])
+        self.state = SimpleNamespace(image=None)
+
+    def value(self, index):
+        from PIL import Image
+
+        if self.state.image is None:
+            self.state.image = Image.open(self.path)
+        self.state.image.seek(index)
+        return int(np.asarray(self.state.image)[0, 0])
+
+
+@simple
+class TemporaryFileByPid(Samples):
+    """A library that takes only paths: a temporary file for each process."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def value(self, index):
+        path = self.folder / f"{os.getpid()}.tmp"
+        path.write_text(str(index))
+        return decode(int(path.read_text()))
+
+
+@simple
+class TemporaryFileKept(Samples):
+    """One temporary file, written anew for each sample."""
+
+    def __init__(self, folder):
+        self.state = SimpleNamespace(file=None)
+
+    def value(self, index):
+        if self.state.file is None:
+            self.state.file = tempfile.TemporaryFile("w+")
+        file = self.state.file
+        file.seek(0)
+        file.truncate()
+        file.write(str(index))
+        file.seek(0)
+        return decode(int(file.read()))

@@ -1,0 +1,650 @@
+"""Objects of a dataset in which one sample leaves what the next must not see."""
+
+import collections
+import contextlib
+import decimal
+import io
+import random
+from functools import lru_cache
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from _idioms import PAIRS, Idiom, N, Samples, decode, idiom, listed, simple
+from _idioms_files import written
+from torch.utils.data import IterableDataset, get_worker_info
+
+NUMBERS = list(range(N))
+
+
+# -- iterable datasets that divide themselves ------------------------------------------------
+
+
+class Files(IterableDataset):
+    """A list of files that workers divide among themselves."""
+
+    def __init__(self):
+        self.files = list(range(N // 4))
+
+    def __iter__(self):
+        info = get_worker_info()
+        for file in self.mine(info.id, info.num_workers):
+            for part in range(4):
+                yield decode(4 * file + part)
+
+
+@idiom
+def shuffled_then_divided(folder):
+    """Every worker shuffles the list in the same way, and takes its share."""
+
+    class Shuffled(Files):
+        def mine(self, number, num_workers):
+            random.Random(0).shuffle(self.files)
+            return decode(self.files)[number::num_workers]
+
+    return Idiom(dataset=Shuffled(), epochs=[NUMBERS])
+
+
+@idiom
+def shares_of_others_deleted(folder):
+    """``del self.files[k]`` for what belongs to other workers."""
+
+    class Deleted(Files):
+        def mine(self, number, num_workers):
+            for k in reversed(range(len(self.files))):
+                if k % num_workers != number:
+                    del self.files[k]
+            return self.files
+
+    return Idiom(dataset=Deleted(), epochs=[NUMBERS])
+
+
+@idiom
+def deque_emptied(folder):
+    """A queue of files; every worker takes all and keeps its own."""
+
+    class Queue(Files):
+        def __init__(self):
+            self.queue = collections.deque(range(N // 4))
+
+        def mine(self, number, num_workers):
+            while self.queue:
+                file = self.queue.popleft()
+                if file % num_workers == number:
+                    yield file
+
+    return Idiom(dataset=Queue(), epochs=[NUMBERS])
+
+
+@idiom
+def start_and_end_of_torchs_docs(folder):
+    """torch's own example: each worker sets ``start`` and ``end`` of its copy."""
+
+    class Range(IterableDataset):
+        def __init__(self):
+            self.start, self.end = 0, N
+
+        def __iter__(self):
+            return map(decode, range(self.start, self.end))
+
+    def divide(worker):
+        info = get_worker_info()
+        size = N // info.num_workers
+        info.dataset.start = worker * size
+        info.dataset.end = info.dataset.start + size
+
+    return Idiom(dataset=Range(), options={"worker_init_fn": divide}, epochs=[NUMBERS])
+
+
+@idiom
+def its_own_iterator(folder):
+    """``__iter__`` returns self, and ``__next__`` goes on in an attribute of a helper."""
+
+    class Itself(IterableDataset):
+        def __init__(self):
+            self.cursor = SimpleNamespace(position=0)
+
+        def __iter__(self):
+            self.cursor.position = get_worker_info().id
+            return self
+
+        def __next__(self):
+            value = self.cursor.position
+            if value >= N:
+                raise StopIteration
+            self.cursor.position = decode(value) + get_worker_info().num_workers
+            return value
+
+    return Idiom(dataset=Itself(), epochs=[NUMBERS])
+
+
+# -- transforms that keep what they drew -----------------------------------------------------
+
+
+class Shift:
+    """Draws once, and is applied to image and mask."""
+
+    def draw(self):
+        self.by = torch.randint(1_000_000, ()).item()
+
+    def __call__(self, value):
+        return decode(value) + self.by
+
+
+@simple
+class AugmentationDrawnOnce(Samples):
+    """Image and mask get the same draw."""
+
+    def __init__(self, folder):
+        self.aug = Shift()
+
+    def value(self, index):
+        self.aug.draw()
+        image, mask = self.aug(index), self.aug(0)
+        return image - mask
+
+
+class ShiftOfBoth:
+    """A step of a recipe, which draws for the image and repeats it for the mask."""
+
+    def __call__(self, results):
+        self.by = random.randrange(1_000_000)
+        results["image"] = decode(results["image"] + self.by)
+        results["mask"] += self.by
+        return results
+
+
+@simple
+class AugmentationInRecipe(Samples):
+    """A list of steps, each with its state."""
+
+    def __init__(self, folder):
+        self.pipeline = [ShiftOfBoth(), ShiftOfBoth()]
+
+    def value(self, index):
+        results = {"image": index, "mask": 0}
+        for step in self.pipeline:
+            results = step(results)
+        return results["image"] - results["mask"]
+
+
+@idiom
+def augmentation_under_the_name_transform(folder):
+    """The same under torchvision's name for it."""
+
+    class Transformed(Samples):
+        transform = None
+
+        def value(self, index):
+            results = self.transform({"image": index, "mask": 0})
+            return results["image"] - results["mask"]
+
+    dataset = Transformed()
+    dataset.transform = ShiftOfBoth()
+    return Idiom(dataset=dataset)
+
+
+class Resize:
+    """mmaction's manner: sets an attribute and reads it in other methods."""
+
+    def __call__(self, results):
+        self.scale_factor = results["index"]
+        results["size"] = decode(1)
+        self._resize_boxes(results)
+        return results
+
+    def _resize_boxes(self, results):
+        results["boxes"] = results["size"] * self.scale_factor
+
+
+@simple
+class TransformSetsAttribute(Samples):
+    """A transform that sets an attribute of itself and reads it later."""
+
+    def __init__(self, folder):
+        self.steps = {"train": Resize()}
+
+    def value(self, index):
+        return self.steps["train"]({"index": index})["boxes"]
+
+
+def reading_through(last):
+    def load(index):
+        last.append(index)
+        decode(index)
+        return last.pop()
+
+    return load
+
+
+@simple
+class ClosureWithState(Samples):
+    """A function that keeps something in the variables around it."""
+
+    def __init__(self, folder):
+        self.load = reading_through([])
+
+    def value(self, index):
+        return self.load(index)
+
+
+# -- buffers and caches ----------------------------------------------------------------------
+
+
+@simple
+class ScratchBuffer(Samples):
+    """One numpy buffer into which every record is read."""
+
+    def __init__(self, folder):
+        self.path, self.buffer = written(folder), np.zeros(64, dtype=np.uint8)
+
+    def value(self, index):
+        with open(self.path, "rb") as file:
+            file.seek(64 * index)
+            file.readinto(self.buffer)
+        return int(decode(self.buffer).tobytes())
+
+
+@simple
+class ScratchTensor(Samples):
+    """A tensor that takes results by ``out=``."""
+
+    def __init__(self, folder):
+        self.out = torch.zeros(1000)
+
+    def value(self, index):
+        torch.add(torch.zeros(1000), index, out=self.out)
+        decode(index)
+        return self.out[-1].long().clone()
+
+
+@simple
+class BytesRewound(Samples):
+    """An in-memory file that is rewound for each sample."""
+
+    def __init__(self, folder):
+        self.io = io.BytesIO()
+
+    def value(self, index):
+        self.io.seek(0)
+        self.io.write(b"%8d" % index)
+        decode(index)
+        return int(self.io.getvalue())
+
+
+@simple
+class BufferOfClass(Samples):
+    """A buffer that is an attribute of the class."""
+
+    buffer = bytearray(8)
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        self.buffer[:] = b"%8d" % index
+        return int(decode(self.buffer))
+
+
+@simple
+class BufferByLruCache(Samples):
+    """A buffer that a method under ``lru_cache`` returns each time."""
+
+    def __init__(self, folder):
+        pass
+
+    @lru_cache(maxsize=None)  # noqa: B019, UP033
+    def buffer(self):
+        return np.zeros(1, dtype=np.int64)
+
+    def value(self, index):
+        buffer = self.buffer()
+        buffer[0] = index
+        return int(decode(buffer)[0])
+
+
+@simple
+class BufferByDefault(Samples):
+    """A buffer that is the default of an argument."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index, cache={}):  # noqa: B006
+        cache["last"] = index
+        return decode(cache)["last"]
+
+
+@simple
+class LastShard(Samples):
+    """The last shard is kept, its number and its rows in two steps."""
+
+    def __init__(self, folder):
+        self.cache = SimpleNamespace(number=None, rows=None)
+
+    def value(self, index):
+        number = index // 5
+        if self.cache.number != number:
+            self.cache.number = number
+            self.cache.rows = decode([5 * number + k for k in range(5)])
+        return self.cache.rows[index % 5]
+
+
+@simple
+class DictAsCache(Samples):
+    """A dict in which every sample stays."""
+
+    def __init__(self, folder):
+        self.cache = {}
+
+    def value(self, index):
+        if index not in self.cache:
+            self.cache[index] = decode(index)
+        return self.cache[index]
+
+
+class Lines(HTMLParser):
+    """Collects the text of a page."""
+
+    def handle_data(self, data):
+        self.found.append(decode(data))
+
+
+@simple
+class ParserKept(Samples):
+    """A parser that is fed each page."""
+
+    def __init__(self, folder):
+        self.parser = Lines()
+
+    def value(self, index):
+        self.parser.reset()
+        self.parser.found = []
+        self.parser.feed(f"<p>{index}</p><p>{index}</p>")
+        first, second = self.parser.found
+        return int(first) if first == second else -1
+
+
+class Client:
+    """One for the process, as clients of services are."""
+
+    _client = None
+
+    def __new__(cls):
+        if cls._client is None:
+            cls._client = super().__new__(cls)
+        return cls._client
+
+    def ask(self, index):
+        self.request = index
+        decode(index)
+        return self.request
+
+
+@simple
+class SingletonClient(Samples):
+    """An object of which there is one for each process."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        return Client().ask(index)
+
+
+def _coroutine():
+    answer = None
+    while True:
+        index = yield answer
+        answer = decode(index)
+
+
+@simple
+class GeneratorKept(Samples):
+    """A generator that is sent each index."""
+
+    def __init__(self, folder):
+        self.generator = _coroutine()
+        next(self.generator)
+
+    def value(self, index):
+        return self.generator.send(index)
+
+
+@simple
+class StateIsItsDict(Samples):
+    """A copy made through ``__getstate__`` and ``__setstate__`` has the original's ``__dict__``."""
+
+    def __init__(self, folder):
+        self.last = None
+
+    def __getstate__(self):
+        return self.__dict__
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+
+    def value(self, index):
+        self.last = index
+        decode(index)
+        return self.last
+
+
+# -- collate functions -----------------------------------------------------------------------
+
+
+class Padding:
+    """Pads into a buffer that is kept, and returns a copy."""
+
+    def __init__(self):
+        self.buffer = torch.zeros(16, 2, dtype=torch.int64)
+
+    def __call__(self, samples):
+        self.buffer.zero_()
+        for row, sample in enumerate(samples):
+            self.buffer[row] = torch.tensor(sample)
+        return self.buffer[: len(samples)].clone()
+
+
+class Plain(Samples):
+    """Nothing is kept."""
+
+    def value(self, index):
+        return decode(index)
+
+
+@idiom
+def collate_object_with_buffer(folder):
+    """An object as ``collate_fn``."""
+    return Idiom(dataset=Plain(), options={"collate_fn": Padding()})
+
+
+@idiom
+def lengths_gathered_for_collate(folder):
+    """``__getitem__`` appends to a list that the dataset's own ``collate_fn`` takes."""
+
+    class Gathering(Samples):
+        def __init__(self):
+            self.lengths = []
+
+        def value(self, index):
+            self.lengths.append(decode(index))
+            return index
+
+        def collate(self, samples):
+            lengths, self.lengths = self.lengths, []
+            return torch.tensor([(s[0], n) for s, n in zip(samples, lengths, strict=True)])
+
+    dataset = Gathering()
+    return Idiom(dataset=dataset, options={"collate_fn": dataset.collate})
+
+
+# -- data that is changed --------------------------------------------------------------------
+
+
+class Tensors(Samples):
+    """Rows of a tensor, as they are."""
+
+    def __init__(self):
+        self.data = torch.arange(N).repeat(2, 1).T.contiguous()
+
+    def __getitem__(self, index):
+        return decode(self.data[index])
+
+
+@idiom
+def sample_changes_its_tensor(folder):
+    """``x = self.data[i]; x += 1`` changes the dataset; of torch's workers only the worker's."""
+
+    class Changing(Tensors):
+        def __getitem__(self, index):
+            row = self.data[index]
+            row += 1
+            return row
+
+    rows = [(number + 1, number + 1) for number in range(N)]
+    return Idiom(dataset=Changing(), epochs=[rows] * 3)
+
+
+@idiom
+def array_normalised_in_place(folder):
+    """The same with numpy, where ``torch.from_numpy`` shares the memory."""
+
+    class Normalising(Samples):
+        def __init__(self):
+            self.rows = [np.array([number, number]) for number in range(N)]
+
+        def __getitem__(self, index):
+            row = torch.from_numpy(self.rows[index])
+            return row.mul_(2)
+
+    rows = [(2 * number, 2 * number) for number in range(N)]
+    return Idiom(dataset=Normalising(), epochs=[rows] * 3)
+
+
+@idiom
+def loop_changes_a_sample(folder):
+    """With ``batch_size=None`` the loop changes what it gets in place."""
+    return Idiom(
+        dataset=Tensors(),
+        options={"batch_size": None, "collate_fn": _itself},
+        epochs=[[number for pair in PAIRS for number in pair]] * 2,
+        use=lambda sample: sample.zero_(),
+    )
+
+
+def _itself(sample):
+    return sample
+
+
+@idiom
+def loop_changes_a_list(folder):
+    """A list of samples, each changed in place by the loop."""
+    return Idiom(
+        dataset=Tensors(),
+        options={"collate_fn": list},
+        epochs=[PAIRS] * 2,
+        samples=listed,
+        use=lambda batch: [sample.zero_() for sample in batch],
+    )
+
+
+# -- the trainer and the workers' datasets ---------------------------------------------------
+
+
+class WithEpoch(Samples):
+    """Samples of an epoch that the trainer sets."""
+
+    epoch = 0
+
+    def value(self, index):
+        return decode(int(self.epoch))
+
+
+@idiom
+def epoch_set_by_the_trainer(folder):
+    """An attribute that is set between epochs."""
+    dataset = WithEpoch()
+    return Idiom(
+        dataset=dataset,
+        epochs=[[(number, epoch) for number in range(N)] for epoch in range(2)],
+        before_epoch=lambda epoch: setattr(dataset, "epoch", epoch),
+    )
+
+
+@idiom
+def epoch_set_too_late(folder):
+    """Persistent workers keep what they were started with."""
+    dataset = WithEpoch()
+    return Idiom(
+        dataset=dataset,
+        options={"persistent_workers": True},
+        epochs=[[(number, 0) for number in range(N)]] * 2,
+        before_epoch=lambda epoch: setattr(dataset, "epoch", epoch),
+    )
+
+
+@idiom
+def epoch_in_shared_memory(folder):
+    """A tensor in shared memory tells persistent workers of the epoch."""
+    dataset = WithEpoch()
+    dataset.epoch = torch.tensor(0).share_memory_()
+    return Idiom(
+        dataset=dataset,
+        options={"persistent_workers": True},
+        epochs=[[(number, epoch) for number in range(N)] for epoch in range(2)],
+        before_epoch=dataset.epoch.fill_,
+    )
+
+
+# -- what threads have of their own already --------------------------------------------------
+
+
+@simple
+class SeededByIndex(Samples):
+    """Each sample seeds the generators it draws from."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(index)
+        decode(index)
+        got = random.random(), np.random.rand(), torch.rand(()).item()
+        generators = random.Random(index), np.random.RandomState(index)
+        torchs = torch.rand((), generator=torch.Generator().manual_seed(index)).item()
+        right = (*(g.random() for g in generators), torchs)
+        return index if got == right else -1
+
+
+@simple
+class DecimalContext(Samples):
+    """A precision that is set while a sample is made."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        with decimal.localcontext() as context:
+            context.prec = 1 + index % 20
+            decode(index)
+            return index if len(str(decimal.Decimal(2) / 3)) == 3 + index % 20 else -1
+
+
+@simple
+class NumpyErrorState(Samples):
+    """Overflow raises in every other sample."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        raised = False
+        with np.errstate(over="raise" if index % 2 else "ignore"):
+            decode(index)
+            with contextlib.suppress(FloatingPointError):
+                np.float32(1e38) * np.float32(10)
+                raised = True
+        return index if raised != bool(index % 2) else -1

@@ -1,0 +1,337 @@
+"""What belongs to a process: its globals, environment, settings and signals."""
+
+import contextlib
+import contextvars
+import gc
+import io
+import locale
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import warnings
+
+import torch
+from _idioms import Idiom, N, Samples, decode, idiom, simple
+from torch.utils.data import IterableDataset, get_worker_info
+
+NUMBERS = list(range(N))
+
+SHARD = (0, 1)
+COUNTER = 0
+LAST = None
+LOCAL = threading.local()
+VARIABLE = contextvars.ContextVar("VARIABLE", default=None)
+
+
+def reset():
+    """Set the globals to what they are in a new process."""
+    global SHARD, COUNTER, LAST
+    SHARD, COUNTER, LAST = (0, 1), 0, None
+    os.environ.pop("SPDL_TEST_SHARD", None)
+
+
+class Shards(IterableDataset):
+    """Numbers of which a worker yields its share, found out in some way."""
+
+    def __init__(self, find):
+        self.find = find
+
+    def __iter__(self):
+        number, num_workers = self.find()
+        for value in range(number, N, num_workers):
+            yield decode(value)
+
+
+def _set_global(worker):
+    global SHARD
+    SHARD = (worker, get_worker_info().num_workers)
+
+
+@idiom
+def shard_in_a_global(folder):
+    """``worker_init_fn`` sets a global of the module."""
+    dataset = Shards(lambda: SHARD)
+    return Idiom(dataset=dataset, options={"worker_init_fn": _set_global}, epochs=[NUMBERS])
+
+
+def _set_environ(worker):
+    os.environ["SPDL_TEST_SHARD"] = f"{worker} {get_worker_info().num_workers}"
+
+
+@idiom
+def shard_in_the_environment(folder):
+    """``worker_init_fn`` sets a variable of the environment."""
+    dataset = Shards(lambda: map(int, os.environ["SPDL_TEST_SHARD"].split()))
+    return Idiom(dataset=dataset, options={"worker_init_fn": _set_environ}, epochs=[NUMBERS])
+
+
+def _identity():
+    identity = multiprocessing.current_process()._identity
+    return ((identity[-1] if identity else 0) % 4, 4)
+
+
+@idiom
+def shard_by_process_identity(folder):
+    """The number that multiprocessing gives to its processes."""
+    return Idiom(dataset=Shards(_identity), options={"num_workers": 4}, epochs=[NUMBERS])
+
+
+@idiom
+def shard_in_thread_local(folder):
+    """``worker_init_fn`` sets a thread-local variable: right, if it runs on the same thread."""
+
+    def begin(worker):
+        LOCAL.shard = (worker, get_worker_info().num_workers)
+
+    dataset = Shards(lambda: LOCAL.shard)
+    return Idiom(dataset=dataset, options={"worker_init_fn": begin}, epochs=[NUMBERS])
+
+
+@idiom
+def shard_in_context_variable(folder):
+    """The same with a context variable."""
+
+    def begin(worker):
+        VARIABLE.set((worker, get_worker_info().num_workers))
+
+    dataset = Shards(VARIABLE.get)
+    return Idiom(dataset=dataset, options={"worker_init_fn": begin}, epochs=[NUMBERS])
+
+
+@simple
+class GlobalCounter(Samples):
+    """Names made of the process's number and a counter."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def value(self, index):
+        global COUNTER
+        count = COUNTER
+        path = self.folder / f"{os.getpid()}-{count}"
+        if decode(path).exists():
+            return -1
+        path.write_text(str(index))
+        COUNTER = count + 1
+        return int(path.read_text())
+
+
+@simple
+class GlobalBetweenFunctions(Samples):
+    """A function leaves its result in a global for another."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        global LAST
+        LAST = index
+        decode(index)
+        return LAST
+
+
+@simple
+class EnvironmentOfSample(Samples):
+    """Options of a library that reads the environment."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        os.environ["SPDL_TEST_OPTION"] = str(index)
+        decode(index)
+        return int(os.environ["SPDL_TEST_OPTION"])
+
+
+@simple
+class FolderOfSample(Samples):
+    """Relative paths, in a folder that is changed to."""
+
+    def __init__(self, folder):
+        self.folders = [folder / str(number) for number in range(2)]
+        for number, each in enumerate(self.folders):
+            each.mkdir()
+            (each / "x.txt").write_text(str(number))
+
+    def value(self, index):
+        os.chdir(self.folders[index % 2])
+        with open("x.txt") as file:
+            return index if decode(int(file.read())) == index % 2 else -1
+
+
+@simple
+class OutputCaught(Samples):
+    """A library that prints its result, or prints too much."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        caught = io.StringIO()
+        with contextlib.redirect_stdout(caught):
+            print(index)
+            decode(index)
+            print(index)
+        lines = caught.getvalue().split()
+        return index if lines == [str(index)] * 2 else -1
+
+
+@simple
+class WarningsCaught(Samples):
+    """Warnings of one sample are counted."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            decode(index)
+            warnings.warn(f"sample {index}", stacklevel=1)
+        texts = [str(each.message) for each in caught]
+        return index if texts == [f"sample {index}"] else -1
+
+
+@simple
+class PrecisionOfSample(Samples):
+    """The default type is changed for one step, and put back."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if index % 2 else torch.float32)
+        decode(index)
+        made = torch.zeros(1).dtype
+        torch.set_default_dtype(before)
+        return index if made is (torch.float64 if index % 2 else torch.float32) else -1
+
+
+@simple
+class TimeLimit(Samples):
+    """An alarm bounds the time of each sample."""
+
+    def __init__(self, folder):
+        pass
+
+    def value(self, index):
+        before = signal.signal(signal.SIGALRM, self.late)
+        signal.setitimer(signal.ITIMER_REAL, 10)
+        try:
+            return decode(index)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def late(self, number, frame):
+        raise TimeoutError
+
+
+# -- settings that worker_init_fn makes for its process --------------------------------------
+
+SETTINGS = {
+    "default_dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.zeros(1).dtype is torch.float64,
+    ),
+    "deterministic_mode": (
+        lambda: torch.set_deterministic_debug_mode("warn"),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "num_threads": (lambda: torch.set_num_threads(3), lambda: torch.get_num_threads() == 3),
+    "sharing_strategy": (
+        lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
+        lambda: torch.multiprocessing.get_sharing_strategy() == "file_system",
+    ),
+    "working_directory": (lambda: os.chdir("/"), lambda: os.getcwd() == "/"),
+    "environment": (
+        lambda: os.environ.__setitem__("OMP_NUM_THREADS", "1"),
+        lambda: os.environ["OMP_NUM_THREADS"] == "1",
+    ),
+    "import_path": (lambda: sys.path.insert(0, "/x"), lambda: sys.path[0] == "/x"),
+    "temporary_folder": (
+        lambda: setattr(tempfile, "tempdir", os.path.realpath("/var/tmp")),
+        lambda: tempfile.gettempdir() == os.path.realpath("/var/tmp"),
+    ),
+    "socket_timeout": (
+        lambda: socket.setdefaulttimeout(7),
+        lambda: socket.getdefaulttimeout() == 7,
+    ),
+    "locale": (
+        lambda: locale.setlocale(locale.LC_NUMERIC, "C.UTF-8"),
+        lambda: locale.setlocale(locale.LC_NUMERIC) == "C.UTF-8",
+    ),
+    "gc": (gc.disable, lambda: not gc.isenabled()),
+    "seed": (lambda: random.seed(0), lambda: random.random() < 1),
+    "stdout": (lambda: setattr(sys, "stdout", io.StringIO()), lambda: print("x") is None),
+    "logging": (
+        lambda: (logging.root.addHandler(logging.NullHandler()), logging.disable(logging.INFO)),
+        lambda: not logging.getLogger("x").isEnabledFor(logging.INFO),
+    ),
+    "warnings_filters": (
+        lambda: warnings.simplefilter("ignore"),
+        lambda: warnings.warn("ignored", stacklevel=1) is None,
+    ),
+    "signal_handlers": (
+        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        lambda: signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+    ),
+}
+"""What a worker sets for its process, and whether that is so."""
+
+
+class Seen(Samples):
+    """Returns whether settings have been made."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def value(self, index):
+        return index if all(SETTINGS[name][1]() for name in self.names) else -1
+
+
+def setting(*names):
+    """Return an idiom whose ``worker_init_fn`` makes these settings."""
+
+    def begin(worker):
+        for name in names:
+            SETTINGS[name][0]()
+
+    return Idiom(dataset=Seen(names), options={"worker_init_fn": begin})
+
+
+@idiom
+def worker_sets_torchs_settings(folder):
+    """The default type, deterministic mode, intra-op threads and how tensors are shared."""
+    return setting("default_dtype", "deterministic_mode", "num_threads", "sharing_strategy")
+
+
+@idiom
+def worker_sets_folders(folder):
+    """The working directory, the import path, the environment and where temporary files go."""
+    return setting("working_directory", "environment", "import_path", "temporary_folder")
+
+
+@idiom
+def worker_sets_what_is_printed(folder):
+    """Output, logging and warnings are silenced, in all workers or all but the first."""
+    return setting("stdout", "logging", "warnings_filters", "locale")
+
+
+@idiom
+def worker_sets_its_own_ways(folder):
+    """Garbage collection, a socket's timeout and a seed."""
+    return setting("gc", "socket_timeout", "seed")
+
+
+@idiom
+def worker_sets_signal_handlers(folder):
+    """Ctrl-C is the trainer's."""
+    return setting("signal_handlers")

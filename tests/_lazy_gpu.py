@@ -1,0 +1,201 @@
+"""``check-gpu``'s device, on the one that is no GPU; and ``torch.cuda`` of its code, there too.
+
+What it asks of ``torch`` on ``"cuda"`` is done on the host. Graphs are replayed for real: each
+operation that was captured is done again.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import time
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from _gates import in_thread, result_of
+from _lazy_device import LazyDevice, LazyStream, install, rings
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spdl_torch.check_gpu.sheet import Sheet
+from spdl_torch.io import Transfer
+from spdl_torch.io._transfer import cuda, transfer
+
+FULL_BYTES = 1 << 20
+
+
+class LazyGpu:
+    """The stand-in, as the checks use a device. It is late by itself."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def make_late(self):
+        self.device.step()
+
+    def total(self, tensor):
+        return self.device.read(tensor)
+
+    def values(self, totals):
+        self.device.drain()
+        return [float(np.frombuffer(found[0], np.uint8).sum()) for found in totals]
+
+    def move(self, tensor):
+        """From locked pages CUDA copies later; from others before it returns."""
+        target = self.device.empty(tensor.nbytes)
+        target.record_stream(self.device.current_stream(0))
+        if self.device.is_locked(tensor.data_ptr()):
+            self.device.copy_later(target.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+        else:
+            self.device.drain()
+            target.copy_(tensor.view(-1))
+        return target
+
+    def index_of(self, tensor):
+        return self.device.block_of(tensor).device
+
+    def on_stream(self, kind):
+        if kind == "default":
+            return nullcontext()
+        stream = self.device.Stream(0) if kind == "side" else LazyStream(self.device, 0)
+        return self.device.stream(stream)
+
+
+@pytest.fixture
+def gpu(request, monkeypatch):
+    """A device, as late as may be unless another order is given."""
+    options = getattr(request, "param", "late")
+    options = options if isinstance(options, dict) else {"order": options}
+    install(device := LazyDevice(**options), monkeypatch.setattr)
+    yield LazyGpu(device)
+    for ring in tuple(rings):
+        ring.rest()
+    transfer._shared.clear()
+    gc.collect()
+
+
+def lines_of(check, **options):
+    """What a check prints: (name, outcome) of each line."""
+    check(sheet := Sheet(out := io.StringIO(), {}), **options)
+    found = [(line.split()[0], line.split()[-1]) for line in out.getvalue().splitlines()]
+    assert sheet.has_passed == all(outcome != "FAIL" for _, outcome in found)
+    return found
+
+
+class Cuda:
+    """``torch.cuda`` as programs know it, which is more than transfers use."""
+
+    def __init__(self, device):
+        self.machine = device
+
+    def __getattr__(self, name):
+        return getattr(self.machine, name)
+
+    def Stream(self):
+        return self.machine.Stream(0)
+
+    def Event(self, *, enable_timing):
+        return Moment()
+
+    def synchronize(self):
+        self.machine.drain()
+
+    def get_device_properties(self, index):
+        return SimpleNamespace(total_memory=FULL_BYTES)
+
+    def reset_peak_memory_stats(self):
+        """Nothing was in use before."""
+
+    def memory_stats(self):
+        """A block is made where none is free, so all of them were in use at once."""
+        sizes = [len(block.bytes) for block in self.machine.blocks]
+        return {"active_bytes.all.current": 0, "active_bytes.all.peak": sum(sizes)}
+
+    def _primary_context_devices(self):
+        return sorted(self.machine.used)
+
+    def CUDAGraph(self):
+        return Operations()
+
+    @contextmanager
+    def graph(self, operations):
+        with self.machine.capture(), operations:
+            result_of(in_thread(stage_beside))  # what a loader may do meanwhile
+            yield
+        if self.machine.violations:
+            self.machine.violations.clear()
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def stage_beside():
+    """A transfer of its own, from its memory to its end."""
+    Transfer("cuda").stage(torch.ones(1)).synchronize()
+
+
+class Moment:
+    """An event that takes the time."""
+
+    def record(self):
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, later):
+        return (later.seconds - self.seconds) * 1e3
+
+
+class Operations(TorchDispatchMode):
+    """What is captured; ``replay`` does it again, into the same tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.done.append((out, function, args, kwargs or {}))
+        return out
+
+    def replay(self):
+        for out, function, args, kwargs in self.done:
+            out.copy_(function(*args, **kwargs))
+
+
+class OnHost(TorchFunctionMode):
+    """What asks for ``"cuda"`` gets the host; ``pin_memory`` locks."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.device:  # what is asked for by that name is the loader's affair
+            return function(*args, **(kwargs or {}))
+        kwargs = {key: _host(value) for key, value in (kwargs or {}).items()}
+        if function is torch.Tensor.pin_memory:
+            backend = cuda.CudaBackend(torch.device("cuda", 0))
+            pinned = backend.pinned(args[0].nbytes).view(args[0].dtype).view(args[0].shape)
+            return pinned.copy_(args[0])
+        return function(*map(_host, args), **kwargs)
+
+
+def _host(value):
+    return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
+
+
+class Torch:
+    """torch, for a module whose device is this one."""
+
+    def __init__(self, device):
+        self.cuda = Cuda(device)
+
+    def autocast(self, *_, **__):
+        return nullcontext()
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+@contextmanager
+def as_torchs(gpu, monkeypatch, module):
+    """The module's torch finds this device."""
+    monkeypatch.setattr(module, "torch", Torch(gpu.device))
+    with OnHost():
+        yield

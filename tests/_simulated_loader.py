@@ -1,0 +1,184 @@
+"""A loader as a discrete-event simulation: workers, cores, a GIL and a trainer, and no clock."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from spdl_torch.observe import Placement, Probes, make_report
+from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """Seconds that each sample takes, of what."""
+
+    num_workers: int
+    waits: float = 0.0
+    gil: float = 0.0
+    """Computing with the GIL."""
+    cpu: float = 0.0
+    """Computing without it."""
+    step: float = 0.0
+    num_cores: int = 2
+    in_processes: bool = False
+    num_samples: int = 8
+    """In a batch."""
+    spread: float = 0.2
+    """Each time is up to this share longer or shorter, evenly; None = exponential."""
+
+
+class _Resource:
+    """So many tokens; who finds none waits in line."""
+
+    def __init__(self, count):
+        self.free, self.line = count, deque()
+
+
+@dataclass
+class _Counts:
+    busy: float = 0.0
+    cpu: float = 0.0
+    no_core: float = 0.0
+    gil_held: float = 0.0
+    step: float = 0.0
+    made: int = 0
+    taken: int = 0
+    idle: float = 0.0
+    calls: list = field(default_factory=list)
+
+
+class Simulation:
+    """Runs until the trainer has had its batches."""
+
+    def __init__(self, loader, num_batches, seed=0):
+        self.loader, self.counts, self.now = loader, _Counts(), 0.0
+        self._random, self._number = random.Random(seed), itertools.count()
+        self._events, self._ready, self._num_batches = [], 0, num_batches
+        self._cores = _Resource(loader.num_cores)
+        shared = _Resource(1)
+        # Batches that may be under way or lie ready, as a loader's prefetch_factor=2 allows.
+        self._room = _Resource(2 * loader.num_workers)
+        self._batches = _Resource(0)
+        for _ in range(loader.num_workers):
+            self._start(self._worker(_Resource(1) if loader.in_processes else shared))
+        self._start(self._trainer())
+        while self.counts.taken < num_batches:
+            self.now, _, process = heapq.heappop(self._events)
+            self._advance(process)
+
+    def _start(self, process):
+        heapq.heappush(self._events, (self.now, next(self._number), process))
+
+    def _advance(self, process):
+        """Go on until the process waits, for a time or for a resource."""
+        for wanted in process:
+            if isinstance(wanted, float):
+                heapq.heappush(self._events, (self.now + wanted, next(self._number), process))
+                return
+            if wanted.free:
+                wanted.free -= 1
+                continue
+            wanted.line.append(process)
+            return
+
+    def _release(self, resource):
+        if resource.line:
+            self._start(resource.line.popleft())
+        else:
+            resource.free += 1
+
+    def _time(self, mean):
+        spread = self.loader.spread
+        if spread is None:
+            return self._random.expovariate(1 / mean) if mean else 0.0
+        return mean * self._random.uniform(1 - spread, 1 + spread)
+
+    def _compute(self, seconds):
+        asked = self.now
+        yield self._cores
+        self.counts.no_core += self.now - asked
+        yield seconds
+        self.counts.cpu += seconds
+        self._release(self._cores)
+
+    def _worker(self, gil):
+        loader, counts = self.loader, self.counts
+        while True:
+            asked = self.now
+            yield self._room
+            counts.idle += self.now - asked
+            began = self.now
+            for _ in range(loader.num_samples):
+                sample_began = self.now
+                if loader.waits:
+                    yield self._time(loader.waits)
+                if loader.gil:
+                    yield gil
+                    since = self.now
+                    yield from self._compute(self._time(loader.gil))
+                    counts.gil_held += self.now - since
+                    self._release(gil)
+                if loader.cpu:
+                    yield from self._compute(self._time(loader.cpu))
+                counts.calls.append(self.now - sample_began)
+            counts.busy += self.now - began
+            counts.made += 1
+            self._release(self._batches)
+
+    def _trainer(self):
+        while True:
+            yield self._batches
+            self.counts.taken += 1
+            self._release(self._room)
+            if self.loader.step:
+                self.counts.step += self.loader.step
+                yield self.loader.step
+
+    @property
+    def rate(self):
+        """Batches a second."""
+        return self.counts.taken / self.now
+
+
+def report_of(simulation):
+    """Return the report that a loader would make of it."""
+    loader, counts, seconds = simulation.loader, simulation.counts, simulation.now
+    workers = loader.num_workers
+    calls, times = len(counts.calls), sorted(counts.calls)
+    p50, p90, p99 = (times[int(calls * share)] for share in (0.5, 0.9, 0.99))
+    fetch = StageStats(
+        name="fetch",
+        concurrency=workers,
+        tasks=TaskPerfStats(
+            *(calls, 0, counts.busy / calls, p90, p99, seconds),
+            *(counts.cpu / calls, p50, counts.busy),
+        ),
+        queue=QueuePerfStats(seconds, counts.taken, 0.0, 0.0, 0.5),
+        num_dropped=0,
+        busy_ratio=min(1.0, counts.busy / seconds / workers),
+        wait_in_ratio=counts.idle / seconds / workers,
+        wait_out_ratio=0.0,
+        thread_time=seconds * workers,
+    )
+    is_taken = counts.gil_held > 0.85 * seconds and not loader.in_processes
+    probes = Probes(
+        gil_seconds=None if loader.in_processes else (5e-3 if is_taken else 1e-4),
+        gil_held_ratio=None if loader.in_processes else min(1.0, counts.gil_held / seconds),
+        run_delay_ratio=None if loader.in_processes else counts.no_core / seconds / workers,
+        num_cores=loader.num_cores,
+        own_gil=loader.in_processes,
+        cores_used=counts.cpu / seconds,
+    )
+    stats = PipelineStats(seconds, max(0.0, 1 - counts.step / seconds), (fetch,))
+    placement = Placement(
+        num_workers=workers,
+        num_processes=workers if loader.in_processes else 0,
+        reason="simulated",
+    )
+    from dataclasses import replace
+
+    return replace(make_report(stats, probes, pooled=("fetch",)), placements=(placement,))

@@ -1,0 +1,237 @@
+"""``num_workers="auto"`` where the workers are processes, which join and leave as an epoch runs."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import weakref
+
+import pytest
+import torch
+from _gates import num_fds, until
+from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
+from _tuners import RandomTuner
+from test_autotune_live import Augmented, auto
+from torch.utils.data import Dataset, Subset, get_worker_info
+
+from spdl_torch.autotune import tuning as tuning_module
+from spdl_torch.data.child_process import process as child_process
+from spdl_torch.data.loader import moving_pool
+from spdl_torch.observe import Cause
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
+]
+
+
+@pytest.fixture
+def at_random(monkeypatch):
+    """Tuning that never rests, in windows so short that every other batch ends one."""
+    monkeypatch.setattr(tuning_module, "Tuner", RandomTuner)
+    return {"window_seconds": 1e-6, "write": None, "max_threads": 6, "num_cores": 2}
+
+
+def children():
+    """The worker processes that live now."""
+    return [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
+
+
+def rows(loader):
+    """Two epochs that can be compared."""
+    return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"persistent_workers": True, "prefetch_factor": 5}, {"in_order": False}]
+)
+def test_batches_are_those_of_any_fixed_number(options, at_random):
+    """However the number changes: order and random bits; nothing is left of those that left."""
+    options = {"batch_size": 2, "seed": 3, "shuffle": True, **options}
+    gc.collect()
+    assert_threads_end()
+    before = num_fds()
+    torch.manual_seed(5)
+    dataset = Subset(Augmented(), range(60))
+    loader = DataLoader(dataset, num_workers=auto(at_random), **options)
+    assert loader.is_tuned
+    found, numbers = rows(loader), {decision.to_count for decision in loader.decisions}
+    assert len(numbers) > 2
+    torch.manual_seed(5)
+    expected = rows(DataLoader(dataset, num_workers=2, **{**options, "in_order": True}))
+    if not options.get("in_order", True):
+        found, expected = (list(map(sorted, each)) for each in (found, expected))
+    assert found == expected
+    stay = loader.num_workers if "persistent_workers" in options else 0
+    until(lambda: len(children()) == stay)
+    placement = loader.report().placement
+    assert placement.num_processes == placement.num_workers == loader.num_workers
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+    del loader, batches
+    gc.collect()
+    assert_threads_end()
+    assert (children(), num_fds()) == ([], before)
+
+
+class SafeAugmented(Augmented):
+    """Loads on threads at first."""
+
+    thread_safe = True
+
+    def __len__(self):
+        return 200
+
+
+@pytest.mark.parametrize("gain", [0.0, float("inf")], ids=["moves", "stays"])
+def test_threads_that_are_tuned_move_and_are_tuned_as_processes(gain, at_random, monkeypatch):
+    """In the middle of an epoch whose number of threads has changed before, with the same bits;
+    or they stay, and the threads are tuned on."""
+    for name, value in {
+        "_HOLDS_UP": tuple(Cause),
+        "_LEAST_WAIT": 0.0,
+        "_LOOK_SECONDS": 0.05,
+        "_TRIAL_SECONDS": 0.0,
+        "_TRIAL_BATCHES": 2,
+        "_GAIN": gain,
+    }.items():
+        monkeypatch.setattr(moving_pool, name, value)
+    options = {"batch_size": 2, "seed": 3, "shuffle": True}
+    torch.manual_seed(5)
+    loader = DataLoader(SafeAugmented(), num_workers=auto(at_random), **options)
+    found = []
+    for _ in range(12):
+        found.append([batch.tolist() for batch in loader])
+        if loader._state.moving.is_settled:
+            break
+    moving, before = loader._state.moving, len(loader.decisions)
+    assert moving.has_moved == (gain == 0.0), moving.reason
+    found.append([batch.tolist() for batch in loader])
+    torch.manual_seed(5)
+    fixed = DataLoader(SafeAugmented(), num_workers=2, isolation="thread", **options)
+    assert found == [[batch.tolist() for batch in fixed] for _ in found]
+    decisions = loader.decisions[before:]
+    assert len({decision.to_count for decision in decisions}) > 2
+    assert loader.tuning_state().are_processes == moving.has_moved
+    placement = loader.report().placement
+    assert placement.num_workers == loader.num_workers
+    assert placement.num_processes == (loader.num_workers if moving.has_moved else 0)
+
+
+class WhoWaits(Dataset):
+    """A sample says which process and worker made it. The first five wait until ``open`` is called;
+    pipes, because a process may be killed while it waits."""
+
+    def __init__(self):
+        self.gate, self.inside = os.pipe(), os.pipe()
+        weakref.finalize(
+            self, lambda ends: [os.close(end) for end in ends], self.gate + self.inside
+        )
+
+    def open(self):
+        os.write(self.gate[1], b".")  # nobody reads it
+
+    def wait_inside(self, number):
+        for _ in range(number):
+            assert select.select([self.inside[0]], [], [], PATIENCE_SECONDS)[0]
+            os.read(self.inside[0], 1)
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        if index < 5:
+            os.write(self.inside[1], b".")
+            assert select.select([self.gate[0]], [], [], PATIENCE_SECONDS)[0]
+        info = get_worker_info()
+        return torch.tensor([index, os.getpid(), info.id, info.num_workers])
+
+
+def test_processes_join_and_leave_in_an_epoch():
+    """Four samples are made at once after growth. Those that leave answer their jobs first, and
+    end; figures and rows of all are kept."""
+    dataset = WhoWaits()
+    loader = DataLoader(dataset, num_workers=auto({"num_cores": 1, "max_threads": 6}))
+    batches = iter(loader)
+    pool, tuner = batches._pool, batches._tuner
+    tuner._due = float("inf")
+    tuner._resize(batches._pool, 4)
+    batches._submit_more()
+    dataset.wait_inside(4)  # the first process has the second sample as well
+    assert len(children()) == 4
+    tuner._resize(batches._pool, 1)
+    dataset.open()
+    made = torch.cat(list(batches)).tolist()
+    assert [index for index, *_ in made] == list(range(60))
+    assert len({pid for _, pid, *_ in made}) == 4
+    assert {number for *_, number, _ in made} == {0, 1, 2, 3}
+    assert {number for *_, number in made} == {6}
+    assert {pid for index, pid, *_ in made if index >= 8} == {made[0][1]}
+    assert loader.snapshot().stages[0].tasks.num_tasks == 60
+    assert loader.report().placement.num_processes == 1
+    rows = [row.name for row in loader._state.figures.timeline().rows if row.role == "stage"]
+    assert rows == [f"worker process[{n}]" for n in range(4)]
+    assert pool._children.keys() == {0}
+    assert children() == []
+
+
+def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):
+    """Its jobs are made again, whoever is left."""
+    dataset = WhoWaits()
+    loader = DataLoader(dataset, num_workers=auto({"num_cores": 3, "max_threads": 6}))
+    batches = iter(loader)
+    batches._tuner._due = float("inf")
+    dataset.wait_inside(3)
+    leaving = batches._pool._children[2].connection.pid
+    batches._tuner._resize(batches._pool, 1)
+    os.kill(leaving, signal.SIGKILL)
+    dataset.open()
+    assert torch.cat(list(batches))[:, 0].tolist() == list(range(60))
+    assert "was killed by SIGKILL" in caplog.text
+    assert children() == []
+
+
+def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog):
+    """The log says so, and the others go on."""
+    loader = DataLoader(Augmented(), num_workers=auto({"num_cores": 1, "max_threads": 6}))
+    batches = iter(loader)
+    batches._tuner._due = float("inf")
+
+    def refuse(*_, **__):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(child_process, "_start", refuse)
+    assert batches._pool.resize(3, 6) == 1
+    assert batches._pool.resize(2, 4) == 1
+    assert "no more processes" in caplog.text
+    assert len(list(batches)) == 150
+
+
+class Slow(Dataset):
+    """Waits, as for storage: more processes are faster, up to as many as there may be."""
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        signal.sigtimedwait([], 0.01)
+        return index
+
+
+def test_number_settles(caplog):
+    """From one process on, by the loop's speed; the report shows what was decided."""
+    options = {"num_cores": 1, "max_threads": 4, "window_seconds": 0.3, "write": None}
+    loader = DataLoader(Slow(), num_workers=auto(options), batch_size=1)
+    assert loader.num_workers == 1
+    for _ in loader:
+        if loader.tuning_state().tuner().is_settled:
+            break
+    assert loader.num_workers > 1
+    text = str(loader.report())
+    for decision in loader.decisions[-3:]:
+        assert f'num_workers="auto": {decision}' in text

@@ -1,0 +1,491 @@
+"""Batches for a device are made in pinned memory: nothing is packed, nothing is overwritten."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+import torch
+from _lazy_device import LazyDevice, backends, machine
+from _loader_helpers import ThreadLoader as DataLoader
+from _loader_helpers import no_thread_left
+from _videos import KINDS, write_video
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torchvision import transforms
+from torchvision.transforms import v2
+
+from spdl_torch import ImageFolder, PipelineDataset
+from spdl_torch.data.child_process import process_pool
+from spdl_torch.data.child_process.batch_packing import SlabWriter
+from spdl_torch.data.child_process.shared_memory import _Slab
+from spdl_torch.data.fetching.stacking import collate_into
+from spdl_torch.data.workers import transfer_stage
+from spdl_torch.data.workers.transfer_stage import DeviceStage
+from spdl_torch.io import batch_storage, load_clip_batch, uniform_frames
+from spdl_torch.io._storage import room_in_batch
+from spdl_torch.io._transfer import transfer
+from spdl_torch.io._transfer.batch_memory import BatchMemory
+from spdl_torch.io._transfer.region import LimitedLocker, Region
+from spdl_torch.io._transfer.slabs import SMALL_BYTES
+from spdl_torch.pipeline import PipelineBuilder
+
+__all__ = ["backends", "no_thread_left"]
+
+FORKED = {"multiprocessing_context": "fork"}
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Locker:
+    """Locks pages, and knows what is locked."""
+
+    def __init__(self, most_bytes=1 << 40):
+        self.most_bytes = most_bytes
+        self.locked = {}
+        self.peak = 0
+
+    def lock_pages(self, address, num_bytes):
+        if sum(self.locked.values()) + num_bytes > self.most_bytes:
+            return False
+        self.locked[address] = num_bytes
+        self.peak = max(self.peak, sum(self.locked.values()))
+        return True
+
+    def unlock_pages(self, address):
+        del self.locked[address]
+
+
+# -- the memory ------------------------------------------------------------------------------------
+
+
+def made(memory, sizes):
+    """The tensors of a batch, None where there was no room."""
+    memory.begin()
+    tensors = [memory.room(size) for size in sizes]
+    memory.end()
+    return tensors
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 3)),
+        max_size=20,
+    ),
+)
+def test_batches_that_are_held_never_share_memory(most_pieces, steps):
+    """Whatever their sizes and the order in which they go; pieces are as few as was said, and when
+    all is gone nothing is locked."""
+    locker = Locker()
+    memory, held = BatchMemory(locker, most_pieces), []
+    for value, (sizes, place) in enumerate(steps):
+        del held[place : place + 1]
+        for tensor in made(memory, [number * SMALL_BYTES for number in sizes]):
+            held += [] if tensor is None else [(tensor.fill_(value), value)]
+        tensor = None
+        assert len(locker.locked) <= most_pieces
+        assert all((each[::4096] == number).all() for each, number in held)
+    del memory, held
+    gc.collect()
+    assert locker.locked == {}
+
+
+def test_second_batch_of_a_size_is_made_in_one_piece():
+    """The first one cannot know how many tensors follow; small ones go another way."""
+    memory, sizes = BatchMemory(Locker(), 4), [3 * SMALL_BYTES, 10, SMALL_BYTES]
+    first = made(memory, sizes)
+    assert [each is None for each in first] == [False, True, True]
+    second = made(memory, sizes)
+    assert [each is None for each in second] == [False, True, False]
+    assert second[0].untyped_storage().data_ptr() == second[2].untyped_storage().data_ptr()
+
+
+def test_pieces_have_the_exact_size_of_equal_batches():
+    """38.5 MB are no 64 MiB. They are made once."""
+    locker, size = Locker(), 588 * SMALL_BYTES
+    memory = BatchMemory(locker, 3)
+    for _ in range(10):
+        made(memory, [size])
+    assert list(locker.locked.values()) == [size]
+
+
+def test_pinned_memory_is_flat_over_a_thousand_sizes():
+    """Bounded by what the largest batch takes, and an eighth."""
+    locker, rng = Locker(), np.random.default_rng(0)
+    memory, held, largest = BatchMemory(locker, 4), [], 0
+    for size in rng.integers(SMALL_BYTES, 64 * SMALL_BYTES, 1000):
+        largest = max(largest, int(size))
+        held = [*held[-2:], made(memory, [int(size)])]
+        assert sum(locker.locked.values()) <= 4 * max(largest + SMALL_BYTES, largest * 9 / 8)
+    assert len(locker.locked) <= 4
+
+
+def test_batches_are_made_elsewhere_when_no_memory_can_be_locked():
+    """As on systems that do not let it: nobody asks for ever."""
+    memory = BatchMemory(Locker(most_bytes=0), 4)
+    assert made(memory, [SMALL_BYTES]) == [None]
+    assert made(memory, [SMALL_BYTES]) == [None]
+
+
+# -- loaders ---------------------------------------------------------------------------------------
+
+
+class Frames(Dataset):
+    """Samples with two large tensors, an array, and what is no tensor."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        rng = np.random.default_rng(index)
+        clip = torch.from_numpy(rng.integers(0, 256, (2, 64, 65, 3), dtype=np.uint8))
+        flow = rng.random((3, 64, 64), dtype=np.float32)
+        return {"clip": clip, "flow": flow, "mask": flow > 0.5, "index": index, "name": str(index)}
+
+
+class Stream(IterableDataset):
+    """The same, as a stream."""
+
+    def __iter__(self):
+        return (Frames()[index] for index in range(12))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A few pictures in two classes."""
+    path = tmp_path_factory.mktemp("pictures")
+    for number in range(12):
+        (path / str(number % 2)).mkdir(exist_ok=True)
+        gray = Image.radial_gradient("L").rotate(30 * number)
+        Image.merge("RGB", [gray, gray.rotate(90), gray]).save(
+            path / str(number % 2) / f"{number}.jpg"
+        )
+    return path
+
+
+def pictures(folder):
+    """Through the batch kernel, as bytes."""
+    steps = transforms.RandomResizedCrop(160), transforms.PILToTensor()
+    return ImageFolder(folder, transforms.Compose(steps))
+
+
+def floats(folder, *tail):
+    """Through the batch kernel, and what makes normalised floats of its bytes."""
+    tail = tail or (transforms.ToTensor(),)
+    steps = transforms.RandomResizedCrop(160), *tail, transforms.Normalize([0.5] * 3, [0.2] * 3)
+    return ImageFolder(folder, transforms.Compose(steps))
+
+
+def new_floats(folder):
+    """The same by torchvision's second version, which rounds otherwise."""
+    return floats(folder, v2.PILToTensor(), v2.ToDtype(torch.float64, scale=True))
+
+
+class Clips(Dataset):
+    """Clips of a few videos, a batch of them in one call."""
+
+    videos = tuple(write_video(KINDS[kind]) for kind in ("b-frames", "no b-frames"))
+
+    def __len__(self):
+        return 12
+
+    def __getitems__(self, indices):
+        sources = [self.videos[index % 2] for index in indices]
+        size = {"width": 64, "height": 48}
+        clips = load_clip_batch(sources, uniform_frames(3), **size, storage=batch_storage())
+        return list(zip(clips.frames.unbind(), clips.timestamps.unbind(), indices, strict=True))
+
+
+def rows(_):
+    """Rows of large tensors."""
+    numbers = torch.arange(12 * 20_000, dtype=torch.float32).view(12, 20_000)
+    return Subset(TensorDataset(numbers, numbers.to(torch.int16), torch.arange(12)), range(12))
+
+
+DATA = {
+    "collate": lambda _: Frames(),
+    "stream": lambda _: Stream(),
+    "kernel": pictures,
+    "floats": floats,
+    "new floats": new_floats,
+    "clips": lambda _: Clips(),
+    "rows": rows,
+}
+WHOLE = ("kernel", "floats", "new floats", "clips")
+"""Those whose batches have one large tensor, which is made as one."""
+
+
+def epoch(dataset, num_workers, device, epochs=2):
+    """Batches of as many epochs, and the sizes in bytes of the tensors that were packed."""
+    packed, alone = [], transfer.copy_alone
+    options = {"persistent_workers": True} if num_workers else {}
+    loader = DataLoader(dataset, 4, num_workers=num_workers, seed=1, device=device, **options)
+
+    def noting(target, source):
+        packed.append(source.nbytes)
+        alone(target, source)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(transfer, "copy_alone", noting)
+        batches = [list(loader) for _ in range(epochs)]
+    return batches, packed
+
+
+def same(one, other):
+    """Whether batches are equal, their layouts too."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and (one.dtype, one.stride()) == (
+            other.dtype,
+            other.stride(),
+        )
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", DATA)
+def test_large_tensors_are_not_copied_before_the_wire(backends, folder, kind, num_workers):
+    """They leave from where they were made; from the second batch on, that is, as the first one's
+    second tensor finds no room. Values are those without a device."""
+    dataset = DATA[kind](folder)
+    batches, packed = epoch(dataset, num_workers, "cuda")
+    expected, _ = epoch(dataset, num_workers, None)
+    assert same(batches, expected)
+    large = [size for size in packed if size >= SMALL_BYTES]
+    assert len(large) <= (0 if kind in WHOLE else 2 * max(1, num_workers))
+    assert backends[0].copy_sizes
+
+
+def test_large_tensors_are_packed_when_there_is_no_such_memory(backends, folder, monkeypatch):
+    """The test before can fail."""
+    monkeypatch.setattr(DeviceStage, "batch_memory", lambda stage, most: None)
+    _, packed = epoch(pictures(folder), 2, "cuda")
+    assert sum(size >= SMALL_BYTES for size in packed) == 6
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="counts in a forked child")
+@pytest.mark.parametrize(("kind", "is_offered"), [*((kind, True) for kind in DATA), (None, False)])
+def test_large_tensors_are_made_in_shared_memory(folder, kind, is_offered, monkeypatch):
+    """A child's batches are not copied to where the trainer sees them, but for the first one of
+    each, whose second tensor finds no room; without the offer every one is.
+    """
+    copied, write = multiprocessing.Value("q", 0), _Slab.write
+
+    def counting(slab, span, content):
+        copied.value += span.size >= SMALL_BYTES
+        write(slab, span, content)
+
+    monkeypatch.setattr(_Slab, "write", counting)
+    if not is_offered:
+        monkeypatch.setattr(SlabWriter, "room", lambda writer, num_bytes: None)
+    dataset = DATA[kind or "kernel"](folder)
+    options = {"num_workers": 1, "seed": 1, "persistent_workers": True}
+    options |= {"isolation": "process", "multiprocessing_context": "fork"}
+    loader = DataLoader(dataset, 4, **options)
+    batches = [list(loader) for _ in range(2)]
+    assert same(batches, epoch(dataset, 1, None)[0])
+    # The first batch's tensors move together; the kernel's batch has only one that is large.
+    assert copied.value == ((0 if kind in WHOLE else 2) if is_offered else 6)
+
+
+@pytest.mark.parametrize("kind", ["as it was made", "in another order", "of another memory"])
+def test_rows_of_a_batch_are_stacked_only_where_they_do_not_lie_side_by_side(kind):
+    """The rows of what was made as one are that one, with torch's values and strides."""
+    memory = BatchMemory(Locker(), 3)
+    memory.begin()
+    room = memory.room(6 * SMALL_BYTES)
+    whole = room if kind != "of another memory" else torch.empty_like(room)
+    whole = whole.view(torch.float32).view(6, 4, -1)
+    samples = list(whole.copy_(torch.rand(whole.shape)).unbind())
+    if kind == "in another order":
+        samples = samples[::-1]
+    expected = torch.stack(samples)
+    found = collate_into(memory)(samples)
+    assert same(found, expected)
+    assert (found.data_ptr() == whole.data_ptr()) == (kind == "as it was made")
+
+
+def test_loop_gets_no_view_of_the_memory_of_a_collate_function_of_its_own(backends, folder):
+    """From an array in pinned memory the loop could begin copies of which nobody knows."""
+    loader = DataLoader(pictures(folder), 4, num_workers=2, device="cuda", collate_fn=as_arrays)
+    for batch in loader:
+        assert not any(machine().is_locked(array.ctypes.data) for array in batch)
+
+
+def as_arrays(samples):
+    """Views of what the dataset made."""
+    return [image.numpy() for image, _ in samples]
+
+
+def test_memory_is_offered_to_the_thread_that_makes_the_batch_alone(backends, folder):
+    """Not to the trainer's own calls, while it holds a batch or after."""
+    for _ in DataLoader(pictures(folder), 4, num_workers=0, device="cuda"):
+        assert room_in_batch(1 << 20) is None
+
+
+def test_pieces_are_as_many_as_batches_can_be_outstanding(backends, folder):
+    """And one, besides the transfer's two slabs; however long the loader runs."""
+    loader = DataLoader(
+        pictures(folder),
+        4,
+        num_workers=2,
+        prefetch_factor=2,
+        device="cuda",
+        persistent_workers=True,
+    )
+    for _ in range(5):
+        for _ in loader:
+            pieces = [size for size in machine().locked.values() if size > SMALL_BYTES]
+            assert len(pieces) <= 2 * 2 + 1
+            assert set(pieces) == {4 * 3 * 160 * 160}
+
+
+class Sizes(Dataset):
+    """Tensors of many sizes, two to a sample."""
+
+    def __init__(self, count):
+        self.sizes = np.random.default_rng(0).integers(1 << 16, 1 << 19, count).tolist()
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, index):
+        size = self.sizes[index]
+        large = torch.full((size,), index % 251, dtype=torch.uint8)
+        return large, large[: 1 << 16]
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "options"),
+    [
+        (50, 2 + 3, {"num_workers": 0}),
+        (1000, 2 * 2 + 3, {"num_workers": 2}),
+        (200, 2 * 2 + 3 + 2, {"num_workers": 2, "isolation": "process", **FORKED}),
+    ],
+)
+def test_all_pinned_memory_of_a_loader_is_bounded(backends, count, most, options):
+    """Pieces, slabs, and the shared memory of all processes together: in batches of the largest
+    size, three more than can be outstanding, and one for each process; flat over all sizes."""
+    data = Sizes(count)
+    largest = max(data.sizes) + (1 << 16)
+    bound = most * (largest * 9 // 8 + SMALL_BYTES)
+    for index, (large, small) in enumerate(DataLoader(data, 1, device="cuda", **options)):
+        assert large.shape == (1, data.sizes[index])
+        assert (large[:, ::997] == index % 251).all()
+        assert (small[:, ::997] == index % 251).all()
+        assert 0 < sum(machine().locked.values()) <= bound
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 100])
+def test_slabs_of_all_processes_share_one_bound(backends, most, monkeypatch):
+    """Those beyond it are packed; batches are the same, and nothing stays locked."""
+    monkeypatch.setattr(process_pool, "most_regions", lambda *_: most)
+    monkeypatch.setattr(transfer_stage, "most_regions", lambda *_: most)
+    locked, lock = [], LimitedLocker.lock_pages
+
+    def noting(locker, address, num_bytes):
+        is_locked = lock(locker, address, num_bytes)
+        locked.append(len(locker._permits))
+        return is_locked
+
+    monkeypatch.setattr(LimitedLocker, "lock_pages", noting)
+    data = Sizes(24)
+    options = {"num_workers": 2, "isolation": "process", "prefetch_factor": 4, **FORKED}
+    for index, (large, _) in enumerate(DataLoader(data, 1, device="cuda", **options)):
+        assert (large[:, ::997] == index % 251).all()
+    assert locked
+    assert max(locked) <= max(0, most - 1)
+
+
+def test_region_is_locked_once_there_is_room():
+    """And not asked for again by a system that has refused."""
+    locker = Locker()
+    limited = LimitedLocker(locker, 1)
+    first, second = (Region(mmap.mmap(-1, 4096), limited) for _ in range(2))
+    assert (first.is_locked, second.is_locked) == (True, False)
+    del first
+    second.lock()
+    assert second.is_locked
+    assert len(locker.locked) == 1
+    limited.grow(2)
+    limited.grow(1)
+    assert Region(mmap.mmap(-1, 4096), limited).is_locked
+    refusing = Locker(most_bytes=0)
+    limited = LimitedLocker(refusing, 2)
+    region = Region(mmap.mmap(-1, 4096), limited)
+    refusing.most_bytes = 1 << 20
+    region.lock()
+    assert not region.is_locked
+
+
+def clips_of(numbers):
+    """A batch of clips in the memory that the pipeline offers."""
+    sources = [Clips.videos[number % 2] for number in numbers]
+    frames = load_clip_batch(sources, uniform_frames(3), width=64, storage=batch_storage()).frames
+    return {"frames": frames, "numbers": torch.tensor(numbers)}
+
+
+def frames_of(number):
+    """A sample of a few frames."""
+    return torch.full((2, 64, 65, 3), number, dtype=torch.uint8)
+
+
+PIPELINES = {
+    "own op": lambda: PipelineBuilder().add_source(range(12)).aggregate(4).pipe(clips_of),
+    "collate": lambda: (
+        PipelineBuilder().add_source(range(12)).pipe(frames_of).aggregate(4).pipe(default_collate)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("is_offered", [True, False])
+def test_batches_of_a_pipeline_are_not_copied_before_the_wire(
+    backends, kind, is_offered, monkeypatch
+):
+    """As those of a loader; values are those without a device. Without the offer each is packed."""
+    if not is_offered:
+        monkeypatch.setattr(BatchMemory, "room", lambda memory, num_bytes: None)
+    packed, alone = [], transfer.copy_alone
+
+    def noting(target, source):
+        packed.append(source.nbytes)
+        alone(target, source)
+
+    monkeypatch.setattr(transfer, "copy_alone", noting)
+    builder = PIPELINES[kind]().add_sink(2)
+    found = list(PipelineDataset(builder, device="cuda"))
+    assert same(found, list(PipelineDataset(builder)))
+    assert sum(size >= SMALL_BYTES for size in packed) == (0 if is_offered else 3)
+
+
+def test_op_before_the_last_collates_into_memory_of_its_own(backends):
+    """What follows could keep views of it, from which the loop might begin copies."""
+    builder = PipelineBuilder().add_source(range(8)).pipe(frames_of).aggregate(4)
+    builder = builder.pipe(default_collate).pipe(torch.Tensor.numpy).add_sink(2)
+    arrays = list(PipelineDataset(builder, device="cuda"))
+    assert not any(machine().is_locked(array.ctypes.data) for array in arrays)
+
+
+def test_stages_keep_their_names_with_a_device(backends):
+    """And their ops are found where they are written."""
+    dataset = PipelineDataset(PIPELINES["own op"]().add_sink(2), device="cuda")
+    list(dataset)
+    names = [stage.name for stage in dataset.snapshot().stages]
+    assert any("clips_of" in name for name in names)
+
+
+def test_lazy_device_is_the_one_of_the_tests(backends):
+    """They would say nothing of real memory."""
+    assert isinstance(machine(), LazyDevice)

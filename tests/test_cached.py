@@ -1,0 +1,737 @@
+"""cached: a sample is made once on a machine, and what is found is whole and not stale."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import re
+import resource
+import signal
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2 as transforms
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import Subset
+
+import spdl_torch
+from spdl_torch.data import cached
+from spdl_torch.data.caching.dataset import _is_same
+from spdl_torch.data.caching.files import CachedFiles
+from spdl_torch.io import Reader, image_loader
+from spdl_torch.io._cache import memory
+from spdl_torch.io._cache.memory import MemoryLimit
+from spdl_torch.io._cache.samples import sample_from, sample_parts
+from spdl_torch.io._cache.store import Store, _Entry
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+forked = multiprocessing.get_context("fork")
+
+Pair = namedtuple("Pair", "image label")
+
+
+NUM_KILLED = 40
+
+
+def content_of(number, size=1000):
+    """What belongs to a number."""
+    return random.Random(number).randbytes(size)
+
+
+class Made(torch.utils.data.Dataset):
+    """Samples that are counted when they are made."""
+
+    thread_safe = True
+
+    def __init__(self, length, offset=0):
+        self.length, self.offset = length, offset
+        self.num_made = [0]
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.num_made[0] += 1
+        return Pair(torch.arange(6).reshape(2, 3) + index + self.offset, index)
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+SAMPLES = [
+    torch.arange(6, dtype=torch.uint8).reshape(1, 2, 3),
+    torch.rand(3, 4, 5).to(memory_format=torch.contiguous_format).permute(1, 2, 0),
+    torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    torch.rand(4, 4)[:, ::2],
+    torch.tensor(True),
+    torch.tensor(1.5, dtype=torch.bfloat16),
+    torch.zeros(0, 3),
+    torch.tensor([1 + 2j]),
+    torch.rand(3, requires_grad=True),
+    torch.rand(1, 3).expand(4, 3),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    {"a": [1, 2.5, None, "text"], "b": (b"bytes", np.float32(3))},
+    Pair(torch.tensor([float("nan")]), 7),
+    Image.new("RGB", (3, 2), (1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: type(sample).__name__)
+def test_sample_comes_back_bit_for_bit(sample):
+    """Also its shape, type and strides, and it can be written to."""
+    content = bytearray(b"".join(map(bytes, sample_parts(sample))))
+    found = sample_from(content)
+    assert _is_same(found, sample)
+    if type(sample) is torch.Tensor and sample.is_contiguous() and sample.numel():
+        assert found.stride() == sample.stride()
+        assert found.requires_grad == sample.requires_grad
+        found.detach().zero_()
+        assert not found.any()
+
+
+def test_memory_format_is_kept():
+    """Transforms are much faster for images whose colours lie together."""
+    image = torch.rand(3, 8, 8).permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    content = bytearray(b"".join(map(bytes, sample_parts(image))))
+    assert sample_from(content).stride() == image.stride()
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 300)), max_size=30),
+    st.booleans(),
+)
+def test_store_finds_what_was_put_last(tmp_path_factory, puts, is_dense):
+    """With its stamp, from the object that put it and from another one; a dict is the oracle."""
+    folder = str(tmp_path_factory.mktemp("store"))
+    stores = [Store(folder, num_numbers=10 if is_dense else None) for _ in range(2)]
+    oracle = {}
+    for turn, (number, stamp, size) in enumerate(puts):
+        content = content_of(turn, size)
+        assert stores[turn % 2].put(number, stamp, [content[:7], content[7:]])
+        oracle[number] = stamp, content
+    for store in (*stores, pickle.loads(pickle.dumps(stores[0]))):
+        for number, stamp in itertools.product(range(10), range(3)):
+            expected = oracle.get(number, (None, None))
+            assert store.get(number, stamp) == (expected[1] if expected[0] == stamp else None)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_damage_is_never_served(tmp_path_factory, data):
+    """Whatever bytes of entries and contents are lost: what is found is right."""
+    folder = tmp_path_factory.mktemp("store")
+    store = Store(str(folder), num_numbers=8)
+    for number in range(8):
+        store.put(number, 5, [content_of(number, 200)])
+    del store
+    path = folder / data.draw(st.sampled_from(["index", "data"]))
+    damaged = bytearray(path.read_bytes())
+    first = data.draw(st.integers(64 if path.name == "index" else 0, len(damaged) - 1))
+    length = data.draw(st.integers(1, 100))
+    if data.draw(st.booleans()):
+        damaged[first : first + length] = os.urandom(len(damaged[first : first + length]))
+    else:
+        del damaged[first:]
+    path.write_bytes(damaged)
+    store = Store(str(folder), num_numbers=8)
+    for number in range(8):
+        assert store.get(number, 5) in (None, content_of(number, 200))
+        assert store.put(number, 5, [content_of(number, 200)])
+    assert [store.get(number, 5) for number in range(8)] == [content_of(n, 200) for n in range(8)]
+
+
+def fill_until_killed(store_class, folder, seed, ready):
+    """Put contents in a child process, one byte into the pipe before each."""
+    store = store_class(folder, num_numbers=NUM_KILLED)
+    for number in random.Random(seed).sample(range(NUM_KILLED), NUM_KILLED):
+        os.write(ready, b".")
+        store.put(number, 1, [content_of(number, 200_000)])
+    signal.pause()  # the kill comes too late for a write
+
+
+def kill_while_filling(store_class, folder, seed):
+    """Kill the child in one of its puts."""
+    reading, writing = os.pipe()
+    child = forked.Process(target=fill_until_killed, args=(store_class, folder, seed, writing))
+    child.start()
+    os.close(writing)
+    left = 1 if issubclass(store_class, Hasty) else random.Random(seed).randrange(1, NUM_KILLED)
+    while left:
+        left -= len(os.read(reading, left))
+    if issubclass(store_class, Hasty):
+        os.waitpid(child.pid, os.WUNTRACED)  # it stops itself in the middle of a write
+    child.kill()
+    child.join()
+    os.close(reading)
+    assert child.exitcode == -signal.SIGKILL
+
+
+def count_bad(store_class, folder):
+    """The contents that are found and wrong, and those that are found."""
+    store = store_class(folder, num_numbers=NUM_KILLED)
+    found = {number: store.get(number, 1) for number in range(NUM_KILLED)}
+    kept = {number: content for number, content in found.items() if content is not None}
+    bad = [n for n, content in kept.items() if content != content_of(n, 200_000)]
+    return len(bad), len(kept)
+
+
+def assert_kills_leave_no_bad_item(folder, number):
+    """Of ``number`` processes that filled one store, one after the other."""
+    most = 0
+    for seed in range(number):
+        kill_while_filling(Store, folder, seed)
+        num_bad, num_kept = count_bad(Store, folder)
+        assert num_bad == 0
+        assert num_kept >= most  # and what was there stays
+        most = num_kept
+    assert most > 20
+
+
+def test_kill_while_the_cache_is_written_leaves_no_bad_item(tmp_path):
+    """Whoever is killed in the middle of a write leaves nothing that is found."""
+    assert_kills_leave_no_bad_item(str(tmp_path), 20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("turn", range(10))
+def test_kill_while_the_cache_is_written_leaves_no_bad_item_200_times(tmp_path, turn):
+    """The long form of the above, a tenth in each turn: when the kills come differs."""
+    assert_kills_leave_no_bad_item(str(tmp_path / str(turn)), 20)
+
+
+class Hasty(Store):
+    """A store that adds the entry first, and looks at no checksum: the control of the above."""
+
+    def put(self, number, stamp, parts):
+        (content,) = parts
+        place = self._place_for(len(content))
+        self._add(_Entry(number, stamp, place, len(content), 0))
+        for first in (0, len(content) - 1000):  # the middle is missing
+            os.pwrite(self._data, content[first : first + 1000], place + first)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _find(self, place, number, stamp):
+        self._checked = bytearray(b"\1" * 10_000)
+        return super()._find(place, number, stamp)
+
+
+def test_kill_is_seen_where_the_entry_comes_first(tmp_path):
+    """The test above would find a write that is half done."""
+    kill_while_filling(Hasty, str(tmp_path), 0)
+    assert count_bad(Hasty, str(tmp_path))[0] == 1
+
+
+def put_share(folder, first, done):
+    """What one of several programs does at once."""
+    store = Store(folder, num_numbers=60)
+    for number in [*range(first, 60), *range(first)]:
+        if store.get(number, 0) is None:
+            store.put(number, 0, [content_of(number)])
+    done.put(all(store.get(n, 0) == content_of(n) for n in range(60)))
+
+
+def test_programs_fill_one_cache_at_once(tmp_path):
+    """Each finds everything right, also what it did not put itself."""
+    done = forked.SimpleQueue()
+    children = [
+        forked.Process(target=put_share, args=(str(tmp_path), first, done)) for first in (0, 0, 30)
+    ]
+    for child in children:
+        child.start()
+    assert [done.get() for _ in children] == [True] * 3
+    for child in children:
+        child.join()
+    assert Store(str(tmp_path), num_numbers=60).num_entries < 60 * 3
+
+
+def fill_full_disk(folder, sent):
+    """Put contents where files may have 30 kB: as a full disk, with a real error of the system."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+    logged = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())
+    logging.getLogger("spdl_torch.io").addHandler(handler)
+    dataset = Made(50)
+    dataset_cached = cached(Subset(dataset, range(50)), folder, version=1)
+    for _ in range(3):
+        assert [sample.label for sample in dataset_cached] == list(range(50))
+    kept = [dataset_cached._store.put(0, 0, [b"x" * 20_000]) for _ in range(3)]
+    sent.put((dataset.num_made[0], kept, logged))
+
+
+def test_full_disk_stops_the_cache_and_not_the_training(tmp_path):
+    """What was kept is found, the rest is made; samples are right, and the log says it once."""
+    sent = forked.SimpleQueue()
+    child = forked.Process(target=fill_full_disk, args=(str(tmp_path), sent))
+    child.start()
+    num_made, kept, (line,) = sent.get()
+    child.join()
+    assert child.exitcode == 0
+    assert 50 <= num_made < 150
+    assert kept[-1] is False
+    assert re.match(r"cache /.*: no room: File too large\. It stops growing at 0 MB", line)
+
+
+def test_limit_is_kept_and_logged_once(tmp_path, caplog):
+    """The cache has what fits into ``max_bytes``; the log says once that it is full."""
+    dataset = Made(100)
+    kept = cached(dataset, tmp_path, version=1, max_bytes=10_000)
+    for _ in range(2):
+        assert [sample.label for sample in kept] == list(range(100))
+    sizes = [path.stat().st_size for path in Path(kept._store.folder).iterdir()]
+    assert 0 < sum(sizes) <= 10_000
+    assert [record.message for record in caplog.records if "reached its limit" in record.message]
+    assert len(caplog.records) == 1
+    assert 100 < dataset.num_made[0] < 200
+
+
+# -- the dataset -----------------------------------------------------------------------------------
+
+
+def test_sample_is_made_once_and_kept_on_disk(tmp_path):
+    """By any object with the same folder, as a program that starts again has; the second and third
+    time bits are the same."""
+    dataset = Made(40)
+    kept = cached(dataset, tmp_path, version="a")
+    first = list(kept)
+    assert dataset.num_made[0] == 40 + 2  # two are made twice, to compare
+    assert all(map(_is_same, first, kept))
+    again = Made(40)
+    assert all(map(_is_same, first, cached(again, tmp_path, version="a")))
+    assert again.num_made[0] == 2
+    assert f"{tmp_path}" in kept.loading_remarks()[0]
+    assert "holds 100% of the items" in kept.loading_remarks()[0]
+
+
+class Counted(Made):
+    """Each sample that is made is a byte in a file, whoever makes it."""
+
+    def __init__(self, length, path):
+        super().__init__(length)
+        self.path = path
+
+    def __getitem__(self, index):
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(bytes([index]))
+        return super().__getitem__(index)
+
+
+def read_all_at_once(kept, barrier, num_threads):
+    """Every sample, in the order in which the other programs read them."""
+    with ThreadPoolExecutor(num_threads) as threads:
+        barrier.wait()
+        return [sample.label for sample in threads.map(kept.__getitem__, range(len(kept)))]
+
+
+@pytest.mark.parametrize(("num_programs", "num_threads"), [(3, 1), (1, 3), (2, 3)])
+def test_sample_is_made_once_if_several_ask_for_it_at_once(num_programs, num_threads, tmp_path):
+    """Threads or programs, which all begin with the same sample; one has been killed. Of threads
+    in several programs, all have every sample."""
+    kept = cached(Counted(200, tmp_path / "made"), tmp_path / "cache", version=1)
+    kept._num_compared = {"made": 9, "found": 9}  # nothing is made to compare it
+    reading, writing = os.pipe()
+    _, pid = start_program(hold_sample, kept, writing)
+    os.read(reading, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    barrier = forked.Barrier(num_programs)
+    programs = [
+        start_program(read_all_at_once, kept, barrier, num_threads) for _ in range(num_programs)
+    ]
+    for program in programs:
+        assert output_of(program) == [*range(200)]
+    made = (tmp_path / "made").read_bytes()
+    assert set(made) == set(range(200))
+    if num_threads == 1 or num_programs == 1:
+        assert len(made) == 200
+
+
+def hold_sample(kept, writing):
+    """Be about to make the first sample, for ever."""
+    with kept._store.making(0):
+        os.write(writing, b".")
+        signal.pause()
+
+
+def test_other_version_or_dataset_finds_nothing(tmp_path):
+    """Samples of another version, length or class are other samples."""
+    list(cached(Made(10), tmp_path, version=1))
+    for dataset, version in ((Made(10), 2), (Made(11), 1)):
+        list(cached(dataset, tmp_path, version=version))
+        assert dataset.num_made[0] == len(dataset) + 2
+
+
+def test_dataset_that_changed_is_an_error(tmp_path):
+    """Where no version says so, the first samples of the process do."""
+    list(cached(Made(10), tmp_path, version=1))
+    with pytest.raises(ValueError, match=r"sample 3 in .* is not what the dataset makes now"):
+        cached(Made(10, offset=1), tmp_path, version=1)[3]
+
+
+def test_random_samples_are_an_error():
+    """A cache would freeze augmentation; it belongs in ``transform``."""
+
+    class Random(Made):
+        def __getitem__(self, index):
+            return torch.rand(3)
+
+    with pytest.raises(ValueError, match="sample 0 is not the same when it is made twice"):
+        cached(Random(4))[0]
+
+
+def random_part(sample):
+    """Augmentation: after the cache."""
+    return sample.image + torch.rand(2, 3), sample.label
+
+
+@pytest.mark.parametrize(
+    ("workers", "isolation"), [(0, "auto"), (2, "thread"), (2, "process")], ids=str
+)
+def test_epochs_have_the_bits_of_no_cache(workers, isolation, tmp_path):
+    """The first, which fills the cache, and the second, which reads it, wherever workers live."""
+
+    class Plain(Made):
+        def __getitem__(self, index):
+            return random_part(super().__getitem__(index))
+
+    expected = spdl_torch.DataLoader(Plain(20), batch_size=4, shuffle=False, seed=3)
+    kept = cached(Made(20), tmp_path, version=1, transform=random_part)
+    loader = spdl_torch.DataLoader(
+        kept, batch_size=4, num_workers=workers, isolation=isolation, seed=3
+    )
+    found = []
+    for _ in range(3):
+        assert all(map(_is_same, list(expected), list(loader)))
+        assert loader.report().stats.data == loader.snapshot().data
+        found.append(tuple(loader.snapshot().data.values()))
+    assert found == [(0, 20), (20, 0), (20, 0)]  # of each epoch, over all workers
+    assert "cache: found 20, missing 0" in str(loader.report())
+    assert "holds 100% of the items" in str(loader.report())
+
+
+def test_cache_loads_on_threads_when_the_dataset_may():
+    """With transforms of torchvision, or none."""
+
+    def place(**options):
+        kept = cached(Made(3), **options)
+        return spdl_torch.DataLoader(kept, num_workers=1).placement().num_processes
+
+    assert place() == place(transform=transforms.RandomHorizontalFlip()) == 0
+    silent = Made(3)
+    silent.thread_safe = None
+    loader = spdl_torch.DataLoader(cached(silent), num_workers=1)
+    assert loader.placement().num_processes == 1
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Six photographs in two classes."""
+    for number in range(6):
+        path = tmp_path / "images" / f"class_{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(number).integers(0, 256, (12, 10, 3), np.uint8)
+        Image.fromarray(noise).save(path)
+    return str(tmp_path / "images")
+
+
+def crops():
+    """A recipe that runs a batch at a time."""
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(6, antialias=True),
+            transforms.ToImage(),
+            transforms.ToDtype(torch.float32, scale=True),
+        ]
+    )
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize("loader", [None, image_loader])
+def test_image_folder_reads_each_file_once(folder, place, loader, tmp_path, monkeypatch):
+    """The same bits as without a cache; and, with a version, without the files."""
+    transform = crops() if loader is None else transforms.Resize((5, 5))
+    options = {"transform": transform, **({} if loader is None else {"loader": loader})}
+    cache = place if place == "memory" else tmp_path / "cache"
+    plain = spdl_torch.ImageFolder(folder, **options)
+    kept = spdl_torch.ImageFolder(folder, cache=cache, version=1, **options)
+
+    def epoch(dataset):
+        return list(spdl_torch.DataLoader(dataset, batch_size=4, seed=1))
+
+    expected = epoch(plain)
+    assert all(map(_is_same, expected, epoch(kept)))
+    os.rename(folder, folder + "-gone")
+    second = epoch(kept)
+    kept_loader = spdl_torch.DataLoader(kept, batch_size=4, seed=1)
+    assert all(map(_is_same, second, kept_loader))
+    assert len(second) == len(expected)
+    assert "holds 100% of the items" in str(kept_loader.report())
+
+
+def test_transform_of_pillow_images_gets_them_from_the_cache(folder, tmp_path):
+    """Where no recipe is known, too."""
+    options = {"transform": lambda image: np.asarray(image).sum()}
+    expected = [*spdl_torch.ImageFolder(folder, **options)]
+    kept = spdl_torch.ImageFolder(folder, cache=tmp_path / "cache", version=1, **options)
+    assert [*kept] == expected
+    os.rename(folder, folder + "-gone")
+    assert [*kept] == expected
+
+
+@pytest.mark.parametrize("how", ["encoded", "decoded"])
+def test_file_that_changed_is_read_anew(folder, tmp_path, how):
+    """Its size or its time of change is another, in this process and in the next."""
+
+    def make():
+        if how == "encoded":
+            options = {"transform": transforms.Resize((5, 5)), "loader": image_loader}
+            return spdl_torch.ImageFolder(folder, cache=tmp_path / "cache", **options)
+        inner = spdl_torch.ImageFolder(folder, transforms.Resize((5, 5)), loader=image_loader)
+        return cached(Subset(inner, range(6)), tmp_path / "cache")
+
+    kept = make()
+    before = [image for image, _ in kept]
+    path = Path(folder, "class_0", "2.png")
+    Image.new("RGB", (12, 10), (9, 9, 9)).save(path)
+    os.utime(path, ns=(1, 1))
+    for dataset in (kept, make()):
+        after = [image for image, _ in dataset]
+        same = [_is_same(*images) for images in zip(before, after, strict=True)]
+        assert same == [True, False, True, True, True, True]
+        assert (after[1] == 9).all()
+
+
+def test_damaged_image_is_named_when_it_comes_from_the_cache(folder, tmp_path):
+    """As without one."""
+    Path(folder, "class_1", "1.png").write_bytes(b"no image")
+    kept = spdl_torch.ImageFolder(folder, crops(), cache=tmp_path / "cache")
+    for _ in range(2):
+        with pytest.raises(spdl_torch.DecodeError, match=r"class_1/1\.png: not an image"):
+            kept[3]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_reader_reads_a_remote_file_once(tmp_path, is_async):
+    """By path and by URL; what has changed is read anew or, with versions, in another one."""
+    import fsspec
+
+    remote = fsspec.filesystem("memory")
+    url, path = f"memory://cached/{is_async}", tmp_path / "local"
+    remote.pipe(url, b"first")
+    path.write_bytes(b"first")
+
+    def read(source, version=None):
+        reader = Reader(cache=tmp_path / str(version is None), version=version)
+        return asyncio.run(reader.aread(source)) if is_async else reader(source)
+
+    assert read(url) == read(path) == read(url, version=1) == read(path, version=1) == b"first"
+    remote.pipe(url, b"second")
+    path.write_bytes(b"second")
+    assert read(url) == read(path) == b"second"
+    assert read(url, version=1) == read(path, version=1) == b"first"  # nobody has looked
+    assert read(url, version=2) == read(path, version=2) == b"second"
+    remote.rm(url)
+    assert read(url, version=2) == b"second"
+    with pytest.raises(FileNotFoundError, match="cached"):
+        read(url)
+    os.remove(path)
+    with pytest.raises(FileNotFoundError, match="local"):
+        read(path)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def rank_folders(environ, store):
+    """The folders of two caches of a program that has these variables."""
+    os.environ.update(environ)
+    if "MY_RANK" in environ:  # and nothing else says that this is a rank
+        options = {"rank": int(environ["MY_RANK"]), "world_size": 2, "store": store}
+        torch.distributed.init_process_group("gloo", **options)
+    return [cached(list(range(length)))._store.folder for length in (3, 4)]
+
+
+def start_program(function, *arguments):
+    """Fork a program, which multiprocessing does not know; a pipe with what the function returns,
+    and the process."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writing, pickle.dumps(function(*arguments)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    return reading, pid
+
+
+def output_of(program):
+    """What a program's function returned."""
+    reading, pid = program
+    with open(reading, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(pid, 0)
+    return pickle.loads(content)
+
+
+@pytest.mark.parametrize(
+    ("shared", "first", "second", "is_one"),
+    [
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, {"RANK": "0"}, {"RANK": "1"}, True),
+        ({"MASTER_ADDR": "a", "RANK": "0"}, {"MASTER_PORT": "1"}, {"MASTER_PORT": "2"}, False),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+            {"SLURM_PROCID": "0"},
+            {"SLURM_PROCID": "1"},
+            True,
+        ),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
+            {"SLURM_STEP_ID": "0"},
+            {"SLURM_STEP_ID": "1"},
+            False,
+        ),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, {}, {}, False),  # the script of a job
+        ({}, {"MY_RANK": "0"}, {"MY_RANK": "1"}, True),
+        ({}, {}, {}, False),
+    ],
+    ids=["torchrun", "two ports", "slurm", "two steps", "one task", "process group", "alone"],
+)
+def test_ranks_of_a_training_share_one_memory(shared, first, second, is_one, tmp_path):
+    """Two programs, with the variables of a launcher. Each of a rank's caches is another one."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
+    programs = [start_program(rank_folders, {**shared, **own}, store) for own in (first, second)]
+    folders = [output_of(program) for program in programs]
+    assert (folders[0] == folders[1]) is is_one
+    assert len({*folders[0], *folders[1]}) == (2 if is_one else 4)
+
+
+def send_folder(sent):
+    """The folder of a spawned rank, which joins its group later."""
+    sent.put(cached([1])._store.folder)
+
+
+def test_spawned_ranks_share_one_memory(monkeypatch):
+    """With the address of the group, and no rank yet. Others have their own."""
+    sent = forked.SimpleQueue()
+    folders = []
+    for port in ("1", "1", "2"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        child = forked.Process(target=send_folder, args=(sent,))
+        child.start()
+        folders.append(sent.get())
+        child.join()
+    assert folders[0] == folders[1] != folders[2]
+
+
+def test_caches_in_memory_have_one_limit_together(monkeypatch, tmp_path):
+    """What one has, another has not; a container's limit counts, as tuning reads it."""
+    free = memory.Limits(num_cores=1, memory_bytes=400_000)
+    monkeypatch.setattr(memory.Limits, "of_this_machine", lambda: free)
+    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))  # others have caches, too
+    stores = [cached([torch.zeros(1000)] * 100)._store for _ in range(3)]
+    for number in range(100):
+        for store in stores:
+            store.put(number, 0, [bytes(4000)])
+    assert 150_000 < sum(store.num_bytes for store in stores) <= 200_000
+    assert all(store.num_bytes > 20_000 for store in stores)
+    assert 250_000 < MemoryLimit.of_this_machine().num_bytes < 310_000  # with what they hold
+
+
+def test_empty_file_is_found(tmp_path):
+    """It has no bytes, and is not missing for that; entries are counted once each in the report."""
+    path = tmp_path / "empty"
+    path.write_bytes(b"")
+    store = Store(str(tmp_path / "cache"))
+    files = CachedFiles(store, None)
+    assert [len(files.contents([str(path)])[0]) for _ in range(3)] == [0, 0, 0]
+    assert store.num_entries == 1
+    store.put(1, 2, [b"other"])
+    store.put(1, 3, [b"other"])
+    assert "holds 50% of the items" in store.remark(4)
+
+
+def test_subsets_of_one_dataset_are_other_datasets(tmp_path):
+    """Two folds of one length do not find each other's samples."""
+    folds = [cached(Subset(range(10), fold), tmp_path, version=1) for fold in ([0, 1], [2, 3])]
+    assert [list(fold) for fold in (*folds, *folds)] == [[0, 1], [2, 3]] * 2
+
+
+def hold_memory(name, sent, ends):
+    """A process with a cache in memory, which ends as it should, or is killed."""
+    atexit._clear()  # what the parent has registered speaks of the parent's threads
+    sent.put(memory.memory_folder(name))
+    if ends:
+        atexit._run_exitfuncs()
+        os._exit(0)
+    signal.pause()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_memory_is_free_when_the_last_process_has_ended(ends):
+    """However it ends; a folder that another process holds stays."""
+    name = f"test-{os.getpid()}-{ends}"
+    shared = memory.memory_folder(f"{name}-shared")
+    for each in (name, f"{name}-shared"):
+        sent = forked.SimpleQueue()  # one that was killed may have its lock for ever
+        child = forked.Process(target=hold_memory, args=(each, sent, ends))
+        child.start()
+        folder = sent.get()
+        if not ends:
+            child.kill()
+        child.join()
+        memory.memory_folder(f"{name}-shared")  # as the next program does
+        assert os.path.isdir(folder) is (folder == shared)
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda path: cached(iter([1])), TypeError, "expected a map-style dataset, got list_iter"),
+        (lambda path: cached([1], path), ValueError, "version is needed for a list on disk"),
+        (lambda path: cached([1], 3), TypeError, 'cache must be "memory" or the path'),
+        (lambda path: cached([1], 3, version=1), TypeError, 'cache must be "memory" or the path'),
+        (lambda path: cached([1], max_bytes=0), ValueError, "max_bytes must be >= 1 or None"),
+        (lambda path: cached([1])[1], IndexError, "index 1 is out of range for 1 samples"),
+        (lambda path: cached([open])[0] and cached([lambda: 0])[0], TypeError, "cannot be kept"),
+    ],
+)
+def test_bad_cache_is_refused(call, error, message, tmp_path):
+    """With the argument, and what would be right."""
+    with pytest.raises(error, match=message):
+        call(tmp_path)
+
+
+def test_folder_with_something_else_is_refused(tmp_path):
+    """Nothing of the user's is overwritten."""
+    (tmp_path / "index").write_bytes(b"a book's index, not ours" * 9)
+    with pytest.raises(ValueError, match="'index' is no index of this release's cache"):
+        Store(str(tmp_path))
+
+
+def test_loader_of_ones_own_is_refused(folder):
+    """It reads files by itself, past the cache."""
+    with pytest.raises(spdl_torch.UnsupportedOptionError, match="a loader of your own reads by"):
+        spdl_torch.ImageFolder(folder, loader=len, cache="memory")

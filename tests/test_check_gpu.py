@@ -1,0 +1,247 @@
+"""``check-gpu``: on a device that is no GPU its checks find what is wrong, and say so in time."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from _lazy_device import LazyDevice, install
+from _lazy_gpu import LazyGpu, gpu, lines_of
+from _loader_helpers import no_thread_left
+from test_transfer_races import FreeAtOnce
+
+from spdl_torch.__main__ import main
+from spdl_torch.check_gpu import command, correctness, exits, races
+from spdl_torch.check_gpu.gpu import unguarded
+from spdl_torch.check_gpu.rates import quantile
+from spdl_torch.check_gpu.sheet import Sheet
+from spdl_torch.io._transfer import transfer
+
+__all__ = ["gpu", "no_thread_left"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def race_lines(gpu):
+    check = partial(races.check_races, gpu)
+    return lines_of(check, num_batches=54, most_bytes=1 << 17, workers=(0, 2))
+
+
+@pytest.mark.parametrize("gpu", ["late", "model", 0], indirect=True)
+def test_races_are_looked_for_on_every_stream(gpu):
+    """With and without workers; where the package is right none is found."""
+    assert race_lines(gpu) == [
+        (f"race_{kind}_{stream}_{num_workers}_workers", "PASS")
+        for stream in ("default", "side", "external")
+        for num_workers in (0, 2)
+        for kind in ("drop", "pinned")
+    ]
+
+
+def test_races_are_found_when_memory_is_not_guarded(gpu):
+    """The test before can fail, and so can the check."""
+    with unguarded():
+        found = race_lines(gpu)
+    assert ("race_drop_default_0_workers", "FAIL") in found
+
+
+def test_races_are_found_when_pinned_memory_is_given_out_too_early(gpu, monkeypatch):
+    """And they are no others."""
+    monkeypatch.setattr(transfer, "BatchMemory", FreeAtOnce)
+    found = [name for name, outcome in race_lines(gpu) if outcome == "FAIL"]
+    assert found
+    assert all(name.startswith("race_pinned") for name in found)
+
+
+def test_self_test_passes_when_it_finds_a_race(gpu):
+    """With the guard taken out, which is put back."""
+    guard = torch.Tensor.record_stream
+    assert lines_of(partial(races.check_self_test, gpu)) == [("race_self_test", "PASS")]
+    assert torch.Tensor.record_stream is guard
+
+
+def test_self_test_fails_when_nothing_is_late(monkeypatch):
+    """A device on which no race can be seen says nothing about the package."""
+    install(device := LazyDevice(is_prompt=True), monkeypatch.setattr)
+    gpu = LazyGpu(device)
+    monkeypatch.setattr(gpu, "total", lambda tensor: [bytes(tensor.numpy())], raising=False)
+    assert lines_of(partial(races.check_self_test, gpu)) == [("race_self_test", "FAIL")]
+
+
+def test_unguarded_leaves_no_trace():
+    """torch's own method is back, and not in another place."""
+    assert "record_stream" not in vars(torch.Tensor)
+    with unguarded():
+        torch.zeros(1).record_stream(None)
+    assert "record_stream" not in vars(torch.Tensor)
+
+
+def test_missing_batches_count_as_wrong(gpu):
+    """A loader that loses some does not pass."""
+    assert races.num_wrong(gpu, [], [1.0, 2.0]) == 2
+
+
+def test_tensors_are_compared(monkeypatch):
+    """They are right when they have arrived; where nobody waits for that, they are not."""
+    for order, outcome in (({"is_prompt": True}, "PASS"), ({"order": "late"}, "FAIL")):
+        with monkeypatch.context() as patched:
+            install(LazyDevice(**order), patched.setattr)
+            assert lines_of(correctness.check_batches) == [("batch_equals_to", outcome)]
+
+
+def test_batches_of_loaders_are_compared(monkeypatch):
+    """With torch's, one by one: two that have changed places do not pass."""
+    with monkeypatch.context() as patched:
+        install(LazyDevice(is_prompt=True), patched.setattr)
+        found = lines_of(correctness.check_loaders)
+        assert [outcome for _, outcome in found] == ["PASS"] * 3
+        patched.setattr(correctness, "DataLoader", Backwards)
+        found = lines_of(correctness.check_loaders)
+        assert [outcome for _, outcome in found] == ["FAIL"] * 3
+
+
+class Backwards(torch.utils.data.DataLoader):
+    """A loader whose batches come in another order."""
+
+    def __init__(self, data, batch_size, **options):
+        super().__init__(data, batch_size)
+
+    def __iter__(self):
+        return reversed(list(super().__iter__()))
+
+
+def test_lines_are_printed_and_kept(tmp_path):
+    """At once, in the form that is promised; the file is whole after each of them."""
+    path, out = tmp_path / "found.json", io.StringIO()
+    sheet = Sheet(out, {"device": "none"}, path)
+    sheet.at_most("wrong", 0, 0)
+    assert json.loads(path.read_text())["passed"] is True
+    sheet.at_least("ratio", 0.94, 0.95)
+    sheet.note("rate", 51.23456)
+    sheet.skip("nvjpeg", "no nvJPEG here")
+    sheet.fail("copies", "OSError: no")
+    assert out.getvalue().splitlines() == [
+        "wrong 0 <= 0 PASS",
+        "ratio 0.94 >= 0.95 FAIL",
+        "rate 51.23 - PASS",
+        "nvjpeg (no nvJPEG here) - SKIP",
+        "copies (OSError: no) - FAIL",
+    ]
+    written = json.loads(path.read_text())
+    assert (written["device"], written["passed"], len(written["lines"])) == ("none", False, 5)
+    second = {"name": "ratio", "value": 0.94, "limit": ">= 0.95", "outcome": "FAIL"}
+    assert written["lines"][1] == second
+
+
+@pytest.mark.parametrize(("add", "passed"), [("skip", False), ("note", True)])
+def test_nothing_but_skipped_checks_is_no_pass(add, passed):
+    """A machine on which nothing could be checked is not in order."""
+    sheet = Sheet(io.StringIO(), {})
+    getattr(sheet, add)("name", 1)
+    assert sheet.has_passed is passed
+
+
+def test_check_that_breaks_is_a_line_and_the_rest_goes_on():
+    """With the error's type and the first line of its text."""
+    out, calls = io.StringIO(), []
+
+    def broken():
+        raise ValueError("first\nsecond")
+
+    sheet = Sheet(out, {})
+    checks = [("one", broken), ("two", lambda: calls.append(2))]
+    command.run_checks(checks, sheet, 100, end=calls.clear)
+    assert calls == [2]
+    assert out.getvalue().startswith("one (ValueError: first) - FAIL\nseconds ")
+    assert not sheet.has_passed
+
+
+def test_check_that_hangs_is_named_and_ended():
+    """Whatever it waits for: the process ends."""
+    out, ended = io.StringIO(), threading.Event()
+    command.run_checks([("copies", lambda: ended.wait(10))], Sheet(out, {}), 0.01, end=ended.set)
+    assert out.getvalue().startswith("copies (not done after 0.01 s in all) - FAIL\n")
+
+
+PRELUDE = 'import os, sys, time\nif True:  # {options}\n    print("READY", flush=True)\n'
+ENDINGS = {
+    "good": (exits.Ending("good", "", 0), "exit_good_seconds PASS"),
+    "status": (exits.Ending("status", "sys.exit(3)", 3), "exit_status_seconds PASS"),
+    "other": (exits.Ending("other", "sys.exit(3)", 0), "exit_other FAIL"),
+    "loud": (exits.Ending("loud", "sys.stderr.write('a word')", 0), "exit_loud FAIL"),
+    "aborts": (exits.Ending("aborts", "os.abort()", 0), "exit_aborts FAIL"),
+    "signal": (
+        exits.Ending("signal", "time.sleep(60)", -2, signal=2, is_quiet=False),
+        "exit_signal_seconds PASS",
+    ),
+    "hangs": (exits.Ending("hangs", "time.sleep(60)", 0), "exit_hangs FAIL"),
+}
+
+
+def test_endings_are_told_apart(monkeypatch):
+    """By their status, by what they write, and whether they end at all."""
+    monkeypatch.setattr(exits, "_PATIENCE_SECONDS", 2)
+    endings = [ending for ending, _ in ENDINGS.values()]
+    found = lines_of(exits.check_exits, endings=endings, prelude=PRELUDE)
+    assert [" ".join(line) for line in found] == [expected for _, expected in ENDINGS.values()]
+
+
+@pytest.mark.parametrize("ending", exits.ENDINGS, ids=lambda ending: ending.name)
+def test_programs_of_the_exits_are_programs(ending):
+    """They run only where there is a GPU; here they are at least Python."""
+    code = exits._PRELUDE.format(options=ending.options)
+    compile(code, ending.name, "exec")
+    compile(ending.code, ending.name, "exec")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_command_says_so_when_there_is_no_gpu(capsys):
+    """With a status of its own: nothing was found wrong, and nothing right."""
+    assert main(["check-gpu"]) == 2
+    assert "torch finds no CUDA device here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--only", "speed"],
+            "--only takes correctness, races, exits, capture, memory, rates, got",
+        ),
+        (["--data", "nowhere"], "nowhere is no folder."),
+        (["--json", "nowhere/found.json"], "nowhere is no folder to write to."),
+    ],
+)
+def test_command_refuses_what_it_cannot_do(arguments, message, capsys):
+    """Before anything is checked."""
+    assert main(["check-gpu", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_sizes_are_the_same_each_time():
+    """Within the bounds, of every magnitude, and half of them like the one before."""
+    sizes = races.sizes_between(1 << 16, 1 << 26, 200)
+    assert sizes == races.sizes_between(1 << 16, 1 << 26, 200)
+    assert (min(sizes) >= 1 << 16, max(sizes) <= 1 << 26) == (True, True)
+    assert sum(one == other for one, other in pairwise(sizes)) >= 100
+    assert quantile([float(size) for size in sizes], 0.5) < 1 << 23
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 0), (0.5, 50), (0.99, 99), (1.0, 99)])
+def test_quantile_is_of_all_values(share, value):
+    """Whatever their order."""
+    assert quantile([float(number) for number in reversed(range(100))], share) == value
+
+
+@pytest.mark.cuda
+@pytest.mark.timeout(600)
+def test_everything_but_rates_passes_here(tmp_path, capsys):
+    """On this machine's GPU."""
+    groups = [word for name in command.CHECKS if name != "rates" for word in ("--only", name)]
+    status = main(["check-gpu", "--json", str(tmp_path / "found.json"), *groups])
+    assert status == 0, capsys.readouterr().out

@@ -1,0 +1,160 @@
+"""The site's entries: what a docstring says is in them, and every public module has its page."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+
+import pytest
+from test_docs import MODULES, ROOT, WHAT_IS_PUBLIC, name_of_page
+from test_house import LAYERS, ROOMS
+
+SPHINX = ROOT / "docs" / "_sphinx"
+
+
+@pytest.fixture(scope="module")
+def house_docstrings():
+    """The part of the site that reads docstrings; it needs no Sphinx."""
+    sys.path.insert(0, str(SPHINX))
+    try:
+        yield importlib.import_module("house_docstrings")
+    finally:
+        sys.path.remove(str(SPHINX))
+
+
+def docstrings():
+    """Each docstring of the package, where it stands, and the parameters that it may explain."""
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text is not None:
+                    where = f"{name_of_page(module)}:{node.lineno} {node.name}"
+                    yield where, text, _parameters(node)
+
+
+def _parameters(node):
+    if isinstance(node, ast.ClassDef):
+        return ()
+    return [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+
+
+def words(text):
+    """What is said, without marks; titles may be said in other words."""
+    return [w for w in re.findall(r"\w+", text) if w not in {"Args", "Parameters", "table"}]
+
+
+def test_nothing_is_lost_when_a_docstring_becomes_an_entry(house_docstrings):
+    """Every word of every docstring of the package is there, in its order."""
+    seen = 0
+    for where, text, parameters in docstrings():
+        if "|--" in text or re.search(r"^Extra arguments", text, flags=re.M):
+            continue  # a table gets other marks, and that title other words
+        out = "\n".join(house_docstrings.fields_of(text.splitlines(), parameters))
+        assert words(out) == words(text), where
+        seen += 1
+    assert seen > 1000
+
+
+def test_section_goes_on_in_indented_lines():
+    """Else its second line looks like prose, in the site and to the reader of an editor."""
+    wrong = [
+        where
+        for where, text, _ in docstrings()
+        if re.search(r"^(Raises|Returns|Warns): .*[^.:;)\n`\]]\n\w", text, flags=re.M)
+    ]
+    assert not wrong
+
+
+EXAMPLE = """Load pictures. Blocks.
+
+They are cropped. Raises: as ``other``, and
+whenever it likes.
+
+Args:
+    width, height: pixels, at
+        least 1.
+    crop: None = whole.
+Returns: uint8, shape
+    (N, 3, H, W).
+Raises: DecodeError: no picture; try another; OSError, ValueError: a path
+    that cannot be read.
+
+Stopping: ends at once.
+"""
+
+ENTRY = """Load pictures. Blocks.
+
+They are cropped.
+
+:Raises:
+   as ``other``, and
+   whenever it likes.
+:Parameters:
+   - ``width``, ``height``: pixels, at
+     least 1.
+   - ``crop``: None = whole.
+:Returns:
+   uint8, shape
+   (N, 3, H, W).
+:Raises:
+   - ``DecodeError``: no picture; try another
+   - ``OSError``, ``ValueError``: a path
+     that cannot be read.
+
+**Stopping:** ends at once.
+"""
+
+
+def test_sections_become_fields(house_docstrings):
+    """Arguments and errors become lists; what is inside of prose becomes a section, too."""
+    assert "\n".join(house_docstrings.fields_of(EXAMPLE.splitlines())).rstrip() == ENTRY.rstrip()
+
+
+def test_arguments_need_no_title(house_docstrings):
+    """Lines that begin with a parameter's name, where the docstring has no ``Args``."""
+    lines = ["Give it.", "", "first, second,", "    third: numbers.", "fourth: a text."]
+    parameters = ["first", "second", "third", "fourth"]
+    assert house_docstrings.fields_of(lines, parameters)[2:] == [
+        ":Parameters:",
+        "   - ``first``, ``second``, ``third``: numbers.",
+        "   - ``fourth``: a text.",
+        "",
+    ]
+
+
+def test_every_public_module_has_a_page():
+    """And every page that is named there exists; a missing name fails the site's build."""
+    tree = ast.parse((SPHINX / "entries.py").read_text(encoding="utf-8"))
+    (pages,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PAGES"
+    )
+    there = {path.stem for path in (ROOT / "docs" / "reference").glob("*.md")}
+    assert {page for found in pages.values() for page in found} <= there
+    public = {what for what in WHAT_IS_PUBLIC if re.fullmatch(r"spdl_torch(\.\w+)*", what)}
+    modules = {what for what in public if _is_module(what)}
+    assert modules <= pages.keys()
+
+
+def test_contributors_page_has_every_layer_and_room():
+    """One line each: folders of the package, and of the layers that have rooms."""
+    page = (ROOT / "docs" / "howto" / "contribute.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
+    named = {name for line in lines for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    layers = {layer for layer in LAYERS if layer.isidentifier()} - {"facade", "__main__"}
+    rooms = {room for layer in ROOMS for room in ROOMS[layer] if _is_folder(layer, room)}
+    assert layers | rooms == named
+
+
+def _is_folder(layer, room):
+    return (ROOT / "spdl_torch" / layer / room).is_dir()
+
+
+def _is_module(what):
+    """Whether it is one, and not a class of one; without importing an extra."""
+    path = ROOT.joinpath(*what.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()

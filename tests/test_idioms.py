@@ -1,0 +1,195 @@
+"""Datasets written for torch's worker processes, each beside torch's own loader.
+
+Nothing may be wrong, lost or doubled, and nothing that a worker does to its process may reach the
+trainer's. The suite loads each of them once with two workers, or as often as
+``SPDL_TORCH_IDIOM_RUNS`` says; its long form does so ten times with four.
+"""
+
+import multiprocessing
+import os
+from collections import Counter
+from contextlib import contextmanager
+
+import _idioms_compositions
+import _idioms_files
+import _idioms_objects  # noqa: F401  # registers its idioms
+import _idioms_process
+import pytest
+import torch
+from _idioms import CRASHING, IDIOMS
+
+import spdl_torch
+from spdl_torch.data.loader import vouching
+from spdl_torch.testing._generators import generators_kept
+from spdl_torch.testing._interleaving import threads_interleaved
+from spdl_torch.testing._process_state import ProcessState
+
+NUM_RUNS = int(os.environ.get("SPDL_TORCH_IDIOM_RUNS", "1"))
+NUM_RUNS_FOR_LONG = 10
+NUM_WORKERS = 2
+NUM_WORKERS_FOR_LONG = 4
+
+pytestmark = [
+    pytest.mark.skipif(
+        multiprocessing.get_start_method() != "fork", reason="idioms of forked workers"
+    ),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore::ResourceWarning"),
+    pytest.mark.timeout(60 + 5 * NUM_RUNS),
+]
+
+
+@contextmanager
+def own_process():
+    """Put back what the block did to this process; what that is stands in the given list."""
+    leaks = []
+    _idioms_compositions.reset()
+    _idioms_files.reset()
+    _idioms_process.reset()
+    with generators_kept(), ProcessState.kept() as state:
+        try:
+            yield leaks
+        finally:
+            leaks += state.changed().values()
+
+
+def load(loader_type, name, folder, **options):
+    """Load an idiom, and return the batches of its epochs, and what is wrong."""
+    folder.mkdir(parents=True)
+    with own_process() as leaks:
+        idiom = IDIOMS[name](folder)
+        options = {"batch_size": 8, "num_workers": NUM_WORKERS, **options, **idiom.options}
+        loader = loader_type(idiom.dataset, **options)
+        epochs, faults = [], []
+        for number, expected in enumerate(idiom.epochs):
+            idiom.before_epoch(number)
+            epochs.append([])
+            for batch in loader:
+                epochs[-1].append(idiom.samples(batch))
+                idiom.use(batch)
+            faults += differences(expected, [s for batch in epochs[-1] for s in batch])
+        del loader
+    if idiom.shares_file:
+        faults = []
+        epochs = [[[index for index, _ in batch] for batch in epoch] for epoch in epochs]
+    return epochs, faults + [f"{leak} reached the trainer" for leak in leaks]
+
+
+def differences(expected, got):
+    """Say how many samples are not as they should be, and which."""
+    missing, surplus = Counter(expected) - Counter(got), Counter(got) - Counter(expected)
+    if not missing and not surplus:
+        return []
+    few = list(surplus)[:3] or list(missing)[:3]
+    return [
+        f"{missing.total()} of {len(expected)} samples missing, {surplus.total()} others: {few}"
+    ]
+
+
+def check(name, folder, num_runs, num_workers):
+    """Ours against the truth, and against torch's batches one by one."""
+    options = {"num_workers": num_workers}
+    theirs, faults = load(torch.utils.data.DataLoader, name, folder / "torch", **options)
+    assert not faults, f"torch's DataLoader: {faults}"
+    for run in range(num_runs):
+        with threads_interleaved():
+            ours, faults = load(spdl_torch.DataLoader, name, folder / f"ours{run}", **options)
+        assert not faults, f"run {run}: {faults}"
+        assert ours == theirs, f"run {run}: other batches than torch's"
+
+
+def check_apart(*arguments):
+    """The same, in a process of its own if the idiom may end it."""
+    if arguments[0] not in CRASHING:
+        check(*arguments)
+        return
+    child = multiprocessing.get_context("fork").Process(target=check, args=arguments)
+    child.start()
+    child.join()
+    assert child.exitcode == 0, f"exit code {child.exitcode}"
+
+
+@pytest.mark.parametrize("name", sorted(IDIOMS))
+def test_idiom_is_right_where_torchs_is(name, tmp_path):
+    """With one import changed, and nothing else."""
+    check_apart(name, tmp_path, NUM_RUNS, NUM_WORKERS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(IDIOMS))
+def test_idiom_is_right_in_every_run(name, tmp_path):
+    """What goes wrong may do so rarely."""
+    check_apart(name, tmp_path, NUM_RUNS_FOR_LONG, NUM_WORKERS_FOR_LONG)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shard_in_a_global",
+        "shard_in_the_environment",
+        "shard_by_process_identity",
+        "worker_sets_torchs_settings",
+        "worker_sets_folders",
+        "worker_sets_what_is_printed",
+        "worker_sets_its_own_ways",
+        "EnvironmentOfSample",
+        "GlobalBetweenFunctions",
+        "SingletonClient",
+        "FolderOfSample",
+    ],
+)
+def test_threads_get_wrong_what_belongs_to_the_process(name, tmp_path):
+    """This file finds it when loading stays on threads: its own control."""
+    with threads_interleaved():
+        _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
+    assert faults
+
+
+PRIVATE = [
+    "AugmentationDrawnOnce",
+    "AugmentationInRecipe",
+    "BytesRewound",
+    "ClosureWithState",
+    "CsvByOffset",
+    "DictAsCache",
+    "DictOfReaders",
+    "LastShard",
+    "LazilyInHelper",
+    "ReaderOfTar",
+    "ScratchBuffer",
+    "ScratchTensor",
+    "TransformSetsAttribute",
+    "array_normalised_in_place",
+    "collate_object_with_buffer",
+    "deque_emptied",
+    "its_own_iterator",
+    "loop_changes_a_list",
+    "loop_changes_a_sample",
+    "sample_changes_its_tensor",
+    "shares_of_others_deleted",
+    "shuffled_then_divided",
+]
+"""What is right on threads, too, if each has the dataset's state for itself."""
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_threads_get_right_what_belongs_to_the_dataset(name, tmp_path):
+    """Where they are asked for, and nothing vouches for the dataset."""
+    with threads_interleaved():
+        _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
+    assert not faults
+
+
+@pytest.mark.parametrize("name", ["ScratchTensor", "deque_emptied", "loop_changes_a_list"])
+def test_threads_get_wrong_what_they_share_of_the_dataset(name, tmp_path, monkeypatch):
+    """The control of the test above: workers of a dataset that is said to be safe share it."""
+    monkeypatch.setattr(vouching, "_declared", lambda dataset: True)
+    with threads_interleaved():
+        _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
+    assert faults
+
+
+@pytest.mark.parametrize("name", ["TimeLimit", "worker_sets_signal_handlers"])
+def test_signals_need_a_process_of_their_own(name, tmp_path):
+    """Its handlers are set by its main thread alone."""
+    with pytest.raises(ValueError, match="signal only works in main thread"):
+        load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")

@@ -1,0 +1,388 @@
+"""scaled=True: JPEGs at the next size above the one wanted are Pillow's, and near whole pictures;
+whatever cannot be decoded so, and every error, is as without it."""
+
+import io
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from test_io_codecs import KINDS, LIBRARY, OTHER_KINDS, boxes, jpeg
+from torchvision import datasets
+from torchvision.transforms import v2
+
+from spdl_torch import DataLoader, ImageFolder
+from spdl_torch.data import cached
+from spdl_torch.errors import DecodeError, UnsupportedOptionError
+from spdl_torch.io import (
+    Crop,
+    decode_image,
+    image_loader,
+    load_image,
+    load_image_batch,
+    random_resized_crop,
+)
+from spdl_torch.io._image import decode, libjpeg_turbo
+from spdl_torch.measuring.photographs import write_large_photographs
+
+EVERY_KIND = {**KINDS, **OTHER_KINDS}
+CODECS = ["torchvision", "auto"] if LIBRARY is None else ["torchvision", "libjpeg-turbo"]
+
+
+def size_of(content):
+    """Height and width."""
+    with Image.open(io.BytesIO(content)) as image:
+        return image.height, image.width
+
+
+def divisor(box, wanted):
+    """How many times as large as wanted the box is, of 1, 2, 4 and 8."""
+    times = min(box[2] / wanted[0], box[3] / wanted[1])
+    return max(each for each in (1, 2, 4, 8) if each <= max(1, times))
+
+
+def drafted(content, by):
+    """Pillow's picture at a reduced size."""
+    image = Image.open(io.BytesIO(content))
+    width, height = image.size
+    image.draft(None, (max(1, width // by), max(1, height // by)))
+    assert image.size == (math.ceil(width / by), math.ceil(height / by))
+    return image.convert("RGB")
+
+
+def by_pillow(content, box, wanted, by):
+    """The box out of Pillow's reduced picture, resized by Pillow to height and width."""
+    top, left, height, width = (length / by for length in box)
+    outer = [math.floor(left), math.floor(top), math.ceil(left + width), math.ceil(top + height)]
+    inner = left - outer[0], top - outer[1]
+    resized = (
+        drafted(content, by)
+        .crop(outer)
+        .resize(
+            (wanted[1], wanted[0]),
+            Image.Resampling.BILINEAR,
+            box=(*inner, inner[0] + width, inner[1] + height),
+        )
+    )
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@given(data=st.data(), codec=st.sampled_from(CODECS), flip=st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_pixels_are_pillows(kind, data, codec, flip):
+    """Bit for bit Pillow's draft and resize at the largest reduction that leaves the size wanted,
+    wherever the box lies and whichever library decodes; without a reduction, as without scaled."""
+    content = EVERY_KIND[kind]
+    size = size_of(content)
+    box = data.draw(boxes(*size) | st.just((0, 0, *size)), label="box")
+    wanted = data.draw(st.tuples(st.integers(1, 60), st.integers(1, 60)), label="wanted")
+    load = partial(load_image, content, wanted[1], wanted[0], codec=codec)
+    crop = lambda height, width: Crop(*box, flip)  # noqa: E731
+    found, by = load(crop=crop, scaled=True), divisor(box, wanted)
+    if by == 1:
+        assert torch.equal(found, load(crop=crop))
+    else:
+        expected = by_pillow(content, box, wanted, by)
+        assert torch.equal(found, expected.flip(2) if flip else expected)
+
+
+@given(data=st.data(), height=st.integers(1, 70), width=st.integers(1, 70))
+@settings(deadline=None, max_examples=60)
+def test_pixels_of_small_pictures_are_pillows(data, height, width):
+    """Pictures of a few blocks, and of part of one, too; and the libraries agree."""
+    content = jpeg(height, width, subsampling=data.draw(st.integers(0, 2), label="subsampling"))
+    box = data.draw(boxes(height, width), label="box")
+    wanted = tuple(data.draw(st.integers(1, max(1, length // 2))) for length in box[2:])
+    images = [
+        load_image(content, *wanted[::-1], crop=lambda h, w: Crop(*box), codec=codec, scaled=True)
+        for codec in CODECS
+    ]
+    assert torch.equal(*images)
+    by = divisor(box, wanted)
+    if by > 1:
+        assert torch.equal(images[0], by_pillow(content, box, wanted, by))
+
+
+def slopes(height, width):
+    """A picture that rises and falls by two levels a pixel, so that half a pixel can be seen."""
+    down, across = np.mgrid[:height, :width]
+    waves = [128 + np.abs((place * 2) % 240 - 120) - 60 for place in (down, across, down + across)]
+    return np.stack(waves, axis=2).astype(np.uint8)
+
+
+buffer = io.BytesIO()
+Image.fromarray(slopes(300, 420)).save(buffer, "JPEG", quality=97, subsampling=0)
+SLOPES = buffer.getvalue()
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=40)
+def test_boxes_stay_where_they_are(data):
+    """A box that begins between two pixels of the reduced picture is not moved to one of them: that
+    would be a difference of up to 8 levels."""
+    height, width = data.draw(st.integers(120, 299)), data.draw(st.integers(120, 419))
+    top, left = data.draw(st.integers(0, 300 - height)), data.draw(st.integers(0, 420 - width))
+    load = partial(load_image, SLOPES, 30, 30, crop=lambda h, w: Crop(top, left, height, width))
+    difference = (load(scaled=True).float() - load().float())[:, 1:-1, 1:-1].abs()
+    assert difference.mean() < 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_difference_to_the_whole_picture_is_small(kind):
+    """On rough pictures, rougher than photographs: 2 levels in the mean and 36 dB."""
+    whole, reduced = (
+        load_image(KINDS[kind], 40, 40, scaled=each).float() for each in (False, True)
+    )
+    difference = whole - reduced
+    assert 0 < difference.abs().mean() < 2
+    assert 10 * math.log10(255**2 / difference.square().mean()) > 36
+
+
+def test_twelve_megapixels_are_near_the_whole_picture(tmp_path):
+    """Two of the benchmark's photographs, lying and upright, to 224 x 224: 40 dB and more."""
+    write_large_photographs(tmp_path, 2)
+    paths = sorted(tmp_path.rglob("*.jpg"))
+    assert [size_of(path.read_bytes()) for path in paths] == [(3024, 4032), (4032, 3024)]
+    load = partial(load_image_batch, paths, width=224, height=224)
+    difference = load(scaled=True).float() - load().float()
+    assert 0 < difference.abs().mean() < 2
+    assert 10 * math.log10(255**2 / difference.square().mean()) > 40
+
+
+def test_other_formats_and_small_pictures_are_as_ever():
+    """PNG, WebP, GIF, and JPEGs less than twice as large as wanted: to the bit, in one batch."""
+    picture = Image.fromarray(slopes(300, 420))
+    contents = [jpeg(99, 99)]
+    for kind in ("PNG", "WEBP", "GIF"):
+        buffer = io.BytesIO()
+        picture.save(buffer, kind)
+        contents.append(buffer.getvalue())
+    load = partial(load_image_batch, contents, width=50, height=50)
+    assert torch.equal(load(scaled=True), load())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_errors_are_those_of_the_whole_picture(codec):
+    """Empty, cut short, without tables, with a second scan: the same text, from every codec."""
+    content = KINDS["4:2:0"]
+    second_scan = bytearray(content)
+    second_scan[-200:-190] = b"\xff\xda\0\x0c\3\1\0\2\x11\3"
+    place = content.index(b"\xff\xdb")
+    cut = [content[:end] for end in (0, 2, 300, 2000, -300, -1)]
+    for bad in (*cut, bytes(second_scan), content[:place] + content[place + 134 :]):
+        texts = []
+        for scaled in (False, True):
+            with pytest.raises(DecodeError, match="<bytes>") as caught:
+                load_image(bad, 9, 9, codec=codec, scaled=scaled)
+            texts.append(str(caught.value))
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_bad_neighbour_changes_no_pixel(codec, tmp_path):
+    """A damaged file is named, or left out, and the others are scaled as ever."""
+    contents = [KINDS["4:2:0"], KINDS["4:4:4"][:-300], KINDS["gray"], OTHER_KINDS["progressive"]]
+    load = partial(load_image_batch, width=20, height=20, codec=codec, scaled=True)
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(contents[1])
+    with pytest.raises(DecodeError, match=r"bad\.jpg"):
+        load([contents[0], bad])
+    rest = load(contents, strict=False)
+    assert torch.equal(rest, load([contents[0], *contents[2:]]))
+
+
+def test_damage_in_the_middle_decodes_as_in_pillow():
+    """Bits that are wrong but end in time: Pillow's pixels, as libjpeg-turbo only warns."""
+    content = bytearray(KINDS["4:2:0"])
+    content[len(content) // 2 : len(content) // 2 + 40] = bytes(40)
+    box = (0, 0, *size_of(bytes(content)))
+    for codec in CODECS:
+        found = load_image(bytes(content), 30, 30, codec=codec, scaled=True)
+        assert torch.equal(found, by_pillow(bytes(content), box, (30, 30), 4))
+
+
+def test_large_pictures_do_not_warn(monkeypatch):
+    """Pillow decodes them, but it is not asked what it thinks of their size."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20_000)
+    content = OTHER_KINDS["progressive"]
+    assert load_image(content, 20, 20, scaled=True).shape == (3, 20, 20)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
+    with pytest.raises(DecodeError, match="more than the limit of 20000"):
+        load_image(content, 20, 20, scaled=True)
+
+
+def test_file_that_nobody_can_reduce_is_decoded_whole(monkeypatch):
+    """As where Pillow was built without JPEG and libjpeg-turbo is missing."""
+    monkeypatch.setattr(decode, "decode_reduced", lambda *_: None)
+    monkeypatch.setattr("spdl_torch.io._image.scaled.decode_reduced", lambda *_: None)
+    load = partial(load_image, KINDS["4:2:0"], 20, 20, codec="torchvision")
+    assert torch.equal(load(scaled=True), load())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Two classes of large JPEGs, and a PNG."""
+    root = tmp_path_factory.mktemp("large")
+    for number, content in enumerate(EVERY_KIND.values()):
+        folder = root / f"class{number % 2}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number:02}.jpg").write_bytes(content)
+    Image.fromarray(slopes(300, 420)).save(root / "class0" / "last.png")
+    return root
+
+
+TRAIN = v2.Compose([v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+VALIDATION = v2.Compose([v2.Resize(40), v2.CenterCrop(32), v2.PILToTensor()])
+
+
+def test_folder_scales_validation_recipes(root):
+    """Resize and CenterCrop: Pillow's reduced picture, resized as a whole, its middle cut out."""
+    dataset = ImageFolder(root, VALIDATION, scaled=True)
+    for (image, _), (path, _) in zip(dataset, dataset.samples, strict=True):
+        if path.endswith(".png"):
+            continue
+        with open(path, "rb") as file:
+            content = file.read()
+        height, width = size_of(content)
+        resized = v2.functional.resize(torch.empty(1, height, width), [40]).shape[1:]
+        by = divisor((0, 0, height, width), resized)
+        assert by > 1
+        whole = by_pillow(content, (0, 0, height, width), tuple(resized), by)
+        assert torch.equal(image, v2.functional.center_crop(whole, [32]))
+
+
+def test_epoch_is_the_same_for_all_workers_and_codecs(root):
+    """Same seed, same bits: 0 and 2 workers, threads and processes, either library."""
+
+    def epoch(codec, **options):
+        dataset = ImageFolder(root, TRAIN, codec=codec, scaled=True)
+        order = torch.Generator().manual_seed(3)
+        loader = DataLoader(dataset, 4, shuffle=True, generator=order, seed=3, **options)
+        return [tensor for batch in loader for tensor in batch]
+
+    expected = epoch("torchvision", num_workers=0)
+    whole = ImageFolder(root, TRAIN)
+    assert len(expected) == 2 * math.ceil(len(whole) / 4)
+    for codec in CODECS:
+        for options in (
+            {"num_workers": 0},
+            {"num_workers": 2, "isolation": "thread"},
+            {"num_workers": 2, "isolation": "process"},
+        ):
+            assert all(map(torch.equal, expected, epoch(codec, **options)))
+
+
+def test_random_numbers_do_not_depend_on_it(root):
+    """The boxes and flips are those of whole pictures, and so is the generator afterwards."""
+    states = []
+    for scaled in (False, True):
+        dataset = ImageFolder(root, TRAIN, scaled=scaled)
+        torch.manual_seed(5)
+        dataset.__getitems__(range(len(dataset)))
+        load_image_batch(
+            [*KINDS.values()], width=9, height=9, crop=random_resized_crop, scaled=scaled
+        )
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def test_report_says_what_is_decoded(root):
+    """At a reduced size, and by which library."""
+    for codec in CODECS:
+        loader = DataLoader(ImageFolder(root, TRAIN, codec=codec, scaled=True), num_workers=1)
+        list(loader)
+        (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r]
+        name = "Pillow" if codec == "torchvision" or LIBRARY is None else LIBRARY.path
+        assert "at a reduced size" in remark
+        assert name in remark
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transform": v2.Compose([v2.ColorJitter(0.1), *TRAIN.transforms])},
+        {"transform": v2.RandomResizedCrop(24, interpolation=3)},
+        {"transform": TRAIN, "loader": datasets.folder.pil_loader},
+    ],
+)
+def test_folder_that_cannot_scale_says_so(root, options):
+    """Silently doing without would hide that nothing got faster."""
+    with pytest.raises(UnsupportedOptionError, match=r"scaled=True needs .*begins with a bilinear"):
+        ImageFolder(root, **options, scaled=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "complaint"),
+    [
+        (lambda c: load_image(c, scaled=True), TypeError, "need.* them, as scaled does"),
+        (
+            lambda c: load_image_batch([c], width=8, height=8, pix_fmt="gray", scaled=True),
+            TypeError,
+            "scaled goes without .*lowres",
+        ),
+        (lambda c: image_loader("x.jpg", at_least=(0, 8)), ValueError, r"at_least must be >= 1"),
+    ],
+)
+def test_what_cannot_be_asked_for(call, error, complaint):
+    """Without a size there is nothing to aim at, and FFmpeg has a way of its own."""
+    with pytest.raises(error, match=complaint):
+        call(KINDS["gray"])
+
+
+def test_cached_samples_of_both_kinds_are_told_apart(root, tmp_path):
+    """A cache of whole pictures' samples is not taken for one of reduced ones."""
+    inner = {scaled: ImageFolder(root, VALIDATION, scaled=scaled) for scaled in (False, True)}
+    for scaled in (False, True, False, True):
+        (found, _), (expected, _) = cached(inner[scaled], tmp_path)[0], inner[scaled][0]
+        assert torch.equal(found, expected)
+
+
+@given(data=st.data(), kind=st.sampled_from([*EVERY_KIND]))
+@settings(deadline=None, max_examples=40)
+def test_image_loader_decodes_at_least_the_size(data, kind, tmp_path_factory):
+    """For torchvision's own folder: Pillow's draft, the smallest with at least that many pixels."""
+    content = EVERY_KIND[kind]
+    path = tmp_path_factory.mktemp("one") / "a.jpg"
+    path.write_bytes(content)
+    least = data.draw(st.tuples(st.integers(1, 150), st.integers(1, 150)))
+    found, by = image_loader(path, at_least=least), divisor((0, 0, *size_of(content)), least)
+    if by == 1:
+        assert torch.equal(found, decode_image(path))
+    else:
+        expected = torch.from_numpy(np.array(drafted(content, by))).permute(2, 0, 1)
+        assert torch.equal(found, expected)
+
+
+def test_image_loader_has_the_errors_of_decode_image(tmp_path):
+    """With the file's name; other formats are decoded whole."""
+    for name, content in (("cut.jpg", KINDS["4:2:0"][:-300]), ("empty.jpg", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DecodeError, match=name) as expected:
+            decode_image(tmp_path / name)
+        with pytest.raises(DecodeError, match=name) as found:
+            image_loader(tmp_path / name, at_least=(9, 9))
+        assert str(found.value) == str(expected.value)
+    Image.fromarray(slopes(30, 42)).save(tmp_path / "a.png")
+    assert image_loader(tmp_path / "a.png", at_least=(9, 9)).shape == (3, 30, 42)
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="libjpeg-turbo 3 is not installed: the extra 'jpeg'")
+def test_common_jpegs_are_the_librarys(monkeypatch):
+    """By libjpeg-turbo where it is asked for, by Pillow what it does not take."""
+    asked = []
+    decode_region = libjpeg_turbo.LibJpegTurbo.decode_region
+
+    def spy(self, *args):
+        found = decode_region(self, *args)
+        asked.append(found is not None)
+        return found
+
+    monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", spy)
+    for codec, expected in (("torchvision", 0), ("libjpeg-turbo", len(KINDS))):
+        load_image_batch([*EVERY_KIND.values()], width=9, height=9, codec=codec, scaled=True)
+        assert sum(asked) == expected

@@ -1,0 +1,141 @@
+"""Datasets of other libraries, written for worker processes, each beside torch's loader.
+
+They are no dependencies: ``pip install timm datasets litdata`` makes these tests run.
+"""
+
+import io
+import multiprocessing
+import tarfile
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from _idioms import samples_of
+from PIL import Image
+
+import spdl_torch
+
+pytestmark = [
+    pytest.mark.skipif(
+        multiprocessing.get_start_method() != "fork", reason="compared with forked workers"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # of the libraries, in this and in later versions
+]
+
+N = 96
+
+
+def imported(name):
+    """Import a library, or skip; it may warn as it is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name, exc_type=ImportError)
+
+
+def epochs_of(loader_type, dataset, **options):
+    """Return two epochs' batches, as plain numbers."""
+    loader = loader_type(dataset, batch_size=4, num_workers=4, **options)
+    epochs = []
+    for number in range(2):
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(number)
+        epochs.append([samples_of(batch) for batch in loader])
+    return epochs
+
+
+def assert_as_torchs(make, expected):
+    """Two epochs have the batches of torch's loader, and all samples."""
+    theirs = epochs_of(torch.utils.data.DataLoader, make())
+    ours = epochs_of(spdl_torch.DataLoader, make())
+    for epoch in theirs:
+        assert sorted(sample for batch in epoch for sample in batch) == expected
+    assert ours == theirs
+
+
+def number_in(image):
+    return int(np.asarray(image).flat[0])
+
+
+def test_timms_image_dataset_on_a_tar(tmp_path):
+    """Its reader keeps one tar file open, and seeks in it."""
+    timm = imported("timm.data")
+    with tarfile.open(tmp_path / "images.tar", "w") as tar:
+        for number in range(N):
+            content = io.BytesIO()
+            Image.new("RGB", (2, 2), (number,) * 3).save(content, "png")
+            member = tarfile.TarInfo(f"{'ab'[number % 2]}/{number:03}.png")
+            member.size = content.tell()
+            content.seek(0)
+            tar.addfile(member, content)
+
+    def make():
+        return timm.ImageDataset(str(tmp_path / "images.tar"), transform=number_in)
+
+    assert_as_torchs(make, [(number, number % 2) for number in range(N)])
+
+
+def rows_of(shards):
+    """Yield the rows of some of eight shards."""
+    for shard in shards:
+        yield from ({"number": number} for number in range(shard, N, 8))
+
+
+def with_square(row):
+    return {"square": row["number"] ** 2}
+
+
+def test_hugging_faces_streaming_dataset(tmp_path, monkeypatch):
+    """Shards that workers divide, a buffer that shuffles, and a function of the user's."""
+    for name in ("HF_HOME", "HF_DATASETS_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = imported("datasets")
+
+    def make():
+        shards = {"shards": list(range(8))}
+        streamed = datasets.IterableDataset.from_generator(rows_of, gen_kwargs=shards)
+        return streamed.map(with_square).shuffle(seed=3, buffer_size=10)
+
+    def pairs(loader_type):
+        class AsPairs(loader_type):
+            def __iter__(self):
+                for batch in super().__iter__():
+                    yield [batch["number"], batch["square"]]
+
+        return AsPairs
+
+    def epochs(loader_type):
+        return epochs_of(pairs(loader_type), make())
+
+    theirs, ours = epochs(torch.utils.data.DataLoader), epochs(spdl_torch.DataLoader)
+    for epoch in theirs:
+        expected = [(number, number**2) for number in range(N)]
+        assert sorted(sample for batch in epoch for sample in batch) == expected
+    assert theirs[0] != theirs[1]
+    assert ours == theirs
+
+
+def test_litdatas_streaming_dataset(tmp_path, monkeypatch):
+    """Chunks that each worker fetches and keeps for itself."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    imported("litdata")
+    from litdata import StreamingDataset
+    from litdata.streaming.writer import BinaryWriter
+
+    folder = tmp_path / "chunks"
+    folder.mkdir()
+    writer = BinaryWriter(str(folder), chunk_size=8)
+    for number in range(N):
+        writer[number] = {"number": number}
+    writer.done()
+    writer.merge()
+
+    def make():
+        return Numbers(str(folder), shuffle=True, seed=3)
+
+    class Numbers(StreamingDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index)["number"]
+
+    assert_as_torchs(make, list(range(N)))

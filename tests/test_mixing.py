@@ -1,0 +1,615 @@
+"""mix: every position has one sample, in the shares that were asked for, from anywhere on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import random
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as torch_data
+import torchvision.transforms.v2 as transforms
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import spdl_torch
+from spdl_torch.data import MixedIterable, MixedSource, cached, mix, pack
+from spdl_torch.data.mixing import places
+from spdl_torch.data.mixing.numbers import shuffled_places
+from spdl_torch.data.mixing.plan import MAX_POSITIONS
+from spdl_torch.data.mixing.weights import shares_of
+from spdl_torch.data.sources import ListSource, as_source
+from spdl_torch.observe import SQLiteStatsWriter, entries_of, report_of_file
+from spdl_torch.pipeline import PipelineBuilder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+NAMES = ("a", "b", "c")
+lengths = st.tuples(*[st.integers(1, 40)] * 3)
+some_weights = st.tuples(*[st.sampled_from([0.0, 0.01, 0.3, 1.0, 7.0])] * 3).filter(any)
+schedules = st.dictionaries(st.integers(1, 9000), some_weights, max_size=2)
+
+
+def named(weights):
+    """Weights of the sources."""
+    return dict(zip(NAMES, weights, strict=True))
+
+
+def lists(sizes):
+    """Sources whose samples say which they are."""
+    return {n: [(n, i) for i in range(size)] for n, size in zip(NAMES, sizes, strict=True)}
+
+
+class Noisy(torch_data.Dataset):
+    """Samples with a random number, as augmentation makes them."""
+
+    thread_safe = True
+
+    def __init__(self, first, length):
+        self.first, self.length = first, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor([self.first + index, int(torch.randint(1 << 40, ()))])
+
+
+class Unknown(Noisy):
+    """A dataset that says nothing about threads."""
+
+    thread_safe = None
+
+
+class Counting(torch_data.IterableDataset):
+    """An iterable dataset that keeps its position in its iterator, or keeps none."""
+
+    def __init__(self, name, length, *, keeps):
+        self.name, self.length, self.keeps = name, length, keeps
+
+    def __iter__(self):
+        return _Kept(self.name, self.length) if self.keeps else self._plain()
+
+    def _plain(self):
+        yield from ((self.name, i) for i in range(self.length))
+
+
+class _Kept:
+    def __init__(self, name, length):
+        self.name, self.length, self.number = name, length, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.number == self.length:
+            raise StopIteration
+        self.number += 1
+        return self.name, self.number - 1
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 70), st.integers(0, 2**63), st.integers(0, 2**40))
+def test_order_of_a_pass_is_a_permutation(length, key, number):
+    """Each index comes once in every pass, without an order that is stored."""
+    places = np.arange(length)
+    assert sorted(shuffled_places(key, np.full(length, number), places, length)) == [*places]
+
+
+def test_orders_of_passes_are_all_permutations_alike():
+    """Of 4 samples, each of the 24 orders comes about as often: within 5 standard deviations."""
+    orders = shuffled_places(3, np.repeat(np.arange(24_000), 4), np.tile(range(4), 24_000), 4)
+    found = Counter(map(tuple, orders.reshape(-1, 4).tolist()))
+    assert len(found) == 24
+    assert all(abs(number - 1000) < 5 * 31 for number in found.values())
+
+
+@settings(max_examples=25)
+@given(some_weights, schedules, st.integers(0, 2**62), st.data())
+def test_plan_is_the_same_from_anywhere(weights, schedule, seed, data):
+    """Counts, sources and draws at any position are those of walking there from the beginning, and
+    at every position each source has its share, within 2 samples a phase."""
+    phases = {0: named(weights), **{first: named(each) for first, each in schedule.items()}}
+    mixture = mix(lists((3, 4, 5)), phases, seed=seed, stop="never", num_samples=10_000)
+    walked = [mixture.locate(position) for position in range(10_000)]
+    probe = mix(lists((3, 4, 5)), phases, seed=seed, stop="never", num_samples=1)
+    for position in data.draw(st.lists(st.integers(0, 9999), min_size=5, max_size=5)):
+        assert probe.locate(position) == walked[position]
+        tally = Counter(name for name, _ in walked[:position])
+        assert probe.counts(position) == {name: tally[name] for name in NAMES}
+    expected, seen = dict.fromkeys(NAMES, 0.0), Counter()
+    firsts = sorted(phases)
+    for position, (name, _) in enumerate(walked):
+        now = phases[max(first for first in firsts if first <= position)]
+        seen[name] += 1
+        for each in NAMES:
+            expected[each] += now[each] / sum(now.values())
+            assert abs(seen[each] - expected[each]) < 2 * len(phases)
+
+
+@settings(max_examples=25)
+@given(lengths, some_weights, st.integers(0, 99))
+def test_each_pass_of_a_source_has_every_sample_once(sizes, weights, seed):
+    """Whatever the shares: a source repeats only after all its samples have come."""
+    mixture = mix(lists(sizes), named(weights), seed=seed, stop="never", num_samples=300)
+    drawn = defaultdict(list)
+    for name, index in mixture:
+        drawn[name].append(index)
+    for name, size in zip(NAMES, sizes, strict=True):
+        for first in range(0, len(drawn[name]), size):
+            one_pass = drawn[name][first : first + size]
+            assert len(set(one_pass)) == len(one_pass)
+
+
+@settings(max_examples=40)
+@given(lengths, some_weights.filter(all), st.integers(0, 99))
+def test_epoch_ends_where_a_source_would_begin_again(sizes, weights, seed):
+    """Of the first source, or of the last one: the sample after the epoch is its repetition."""
+    endless = mix(lists(sizes), named(weights), seed=seed, stop="never", num_samples=1)
+    seen, ends = Counter(), {}
+    for position in itertools.count():
+        name, _ = endless.locate(position)
+        if seen[name] == len(endless.datasets[name]):
+            ends.setdefault(name, position)
+            if len(ends) == 3:
+                break
+        seen[name] += 1
+    assert len(mix(lists(sizes), named(weights), seed=seed)) == min(ends.values())
+    assert len(mix(lists(sizes), named(weights), seed=seed, stop="all")) == max(ends.values())
+
+
+def test_far_positions_are_reached_at_once():
+    """The last position of all has its sample, and shares hold there as at the beginning."""
+    mixture = mix(lists((3, 4, 5)), named((1, 2, 5)), stop="never", num_samples=8)
+    far = MAX_POSITIONS - 9000
+    tally = Counter(mixture.locate(far + n)[0] for n in range(8000))
+    assert mixture.counts(far + 8000, far) == dict(tally)
+    assert all(abs(tally[n] - share) <= 2 for n, share in named((1000, 2000, 5000)).items())
+    with pytest.raises(IndexError, match=r"position must be within 0 and 274877906943, got -1"):
+        mixture[-1]
+
+
+@pytest.mark.parametrize("most", [1, 2, 1024])
+def test_places_are_the_same_in_any_order(most, monkeypatch):
+    """However few blocks are kept: in order, at random, by threads at once, and in a copy."""
+    phases = {0: named((1, 2, 5)), 20_001: named((3, 0, 1))}
+    walked = mix(lists((3, 40, 500)), phases, stop="never", num_samples=1)
+    expected = [walked.locate(position) for position in range(60_000)]
+    monkeypatch.setattr(places, "_MOST_BLOCKS", most)
+    monkeypatch.setattr(places, "_NUM_RECENT", 2)
+    mixture = mix(lists((3, 40, 500)), phases, stop="never", num_samples=1)
+    order = np.random.default_rng(0).integers(0, 60_000, 600).tolist()
+    orders = [order, range(8100, 8300), range(59_999, 59_900, -1), order[::-1]]
+
+    def look(order):
+        return [mixture.locate(position) == expected[position] for position in order]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(all(found) for found in threads.map(look, orders))
+    assert 1 <= len(mixture._places._blocks) <= most + 4
+    again = pickle.loads(pickle.dumps(mixture))
+    assert [again.locate(n) for n in order[:9]] == [expected[n] for n in order[:9]]
+
+
+def test_order_of_the_dict_does_not_matter():
+    """The same names and weights are the same mixture, and another seed is another one."""
+    turned = dict(reversed(lists((9, 9, 9)).items()))
+    first = list(mix(lists((9, 9, 9)), named((1, 1, 2)), seed=1))
+    assert first == list(mix(turned, named((1, 1, 2)), seed=1))
+    assert first != list(mix(turned, named((1, 1, 2)), seed=2))
+
+
+# -- in a loader -----------------------------------------------------------------------------------
+
+
+def noisy_mixture():
+    """Three sources with random numbers, whose shares change on the way."""
+    sources = {"a": Noisy(0, 50), "b": Noisy(1000, 17), "c": Noisy(2000, 31)}
+    weights = {0: named((1, 1, 1)), 90: named((6, 0.5, 1))}
+    return mix(sources, weights, seed=4, stop="never", num_samples=96)
+
+
+def rank_loader(world, rank, workers, isolation):
+    """The loader of one of ``world`` ranks that share batches of 8."""
+    mixture = noisy_mixture()
+    return spdl_torch.DataLoader(
+        mixture,
+        batch_size=8 // world,
+        sampler=mixture.sampler(world, rank),
+        num_workers=workers,
+        isolation=isolation,
+        seed=11,
+    )
+
+
+def global_batches(batches_of_ranks):
+    """The batches of all ranks of each step, in the order of the mixture."""
+    steps = zip(*batches_of_ranks, strict=True)
+    return [torch.stack(step, 1).flatten(0, 1).tolist() for step in steps]
+
+
+def train(history):
+    """The global batches of two epochs that are stopped and resumed as ``history`` says: the
+    number of steps, world, workers and their place, for each part."""
+    seen, states = [], None
+    for num_steps, world, workers, isolation in [*history, (None, 1, 0, "auto")]:
+        loaders = [rank_loader(world, rank, workers, isolation) for rank in range(world)]
+        if states is not None:
+            for loader in loaders:  # rank 0's state is everyone's
+                loader.load_state_dict(json.loads(states))
+        first = len(seen) // 12
+        for epoch in range(first, 2):
+            for loader in loaders:
+                loader.sampler.set_epoch(epoch)
+            left = None if num_steps is None else num_steps
+            iterators = [iter(loader) for loader in loaders]
+            batches = [list(itertools.islice(iterator, left)) for iterator in iterators]
+            done = global_batches(batches)
+            seen += done
+            if num_steps is not None:
+                num_steps -= len(done)
+                if num_steps == 0:
+                    break
+        states = json.dumps(loaders[0].state_dict())
+        del iterators
+    return seen
+
+
+def random_history(draw):
+    """Some stops within two epochs of 12 steps; the last part runs to the end."""
+    cuts = sorted(draw.sample(range(1, 24), draw.randrange(1, 4)))
+    steps = [b - a for a, b in itertools.pairwise([0, *cuts])]
+    worlds, places = (1, 2, 4), ((0, "auto"), (1, "thread"), (2, "thread"))
+    history = [(n, draw.choice(worlds), *draw.choice(places)) for n in steps]
+    if draw.random() < 0.1:
+        history[0] = (*history[0][:2], 2, "process")
+    return history
+
+
+def assert_histories_are_alike(number, seed):
+    """Against the uninterrupted run of one rank without workers."""
+    expected = train([])
+    assert len(expected) == 24
+    samples = [sample for step in expected for sample, _ in step]
+    mixture = noisy_mixture()
+    assert samples == [
+        int(source[index][0])
+        for source, index in (
+            (mixture.datasets[name], index) for name, index in map(mixture.locate, range(192))
+        )
+    ]
+    draw = random.Random(seed)
+    for _ in range(number):
+        history = random_history(draw)
+        assert train(history) == expected, history
+
+
+def test_history_of_a_training_leaves_no_trace():
+    """Wherever it is stopped and with whatever ranks and workers it goes on: the same bits."""
+    assert_histories_are_alike(12, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_history_of_a_training_leaves_no_trace_200_times(seed):
+    """The long form of the above, a tenth for each seed."""
+    assert_histories_are_alike(20, seed)
+
+
+def test_mixture_loads_on_threads_when_every_source_may():
+    """As each source would by itself; otherwise the log names the one that may not."""
+    of_ranges = mix({"a": range(5), "b": Noisy(0, 5)})
+    loader = spdl_torch.DataLoader(of_ranges, sampler=of_ranges.sampler(), num_workers=1)
+    assert loader.placement().num_processes == 0
+    mixed = mix({"a": range(5), "b": Unknown(0, 5)})
+    loader = spdl_torch.DataLoader(mixed, sampler=mixed.sampler(), num_workers=1)
+    assert loader.placement().num_processes == 1
+    assert "Unknown is not known to be safe on threads" in loader.placement().reason
+    streams = mix({"a": Counting("a", 3, keeps=True), "b": Counting("b", 3, keeps=True)})
+    assert spdl_torch.DataLoader(streams, num_workers=1).placement().num_processes == 1
+
+
+def test_report_names_the_shares():
+    """A loader's report says how much of an epoch each source is, and how often it repeats."""
+    mixture = mix({"web": range(100), "code": range(10)}, stop="all")
+    loader = spdl_torch.DataLoader(mixture, batch_size=10, sampler=mixture.sampler())
+    assert sum(map(len, loader)) == len(mixture)
+    text = str(loader.report())
+    assert "code 50.2% (10 times its samples), web 49.8% (1 times its samples)" in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_report_counts_what_each_source_gave(workers):
+    """Up to the loop's position, not what workers have made ahead; over all ranks and epochs."""
+    mixture = noisy_mixture()
+    loader = spdl_torch.DataLoader(
+        mixture, batch_size=4, sampler=mixture.sampler(2, 1), num_workers=workers
+    )
+    loader.sampler.set_epoch(1)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    now, ever = mixture.counts(96 + 40, 96), mixture.counts(96 + 40)
+    assert sum(now.values()) == 40
+    assert (
+        f"Samples given in epoch 1: a {now['a']}, b {now['b']}, c {now['c']}. "
+        f"In all epochs: a {ever['a']}, b {ever['b']}, c {ever['c']}."
+    ) in str(loader.report())
+
+
+def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
+    """Of packs of a mixture of caches: counts are those of a walk, each dataset has its note."""
+    sources = {
+        name: cached([torch.arange(n % 7 + 1) for n in range(length)], tmp_path / name, version=1)
+        for name, length in (("a", 60), ("b", 20))
+    }
+    mixture = mix(sources, {"a": 3, "b": 1}, stop="never", num_samples=100)
+    packed = pack(mixture, 20, size_of=[len(mixture[position]) for position in range(100)])
+    sampler = packed.sampler()
+    loader = spdl_torch.DataLoader(
+        packed, batch_size=None, sampler=sampler, num_workers=2, isolation="process"
+    )
+    seen = Counter()
+    for group, _ in zip([*sampler], loader, strict=True):
+        seen.update(mixture.locate(position)[0] for position in group)
+        figures = loader.snapshot().data
+        assert {name: figures[f"mixture/{name}"] for name in "ab"} == seen
+    assert figures["cache/found"] == 100
+    assert figures["packing/waste"] == packed.waste()
+    report = loader.report()
+    assert f"mixture: a {seen['a']}, b {seen['b']}" in str(report)
+    holds = [remark for remark in report.verdict.remarks if "of the items" in remark]
+    assert len(holds) == 2
+    with SQLiteStatsWriter(tmp_path / "stats.db") as writer:
+        for entry in entries_of(report, name="train"):
+            writer.log(entry)
+    assert report_of_file(tmp_path / "stats.db").stats.data == figures
+    assert f"mixture: a {seen['a']}" in str(report_of_file(tmp_path / "stats.db"))
+    assert f"mixture: a {seen['a']}" in report._repr_html_()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_image_folders_have_the_bits_of_single_samples(tmp_path, workers):
+    """One call for each folder in a batch, with the random stream of each sample."""
+    for number in range(9):
+        path = tmp_path / f"root_{number % 2}" / "class" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(number).integers(0, 256, (12, 10, 3), np.uint8)
+        Image.fromarray(noise).save(path)
+    crops = transforms.Compose([transforms.RandomResizedCrop(6), transforms.ToImage()])
+    folders = {n: spdl_torch.ImageFolder(str(tmp_path / f"root_{n}"), crops) for n in "01"}
+
+    def epoch(batch_size):
+        mixture = mix(folders, {"0": 2, "1": 1}, seed=1, stop="all")
+        assert mixture.__getitems__ is not None
+        loader = spdl_torch.DataLoader(
+            mixture,
+            batch_size=batch_size,
+            sampler=mixture.sampler(),
+            num_workers=workers,
+            isolation="thread",
+            seed=2,
+        )
+        return torch.cat([images for images, _ in loader])
+
+    singles = epoch(1)
+    assert epoch(5).equal(singles)
+    assert not torch.equal(singles[:1], singles[1:2])
+    assert mix({"a": range(3)}).__getitems__ is None
+
+
+def test_error_of_a_source_names_source_and_sample():
+    """The user's own exception, with a note."""
+
+    class Broken(Noisy):
+        def __getitem__(self, index):
+            raise KeyError("no such file")
+
+    with pytest.raises(KeyError, match="no such file") as raised:
+        list(mix({"good": Noisy(0, 3), "bad": Broken(0, 1)}, stop="all", shuffle=False))
+    assert "in sample 0 of the source 'bad'" in raised.value.__notes__
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def endless_oracle(mixed, lengths, stop):
+    """Cut what a mixture of streams would give without an end where ``stop`` says."""
+    seen, ended, kept = Counter(), set(), []
+    for name, index in mixed:
+        if seen[name] and index == 0:
+            ended.add(name)
+            if stop == "first" or (stop == "all" and len(ended) == len(lengths)):
+                break
+        seen[name] += 1
+        kept.append((name, index))
+    return kept
+
+
+def unknown_length(items):
+    """The items as a stream that does not know how many there are."""
+    return as_source(lambda: iter(items))
+
+
+@pytest.mark.parametrize("known", [True, False])
+@settings(max_examples=15)
+@given(sizes=lengths, weights=some_weights.filter(all), stop=st.sampled_from(["first", "all"]))
+def test_mixed_source_ends_and_begins_anywhere(known, sizes, weights, stop):
+    """Where the sources' ends say, and ``iterate(start)`` is the rest from there."""
+    given_sources = {
+        name: as_source(items) if known else unknown_length(items)
+        for name, items in lists(sizes).items()
+    }
+    mixed = mix(given_sources, named(weights), seed=3, stop=stop, shuffle=False)
+    assert isinstance(mixed, MixedSource) or known
+    if known:  # lists alone are map-style
+        mixed = MixedSource(given_sources, mixed_phases(weights), seed=3, stop=stop)
+    endless = MixedSource(given_sources, mixed_phases(weights), seed=3, stop="never")
+    items = list(mixed)
+    assert items == endless_oracle(endless, sizes, stop)
+    if known:
+        assert len(mixed) == len(items)
+    for source in (endless, *([] if known else [mixed])):
+        with pytest.raises(TypeError, match="has no len"):
+            len(source)
+    for start in {0, 1, len(items) // 2, len(items) - 1, len(items), len(items) + 5}:
+        assert list(mixed.iterate(start)) == items[start:]
+
+
+def mixed_phases(weights):
+    """The phases that ``mix`` would make."""
+    from spdl_torch.data.mixing.weights import shares_of
+
+    return shares_of(NAMES, named(weights))
+
+
+def test_mixed_source_is_a_pipelines_source():
+    """Its parts have nothing in common, its epochs other orders, and a state goes on exactly."""
+    sources = {"a": as_source(range(40)), "b": unknown_length(range(1000, 1020))}
+    weights = {"a": 2, "b": 1}
+
+    def dataset(rank, world, stop="all", tail="uneven"):
+        mixed = MixedSource(sources, shares_of(("a", "b"), weights), seed=1, stop=stop)
+        if not isinstance(sources["b"], ListSource):  # lists alone are map-style
+            mixed = mix(sources, weights, seed=1, stop=stop)
+            assert isinstance(mixed, MixedSource)
+        builder = PipelineBuilder().add_source(mixed).pipe(torch.tensor, output_order="input")
+        return spdl_torch.PipelineDataset(
+            builder.add_sink(), num_replicas=world, rank=rank, tail=tail
+        )
+
+    parts = [{int(item) for item in dataset(rank, 2)} for rank in range(2)]
+    assert parts[0] | parts[1] == {*range(40), *range(1000, 1020)}
+    parts = [{int(item) for item in dataset(rank, 2, "first")} for rank in range(2)]
+    assert all(parts)
+    assert not parts[0] & parts[1]
+    with pytest.raises(spdl_torch.UnsupportedOptionError, match="needs to know how long each"):
+        next(iter(dataset(0, 2, tail="drop")))
+    sources["b"] = as_source(range(1000, 1021))  # which knows its length
+    parts = [[int(item) for item in dataset(rank, 2, tail="drop")] for rank in range(2)]
+    assert len(parts[0]) == len(parts[1]) == len(dataset(0, 2, tail="drop")) >= 29
+    sources["b"] = unknown_length(range(1000, 1020))
+    whole, again = dataset(0, 1), dataset(0, 1)
+    epochs = [[int(item) for item in whole] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    first = [int(item) for item in itertools.islice(again, 7)]
+    resumed = dataset(0, 1)
+    resumed.load_state_dict(json.loads(json.dumps(again.state_dict())))
+    assert first + [int(item) for item in resumed] == epochs[0]
+
+
+def iterables():
+    """Iterable datasets of three kinds: with a state in the iterator, none, and in the dataset."""
+    builder = PipelineBuilder().add_source([("c", i) for i in range(30)]).add_sink()
+    return {
+        "a": Counting("a", 11, keeps=True),
+        "b": Counting("b", 7, keeps=False),
+        "c": spdl_torch.PipelineDataset(builder, num_replicas=1, rank=0),
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_mixed_iterable_resumes_where_the_loop_was(workers):
+    """Each dataset goes on at its own state, or makes its items again, in the middle of a pass."""
+
+    def loader():
+        mixed = mix(iterables(), named((2, 2, 1)), seed=5, stop="all")
+        assert isinstance(mixed, MixedIterable)
+        return spdl_torch.DataLoader(
+            mixed, batch_size=4, num_workers=workers, isolation="thread", collate_fn=list
+        )
+
+    expected = list(loader())
+    for cut in (1, 6, len(expected) - 1):
+        stopped = loader()
+        stopped.state_dict()
+        first = list(itertools.islice(stopped, cut))
+        resumed = loader()
+        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        assert first + [[tuple(item) for item in batch] for batch in resumed] == expected
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+GOOD = {"a": range(3), "b": range(4)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (({},), TypeError, "sources must be a dict of datasets by name, with one at least"),
+        (({1: range(3)},), TypeError, "names of the sources must be text, got 1"),
+        (({"a": []},), ValueError, "the source 'a' is empty"),
+        ((GOOD, {"a": -1, "b": 1}), ValueError, r"weights\['a'\] must be a finite number >= 0"),
+        ((GOOD, {"a": 0, "b": 0}), ValueError, "weights must have a number above 0"),
+        ((GOOD, {"a": 1, "x": 1}), ValueError, "weights names 'x', which is no source"),
+        ((GOOD, {"a": 1}), ValueError, "weights has no weight for the source 'b'"),
+        ((GOOD, {"a": float("nan"), "b": 1}), ValueError, r"weights\['a'\] must be a finite"),
+        ((GOOD, {5: {"a": 1, "b": 1}}), ValueError, "schedule must begin at sample 0"),
+        ((GOOD, {0: {"a": 1, "b": 1}, "b": 2}), ValueError, "keys of a schedule must be numbers"),
+        ((GOOD, {0: {"a": 1, "b": 1}, 3: 2}), TypeError, r"weights\[3\] must be a dict"),
+        ((GOOD, [1, 2]), TypeError, "weights must be a dict"),
+        (({"a": Counting("a", 3, keeps=True), "b": range(3)},), TypeError, "'a' is an iterable"),
+    ],
+)
+def test_bad_mixture_is_refused(arguments, error, message):
+    """With the argument, and what would be right."""
+    with pytest.raises(error, match=message):
+        mix(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"stop": "last"}, ValueError, 'stop must be "first", "all" or "never"'),
+        ({"stop": "never"}, ValueError, "num_samples must be an int >= 1"),
+        ({"num_samples": 4}, ValueError, 'num_samples=4 needs stop="never"'),
+        ({"seed": 0.5}, TypeError, "seed must be an int"),
+        (
+            {"stop": "all", "weights": {0: {"a": 1, "b": 1}, 2: {"a": 1, "b": 0}}},
+            ValueError,
+            "'b' never does: its weight becomes 0 before",
+        ),
+    ],
+)
+def test_bad_option_of_a_mixture_is_refused(options, error, message):
+    """With the argument, and what would be right."""
+    with pytest.raises(error, match=message):
+        mix(GOOD, **options)
+
+
+def test_stream_that_turns_out_empty_is_an_error():
+    """A source without items would be asked for ever."""
+    mixed = mix({"a": unknown_length([]), "b": unknown_length([1])}, stop="never")
+    with pytest.raises(ValueError, match="the source 'a' is empty"):
+        list(itertools.islice(mixed, 10))
+
+
+def test_state_of_another_mixture_is_refused():
+    """Names must be those of then; what is no state is named."""
+    state = iter(mix({"a": Counting("a", 3, keeps=True)})).state_dict()
+    other = iter(mix({"b": Counting("b", 3, keeps=True)}))
+    with pytest.raises(ValueError, match=r"a mixture of \['a'\], this is one of \['b'\]"):
+        other.load_state_dict(state)
+    with pytest.raises(ValueError, match="position must be a whole number >= 0"):
+        other.load_state_dict({**state, "position": -1})
+
+
+def test_mixture_can_be_pickled():
+    """For worker processes that are spawned."""
+    mixture = pickle.loads(pickle.dumps(noisy_mixture()))
+    assert [mixture.locate(n) for n in range(99)] == [noisy_mixture().locate(n) for n in range(99)]

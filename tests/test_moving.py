@@ -1,0 +1,667 @@
+"""Workers move from threads to processes in the middle of an epoch, and rest while it is forked.
+
+Where the loader moves, and back, is forced at a batch here; that it decides so by itself where the
+GIL holds the threads up, and not where it does not, is shown on real datasets at the end.
+"""
+
+import functools
+import gc
+import itertools
+import json
+import multiprocessing
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset
+
+from spdl_torch import DataLoader
+from spdl_torch.__main__ import main
+from spdl_torch.data.child_process import process as child_process
+from spdl_torch.data.loader import moving_pool
+from spdl_torch.data.loader.moving_pool import _MOVES, MovingPool, _State
+from spdl_torch.data.workers import fork_rest
+from spdl_torch.data.workers.activity import Activity
+from spdl_torch.data.workers.moving import Moving
+from spdl_torch.observe import (
+    SQLiteStatsWriter,
+    check_trace,
+    entries_of,
+    query_event_stats,
+    query_task_stats,
+    recording,
+    report_of_file,
+)
+from spdl_torch.observe.verdict.verdict import Cause
+
+pytestmark = [
+    pytest.mark.skipif(
+        multiprocessing.get_start_method() != "fork", reason="workers move where they can be forked"
+    ),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+LENGTH, BATCH = 48, 4
+
+
+class Draws(Dataset):
+    """Samples with draws from each library's functions, safe on threads."""
+
+    thread_safe = True
+
+    def __init__(self, length: int = LENGTH) -> None:
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        large = torch.full((70, 70), float(index))  # batches lie in shared memory
+        return index, torch.rand(2), random.random(), np.random.rand(), large
+
+
+def loader_of(dataset=None, **options):
+    options = {"batch_size": BATCH, "num_workers": 2, "seed": 5} | options
+    return DataLoader(Draws() if dataset is None else dataset, **options)
+
+
+def rows_of(batches):
+    """Return what can be compared and printed: of large parts the first column."""
+    return [
+        [part.reshape(len(batch[0]), -1)[:, :2].tolist() for part in batch] for batch in batches
+    ]
+
+
+def start_children(pool: MovingPool) -> None:
+    """Do what the pool does when the GIL holds its threads up, without waiting for that."""
+    pool._go(_State.STARTING)
+    pool._open()
+    pool._due_seconds = 0.0
+
+
+def loop(iterator, moves_at, returns_at=None, length=None):
+    """Return the batches of an epoch, or ``length`` of them, whose workers move before a batch, and
+    perhaps return.
+    """
+    pool, batches = iterator._pool, []
+    assert isinstance(pool, MovingPool)
+    pool._due_seconds = float("inf")  # nothing by itself
+    while True:
+        number = len(batches)
+        if number == length:
+            return batches
+        if number == moves_at:
+            start_children(pool)
+        is_tried = pool._state is _State.TRIAL and pool._current().pool is pool._children
+        if returns_at is not None and number >= returns_at and is_tried:
+            pool._hand_over(pool._threads)
+            pool._go(_State.STAYED)
+        try:
+            batches.append(next(iterator))
+        except StopIteration:
+            return batches
+        pool._due_seconds = float("inf")
+
+
+@functools.cache
+def expected(*, shuffle=False):
+    generator = torch.Generator().manual_seed(4)
+    return rows_of(loader_of(num_workers=0, shuffle=shuffle, generator=generator))
+
+
+@pytest.mark.parametrize("moves_at", range(LENGTH // BATCH + 1))
+def test_bits_and_order_stay_when_workers_move_at_any_batch(moves_at):
+    """A move before every batch of the epoch changes neither bits nor order."""
+    assert rows_of(loop(iter(loader_of()), moves_at)) == expected()
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    moves_at=st.integers(0, 9),
+    stay=st.integers(1, 9),
+    num_workers=st.integers(1, 3),
+    in_order=st.booleans(),
+)
+def test_bits_stay_when_workers_return(moves_at, stay, num_workers, in_order):
+    """Nor does a trial that ends with the work back on the threads."""
+    loader = loader_of(num_workers=num_workers, in_order=in_order)
+    rows = rows_of(loop(iter(loader), moves_at, moves_at + stay))
+    assert rows == expected() if in_order else sorted(rows) == sorted(expected())
+
+
+def test_persistent_workers_stay_in_processes_in_the_next_epochs():
+    """The epochs of persistent workers that moved equal those of threads."""
+    options = {"persistent_workers": True, "shuffle": True}
+    moving, threads = loader_of(**options), loader_of(**options, isolation="thread")
+    for moves_at in (3, None, None):
+        torch.manual_seed(1)
+        rows = rows_of(loop(iter(moving), moves_at))
+        torch.manual_seed(1)
+        assert rows == rows_of(threads)
+    assert moving._iterator._pool._state is _State.TRIAL
+    assert "process" in str(moving.report())
+
+
+@pytest.mark.parametrize("returns_at", [None, 6])
+def test_recording_has_every_sample_once(tmp_path, returns_at):
+    """Those of the threads before the move, of the children, and of the threads again."""
+    loader, path = loader_of(), tmp_path / "run.db"
+    with recording(loader, path, interval_seconds=1e6):
+        for _ in range(2):
+            loop(iter(loader), 3, returns_at)
+    rows = query_task_stats(path, "fetch")
+    assert sum(row["num_tasks"] for row in rows) == 2 * LENGTH
+
+
+def test_profile_after_the_epoch_has_the_rows_of_children_that_ended(tmp_path):
+    """They ended with the epoch, and what they did was kept."""
+    loader = loader_of(Slow())
+    loop(iter(loader), 2)
+    (timeline,) = loader.profile().timelines
+    turns = {row.name: len(row.turns) for row in timeline.rows if row.role == "stage"}
+    assert turns.keys() == {f"worker{each}[{n}]" for each in ("", " process") for n in range(2)}
+    assert all(turns.values())
+
+
+class Slow(Draws):
+    """So that a batch takes long enough to be recorded at any time."""
+
+    thread_safe = True
+
+    def __getitem__(self, index):
+        threading.Event().wait(0.001)
+        return super().__getitem__(index)
+
+
+ARRANGEMENTS = {
+    "no workers": {"num_workers": 0},
+    **{f"{n} threads": {"num_workers": n, "isolation": "thread"} for n in (1, 2, 7)},
+    **{
+        f"{p}x{t}": {"num_workers": p * t, "processes": p, "isolation": "process"}
+        for p, t in ((1, 2), (2, 1), (2, 2))
+    },
+    "moves": {},
+}
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    history=st.lists(
+        st.tuples(st.sampled_from(list(ARRANGEMENTS)), st.integers(0, 5), st.integers(0, 5)),
+        min_size=1,
+        max_size=5,
+    ),
+    last=st.sampled_from(list(ARRANGEMENTS)),
+)
+def test_an_epoch_goes_on_wherever_the_workers_are(history, last):
+    """Without workers, on threads, in processes, before a move, after it: a state taken in one
+    arrangement is taken up by any other one, with the same batches.
+    """
+    rows, state = [], None
+    for arrangement, length, moves_at in (*history, (last, LENGTH // BATCH, 1)):
+        generator = torch.Generator().manual_seed(4)
+        loader = loader_of(shuffle=True, generator=generator, **ARRANGEMENTS[arrangement])
+        if state is not None:
+            loader.load_state_dict(state)
+        if arrangement == "moves":
+            batches = loop(iter(loader), moves_at, length=length)
+        else:
+            batches = list(itertools.islice(loader, length))
+        rows += rows_of(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        if len(rows) == LENGTH // BATCH:
+            break
+    assert rows == expected(shuffle=True)
+
+
+def test_user_error_arrives_from_where_the_workers_are():
+    """The user's own exception, with the note that names the sample."""
+
+    class Fails(Draws):
+        thread_safe = True
+
+        def __getitem__(self, index):
+            if index == 30:
+                raise KeyError("thirty")
+            return super().__getitem__(index)
+
+    iterator = iter(loader_of(Fails()))
+    start_children(iterator._pool)
+    with pytest.raises(KeyError, match="thirty") as caught:
+        for _ in iterator:
+            pass
+    assert "sample index 30" in " ".join(caught.value.__notes__)
+
+
+def fail_in(iterator):
+    for _ in iterator:
+        raise ZeroDivisionError("the loop's own")
+
+
+@pytest.mark.parametrize("moment", ["starting", "trial", "returned"])
+@pytest.mark.parametrize("way", ["drop", "error"])
+def test_nothing_is_left_in_any_state_of_moving(moment, way):
+    """No child, and no thread, however the loop ends."""
+    before = {thread for thread in threading.enumerate() if thread.name != "spdl-probe"}
+    iterator = iter(loader_of(Draws(400)))
+    pool = iterator._pool
+    start_children(pool)
+    if moment != "starting":
+        next(iterator)
+    while moment == "returned" and pool._current().pool is not pool._children:
+        next(iterator)
+    if moment == "returned":
+        pool._hand_over(pool._threads)
+        pool._go(_State.STAYED)
+        next(iterator)
+    children = [child.connection for child in pool._children._children.values()]
+    threads = [*pool._threads._threads.threads(), *pool._children._threads.threads()]
+    if way == "error":
+        with pytest.raises(ZeroDivisionError, match="the loop's own"):
+            fail_in(iterator)
+    del iterator, pool
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert all(child.is_over for child in children)
+    left = {thread for thread in threading.enumerate() if thread.name != "spdl-probe"} - before
+    assert not [thread for thread in left if thread.name.startswith("spdl-")]
+
+
+def test_children_that_cannot_be_started_leave_the_work_to_the_threads(monkeypatch):
+    """The threads go on, and the reason is kept."""
+
+    def refuse(*_, **__):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(child_process, "_start", refuse)
+    loader = loader_of()
+    assert rows_of(loop(iter(loader), 3)) == expected()
+    assert "no more processes" in loader._state.moving.reason
+
+
+def test_moves_of_the_states_lead_from_the_first_to_an_end():
+    """Every state is reached, and two are final."""
+    assert set(_MOVES) == set(_State)
+    reached, new = set(), {_State.THREADS}
+    while new - reached:
+        reached |= new
+        new = {after for state in reached for after in _MOVES[state]}
+    assert reached == set(_State)
+    assert {state for state, after in _MOVES.items() if not after} == {
+        _State.CHILDREN,
+        _State.STAYED,
+    }
+
+
+class Python(Dataset):
+    """Pure Python, which holds the GIL all the time."""
+
+    thread_safe = True
+
+    def __init__(self, length=1_000_000):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return sum(i * i for i in range(3_000))
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Any verdict leads to a trial, whose gain is accepted: on a busy machine they are its own."""
+    monkeypatch.setattr(moving_pool, "_HOLDS_UP", tuple(Cause))
+    monkeypatch.setattr(moving_pool, "_LEAST_WAIT", 0.0)
+    monkeypatch.setattr(moving_pool, "_GAIN", 0.0)
+
+
+def settle(loader):
+    """Loop until the trial of processes is over, and a little more; return the iterator."""
+    iterator = iter(loader)
+    while not loader._state.moving.is_settled:
+        next(iterator)
+    for _ in range(20):
+        next(iterator)
+    return iterator
+
+
+THREADS = "on 2 threads of the training process: Python says thread_safe = True."
+TRIAL = "in 2 processes: the GIL held the threads up, and processes are on trial."
+MOVED = "in 2 processes: the GIL held the threads up, and with processes the loop was"
+
+
+@pytest.mark.usefixtures("moves")
+def test_report_store_and_trace_show_the_move(tmp_path, capsys):
+    """Where the workers lived, from when on and why, and what would bring them back to threads; the
+    next epoch begins in processes."""
+    loader, path = DataLoader(Python(), batch_size=4, num_workers=2), tmp_path / "run.db"
+    iterator = settle(loader)
+    live, profile = loader.report(), loader.profile()
+    iterator._pool.stop()
+    stopped = loader.profile()
+    next(iter(loader))
+    second = loader.report()
+
+    assert [each.num_processes for each in live.placements] == [0, 2, 2]
+    moments = [each.since for each in live.placements]
+    assert moments == sorted(moments)
+    assert live.placement.is_as(second.placement)
+    assert len(second.placements) == 1
+
+    with SQLiteStatsWriter(path) as writer:
+        for report in (live, second):
+            for entry in entries_of(report, name="train"):
+                writer.log(entry)
+    events = query_event_stats(path, "placement")
+    assert [event.timestamp for event in events] == [*moments, second.placement.since]
+    assert report_of_file(path).placements == live.placements
+    assert main(["report", str(path)]) == 0
+    for text in (str(live), capsys.readouterr().out):
+        lines = [line for line in text.splitlines() if line.startswith("workers")]
+        for line, place in zip(lines, (THREADS, TRIAL, MOVED), strict=True):
+            assert place in line
+        assert ["Threads would be as fast if" in line for line in lines] == [False, False, True]
+
+    for each in (profile, stopped):  # their processes have ended since
+        rows = {row.name: row for row in each.timelines[0].rows}
+        kinds = [f"{kind}[{n}]" for kind in ("worker", "worker process") for n in range(2)]
+        assert set(rows) == {*kinds, "training"}
+        moves = [i for i in each.timelines[0].instants if i.name == "placement"]
+        assert [i.details["num_processes"] for i in moves] == [0, 2, 2]
+        assert moves[-1].details["reason"] == live.placement.reason
+        for name in kinds[2:]:
+            assert rows[name].turns[0].started_ns > moves[1].time_ns
+        numbers = [turn.number for turn in rows["training"].turns if turn.number >= 0]
+        assert numbers == sorted(set(numbers))
+    assert check_trace(profile.write_trace(tmp_path / "t.json")).num_instants >= 3
+
+
+def test_report_says_why_the_workers_stayed():
+    """After a trial that gained nothing, in this epoch and in the next ones."""
+    loader = loader_of(Draws(400), prefetch_factor=4)
+    iterator = iter(loader)
+    pool = iterator._pool
+    start_children(pool)
+    while pool._current().pool is not pool._children:
+        next(iterator)
+    pool._memory.stays("the loop was 0.61 times as fast with processes")
+    pool._return()
+    next(iterator)
+    for report in (loader.report(), (next(iter(loader)), loader.report())[1]):
+        assert "and the loop was 0.61 times as fast with processes." in str(report)
+        assert report.placement.num_processes == 0
+
+
+def test_threads_that_the_gil_does_not_hold_up_stay():
+    """A dataset that waits for storage has nothing to gain."""
+
+    class Waits(Python):
+        thread_safe = True
+
+        def __getitem__(self, index):
+            threading.Event().wait(0.01)
+            return index
+
+    iterator = iter(DataLoader(Waits(), batch_size=4, num_workers=2))
+    pool = iterator._pool
+    looks = []
+    look = pool._look_at_threads
+    pool._look_at_threads = lambda now: (looks.append(now), look(now))
+    while len(looks) < 2:
+        next(iterator)
+    assert pool._state is _State.THREADS
+
+
+class Lines(IterableDataset):
+    thread_safe = True
+
+    def __iter__(self):
+        return iter(range(8))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (Draws(), {"isolation": "thread"}),
+        (Draws(), {"rng": "worker"}),
+        (Draws(), {"multiprocessing_context": "spawn"}),
+        (Lines(), {"persistent_workers": True}),
+    ],
+)
+def test_stays_on_threads_where_it_may_not_move(dataset, options):
+    """Where the user or the kind of dataset forbids it."""
+    options = {"batch_size": 4, "num_workers": 2} | options
+    iterator = iter(DataLoader(dataset, **options))
+    assert not isinstance(iterator._pool, MovingPool)
+    next(iterator)
+
+
+@pytest.mark.usefixtures("moves")
+@pytest.mark.parametrize("num_ranks", ["1", "1000"])
+def test_stays_on_threads_where_there_are_no_cores(monkeypatch, num_ranks):
+    """Children would take the one core from each other as threads do."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", num_ranks)
+    monkeypatch.setattr(moving_pool, "_LOOK_SECONDS", 0.0)
+    loader = loader_of(Draws(400))
+    iterator = iter(loader)
+    while not loader._state.moving.is_on_trial and not loader._state.moving.is_settled:
+        next(iterator)
+    assert ("only one core" in loader._state.moving.reason) == (num_ranks == "1000")
+
+
+# -- over epochs -------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset):
+    """Items with draws; each worker has its share of them."""
+
+    thread_safe = True
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        for index in range(info.id, LENGTH, info.num_workers):
+            yield index, torch.rand(2), random.random(), np.random.rand()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    is_iterable=st.booleans(),
+    persistent=st.booleans(),
+    num_workers=st.integers(1, 3),
+    decisions=st.lists(st.sampled_from(["trial", "moves", "stays", None]), max_size=3),
+    lengths=st.lists(st.integers(1, LENGTH), min_size=4, max_size=4),
+)
+def test_bits_stay_when_epochs_begin_elsewhere(
+    is_iterable, persistent, num_workers, decisions, lengths
+):
+    """Before any epoch the loader may begin its trial, or decide; loops may end early."""
+    options = {"num_workers": num_workers, "persistent_workers": persistent}
+    data = Stream() if is_iterable else Draws()
+    moving, threads = loader_of(data, **options), loader_of(data, **options, isolation="thread")
+    memory = moving._state.moving
+    for decision, length in zip([None, *decisions], lengths, strict=False):
+        if decision == "trial" and not memory.is_settled:
+            memory.is_on_trial = True
+        elif decision == "moves" and memory.is_on_trial:
+            memory.moved(2.0)
+        elif decision == "stays" and memory.is_on_trial:
+            memory.stays("the test wants it")
+        rows = [rows_of(itertools.islice(loader, length)) for loader in (moving, threads)]
+        assert rows[0] == rows[1]
+
+
+@pytest.mark.usefixtures("moves")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_short_epochs_lead_to_a_trial_and_its_end(monkeypatch, persistent):
+    """Each is too short to be judged by itself."""
+    monkeypatch.setattr(moving_pool, "_TRIAL_SECONDS", 0.05)
+    monkeypatch.setattr(moving_pool, "_LONG_TRIAL_SECONDS", 0.05)
+    loader = DataLoader(
+        Python(40), batch_size=4, num_workers=2, persistent_workers=persistent, seed=1
+    )
+    memory, placements = loader._state.moving, set()
+    while not memory.is_settled:
+        assert len(list(loader)) == 10
+        placements.add(loader.report().placement.num_processes)
+    assert memory.has_moved
+    assert placements == {0, 2}
+    assert len(list(loader)) == 10
+    assert "with processes the loop was" in str(loader.report())
+
+
+@pytest.mark.usefixtures("moves")
+def test_iterable_dataset_moves_between_epochs(monkeypatch):
+    """Never within one, and not after the first, which warms up."""
+    for name in ("_LOOK_SECONDS", "_TRIAL_SECONDS", "_LONG_TRIAL_SECONDS"):
+        monkeypatch.setattr(moving_pool, name, 0.0)
+    loader, seen = loader_of(Stream()), []
+    while not loader._state.moving.is_settled:
+        list(loader)
+        assert len(loader.report().placements) == 1
+        seen.append(loader.report().placement.num_processes)
+    assert seen == sorted(seen)
+    assert seen[:2] == [0, 0]
+    assert seen[-1] == 2
+
+
+SECONDS = st.floats(1e-3, 10.0)
+
+
+@given(start=SECONDS, batch=SECONDS, warm=SECONDS, num_batches=st.integers(1, 50))
+def test_gain_is_that_of_whole_epochs_without_the_first(start, batch, warm, num_batches):
+    """Equal workers gain nothing, whatever warming up took; twice as slow ones gain half."""
+    memory = Moving()
+    for tally, factor in ((memory.threads, 1), (memory.children, 2)):
+        for epoch_batch in (warm, batch, batch):
+            tally.begin(factor * (start if epoch_batch is batch else start + warm))
+            memory.begin_epoch()
+            for number in range(num_batches):
+                memory.count()
+                if number:
+                    tally.add(factor * epoch_batch)
+    assert memory.gain == pytest.approx(0.5)
+
+
+# -- rest while the process is forked ----------------------------------------------------------
+
+
+LOCK = threading.Lock()
+
+
+class Holds(Dataset):
+    """Holds a lock of the process most of the time, as libraries do inside their calls."""
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        with LOCK:
+            threading.Event().wait(0.002)
+        return index
+
+
+class Needs(Dataset):
+    """Needs that lock in a child, where the thread that held it does not exist."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        is_free = LOCK.acquire(timeout=0.5)
+        if is_free:
+            LOCK.release()
+        return is_free
+
+
+def num_stuck(num_forks):
+    """Return how many of the children found the lock held for ever."""
+    holders = iter(DataLoader(Holds(), batch_size=2, num_workers=3, isolation="thread"))
+    stuck = 0
+    for _ in range(num_forks):
+        next(holders)
+        stuck += not all(next(iter(DataLoader(Needs(), batch_size=2, num_workers=1))))
+    return stuck
+
+
+def test_no_lock_of_a_worker_thread_stays_held_in_a_child():
+    """Workers are between two jobs when the process is forked."""
+    assert num_stuck(12) == 0
+
+
+def test_without_the_rest_it_does(monkeypatch):
+    """The control: the same forks beside workers that go on."""
+    monkeypatch.setattr(child_process, "workers_at_rest", _Nothing)
+    assert num_stuck(2) > 0
+
+
+def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):
+    """A worker that never finishes its job does not keep other loaders from starting."""
+    monkeypatch.setattr(fork_rest, "_LONGEST_SECONDS", 0.05)
+    entered, may_end = threading.Event(), threading.Event()
+
+    class Blocks(Holds):
+        def __getitem__(self, index):
+            entered.set()
+            assert may_end.wait(30)
+            return index
+
+    iterator = iter(DataLoader(Blocks(), batch_size=2, num_workers=1, isolation="thread"))
+    assert entered.wait(30)
+    assert [batch.tolist() for batch in DataLoader(Draws(4), num_workers=1, collate_fn=_first)]
+    may_end.set()
+    next(iterator)
+
+
+def begins_between_two_forks():
+    """Return whether a worker may begin a job when one of two forks at once has ended."""
+    activity, begun = Activity(), threading.Event()
+
+    def begin():
+        fork_rest.begin_job(activity, "a job")
+        begun.set()
+
+    worker = threading.Thread(target=begin)
+    with fork_rest.workers_at_rest():
+        with fork_rest.workers_at_rest():
+            worker.start()
+        # It waits, or it has begun: what it will do is settled, and needs no wait.
+        may_begin = fork_rest._may_work.is_set()
+    assert begun.wait(30)
+    worker.join()
+    assert activity.job == "a job"
+    return may_begin
+
+
+def test_workers_rest_until_the_last_of_several_forks_has_ended():
+    """Two loaders that start children on threads of their own fork at the same time."""
+    assert not begins_between_two_forks()
+
+
+def test_one_flag_for_all_forks_wakes_them_too_early(monkeypatch):
+    """The control: the end of any fork counts as that of all."""
+
+    class Forgets(set):
+        def discard(self, _):
+            self.clear()
+
+    monkeypatch.setattr(fork_rest, "_forks", Forgets())
+    assert begins_between_two_forks()
+
+
+def _first(samples):
+    return torch.tensor(samples[0][0])
+
+
+class _Nothing:
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        pass

@@ -1,0 +1,187 @@
+"""Images of bytes become floats inside the model, with torchvision's values."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from spdl_torch.nn import ToFloat
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def every_byte(num_images=2, num_channels=3):
+    """Images in which each channel has every value."""
+    one = torch.arange(256, dtype=torch.uint8).view(16, 16)
+    return torch.stack([one.roll(k).expand(num_channels, 16, 16) for k in range(num_images)])
+
+
+def torchvisions(images, mean=MEAN, std=STD, dtype=torch.float32):
+    """The values of the transforms that users know, computed in float32 as a model would get
+    them."""
+    steps = [v2.ToDtype(torch.float32, scale=True)]
+    if mean is not None:
+        steps.append(v2.Normalize(mean, std))
+    return v2.Compose(steps)(images).to(dtype)
+
+
+ULP = {torch.float32: 1e-6, torch.float64: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+@given(
+    st.sampled_from([None, *ULP]),
+    st.sampled_from(["NCHW", "NHWC"]),
+    st.sampled_from([torch.channels_last, torch.contiguous_format]),
+    st.booleans(),
+    st.sampled_from([(None, None), (MEAN, STD), ([0.5], [0.25])]),
+    st.booleans(),
+)
+def test_values_are_torchvisions(dtype, layout, memory_format, is_dense, statistics, is_single):
+    """In every type, from every layout, into either memory format, for one image and for many."""
+    images = every_byte() if is_dense else every_byte(4)[::2, :, 1:, ::3]
+    images = images[0] if is_single else images
+    mean, std = statistics
+    expected = torchvisions(images, mean, std, dtype or torch.float32)
+    given_images = images.movedim(-3, -1) if layout == "NHWC" else images
+    before = given_images.clone()
+    model = ToFloat(mean, std, dtype=dtype, layout=layout, memory_format=memory_format)
+    found = model(given_images)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert is_single or found.is_contiguous(memory_format=memory_format)
+    wanted = ULP[found.dtype]
+    torch.testing.assert_close(found, expected, rtol=wanted, atol=1e-6)
+    assert torch.equal(given_images, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_scaled_values_are_torchvisions_to_the_last_bit(dtype):
+    """Without a mean there is one multiplication, the same in both."""
+    expected = v2.ToDtype(dtype, scale=True)(every_byte())
+    assert torch.equal(ToFloat(dtype=dtype)(every_byte()), expected)
+
+
+def test_result_has_autocasts_type_when_none_is_given():
+    """As the convolution behind it would make it; a type that is given stays."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ToFloat(MEAN, STD)(every_byte()).dtype is torch.bfloat16
+        assert ToFloat(MEAN, STD, dtype=torch.float32)(every_byte()).dtype is torch.float32
+    assert ToFloat(MEAN, STD)(every_byte()).dtype is torch.float32
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_compiled_module_keeps_the_layout(memory_format):
+    """Which compiled code forgets of tensors that are written into."""
+    compiled = torch.compile(ToFloat(memory_format=memory_format), backend="aot_eager")
+    for images in (every_byte(), every_byte().contiguous(memory_format=torch.channels_last)):
+        assert compiled(images).is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_model_has_the_same_values():
+    """In one graph, in and out of autocast, in training."""
+    model = nn.Sequential(ToFloat(MEAN, STD, layout="NHWC"), nn.Conv2d(3, 2, 3))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    images = every_byte().movedim(1, 3)
+    torch.testing.assert_close(compiled(images), model(images))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(compiled(images), model(images))
+    compiled(images).sum().backward()
+    assert model[1].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    "cast", [nn.Module.half, nn.Module.bfloat16, nn.Module.double, lambda m: m.to(torch.float16)]
+)
+def test_values_stay_when_the_model_is_cast(cast):
+    """A cast is meant for weights; it would take most of the digits of the mean."""
+    model = nn.Sequential(ToFloat(MEAN, STD), nn.Conv2d(3, 2, 3))
+    expected = model[0](every_byte())
+    cast(model)
+    assert model[1].weight.dtype is not torch.float32
+    assert torch.equal(model[0](every_byte()), expected)
+    assert torch.equal(copy.deepcopy(model)[0](every_byte()), expected)
+
+
+def test_constants_follow_the_model():
+    """To another device, and from one without memory."""
+    with torch.device("meta"):
+        model = ToFloat(MEAN, STD)
+    expected = ToFloat(MEAN, STD)(every_byte())
+    assert torch.equal(model.to_empty(device="cpu")(every_byte()), expected)
+    assert model.to("meta")(every_byte().to("meta")).shape == expected.shape
+    assert {buffer.device.type for buffer in model.buffers()} == {"meta"}
+
+
+def test_checkpoints_do_not_know_it():
+    """Of a model with and one without it, beside a Sequential's numbers."""
+    assert ToFloat(MEAN, STD).state_dict() == {}
+    assert list(ToFloat(MEAN, STD).parameters()) == []
+
+
+def test_result_is_a_plain_tensor():
+    """Which models expect, also from an image that knows that it is one."""
+    assert type(ToFloat()(tv_tensors.Image(every_byte()))) is torch.Tensor
+
+
+def test_module_shows_what_it_does():
+    """When a model is printed."""
+    shown = repr(ToFloat(MEAN, STD, dtype=torch.bfloat16))
+    assert "mean=(0.485, 0.456, 0.406)" in shown
+    assert "dtype=torch.bfloat16" in shown
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (torch.rand(2, 3, 4, 4), TypeError, "torch.uint8, got torch.float32. Leave ToTensor"),
+        (every_byte(num_channels=1), ValueError, r"shape N, 3, H, W .* got \(2, 1, 16, 16\)"),
+        (every_byte()[None], ValueError, r"got \(1, 2, 3, 16, 16\)"),
+        (every_byte().movedim(1, 3), ValueError, r"got \(2, 16, 16, 3\)"),
+    ],
+    ids=["floats", "channels", "dimensions", "layout"],
+)
+def test_images_are_refused_when_they_are_others(images, error, message):
+    """Floats are most likely scaled already; a channel too few would be broadcast."""
+    with pytest.raises(error, match=message):
+        ToFloat(MEAN, STD)(images)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mean": MEAN}, "mean and std go together"),
+        ({"mean": MEAN, "std": STD[:2]}, "equally long"),
+        ({"mean": (), "std": ()}, "equally long"),
+        ({"mean": MEAN, "std": (1, 0, 1)}, "no std may be 0"),
+        ({"dtype": torch.uint8}, "floating-point type or None, got torch.uint8"),
+        ({"layout": "HWC"}, "'NCHW' or 'NHWC', got 'HWC'"),
+        ({"memory_format": torch.preserve_format}, "channels_last or torch.contiguous_format"),
+    ],
+)
+def test_arguments_are_refused_when_they_cannot_be_used(options, message):
+    """When the model is built."""
+    with pytest.raises(ValueError, match=message):
+        ToFloat(**options)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_are_torchvisions_on_the_device(dtype):
+    """By one kernel."""
+    images, model = every_byte().cuda(), ToFloat(MEAN, STD, dtype=dtype).cuda()
+    model(images)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        found = model(images)
+        torch.cuda.synchronize()
+    assert sum("elementwise" in event.key for event in profile.key_averages()) == 1
+    expected = torchvisions(every_byte(), dtype=dtype)
+    torch.testing.assert_close(found.cpu(), expected, rtol=ULP[dtype], atol=1e-6)
+    assert found.is_contiguous(memory_format=torch.channels_last)

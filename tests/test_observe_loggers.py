@@ -1,0 +1,273 @@
+"""Loggers beside or instead of the statistics file: what TensorBoard, W&B, MLflow and functions get
+from a loop that no trainer runs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.utils.data
+from _wandb_file import wandb_history
+
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.observe import query_task_stats, recording
+from spdl_torch.observe.store.metrics import metrics_of
+from spdl_torch.pipeline import PipelineBuilder
+
+NEVER = 1e6  # seconds between two readings: only the block's end logs
+NUM_ITEMS = 24
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Numbers, safe on threads."""
+
+    thread_safe = True
+
+    def __len__(self):
+        return NUM_ITEMS
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+def loader(**options):
+    """Of six batches."""
+    return DataLoader(Numbers(), **{"batch_size": 4, "num_workers": 2, **options})
+
+
+def halved():
+    """A pipeline that drops every other item; a stage of it has a name that MLflow refuses."""
+    drop = PipelineBuilder().add_source(range(NUM_ITEMS)).pipe(even, name="drop(half)")
+    return PipelineDataset(drop.add_sink())
+
+
+def even(number):
+    """Drop the odd ones."""
+    return None if number % 2 else number
+
+
+class Calls:
+    """A function that keeps what it is called with."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, metrics, step):
+        self.seen.append((dict(metrics), step))
+
+    def total(self, key):
+        return sum(metrics[key] for metrics, _ in self.seen)
+
+
+def scalars(folder):
+    """What TensorBoard reads: the points of every name."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    found = {
+        key: [(event.step, event.value) for event in events.Scalars(key)]
+        for key in events.Tags()["scalars"]
+    }
+    return found, events
+
+
+def test_tensorboard_and_the_file_get_the_same(tmp_path):
+    """In one call: all metrics of the Lightning callback, and where the workers live."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    source = loader()
+    with (
+        SummaryWriter(tmp_path / "board") as board,
+        recording(source, tmp_path / "run.db", logger=board, interval_seconds=NEVER),
+    ):
+        list(source)
+    found, events = scalars(tmp_path / "board")
+    expected = metrics_of(source.report(), "data")
+    assert {key: [(6, pytest.approx(value))] for key, value in expected.items()} == found
+    assert found["data/num_processes"] == [(6, 0.0)]
+    (text,) = events.Tensors("data/placement/text_summary")
+    assert text.tensor_proto.string_val[0].decode() == str(source.report().placement)
+    (row,) = query_task_stats(tmp_path / "run.db", "fetch")
+    assert row["num_tasks"] == NUM_ITEMS
+
+
+def test_step_is_the_number_of_batches_or_the_programs_own():
+    """Of the first loader, also for others; epoch after epoch."""
+    train, val, own, theirs = loader(), loader(num_workers=0), Calls(), Calls()
+    named = {"": train, "val": val}
+    with (
+        recording(named, logger=own, interval_seconds=NEVER),
+        recording(train, logger=theirs, interval_seconds=NEVER, step=lambda: 77, prefix="load"),
+    ):
+        for _ in range(2):
+            list(train)
+            list(val)
+    (of_train, step), (of_val, val_step) = sorted(own.seen, key=lambda call: "val" in str(call))
+    assert step == val_step == 12
+    assert {key.split("/")[0] for key in of_train} == {"data"}
+    assert {key.removeprefix("data/val/") for key in of_val} <= {
+        key.removeprefix("data/") for key in of_train
+    }
+    assert [step for _, step in theirs.seen] == [77]
+    assert "load/wait_ratio" in theirs.seen[0][0]
+
+
+def test_nothing_is_lost_or_counted_twice_between_intervals():
+    """As often as possible, while epochs end and begin: counts add up, and steps never go back."""
+    source, calls = halved(), Calls()
+    list(source)  # before the block
+    with recording(source, logger=calls, interval_seconds=1e-6) as writer:
+        for _ in range(20):
+            list(source)
+    assert writer is None
+    assert calls.total("data/drop_half_/num_dropped") == 20 * NUM_ITEMS / 2
+    steps = [step for _, step in calls.seen]
+    assert steps == sorted(steps)
+    assert steps[-1] == 20 * NUM_ITEMS / 2
+
+
+def test_figures_come_while_the_block_runs():
+    """The loop waits for a call, not for the block's end."""
+    called = threading.Event()
+    source = loader()
+    with recording(source, logger=lambda *_: called.set(), interval_seconds=1e-3):
+        list(source)
+        assert called.wait(30)
+
+
+def test_slow_logger_does_not_hold_the_loop_up():
+    """It blocks for as long as three epochs run; what it missed comes in one call."""
+    blocked, goes_on, calls = threading.Event(), threading.Event(), Calls()
+
+    def slow(metrics, step):
+        blocked.set()
+        assert goes_on.wait(30)
+        calls(metrics, step)
+
+    source = halved()
+    with recording(source, logger=slow, interval_seconds=1e-3):
+        list(source)
+        assert blocked.wait(30)
+        for _ in range(3):
+            list(source)
+        goes_on.set()
+    assert calls.total("data/drop_half_/num_dropped") == 4 * NUM_ITEMS / 2
+
+
+def test_logger_that_fails_stops_nothing(caplog):
+    """It is logged once; the other logger gets all."""
+
+    def broken(metrics, step):
+        raise KeyError("mine")
+
+    source, calls = halved(), Calls()
+    with recording(source, logger=[broken, calls], interval_seconds=1e-3):
+        for _ in range(3):
+            list(source)
+    assert calls.total("data/drop_half_/num_dropped") == 3 * NUM_ITEMS / 2
+    assert [record.exc_info[0] for record in caplog.records] == [KeyError]
+
+
+def test_errors_name_what_was_expected():
+    """Before the block begins. ``[]`` is for ranks that log nothing."""
+    source = loader()
+    for other in (3, "board", dict):
+        bad = recording(source, logger=other)
+        with (
+            pytest.raises(TypeError, match=r"logger must be a SummaryWriter, .* got (int|s|t)"),
+            bad,
+        ):
+            pass
+    neither = recording(source, logger=None)
+    with (
+        pytest.raises(ValueError, match="expected a path, a logger, or both, got neither"),
+        neither,
+    ):
+        pass
+    with recording(source, logger=[]):
+        assert len(list(source)) == 6
+    assert source._epoch_watchers == ()
+
+
+# -- services, in the forms that need none ---------------------------------------------------------
+
+
+@pytest.fixture
+def offline_run(tmp_path, monkeypatch):
+    """A run of W&B whose file lies in a folder."""
+    wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = wandb.init(mode="offline", dir=tmp_path, project="loading")
+
+    def rows():
+        run.finish()
+        wandb.teardown()  # the file is complete when its writer has ended
+        (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+        return wandb_history(path)
+
+    yield run, rows
+    run.finish()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("steps", ["its own", "given"])
+def test_wandb_keeps_the_programs_rows(offline_run, steps):
+    """Steps and values of the program's rows are its own, however often figures join them."""
+    run, rows = offline_run
+    source = halved()
+    with recording(source, logger=run, interval_seconds=1e-6):
+        for epoch in range(3):
+            for batch in source:
+                run.log({"loss": batch}, step=100 * epoch + batch if steps == "given" else None)
+    found = rows()
+    losses = [(row["_step"], row["loss"]) for row in found if "loss" in row]
+    batches = [(epoch, batch) for epoch in range(3) for batch in range(0, NUM_ITEMS, 2)]
+    if steps == "given":
+        assert losses == [(100 * epoch + batch, batch) for epoch, batch in batches]
+    else:
+        assert losses == [(step, batch) for step, (_, batch) in enumerate(batches)]
+    assert {row["_step"] for row in found if "data/wait_ratio" in row}
+    # What the block's end adds is in a row of its own, as the program logs no more.
+    assert {row["_step"] for row in found if "loss" not in row} <= {losses[-1][0] + 1}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_gets_a_row_where_the_program_logs_none(offline_run):
+    """The module stands for its current run."""
+    wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    _, rows = offline_run
+    source = loader()
+    with recording(source, logger=wandb, interval_seconds=NEVER):
+        list(source)
+    (row,) = rows()
+    expected = metrics_of(source.report(), "data")
+    assert {key: row[key] for key in expected} == pytest.approx(expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("store", ["files", "database"])
+def test_mlflow_gets_them_in_the_run_of_the_loops_thread(tmp_path, monkeypatch, store):
+    """Under names that it takes; the recording thread begins no run of its own."""
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    if store == "database":
+        pytest.importorskip("sqlalchemy", reason="MLflow's database needs SQLAlchemy")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.chdir(tmp_path)
+    place = (tmp_path / "runs").as_uri() if store == "files" else f"sqlite:///{tmp_path}/m.db"
+    mlflow.set_tracking_uri(place)
+    source = halved()
+    without = recording(source, logger=mlflow)
+    with pytest.raises(ValueError, match="mlflow has no active run on this thread"), without:
+        pass
+    with mlflow.start_run() as run, recording(source, logger=mlflow, interval_seconds=1e-2):
+        for _ in range(3):
+            list(source)
+    history = mlflow.MlflowClient().get_metric_history(
+        run.info.run_id, "data/drop_half_/num_dropped"
+    )
+    assert sum(entry.value for entry in history) == 3 * NUM_ITEMS / 2
+    assert max(entry.step for entry in history) == 3 * NUM_ITEMS / 2
+    assert len(mlflow.search_runs(output_format="list")) == 1

@@ -1,0 +1,734 @@
+"""The report as a page: its figures are the store's, and it needs no network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+from functools import cached_property
+from html.parser import HTMLParser
+from itertools import combinations
+
+import pytest
+from _browser import NAMES, REQUIRED, VARIABLE, Browser, found_chromium
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdl_torch.__main__ import main
+from spdl_torch.observe import (
+    EventLogEntry,
+    Probes,
+    Profile,
+    Report,
+    SQLiteStatsWriter,
+    entries_of,
+    make_report,
+    pipelines_of_file,
+    query_queue_stats,
+    query_task_stats,
+    report_of_file,
+)
+from spdl_torch.observe.page.events import Event, event_tables
+from spdl_torch.observe.store.watching import frame_of
+from spdl_torch.observe.trace.sections import OverTime
+from spdl_torch.observe.verdict.comparison import compare
+from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from spdl_torch.pipeline.recorder.timeline import (
+    Clock,
+    Instant,
+    Outcome,
+    Part,
+    QueueTrack,
+    Row,
+    Timeline,
+    Turn,
+)
+
+HOSTILE = "</script><script>window.pwned = 1</script><img src=http://x.invalid/a onerror=pwned=1>"
+FORMULAS = r"$$\frac{1}{2}$$ \(a\) \[b\] @left $x"
+MS = 1_000_000
+
+
+def stage(name, num_tasks, seconds, *, workers=2, task_seconds=0.004):
+    """The figures of a stage after ``num_tasks`` tasks and that time."""
+    busy = num_tasks * task_seconds
+    tasks = TaskPerfStats(
+        num_tasks, 1, task_seconds, 1.5 * task_seconds, 2 * task_seconds, seconds,
+        task_seconds / 3, 0.9 * task_seconds, busy,
+    )  # fmt: skip
+    queue = QueuePerfStats(
+        seconds, num_tasks - 1, 0.001, 0.002, 0.25, put_wait_time=0.01, get_wait_time=0.02
+    )
+    return StageStats(
+        name=name, concurrency=workers, tasks=tasks, queue=queue, num_dropped=0,
+        busy_ratio=busy / (workers * seconds), wait_in_ratio=0.1, wait_out_ratio=0.0,
+    )  # fmt: skip
+
+
+def reports(num_intervals, *, rate=100.0, stages=("fetch", "collate"), workers=2, wait=0.4):
+    """The readings of a run at the end of each interval, which is a second and a bit."""
+    generator, seconds, found = random.Random(0), 0.0, []
+    num_items = 0
+    for _ in range(num_intervals):
+        seconds += 1 + generator.random()
+        num_items = num_items + round(rate * (1 + 0.1 * generator.random()))
+        stats = PipelineStats(
+            elapsed=seconds,
+            consumer_wait_ratio=wait,
+            stages=tuple(stage(name, num_items, seconds, workers=workers) for name in stages),
+        )
+        found.append(make_report(stats, Probes(gil_seconds=1e-4, num_cores=2), pooled=stages))
+    return found
+
+
+def write_run(path, *runs, events=(), **config):
+    """A run in a statistics file with a pipeline for each list of readings."""
+    with SQLiteStatsWriter(path, config=config) as writer:
+        for number, readings in enumerate(runs):
+            before = None
+            for reading in readings:
+                timestamp = 1_800_000_000 + reading.stats.elapsed
+                name = f"loader {number}"
+                for entry in entries_of(
+                    reading, before, pipeline_id=number, name=name, timestamp=timestamp
+                ):
+                    writer.log(entry)
+                before = reading
+        for seconds, name, details in events:
+            writer.log(EventLogEntry(1_800_000_000 + seconds, name, details))
+    return path
+
+
+def timeline(num_turns, *, workers=3):
+    """What some workers and a training loop did, with a queue, parts and moments of note."""
+    rows = []
+    for worker in range(workers):
+        turns, parts, time = [], [], worker * MS // 7
+        for turn in range(num_turns):
+            start = time + 100_000 + (turn * 7919) % 300_000
+            end = start + MS + (turn * 104_729) % MS
+            number = turn * workers + worker
+            outcome = Outcome.FAILED if number == 5 else Outcome.PASSED
+            turns.append(Turn(time, start, end, end, MS // 3, number, number, 1, turn % 3, outcome))
+            parts.append(Part("collate", end - MS // 8, end, MS // 9))
+            time = end
+        rows.append(Row("worker", 1, worker, "stage", worker + 1, tuple(turns), tuple(parts)))
+    steps, time = [], 0
+    for batch in range(num_turns * workers):
+        end = time + MS // 2
+        steps.append(Turn(time, time + MS // 4, end, end, -1, batch, -1, 2, -1))
+        time = end
+    rows.append(Row("training", 2, 0, "consumer", 99, tuple(steps)))
+    instants = (
+        Instant(3 * MS, "gc", {"generation": 2, "seconds": 0.002}),
+        Instant(4 * MS, "failure", {"stage": "fetch", "key": HOSTILE, "error": FORMULAS}),
+        Instant(5 * MS, "moved_to_mars", {"from": "threads", "why": "rain"}),
+    )
+    clock = Clock(perf_ns=0, system_ns=1_800_000_000_000_000_000)
+    return Timeline("DataLoader", 1, clock, tuple(rows), (QueueTrack(1, "ready", 8),), instants)
+
+
+REPORT = reports(2)[-1]
+
+
+class Reader(HTMLParser):
+    """A page's elements, which have to be closed in their order, its texts, and its scripts."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.attributes, self.texts, self.scripts, self._open = [], [], {}, []
+        self.feed(text)
+        self.close()
+        assert self._open == [], "not closed"
+
+    def handle_starttag(self, tag, attrs):
+        """Note the element."""
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self._open.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        """It closes the one opened last."""
+        opened, _ = self._open.pop()
+        assert opened == tag, self.getpos()
+
+    def handle_data(self, data):
+        """Note a text, or a script."""
+        tag, attributes = self._open[-1] if self._open else ("", {})
+        if tag == "script":
+            name = attributes.get("id", "")
+            self.scripts[name] = self.scripts.get(name, "") + data
+        elif tag != "style" and data.strip():
+            self.texts.append(data)
+
+    @cached_property
+    def figures(self):
+        """What the page holds for programs."""
+        return json.loads(self.scripts["spdl-figures"])
+
+    @cached_property
+    def drawn(self):
+        """The columns of each source that Bokeh draws, by its name."""
+        packed = base64.b64decode(self.scripts["spdl-charts"])
+        models = list(walk(json.loads(gzip.decompress(packed))))
+        sources = [m for m in models if m.get("name") == "ColumnDataSource"]
+        found = {}
+        for source in sources:
+            attributes = source["attributes"]
+            columns = dict(attributes["data"]["entries"])
+            values = {key: array(value) for key, value in columns.items()}
+            found.setdefault(attributes["name"], []).append(values)
+        return found
+
+
+def walk(value):
+    """Every object of a JSON value."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from walk(each)
+
+
+def array(value):
+    """A column of Bokeh's as a list."""
+    import numpy as np
+
+    if isinstance(value, list):
+        return [math.nan if isinstance(v, dict) else v for v in value]
+    if isinstance(value["array"], list):
+        return array(value["array"])
+    content = base64.b64decode(value["array"]["data"])
+    if content[:2] == b"\x1f\x8b":
+        content = gzip.decompress(content)
+    return np.frombuffer(content, dtype=value["dtype"]).tolist()
+
+
+def read(path):
+    """A page, parsed."""
+    return Reader(path.read_text(encoding="utf-8"))
+
+
+def shown(table, column):
+    """A column of a table of the page."""
+    names = [each["name"] for each in table["columns"]]
+    return [row[names.index(column)] for row in table["rows"]]
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_the_store(tmp_path):
+    """Report, stages and every interval of every curve, where the stages' names come twice too."""
+    db = write_run(tmp_path / "run.db", reports(6))
+    page = read(Profile.load(db).write_html(tmp_path / "out" / "page.html"))
+    report = report_of_file(db)
+    assert [Report.from_dict(each) for each in page.figures["reports"]] == [report]
+    (stages,) = (t for t in page.figures["tables"] if t["title"] == "Stages")
+    for column, figures in {
+        "stage": [s.name for s in report.stats.stages],
+        "workers": [s.concurrency for s in report.stats.stages],
+        "busy": [s.busy_ratio for s in report.stats.stages],
+        "p99 ms": [s.tasks.p99_time for s in report.stats.stages],
+        "tasks": [s.tasks.num_tasks for s in report.stats.stages],
+        "at most/s": [s.capacity for s in report.stats.stages],
+        "failed": [s.tasks.num_failures for s in report.stats.stages],
+    }.items():
+        assert shown(stages, column) == figures, column
+    tasks = query_task_stats(db)[::-1]
+    sink = [row for row in query_queue_stats(db) if row["label"] == "sink"][::-1]
+    check_curve(page, "Waiting for data: sink", sink, lambda r: r["get_wait_time"] / r["elapsed"])
+    check_curve(page, "Delivered: sink", sink, lambda r: r["num_items"] / r["elapsed"])
+    for name in ("fetch", "collate"):
+        rows = [row for row in tasks if row["label"] == name]
+        check_curve(page, f"Busy: {name}", rows, lambda r: r["busy_time"] / r["elapsed"] / 2)
+        check_curve(page, f"Calls: {name}", rows, lambda r: r["num_tasks"] / r["elapsed"])
+        for word, column in {"mean": "ave", "p50": "p50", "p90": "p90", "p99": "p99"}.items():
+            key = f"{column}_time"
+            check_curve(page, f"Time of a call: {name} {word}", rows, lambda r, k=key: 1e3 * r[k])
+
+
+def check_curve(page, name, rows, figure):
+    """A drawn curve has, for each interval, its figure at its end; the file says the same."""
+    (columns,) = page.drawn[name]
+    started = rows[0]["timestamp"] - rows[0]["elapsed"]
+    ends = [row["timestamp"] - started for row in rows]
+    values = [figure(row) for row in rows]
+    assert columns["y"][-len(rows) :] == pytest.approx(values), name
+    times = columns["x"][-len(rows) :]
+    assert [time - times[0] for time in times] == pytest.approx([e - ends[0] for e in ends])
+    # Where the first interval begins.
+    assert times[0] - columns["x"][-len(rows) - 1] == pytest.approx(rows[0]["elapsed"])
+    title, _, line = name.partition(": ")
+    (chart,) = (c for c in page.figures["charts"] if c["title"] == title)
+    (told,) = (each for each in chart["lines"] if each["name"] == line)
+    assert told["values"][-len(rows) :] == pytest.approx(values)
+
+
+def test_time_line_shows_every_slice_of_the_trace(tmp_path):
+    """Each kind with its number and its total time, on the lanes of the trace, parts included."""
+    profile = Profile(reports(3)[-1], (timeline(40),))
+    trace = json.loads(profile.write_trace(tmp_path / "t.json").read_text())
+    page = read(profile.write_html(tmp_path / "live.html"))
+    loaded = read(Profile.load(tmp_path / "t.json").write_html(tmp_path / "loaded.html"))
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {e["name"] for e in slices} >= {"Process", "Training Step", "collate"}
+    for each in (page, loaded):
+        for kind in {event["name"] for event in slices}:
+            those = [event for event in slices if event["name"] == kind]
+            (columns,) = each.drawn[kind]
+            seconds = [b - a for a, b in zip(columns["left"], columns["right"], strict=True)]
+            assert len(seconds) == len(those), kind
+            total = sum(event["dur"] for event in those) / 1e6
+            assert sum(seconds) == pytest.approx(total)
+            assert columns["left"] == sorted(columns["left"])
+            (lanes,) = each.figures["timelines"]
+            (sums,) = (s for s in lanes["spans"] if s["kind"] == kind)
+            assert (sums["num_spans"], sums["seconds"]) == (len(those), pytest.approx(total))
+        names = ["worker[0]", "worker[1]", "worker[2]", "training"]
+        assert each.figures["timelines"][0]["names"] == names
+        readings = [e for e in trace["traceEvents"] if e["ph"] == "C"]
+        (queue,) = each.drawn["Queues: queue worker→training (cap 8)"]
+        assert queue["y"] == [event["args"]["items"] for event in readings]
+        bands = {band["name"]: band for band in each.figures["bands"]}
+        collection = bands["garbage collection, generation 2"]
+        assert collection["stop"] - collection["start"] == pytest.approx(0.002)
+        (moved,) = (t for t in each.figures["tables"] if t["title"] == "Moved to mars")
+        assert (shown(moved, "From"), shown(moved, "Why")) == (["threads"], ["rain"])
+
+
+def test_page_says_what_it_leaves_out(tmp_path):
+    """The latest slices are kept, and the number of the others is on the page."""
+    profile = Profile(REPORT, (timeline(40),))
+    page = read(profile.write_html(tmp_path / "p.html", max_events=100))
+    trace = json.loads(profile.write_trace(tmp_path / "t.json", max_events=100).read_text())
+    (about,) = trace["spdlTorch"]["profiles"]
+    num_kept = sum(event["ph"] == "X" for event in trace["traceEvents"])
+    kinds = page.figures["timelines"][0]["spans"]
+    assert sum(kind["num_spans"] for kind in kinds) == num_kept > 0
+    assert any(f"{about['num_left_out']:,} older slices" in text for text in page.texts)
+
+
+def test_events_of_any_name_have_a_table_with_their_details(tmp_path):
+    """Also those that nobody knows yet; an event of another pipeline is on that one's part."""
+    events = [
+        (0.5, "skipped", {"pipeline": 0, "key": "img/7.jpg", "error": "ValueError: bad"}),
+        (0.6, "placed", {"pipeline": 1, "where": "children"}),
+        (0.7, "weather", {"sun": True, "degrees": 21.5}),
+        (0.8, "gc_start", {"generation": 1}),
+        (0.9, "gc_stop", {"generation": 1}),
+    ]
+    db = write_run(tmp_path / "run.db", reports(2), reports(2), events=events)
+    first = read(Profile.load(db, pipeline=0).write_html(tmp_path / "0.html")).figures
+    other = read(Profile.load(db, pipeline=1).write_html(tmp_path / "1.html")).figures
+    tables = {table["title"]: table for table in first["tables"]}
+    assert shown(tables["Skipped samples"], "Key") == ["img/7.jpg"]
+    assert shown(tables["Weather"], "Sun") == [True]
+    assert shown(tables["Weather"], "Degrees") == ["21.5"]
+    assert "Placed" not in tables
+    assert {"Placed", "Weather"} <= {table["title"] for table in other["tables"]}
+    (collection,) = (b for b in first["bands"] if b["name"] == "garbage collection, generation 1")
+    assert collection["stop"] - collection["start"] == pytest.approx(0.1, rel=1e-5)
+
+
+# -- the document ----------------------------------------------------------------------------------
+
+
+def test_document_is_sound_and_loads_nothing(tmp_path):
+    """Closed elements, no address that a browser would open, and a policy that forbids it."""
+    profile = Profile(reports(3)[-1], (timeline(5),))
+    page = read(profile.write_html(tmp_path / "p.html", compare=profile))
+    assert not {name for name, _ in page.attributes} & {"src", "href", "srcset", "action", "data"}
+    policies = [value for name, value in page.attributes if name == "content"]
+    assert any(policy.startswith("default-src 'none';") for policy in policies)
+
+
+def test_texts_of_users_are_shown_as_they_are(tmp_path):
+    """Names of stages and files, keys, errors and details make neither elements nor formulas."""
+    name = f"{HOSTILE} {FORMULAS}"
+    events = [(0.5, HOSTILE, {HOSTILE: HOSTILE, "formula": FORMULAS})]
+    db = write_run(tmp_path / "a<b>&.db", reports(3, stages=(name, "b")), events=events, x=HOSTILE)
+    page = read(Profile.load(db).write_html(tmp_path / "p.html"))
+    assert set(page.scripts) == {"spdl-script", "spdl-charts", "spdl-figures", ""}
+    assert not any(attribute.startswith("on") for attribute, _ in page.attributes)
+    texts = "\n".join(page.texts)
+    assert texts.count(HOSTILE) >= 3
+    assert name in page.texts
+    assert "a<b>&.db" in texts
+    packed = gzip.decompress(base64.b64decode(page.scripts["spdl-charts"])).decode()
+    assert not any(mark in packed for mark in ("$$", r"\\(", r"\\["))
+
+
+def test_report_alone_is_a_page_without_a_library(tmp_path, monkeypatch):
+    """Sentences and the table of stages need no Bokeh; charts do, and the error names the extra."""
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    report = reports(3)[-1]
+    page = read(report.write_html(tmp_path / "r.html"))
+    assert report.verdict.finding in page.texts
+    assert [Report.from_dict(each) for each in page.figures["reports"]] == [report]
+    profile = Profile(report, (timeline(3),))
+    with pytest.raises(ModuleNotFoundError, match=r"pip install bokeh \(the extra report\)"):
+        profile.write_html(tmp_path / "p.html")
+    assert not (tmp_path / "p.html").exists()
+    assert report.verdict.finding in Reader(profile._repr_html_()).texts
+
+
+def test_notebook_shows_the_page(tmp_path):
+    """A profile in a frame of its own, a report as a fragment, both with the newest figures."""
+    report = reports(3)[-1]
+    assert report.verdict.action in "".join(Reader(report._repr_html_()).texts)
+    profile = Profile(report, (timeline(3),))
+    frame = Reader(profile._repr_html_())
+    document = dict(frame.attributes)["srcdoc"]
+    assert Reader(document).figures == read(profile.write_html(tmp_path / "p.html")).figures
+
+
+@pytest.mark.parametrize("name", ["", "page.html"])
+def test_page_replaces_a_file_and_no_folder(tmp_path, name):
+    """The file takes its name once it is whole; nothing else is left behind."""
+    path = tmp_path / name
+    if not name:
+        with pytest.raises(ValueError, match="a page must be a file"):
+            reports(1)[-1].write_html(path)
+        return
+    path.write_text("before")
+    assert reports(1)[-1].write_html(path) == path
+    assert path.read_text().startswith("<!DOCTYPE html>")
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+# -- two runs --------------------------------------------------------------------------------------
+
+
+def blocks(rates):
+    """Intervals of a second each."""
+    return [(round(1000 * rate), 1.0) for rate in rates]
+
+
+def compared(now, then):
+    """Two runs with the same report."""
+    return compare(REPORT, REPORT, blocks(now), blocks(then))
+
+
+rates = st.lists(st.floats(0.5, 2.0), min_size=4, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rates, rates)
+def test_test_is_exact_for_short_runs(now, then):
+    """The p value is that of all divisions, counted one by one; and either run may be the first."""
+    ours, mirrored = compared(now, then), compared(then, now)
+    pool = blocks([*now, *then])
+
+    def factor(chosen):
+        groups = [0.0, 0.0, 0.0, 0.0]
+        for number, (items, seconds) in enumerate(pool):
+            place = 0 if number in chosen else 2
+            groups[place] += items
+            groups[place + 1] += seconds
+        return abs(math.log(groups[1] / groups[0]) - math.log(groups[3] / groups[2]))
+
+    observed = factor(set(range(len(now))))
+    divisions = [factor(set(each)) for each in combinations(range(len(pool)), len(now))]
+    near = sum(each >= observed * (1 - 1e-7) - 1e-12 for each in divisions)
+    far = sum(each >= observed * (1 + 1e-7) + 1e-12 for each in divisions)
+    assert far / len(divisions) <= ours.p_value <= near / len(divisions)
+    assert ours.speedup * mirrored.speedup == pytest.approx(1.0)
+    means = [sum(items for items, _ in blocks(each)) / len(each) for each in (now, then)]
+    assert ours.speedup == pytest.approx(means[0] / means[1])
+
+
+def test_noise_is_not_taken_for_a_gain():
+    """Of 100 pairs of runs that are alike about one in twenty is below 5 %, and of pairs that
+    differ by a fifth nearly none is above it."""
+    generator = random.Random(0)
+
+    def run(mean):
+        return [generator.gauss(mean, 0.1) for _ in range(15)]
+
+    alike = [compared(run(1.0), run(1.0)).p_value for _ in range(100)]
+    apart = [compared(run(1.2), run(1.0)).p_value for _ in range(30)]
+    assert 0.01 <= sum(p < 0.05 for p in alike) / 100 <= 0.10
+    assert sum(p < 0.05 for p in apart) >= 29
+
+
+def test_interval_covers_the_true_gain():
+    """In 100 pairs of runs, the 95 % interval has the true factor in it nine times in ten."""
+    generator = random.Random(1)
+    hits = 0
+    for _ in range(100):
+        now = [generator.gauss(1.5, 0.1) for _ in range(15)]
+        then = [generator.gauss(1.0, 0.1) for _ in range(15)]
+        low, high = compared(now, then).interval
+        hits += low <= 1.5 <= high
+    assert hits >= 90
+
+
+def test_short_runs_are_not_judged():
+    """Three intervals say how fast it was, and not whether that is more than noise."""
+    comparison = compared([2.0] * 3, [1.0] * 9)
+    assert comparison.speedup == pytest.approx(2.0)
+    assert (comparison.p_value, comparison.interval) == (None, None)
+    assert "too short to say" in comparison.finding
+    assert compare(REPORT, REPORT, [], blocks([1.0])) is None
+
+
+def test_comparison_says_what_became_faster_and_why(tmp_path):
+    """Seconds of waiting and of the step, the stage that was mended, and what else differs."""
+    slow = write_run(tmp_path / "slow.db", reports(8, rate=100), num_workers=2)
+    fast = write_run(
+        tmp_path / "fast.db", reports(8, rate=200, workers=4, wait=0.01), num_workers=4
+    )
+    page = read(Profile.load(fast).write_html(tmp_path / "p.html", compare=Profile.load(slow)))
+    texts = " ".join(text["text"] for text in page.figures["texts"])
+    assert "as fast as slow.db" in texts
+    assert "more than noise (p < 0.001)" in texts or "more than noise (p = 0.0" in texts
+    assert "num_workers 2 → 4" in texts
+    assert "permutation test" in texts
+    (table,) = (t for t in page.figures["tables"] if t["title"].startswith("Side by side"))
+    row = next(row for row in table["rows"] if row[0] == "fetch: workers")
+    assert row[2:] == [4.0, 2.0, 2.0]
+    runs = {chart["run"] for chart in page.figures["charts"]}
+    assert runs == {"fast.db", "slow.db"}
+
+
+# -- the commands ----------------------------------------------------------------------------------
+
+
+def test_command_writes_the_page_and_prints_its_path(tmp_path, capsys):
+    """One page with every pipeline of the run."""
+    db = write_run(tmp_path / "run.db", reports(5), reports(5, stages=("decode",)))
+    out = tmp_path / "out.html"
+    assert main(["report", str(db), "--html", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    page = read(out)
+    found = [Report.from_dict(each) for each in page.figures["reports"]]
+    assert found == [report_of_file(db, pipeline=number) for number in pipelines_of_file(db)]
+    assert {chart["run"] for chart in page.figures["charts"]} == {"loader 0", "loader 1"}
+
+
+def test_events_that_trace_and_file_both_have_are_shown_once():
+    """In the table that says more; details that no event has get no column."""
+    event = {"reason": "it was tried", "remedy": ""}
+    traced = OverTime(tables=event_tables([Event(1.001, "placement", event)]))
+    stored = OverTime(tables=event_tables([Event(1.0, "placement", {"pipeline": 0, **event})]))
+    (table,) = (traced + stored).tables
+    assert [column.name for column in table.columns] == ["at s", "Pipeline", "Reason"]
+    assert len((traced + traced.named("another")).tables) == 2
+    other = OverTime(tables=event_tables([Event(1.0, "placement", {"reason": "it was not"})]))
+    assert len((other + stored).tables) == 2
+
+
+def test_command_compares_two_runs(tmp_path, capsys):
+    """As text, as JSON, and two runs of one file; a trace adds its time line to the page."""
+    db = write_run(tmp_path / "run.db", reports(6))
+    write_run(db, reports(6, rate=300))
+    assert main(["report", str(db), "--compare-run", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "COMPARED This run is 2.9" in text or "COMPARED This run is 3.0" in text
+    assert "as fast as run 1 (95 %" in text
+    assert main(["report", str(db), "--compare-run", "1", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["comparison"]["speedup"] == pytest.approx(3, rel=0.1)
+    trace = Profile(REPORT, (timeline(4),)).write_trace(tmp_path / "t.json.gz")
+    out = tmp_path / "o.html"
+    assert main(["report", str(db), "--trace", str(trace), "--html", str(out)]) == 0
+    page = read(out)
+    assert "Process" in page.drawn
+    assert "Busy: fetch" in page.drawn
+    assert main(["report", str(trace)]) == 0
+    assert REPORT.verdict.finding in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{db}", "--html", "{folder}"], "this is a folder"),
+        (["{db}", "--compare", "{folder}/none.db"], "does not exist"),
+        (["{folder}"], "is a folder, and neither"),
+        (["{other}"], "not a trace in JSON, nor a statistics file"),
+        (["{db}", "--trace", "{db}"], "not a trace in JSON"),
+        (["{trace}", "--run", "1"], "chosen from a statistics file"),
+        (["{two}", "--trace", "{trace}", "--html", "x.html"], "choose with --pipeline"),
+    ],
+)
+def test_command_refuses_what_it_cannot_show(tmp_path, capsys, arguments, message):
+    """One line that says what is wrong, and exit status 2."""
+    places = {
+        "db": write_run(tmp_path / "run.db", reports(2)),
+        "two": write_run(tmp_path / "two.db", reports(2), reports(2)),
+        "trace": Profile(REPORT, (timeline(2),)).write_trace(tmp_path / "t.json"),
+        "folder": tmp_path,
+        "other": tmp_path / "other.txt",
+    }
+    places["other"].write_text("hello")
+    assert main(["report", *(each.format(**places) for each in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("spdl-torch report: ")
+    assert message in captured.err
+
+
+def test_watch_shows_the_figures_of_the_file(tmp_path, capsys):
+    """The report so far, the last interval's rates, and events without what steers a terminal."""
+    events = [(1.0, "skipped", {"key": "a\x1b[2Jb"})]
+    db = write_run(tmp_path / "run.db", reports(6), events=events)
+    assert main(["watch", str(db), "--once"]) == 0
+    text = capsys.readouterr().out
+    assert text == frame_of(db)[0] + "\n"
+    assert str(report_of_file(db)) in text
+    last = next(row for row in query_queue_stats(db) if row["label"] == "sink")
+    assert f"{last['num_items'] / last['elapsed']:,.1f} items/s in the last one" in text
+    assert "ended after" in text
+    assert "a?[2Jb" in text
+    assert "\x1b" not in text
+
+
+def test_watch_follows_a_run_to_its_end(tmp_path):
+    """A run without figures, then with some, then ended: with that the command ends too."""
+    db = tmp_path / "run.db"
+    writer = SQLiteStatsWriter(db, flush_interval=0.01)
+    writer.start()
+    with watching(db) as command:
+        assert "running for" in command.stdout.readline()
+        assert "No figures" in command.stdout.readline()
+        (reading,) = reports(1)
+        for entry in entries_of(reading):
+            writer.log(entry)
+        while "VERDICT" not in command.stdout.readline():
+            pass
+        writer.shutdown()
+        out, err = command.communicate()
+    assert "ended after" in out
+    assert (command.returncode, err) == (0, "")
+
+
+def test_watch_ends_quietly_with_ctrl_c(tmp_path):
+    """Exit status 130 and not a word, as the other commands."""
+    writer = SQLiteStatsWriter(tmp_path / "run.db")
+    with watching(tmp_path / "run.db") as command:
+        command.stdout.readline()
+        command.send_signal(signal.SIGINT)
+        _, err = command.communicate()
+    assert (command.returncode, err) == (130, "")
+    writer.shutdown()
+
+
+def watching(db):
+    """The command in a process of its own."""
+    words = ["-m", "spdl_torch", "watch", str(db), "--interval", "0.05"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *words], **pipes)
+
+
+def test_watch_refuses_what_is_no_run(tmp_path, capsys):
+    """No file, another file, no such run: one line each, and exit status 2."""
+    other = tmp_path / "other.txt"
+    other.write_text("hello")
+    db = write_run(tmp_path / "run.db", reports(1))
+    for arguments, message in (
+        ([str(tmp_path / "none.db")], "does not exist"),
+        ([str(other)], "not a statistics file"),
+        ([str(db), "--run", "7"], "must be one of the file's (1), got 7"),
+    ):
+        assert main(["watch", "--once", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+MODELS = "[...Bokeh.documents[0]._all_models.values()]"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A headless Chromium."""
+    with Browser(found_chromium(), tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+def test_browser_that_must_be_there_is_not_skipped(monkeypatch):
+    """Continuous integration sets the variable where it can install one."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", "")
+    for required, outcome in (("", pytest.skip.Exception), ("1", pytest.fail.Exception)):
+        monkeypatch.setenv(REQUIRED, required)
+        with pytest.raises(outcome, match=NAMES[0]):
+            found_chromium()
+
+
+def test_browser_shows_a_page_without_a_complaint(tmp_path, browser):
+    """Nothing on the console, nothing asked of the network, no user's text run; and the figures on
+    the screen and in the charts are the store's."""
+    events = [(0.5, HOSTILE, {"key": HOSTILE})]
+    db = write_run(tmp_path / "run.db", reports(6, stages=(HOSTILE, FORMULAS)), events=events)
+    trace = Profile(REPORT, (timeline(30),)).write_trace(tmp_path / "t.json")
+    out = tmp_path / "p.html"
+    assert main(["report", str(db), "--trace", str(trace), "--html", str(out)]) == 0
+    browser.open(out)
+    assert browser.problems == []
+    assert [url for url in browser.requests if not url.startswith("data:")] == [out.as_uri()]
+    assert browser.evaluate("window.pwned === undefined")
+    rows = "[...document.querySelectorAll('table')[0].tBodies[0].rows]"
+    cells = browser.evaluate(f"{rows}.map((row) => [...row.cells].map((c) => c.innerText))")
+    stages = report_of_file(db).stats.stages
+    assert [row[0] for row in cells] == [HOSTILE, FORMULAS]
+    assert [row[11] for row in cells] == [f"{stage.tasks.num_tasks:,}" for stage in stages]
+    page = read(out)
+    page = read(out)
+    spans = browser.evaluate(
+        f"{MODELS}.filter((m) => m.data?.left).map((m) => [m.name, m.data.left.length])"
+    )
+    expected = {s["kind"]: s["num_spans"] for s in page.figures["timelines"][0]["spans"]}
+    assert dict(spans) == expected
+
+
+def test_browser_shows_what_the_mouse_points_at(tmp_path, browser):
+    """A user's name of a part is a text in the hint too."""
+    row = Row("worker", 1, 0, "stage", 1, (Turn(0, 0, 1000 * MS, 1000 * MS, -1, 7, 7, -1, -1),),
+              (Part(HOSTILE, 0, 1000 * MS, MS),))  # fmt: skip
+    clock = Clock(perf_ns=0, system_ns=1_800_000_000_000_000_000)
+    profile = Profile(REPORT, (Timeline("DataLoader", 1, clock, (row,)),))
+    browser.open(profile.write_html(tmp_path / "p.html"))
+    deep = (
+        "(() => { const found = []; const look = (root) => { for (const e of"
+        " root.querySelectorAll('*')) { if (e.shadowRoot) look(e.shadowRoot);"
+        " if (e.tagName === 'CANVAS' || e.classList.contains('bk-Tooltip')) found.push(e); } };"
+        " look(document); return found; })()"
+    )
+    x, y = browser.evaluate(
+        f"{deep}.filter((e) => e.tagName === 'CANVAS').map((e) => e.getBoundingClientRect())"
+        ".map((r) => [r.left + r.width / 3, r.top + r.height / 2])[0]"
+    )
+    for step in range(20):
+        browser.point_at(x + step, y + 5)
+    shown = browser.evaluate(
+        f"{deep}.filter((e) => e.tagName !== 'CANVAS').map((e) => e.shadowRoot.textContent).join()"
+    )
+    assert HOSTILE in shown
+    assert browser.evaluate("window.pwned === undefined")
+    assert browser.problems == []
+
+
+def test_browser_draws_a_hundred_thousand_slices(tmp_path, browser, record_property):
+    """All of them, and the charts share their time axis; how long it takes is in the record."""
+    profile = Profile(REPORT, (timeline(6_300, workers=4),))
+    path = profile.write_html(tmp_path / "p.html", max_events=400_000)
+    num_spans = sum(s["num_spans"] for s in read(path).figures["timelines"][0]["spans"])
+    assert num_spans >= 100_000
+    record_property("milliseconds until drawn", browser.open(path))
+    assert browser.problems == []
+    plots = f"{MODELS}.filter((m) => m.type === 'Figure')"
+    starts = browser.evaluate(
+        f"(() => {{ const p = {plots}; p[0].x_range.start = 1; p[0].x_range.end = 2;"
+        " return p.map((each) => each.x_range.start); })()"
+    )
+    assert starts == [1] * len(starts)
+    assert len(starts) == 2
+    assert browser.problems == []

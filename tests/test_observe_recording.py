@@ -1,0 +1,235 @@
+"""Recording by one call: every epoch of every kind of loader is in the file, once."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sqlite3
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.utils.data
+
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.observe import (
+    EventLogEntry,
+    Profile,
+    pipelines_of_file,
+    query_event_stats,
+    query_task_stats,
+    recording,
+    report_of_file,
+)
+from spdl_torch.pipeline import PipelineBuilder
+
+NEVER = 1e6  # seconds between two readings: only the ends of epochs are recorded
+NUM_ITEMS = 24
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Numbers; those in ``bad`` cannot be read."""
+
+    thread_safe = True
+
+    def __init__(self, bad=()):
+        self.bad = bad
+
+    def __len__(self):
+        return NUM_ITEMS
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise ValueError(f"bad {index}")
+        return torch.tensor(index)
+
+
+def pipeline():
+    """The same numbers."""
+    return PipelineDataset(
+        PipelineBuilder().add_source(range(NUM_ITEMS)).pipe(str, name="fetch").add_sink()
+    )
+
+
+def loader(num_workers, **options):
+    """Of six batches."""
+    options = {"isolation": "thread", **options}
+    return DataLoader(Numbers(), batch_size=4, num_workers=num_workers, **options)
+
+
+LOADERS = {
+    "trainer's thread": lambda: loader(0),
+    "threads": lambda: loader(2),
+    "persistent threads": lambda: loader(2, persistent_workers=True),
+    "processes": lambda: loader(2, isolation="process", persistent_workers=True),
+    "pipeline": pipeline,
+    "inside torch's": lambda: torch.utils.data.DataLoader(pipeline(), batch_size=None),
+}
+
+
+def num_fetched(path, **of):
+    """The number of samples in the file."""
+    return sum(row["num_tasks"] for row in query_task_stats(path, "fetch", **of))
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_every_epoch_is_recorded_once(tmp_path, kind):
+    """Short ones too, between two readings; not those before and after the block."""
+    source, path = LOADERS[kind](), tmp_path / "run.db"
+    list(source)
+    with recording(source, path, interval_seconds=NEVER):
+        for _ in range(3):
+            list(source)
+    list(source)
+    assert num_fetched(path) == 3 * NUM_ITEMS
+    probes = query_event_stats(path, "probes")
+    assert [event.details["begins"] for event in probes] == [True] * 3
+    assert report_of_file(path).stats.stages[0].tasks.num_tasks == 3 * NUM_ITEMS
+    assert Profile.load(path).statistics()["fetch"]["num_tasks"] == 3 * NUM_ITEMS
+
+
+@pytest.mark.parametrize("kind", ["threads", "persistent threads", "pipeline"])
+def test_readings_meanwhile_double_nothing(tmp_path, kind):
+    """As often as possible, while epochs end and begin."""
+    source, path = LOADERS[kind](), tmp_path / "run.db"
+    with recording(source, path, interval_seconds=1e-6):
+        for _ in range(40):
+            list(source)
+    assert num_fetched(path) == 40 * NUM_ITEMS
+    assert sum(e.details["begins"] for e in query_event_stats(path, "probes")) <= 40
+
+
+def test_epochs_would_be_lost_without_their_watcher(tmp_path):
+    """The control of the two above: what a clock alone would see."""
+    source, path = loader(2), tmp_path / "run.db"
+    with recording(source, path, interval_seconds=NEVER):
+        source._epoch_watchers = ()
+        for _ in range(3):
+            list(source)
+    assert num_fetched(path) < 3 * NUM_ITEMS
+
+
+def test_block_that_raises_keeps_what_there_was(tmp_path):
+    """The exception is the user's own; the file has the epoch up to it, and the run's end."""
+    source, path = loader(0), tmp_path / "run.db"
+
+    def train():
+        with recording(source, path):
+            for number, _ in enumerate(source):
+                if number == 2:
+                    raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train()
+    assert num_fetched(path) == 12
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT ended IS NOT NULL, num_dropped FROM run").fetchall() == [
+            (1, 0)
+        ]
+    assert source._epoch_watchers == ()
+
+
+def test_several_loaders_have_numbers_and_names(tmp_path):
+    """Each its own figures, and its own skipped samples."""
+    train = DataLoader(Numbers(bad=(3, 7)), batch_size=4, on_error="skip", error_budget=0.5)
+    path = tmp_path / "run.db"
+    with recording({"train": train, "val": loader(0)}, path, config={"lr": 1}) as writer:
+        for _ in range(2):
+            list(train)
+        writer.log(EventLogEntry(1.0, "mine", {"a": 1}))
+    assert pipelines_of_file(path) == {0: "train"}  # the other one has loaded nothing
+    assert num_fetched(path, pipeline=0) == 2 * NUM_ITEMS
+    skipped = [event.details for event in query_event_stats(path, "skipped")]
+    assert [each["key"] for each in skipped] == ["3", "7"] * 2
+    assert {each["error"] for each in skipped} == {"ValueError: bad 3", "ValueError: bad 7"}
+    assert [event.details for event in query_event_stats(path, "mine")] == [{"a": 1}]
+
+
+def test_decisions_of_tuning_are_recorded_once(tmp_path):
+    """Those that were made in the block, at their time."""
+    path = tmp_path / "run.db"
+    made = [SimpleNamespace(timestamp=1.0, as_details=lambda: {"stage": "old"})]
+
+    class Tuned(DataLoader):
+        decisions = property(lambda _: made)
+
+    source = Tuned(Numbers(), batch_size=4)
+    with recording(source, path, interval_seconds=NEVER):
+        list(source)
+        made.append(SimpleNamespace(timestamp=2e10, as_details=lambda: {"stage": "fetch"}))
+        list(source)
+        list(source)
+    (event,) = query_event_stats(path, "decision")
+    assert (event.timestamp, event.details["stage"]) == (2e10, "fetch")
+
+
+def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
+    """Named by torchrun's variables, or as the name says."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for name, expected in (("a.db", "a.rank1.db"), ("b{rank}.db", "b1.db")):
+        source = loader(0)
+        with recording(source, tmp_path / name):
+            list(source)
+        assert num_fetched(tmp_path / expected) == NUM_ITEMS
+    with recording(source, tmp_path / "c.db", rank=0, world_size=1):
+        list(source)
+    assert num_fetched(tmp_path / "c.db") == NUM_ITEMS
+
+
+@pytest.mark.parametrize("kind", ["threads", "pipeline"])
+def test_copies_are_not_recorded(tmp_path, kind):
+    """A copy or a pickle has nobody who watches it; nor has a worker that was forked."""
+    source, path = LOADERS[kind](), tmp_path / "run.db"
+    with recording(source, path, interval_seconds=NEVER):
+        for other in (copy.copy(source), pickle.loads(pickle.dumps(source))):
+            assert other._epoch_watchers == ()
+            assert len(list(other)) == len(list(loader(0) if kind == "threads" else pipeline()))
+        list(source)
+    assert num_fetched(path) == NUM_ITEMS
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_forked_workers_go_on_without_the_parents_lock(tmp_path):
+    """torch's workers iterate over a copy that a fork made at any moment, the lock taken or not."""
+    source, path = pipeline(), tmp_path / "run.db"
+    theirs = torch.utils.data.DataLoader(
+        source, batch_size=None, num_workers=1, multiprocessing_context="fork"
+    )
+    with recording(source, path, interval_seconds=NEVER):
+        (watcher,) = source._epoch_watchers
+        with watcher():
+            assert len(list(theirs)) == NUM_ITEMS
+        list(source)
+    assert num_fetched(path) == NUM_ITEMS
+
+
+def test_errors_name_what_was_expected(tmp_path):
+    """Before the block begins, and before the file exists."""
+    kind = recording([1, 2], tmp_path / "run.db")
+    with pytest.raises(TypeError, match=r"a spdl_torch.DataLoader, .* got list"), kind:
+        pass
+    silent = recording(loader(0, stats=False), tmp_path / "run.db")
+    with pytest.raises(ValueError, match="with stats=False there is nothing to record"), silent:
+        pass
+    never = recording(loader(0), tmp_path / "run.db", interval_seconds=0)
+    with pytest.raises(ValueError, match="interval_seconds must be > 0, got 0"), never:
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_to_record_does_not_stop_training(tmp_path, caplog):
+    """It is logged once, with its traceback."""
+
+    class Broken(DataLoader):
+        is_broken = False
+
+        def report(self):
+            return 1 / 0 if self.is_broken else super().report()
+
+    source = Broken(Numbers(), batch_size=4)
+    with recording(source, tmp_path / "run.db", interval_seconds=NEVER):
+        source.is_broken = True
+        assert len(list(source)) == len(list(source)) == 6
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]

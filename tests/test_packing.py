@@ -1,0 +1,556 @@
+"""pack and bucket: every sample once, within the budget, the same groups from anywhere on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import random
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, default_collate
+
+import spdl_torch
+from spdl_torch.data import bucket, mix, pack, pad_collate
+from spdl_torch.data.packing.grouping import bucketed, packed
+from spdl_torch.data.packing.plan import GroupPlan
+from spdl_torch.data.sources import as_source
+from spdl_torch.pipeline import PipelineBuilder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+sizes_and_budgets = st.integers(1, 300).flatmap(
+    lambda budget: st.tuples(st.lists(st.integers(1, budget), max_size=60), st.just(budget))
+)
+
+
+def document(number, size):
+    """Tokens that say where they come from: the document's number, and the place in it."""
+    return torch.stack([torch.full((size,), number), torch.arange(size)], 1)
+
+
+class Texts:
+    """Documents of given sizes, with labels, and a random number in each."""
+
+    thread_safe = True
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, index):
+        noise = torch.randint(1 << 40, ())
+        tokens = document(index, self.sizes[index])
+        return {"tokens": tokens, "noise": noise.expand(len(tokens))}
+
+
+def some_sizes(number, budget, seed=0):
+    """Sizes as texts have them: many short ones, few long ones."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(budget / 15), 1.1, number)
+    return np.clip(drawn.astype(int), 1, budget).tolist()
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def first_fit_decreasing(sizes, budget):
+    """The textbook: each sample, from the largest down, goes to the first pack that has room."""
+    packs = []
+    for size in sorted(sizes, reverse=True):
+        for pack_ in packs:
+            if sum(pack_) + size <= budget:
+                pack_.append(size)
+                break
+        else:
+            packs.append([size])
+    return sorted(sorted(pack_) for pack_ in packs)
+
+
+def groups_of(grouping, sizes, budget):
+    """The places of each group."""
+    places, ends = grouping(np.array(sizes, np.int32), budget)
+    assert sorted(places.tolist()) == list(range(len(sizes)))  # each sample once
+    return [places[a:b].tolist() for a, b in itertools.pairwise([0, *ends])]
+
+
+@given(sizes_and_budgets)
+def test_packs_are_those_of_first_fit_decreasing(drawn):
+    """The tables find the packs that the textbook finds, sample by sample."""
+    sizes, budget = drawn
+    packs = [sorted(sizes[n] for n in group) for group in groups_of(packed, sizes, budget)]
+    assert sorted(packs) == first_fit_decreasing(sizes, budget)
+
+
+@given(sizes_and_budgets)
+def test_buckets_are_within_the_budget_and_full(drawn):
+    """Padded to its longest sample a batch is within the budget; one sample more would not be."""
+    sizes, budget = drawn
+    groups = groups_of(bucketed, sizes, budget)
+    for group, following in itertools.pairwise([*groups, None]):
+        longest = max(sizes[n] for n in group)
+        assert longest * len(group) <= budget
+        if following is not None:
+            assert longest * (len(group) + 1) > budget
+            assert longest >= max(sizes[n] for n in following)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=40), st.integers(0, 99))
+def test_buckets_of_images_are_within_the_budget_as_they_are_padded(shapes, extra):
+    """In the largest height and the largest width of the batch; the next sample would not fit."""
+    budget = max((h * w for h, w in shapes), default=1) + extra
+    given = np.array(shapes, np.int32).reshape(-1, 2)
+    places, ends = bucketed(given, budget)
+    assert sorted(places.tolist()) == list(range(len(shapes)))
+    for begin, end in itertools.pairwise([0, *ends]):
+        group = given[places[begin:end]]
+        assert group.max(0).prod() * len(group) <= budget
+        more = given[places[begin : end + 1]]
+        assert end == len(shapes) or more.max(0).prod() * len(more) > budget
+
+
+def test_pack_is_within_the_budget_when_sizes_are_large():
+    """Sizes of pixels are told apart in units, which must not exceed the budget."""
+    sizes = np.random.default_rng(0).integers(1, 10**6, 500)
+    for group in groups_of(packed, sizes, 10**6 + 7):
+        assert sizes[group].sum() <= 10**6 + 7
+
+
+@settings(max_examples=30)
+@given(sizes_and_budgets, st.integers(0, 3), st.integers(1, 4), st.sampled_from([packed, bucketed]))
+def test_epoch_has_every_sample_once_over_the_ranks(drawn, epoch, world, grouping):
+    """In any windows, and ranks have the same number of groups without asking each other."""
+    sizes, budget = drawn
+    plan = GroupPlan(np.array(sizes, int), budget, grouping, seed=1, shuffle=True)
+    plan._window = 16  # as if there were many more samples
+    groups = plan.groups(epoch)
+    members = [n for number in range(len(groups)) for n in groups[number]]
+    assert sorted(members) == list(range(len(sizes)))
+    texts = pack(range(len(sizes)), budget, size_of=sizes, seed=1)
+    parts = {}
+    for tail in ("drop", "uneven"):
+        samplers = [texts.sampler(world, rank, tail=tail) for rank in range(world)]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        parts[tail] = [list(sampler) for sampler in samplers]
+        assert [len(sampler) for sampler in samplers] == [len(part) for part in parts[tail]]
+    assert len({len(part) for part in parts["drop"]}) == 1
+    dealt = [n for part in parts["uneven"] for group in part for n in group]
+    assert sorted(dealt) == list(range(len(sizes)))
+
+
+def test_epochs_are_other_groups_with_little_waste():
+    """Texts of usual lengths fill more than 99 % of the packs, and meet others in every epoch:
+    few packs of two come again."""
+    sizes = some_sizes(20_000, 8192)
+    texts = pack(range(len(sizes)), 8192, size_of=sizes, seed=3)
+    assert texts.waste() < 0.01
+    assert texts.waste() == pytest.approx(1 - sum(sizes) / 8192 / len(texts.sampler()))
+    first, second = texts.sampler(), texts.sampler()
+    second.set_epoch(1)
+    packs = [{frozenset(group) for group in epoch if len(group) > 1} for epoch in (first, second)]
+    assert len(packs[0] & packs[1]) < len(packs[0]) / 20
+    assert list(first) == list(texts.sampler())  # epoch 0 again, after epoch 1
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def test_pack_has_the_documents_end_to_end():
+    """With what attention kernels and position embeddings need to keep them apart."""
+    sizes = [3, 7, 2, 5]
+    texts = pack([document(n, size) for n, size in enumerate(sizes)], 10, size_of=sizes)
+    seen = []
+    for row in spdl_torch.DataLoader(texts, batch_size=None, sampler=texts.sampler()):
+        ends = row["cu_seqlens"].tolist()
+        assert row["cu_seqlens"].dtype == torch.int32
+        assert row["position_ids"].tolist() == row["input_ids"][:, 1].tolist()
+        lengths = [end - begin for begin, end in itertools.pairwise(ends)]
+        assert row["max_seqlen"] == max(lengths)
+        for begin, end in itertools.pairwise(ends):
+            number = int(row["input_ids"][begin, 0])
+            assert row["input_ids"][begin:end].equal(document(number, sizes[number]))
+            seen.append(number)
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_padded_packs_make_batches():
+    """Rows of one length, with the number of each token's document, padding as one more."""
+    texts = pack(
+        [{"input_ids": [1] * n, "labels": [2.5] * n} for n in (3, 4, 6)],
+        8,
+        size_of=[3, 4, 6],
+        pad={"labels": -100},
+    )
+    (batch,) = spdl_torch.DataLoader(texts, batch_size=2, sampler=texts.sampler())
+    assert {name: tuple(rows.shape) for name, rows in batch.items()} == dict.fromkeys(
+        ("input_ids", "labels", "position_ids", "document_ids"), (2, 8)
+    )
+    rows = sorted(zip(*(batch[n].tolist() for n in batch), strict=True), key=str)
+    assert (
+        [1] * 6 + [0] * 2,
+        [2.5] * 6 + [-100.0] * 2,
+        [*range(6), 0, 0],
+        [0] * 6 + [1] * 2,
+    ) in rows
+    assert any(ids == [0, 0, 0, 0, 1, 1, 1, 2] for *_, ids in rows)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 12))
+def test_split_documents_are_whole_together(sizes, budget):
+    """Every token comes once, in pieces of the budget and the rest, and nothing is too long."""
+    documents = [document(n, size) for n, size in enumerate(sizes)]
+    texts = pack(documents, budget, size_of=sizes, oversize="split")
+    stream = pack(as_source(lambda: iter(documents)), budget, size_of=len, oversize="split")
+    expected = sorted(torch.cat(documents).tolist())
+    for rows in (map(texts.__getitem__, texts.sampler()), stream):
+        tokens = []
+        for row in rows:
+            assert len(row["input_ids"]) <= budget
+            ends = row["cu_seqlens"].tolist()
+            for begin, end in itertools.pairwise(ends):
+                piece = row["input_ids"][begin:end]
+                number, first = piece[0].tolist()
+                assert piece.equal(documents[number][first : first + len(piece)])
+            tokens += row["input_ids"].tolist()
+        assert sorted(tokens) == expected
+
+
+def test_bucket_pads_to_its_longest():
+    """Samples of similar size make a batch, whose padding is zeros at the end."""
+    sizes = some_sizes(200, 100)
+    texts = bucket([torch.ones(n) for n in sizes], 100, size_of=lambda i: sizes[i], seed=2)
+    loader = spdl_torch.DataLoader(texts, batch_size=None, sampler=texts.sampler())
+    batches = list(loader)
+    assert all(batch.numel() <= 100 for batch in batches)
+    assert Counter(int(n) for batch in batches for n in batch.sum(1)) == Counter(sizes)
+    room = sum(batch.numel() for batch in batches)
+    assert texts.waste() == pytest.approx(1 - sum(sizes) / room)
+    assert f"{len(batches)} groups; {texts.waste():.2%} of their room is padding" in str(
+        loader.report()
+    )
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_buckets_of_images_have_the_waste_of_their_batches(is_stream):
+    """Wide and high images of as many pixels do not meet, and what is padded is counted."""
+    rng = np.random.default_rng(0)
+    shapes = [tuple(map(int, rng.integers(5, 40, 2))) for _ in range(300)] + [(10, 40), (40, 10)]
+    images = [torch.ones(1, *shape) for shape in shapes]
+    if is_stream:
+        buckets = bucket(
+            as_source(lambda: iter(images)), 4000, size_of=lambda image: image.shape[1:]
+        )
+        loader = spdl_torch.DataLoader(buckets, batch_size=None)
+    else:
+        buckets = bucket(images, 4000, size_of=shapes)
+        loader = spdl_torch.DataLoader(buckets, batch_size=None, sampler=buckets.sampler())
+    batches = list(loader)
+    assert all(batch.numel() <= 4000 for batch in batches)
+    room = sum(batch.numel() for batch in batches)
+    filled = sum(int(batch.sum()) for batch in batches)
+    assert filled == sum(height * width for height, width in shapes)
+    assert 0 < 1 - filled / room < 0.25
+    assert f"{1 - filled / room:.2%}" in buckets.loading_remarks()[0]
+
+
+def test_pad_collate_is_default_collate_where_shapes_agree():
+    """Structures are kept; images are padded at the right and at the bottom."""
+    samples = [{"a": [torch.ones(2), n], "b": "text"} for n in range(3)]
+    assert str(pad_collate(samples)) == str(default_collate(samples))
+    images = pad_collate([torch.ones(3, 2, 5), torch.ones(3, 4, 1)])
+    assert images.shape == (2, 3, 4, 5)
+    assert images[0, :, :2].eq(1).all()
+    assert images[0].sum() == 30
+    with pytest.raises(ValueError, match=r"same number of dimensions, got shapes \(2,\), \(1, 2\)"):
+        pad_collate([torch.ones(2), torch.ones(1, 2)])
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
+def as_text(row):
+    """A row as text, to compare bits."""
+    return json.dumps({name: torch.as_tensor(value).tolist() for name, value in row.items()})
+
+
+PLACES = [(0, "auto"), (1, "thread"), (2, "thread"), (2, "process")]
+
+
+def rank_loader(world, rank, workers, isolation, *, of_mixture=False):
+    """The loader of one of ``world`` ranks of packs."""
+    sizes = some_sizes(150, 64)
+    documents = Texts(sizes)
+    if of_mixture:
+        sources = {"a": Texts(sizes[:40]), "b": Texts(sizes[40:])}
+        documents = mix(sources, {"a": 1, "b": 2}, seed=2, stop="never", num_samples=150)
+        places = map(documents.locate, range(150))
+        sizes = [sources[name].sizes[index] for name, index in places]
+    texts = pack(documents, 64, size_of=sizes, seed=9)
+    return spdl_torch.DataLoader(
+        texts,
+        batch_size=None,
+        sampler=texts.sampler(world, rank),
+        num_workers=workers,
+        isolation=isolation,
+        seed=5,
+    )
+
+
+def assert_histories_are_alike(number, seed, make=rank_loader, places=PLACES):
+    """Trainings that stop and go on with other ranks and workers, against one that does not."""
+    whole = make(1, 0, 0, "auto")
+    expected = [as_text(row) for row in whole]
+    draw = random.Random(seed)
+    for _ in range(number):
+        seen, state, history = [], None, []
+        while len(seen) < len(expected):
+            world = draw.choice([1, 2, 3, 4])
+            place = draw.choice(places)
+            steps = draw.randrange(1, 12)
+            history.append((world, place, steps))
+            loaders = [make(world, rank, *place) for rank in range(world)]
+            if state is not None:
+                for loader in loaders:
+                    loader.load_state_dict(json.loads(state))
+            for loader in loaders:
+                loader.state_dict()  # from now on, a stream's own state is asked for
+            parts = [list(itertools.islice(map(as_text, loader), steps)) for loader in loaders]
+            seen += [row for step in zip(*parts, strict=True) for row in step]
+            state = json.dumps(loaders[0].state_dict())
+            if len(parts[0]) < steps:
+                break
+        # Ranks that have no group in the last round leave it out.
+        assert seen == expected[: len(seen)], history
+        assert len(expected) - len(seen) < 4, history
+
+
+def test_history_of_packs_leaves_no_trace():
+    """Wherever it stops and with whatever ranks and workers it goes on: the same bits."""
+    assert_histories_are_alike(8, seed=1)
+
+
+def test_history_of_packs_of_a_mixture_leaves_no_trace():
+    """The same for documents of several sources."""
+    assert_histories_are_alike(4, seed=2, make=partial(rank_loader, of_mixture=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_history_of_packs_leaves_no_trace_200_times(seed):
+    """The long form of the above, a tenth for each seed."""
+    assert_histories_are_alike(20, seed)
+
+
+def test_documents_of_a_pack_are_read_in_one_call():
+    """Where the dataset has ``__getitems__``, as those of Hugging Face do."""
+
+    class Batched(Texts):
+        def __getitems__(self, indices):
+            return [{"tokens": document(n, self.sizes[n])} for n in indices]
+
+        __getitem__ = None
+
+    texts = pack(Batched([3, 4, 9]), 8, size_of=[3, 4, 9], oversize="split")
+    tokens = torch.cat([texts[group]["tokens"] for group in texts.sampler()])
+    expected = torch.cat([document(n, size) for n, size in enumerate([3, 4, 9])])
+    assert sorted(tokens.tolist()) == expected.tolist()
+
+
+def test_groups_load_on_threads_when_the_dataset_may():
+    """And where the batch is made by a function that is known to copy."""
+    texts = pack(Texts([1, 2]), 4, size_of=[1, 2])
+    loader = spdl_torch.DataLoader(
+        texts, batch_size=None, sampler=texts.sampler(), num_workers=1, isolation="auto"
+    )
+    assert loader.placement().num_processes == 0
+    of_lists = bucket([[1], [2, 3]], 4, size_of=[1, 2])
+    for dataset, is_known in (
+        (of_lists, True),
+        (bucket([[1]], 4, size_of=[1], collate_fn=list), False),
+    ):
+        loader = spdl_torch.DataLoader(
+            dataset, batch_size=None, sampler=dataset.sampler(), num_workers=1
+        )
+        assert (loader.placement().num_processes == 0) is is_known
+
+
+def test_copy_of_a_worker_has_no_plan():
+    """It is as small as the sizes, and says where the sampler comes from."""
+    texts = pack(Texts([1, 2]), 4, size_of=[1, 2])
+    copied = pickle.loads(pickle.dumps(texts))
+    assert as_text(copied[[0]]).count("[[0, 0]]") == 1
+    with pytest.raises(RuntimeError, match="has no plan"):
+        copied.sampler()
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+STREAM_SIZES = some_sizes(230, 64, seed=4)
+
+
+class Stream(IterableDataset):
+    """Documents of the sizes above, as each rank reads them all."""
+
+    thread_safe = True
+
+    def __iter__(self):
+        return (document(n, size) for n, size in enumerate(STREAM_SIZES))
+
+
+def stream_loader(world, rank, workers=0, isolation="thread"):
+    """The loader of one of ``world`` ranks that pack a stream."""
+    rows = pack(Stream(), 64, size_of=len, look_ahead=50, seed=6, num_replicas=world, rank=rank)
+    return spdl_torch.DataLoader(rows, batch_size=None, num_workers=workers, isolation=isolation)
+
+
+def test_stream_has_the_same_packs_for_any_ranks_and_workers():
+    """All ranks have as many; in turn they are those of one rank, up to the last whole round."""
+    expected = [as_text(row) for row in stream_loader(1, 0)]
+    numbers = [n for row in expected for n, place in json.loads(row)["input_ids"] if place == 0]
+    assert sorted(numbers) == list(range(len(STREAM_SIZES)))
+    for world, workers in ((1, 2), (2, 0), (3, 2), (4, 1)):
+        parts = [[*map(as_text, stream_loader(world, r, workers))] for r in range(world)]
+        dealt = [row for step in zip(*parts, strict=True) for row in step]
+        assert dealt == expected[: len(expected) // world * world]
+
+
+def test_report_names_the_waste_of_a_stream():
+    """Of the groups so far, in packs and in padded batches."""
+    for group, what in ((pack, "unused"), (bucket, "padding")):
+        rows = group(Stream(), 64, size_of=len, look_ahead=300)
+        loader = spdl_torch.DataLoader(rows, batch_size=None)
+        batches = list(loader)
+        room = sum(64 if group is pack else batch.shape[0] * batch.shape[1] for batch in batches)
+        waste = 1 - sum(STREAM_SIZES) / room
+        assert f"Of the groups so far, {waste:.2%} is {what}." in str(loader.report())
+
+
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 0), (2, 2)])
+def test_stream_resumes_at_any_pack(world, workers):
+    """Also in the middle of a window, and where a round began in the window before."""
+    for rank in range(world):
+        expected = [as_text(row) for row in stream_loader(world, rank, workers)]
+        for cut in (1, len(expected) // 3, len(expected) // 2, len(expected) - 1):
+            stopped, resumed = (stream_loader(world, rank, workers) for _ in range(2))
+            stopped.state_dict()
+            first = [as_text(row) for row in itertools.islice(stopped, cut)]
+            resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+            assert first + [as_text(row) for row in resumed] == expected
+
+
+def test_history_of_packs_of_a_stream_leaves_no_trace():
+    """With any ranks, whether or not a round of the new ones begins there."""
+    places = [(0, "auto"), (1, "thread")]
+    assert_histories_are_alike(6, seed=3, make=stream_loader, places=places)
+
+
+def test_stream_on_several_workers_is_not_resumed_with_other_ranks():
+    """They are at different groups; an error is better than doubled documents."""
+    stopped = stream_loader(2, 0, 2)
+    stopped.state_dict()
+    next(iter(stopped))
+    resumed = stream_loader(1, 0, 2)
+    resumed.load_state_dict(stopped.state_dict())
+    with pytest.raises(ValueError, match=r"is of 2 ranks, this run has 1.*at most one worker"):
+        list(resumed)
+
+
+def test_mixture_of_streams_can_be_packed():
+    """Every rank mixes alike, and packs what it mixed."""
+    streams = {
+        name: as_source(lambda n=n: (document(n, 3) for _ in range(40)))
+        for n, name in enumerate("ab")
+    }
+    rows = pack(mix(streams, {"a": 3, "b": 1}), 12, size_of=len, look_ahead=40)
+    tokens = torch.cat([row["input_ids"] for row in rows])
+    assert 0.7 < tokens[:, 0].eq(0).float().mean() < 0.8
+    assert bucket(mix(streams), 12, size_of=len).dataset.sources.keys() == {"a", "b"}
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: pack([[1]], 0, size_of=[1]), ValueError, "budget must be an int >= 1, got 0"),
+        (
+            lambda: pack([[1]] * 3, 4, size_of=[1, 9, 8]),
+            ValueError,
+            "sample 1 has size 9, more than the budget of 4. So have 1 others.*oversize=",
+        ),
+        (lambda: bucket([[1]], 4, size_of=[5]), ValueError, "sample 0 has size 5, more than"),
+        (lambda: pack([[1]] * 2, 4, size_of=[1, 0]), ValueError, "sample 1 has size 0; sizes"),
+        (
+            lambda: pack([[1]] * 2, 4, size_of=[0, 9], oversize="split"),
+            ValueError,
+            "sample 0 has size 0; sizes must be >= 1",
+        ),
+        (
+            lambda: pack([[1]], 4, size_of=[1, 2]),
+            ValueError,
+            "one size for each of the dataset's 1",
+        ),
+        (lambda: pack([[1]], 4, size_of=[0.5]), ValueError, "sizes must be whole numbers"),
+        (lambda: pack([[1]], 4, size_of=[(1, 2)]), ValueError, "pack: sizes must be ints, got an"),
+        (lambda: bucket([0], 9, size_of=[(2, 5)]), ValueError, "sample 0 has size 2 x 5, more"),
+        (lambda: bucket([0], 9, size_of=[(2, 0)]), ValueError, "sample 0 has size 2 x 0; sizes"),
+        (
+            lambda: bucket([0, 0], 9, size_of=[(2, 2), (2,)]),
+            ValueError,
+            "tuples of ints that all have the same length",
+        ),
+        (lambda: pack([[1]], 4, size_of=[1], oversize="cut"), ValueError, "oversize must be"),
+        (
+            lambda: pack([[1]], 4, size_of=[1], look_ahead=3),
+            ValueError,
+            "look_ahead is for streams",
+        ),
+        (lambda: pack(Stream(), 4, size_of=[1]), TypeError, "size_of must be a function"),
+        (
+            lambda: pack(Stream(), 4, size_of=len, look_ahead=0),
+            ValueError,
+            "look_ahead must be >= 1",
+        ),
+        (lambda: list(pack(Stream(), 4, size_of=len)), ValueError, r"item \d+ has size \d+, more"),
+        (
+            lambda: pack([[1, 2, 3]], 4, size_of=[2])[[0]],
+            ValueError,
+            "size_of says that sample 0 has 2 tokens, but its 'input_ids' has 3",
+        ),
+        (
+            lambda: pack([{"a": [1]}, {"b": [1]}], 4, size_of=[1, 1])[[0, 1]],
+            ValueError,
+            r"sample 1 has \['b'\] and sample 0 \['a'\]",
+        ),
+        (lambda: pack(["ab"], 4, size_of=[2])[[0]], TypeError, "'input_ids' is a str"),
+    ],
+)
+def test_bad_budget_or_size_is_refused(call, error, message):
+    """With the sample, what was expected, and what to do."""
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_groups_need_their_sampler():
+    """A loader's own sampler would ask for a length."""
+    texts = pack([[1]], 4, size_of=[1])
+    with pytest.raises(TypeError, match=r"Pass sampler=grouped.sampler\(\) to the loader"):
+        list(spdl_torch.DataLoader(texts, batch_size=None))
+
+
+def test_dataset_that_divides_itself_is_refused():
+    """Ranks would each pack a part of their part."""
+    builder = PipelineBuilder().add_source([document(0, 3)]).add_sink()
+    with pytest.raises(TypeError, match="PipelineDataset gives each its own part"):
+        pack(spdl_torch.PipelineDataset(builder), 4, size_of=len)
+    whole = spdl_torch.PipelineDataset(builder, num_replicas=1, rank=0)
+    assert len(list(pack(whole, 4, size_of=len))) == 1

@@ -1,0 +1,510 @@
+"""Prepared shards hold every file once, whatever stops the run, and damage is named."""
+
+import contextlib
+import errno
+import gc
+import io
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision.datasets
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from spdl_torch.__main__ import main
+from spdl_torch.data.sources._tar_index import index_path, scan_tar
+from spdl_torch.prepare import command, encode, write
+
+forked = multiprocessing.get_context("fork")
+
+
+def picture(number, size=(24, 16)):
+    """Smooth, so that JPEGs of it are close to it."""
+    rows, columns = np.mgrid[: size[1], : size[0]]
+    pixels = np.stack([rows * 5, columns * 5, rows + columns + 20 * number], axis=-1)
+    return Image.fromarray((pixels % 256).astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Eleven images in three classes, of several formats; one lies deeper, one name has dots."""
+    root = tmp_path_factory.mktemp("images")
+    names = ["a/0.png", "a/1.jpg", "a/1.png", "a/x.y.JPEG", "b/deep/er/3.jpg", "b/4.bmp"]
+    names += [f"c c/{number}.jpg" for number in range(5)]
+    for number, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    (root / "a" / "notes.txt").write_text("no image")
+    (root / "a" / ".hidden.jpg").write_text("no image")
+    return root
+
+
+def prepare(*arguments):
+    """The status of the command, and what it printed on both streams."""
+    out, log = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(log):
+        status = main(["prepare", *map(str, arguments)])
+    return status, out.getvalue(), log.getvalue()
+
+
+def prepared(source, out, *options):
+    """The folder, once the command has written it."""
+    status, _, log = prepare(source, out, *options)
+    assert status == 0, log
+    return out
+
+
+def contents(folder):
+    """Every file of a folder by its name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def samples_of(folder):
+    """The samples of the shards as the standard library sees them."""
+    samples = {}
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key, _, field = member.name.partition(".")
+                samples.setdefault(key, {})[field] = tar.extractfile(member).read()
+    return samples
+
+
+# --- what is written -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [["--in-order"], ["--seed", "3"]])
+def test_shards_hold_every_file_once(images, tmp_path, order):
+    """With torchvision's label, its class and its name; tarfile reads them."""
+    out = prepared(images, tmp_path / "out", "--shard-samples", 4, *order)
+    expected = {
+        os.path.relpath(path, images): label
+        for path, label in torchvision.datasets.ImageFolder(images).samples
+        if ".hidden" not in path
+    }
+    found = {}
+    for sample in samples_of(out).values():
+        facts = json.loads(sample["json"])
+        (content,) = (value for key, value in sample.items() if key not in ("json", "cls"))
+        assert content == (images / facts["file"]).read_bytes()
+        assert facts["class"] == facts["file"].split("/")[0]
+        found[facts["file"]] = int(sample["cls"])
+    assert found == expected
+    assert (list(found) == sorted(found)) == (order == ["--in-order"])
+    assert len(list(out.glob("*.tar"))) == 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # open files
+def test_webdataset_reads_the_shards(images, tmp_path):
+    """The same samples in the same order."""
+    webdataset = pytest.importorskip("webdataset")
+    out = prepared(images, tmp_path / "out", "--shard-samples", 4)
+    urls = [str(path) for path in sorted(out.glob("*.tar"))]
+    read = webdataset.WebDataset(urls, shardshuffle=False)
+    found = {
+        sample["__key__"]: {k: v for k, v in sample.items() if not k.startswith("__")}
+        for sample in read
+    }
+    assert found == samples_of(out)
+    del read
+    gc.collect()
+
+
+def test_index_says_where_each_file_is(images, tmp_path):
+    """Bytes at the offset, of the size, with the checksum; as json and numpy read it."""
+    out = prepared(images, tmp_path / "out", "--shard-samples", 4)
+    for path in out.glob("*.index.json"):
+        index = json.loads(path.read_bytes())
+        tar = (out / index["tar"]).read_bytes()
+        assert (len(tar), len(index["samples"]["key"])) == (
+            index["num_bytes"],
+            index["num_samples"],
+        )
+        files = {name: np.array(column) for name, column in index["files"].items()}
+        rows = zip(files["name"], files["offset"], files["size"], files["crc32"], strict=True)
+        with tarfile.open(out / index["tar"]) as opened:
+            for name, offset, size, crc32 in rows:
+                content = tar[offset : offset + size]
+                assert content == opened.extractfile(str(name)).read()
+                assert zlib.crc32(content) == crc32
+
+
+def test_limits_of_a_shard_are_kept(images, tmp_path):
+    """By number and by bytes; a file that is larger than the limit has a shard of its own."""
+    largest = max(path.stat().st_size for path in images.rglob("*.*") if path.is_file())
+    out = prepared(images, tmp_path / "bytes", "--shard-bytes", largest)
+    sizes = []
+    for path in out.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            sizes.append(sum(m.size for m in tar if m.name.split(".")[1] not in ("cls", "json")))
+    assert len(sizes) > 2
+    assert max(sizes) <= largest
+    assert len(list(prepared(images, tmp_path / "tiny", "--shard-bytes", 1).glob("*.tar"))) == 11
+
+
+def test_videos_and_arrays_are_copied_and_need_no_classes(tmp_path):
+    """The field is the ending; there is no label."""
+    source = tmp_path / "source"
+    source.mkdir()
+    np.save(source / "one.npy", np.arange(5))
+    np.savez(source / "two.npz", a=np.arange(3))
+    (source / "three.MP4").write_bytes(b"a video")
+    samples = samples_of(prepared(source, tmp_path / "out"))
+    fields = {json.loads(sample["json"])["file"]: set(sample) for sample in samples.values()}
+    assert fields == {
+        "one.npy": {"npy", "json"},
+        "two.npz": {"npz", "json"},
+        "three.MP4": {"mp4", "json"},
+    }
+
+
+def test_images_are_resized_as_pillow_does(tmp_path):
+    """The shorter edge has the size, smaller images keep theirs, JPEGs then their bytes, and the
+    orientation is that of the original."""
+    source = tmp_path / "source"
+    source.mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(0, (64, 40)).save(source / "large.png", exif=exif)
+    picture(1, (30, 45)).save(source / "tall.jpg")
+    picture(2, (10, 90)).save(source / "small.jpg")
+    picture(3, (10, 12)).save(source / "small.png")
+    out = prepared(source, tmp_path / "out", "--resize", 20, "--quality", 97)
+    assert json.loads((out / "dataset.json").read_bytes())["settings"]["quality"] == 97
+    found = {json.loads(s["json"])["file"]: s["jpg"] for s in samples_of(out).values()}
+    images = {name: Image.open(io.BytesIO(content)) for name, content in found.items()}
+    assert {name: image.size for name, image in images.items()} == {
+        "large.png": (32, 20),
+        "tall.jpg": (20, 30),
+        "small.jpg": (10, 90),
+        "small.png": (10, 12),
+    }
+    assert found["small.jpg"] == (source / "small.jpg").read_bytes()
+    assert {image.format for image in images.values()} == {"JPEG"}
+    assert images["large.png"].getexif()[0x0112] == 6
+    for name in ("large.png", "tall.jpg"):
+        size = images[name].size
+        expected = Image.open(source / name).convert("RGB").resize(size, Image.Resampling.BICUBIC)
+        difference = np.asarray(expected).astype(int) - np.asarray(images[name])
+        assert np.abs(difference).mean() < 4
+
+
+# --- the same bytes --------------------------------------------------------------------------
+
+
+def test_bytes_are_the_same_for_any_number_of_workers(images, tmp_path):
+    """Tars, indexes and the plan."""
+    options = ["--resize", 12, "--shard-samples", 4]
+    one, two, many = (
+        contents(prepared(images, tmp_path / str(n), *options, "--workers", n)) for n in (1, 2, 7)
+    )
+    assert one == two == many
+
+
+def end_at(event_number, signum, source, out, sent):
+    """Run the command, and end this process when it adds, syncs or renames for that time."""
+    count = 0
+
+    def counted(function):
+        def call(*arguments, **options):
+            nonlocal count
+            count += 1
+            if count == event_number:
+                os.kill(os.getpid(), signum)
+            return function(*arguments, **options)
+
+        return call
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    write.ShardWriter.add = counted(write.ShardWriter.add)
+    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+    status, _, _ = prepare(source, out, "--shard-samples", 6)
+    sent.put((status, count))
+
+
+def run_to_event(event_number, signum, source, out):
+    """The status that the command returned and the number of events; None = it was killed."""
+    sent = forked.SimpleQueue()
+    arguments = (event_number, signum, source, out, sent)
+    child = forked.Process(target=end_at, args=arguments)
+    child.start()
+    child.join()
+    return None if sent.empty() else sent.get()
+
+
+def test_run_that_was_killed_is_finished_by_the_next(images, tmp_path):
+    """After each file, before and after each rename: what is there is whole, and at the end every
+    byte is that of a run that nobody stopped."""
+    _, num_events = run_to_event(0, signal.SIGKILL, images, tmp_path / "whole")
+    expected = contents(tmp_path / "whole")
+    assert num_events == 11 + 2 * 5  # files, then syncs and renames
+    for number in range(1, num_events + 1):
+        out = tmp_path / str(number)
+        assert run_to_event(number, signal.SIGKILL, images, out) is None
+        for name, content in contents(out).items():
+            assert name.endswith(".partial") or content == expected[name]
+        assert contents(prepared(images, out, "--shard-samples", 6)) == expected
+
+
+def test_interrupt_leaves_whole_shards(images, tmp_path):
+    """Ctrl-C in the second shard: the first one stays, nothing else, and the next run goes on."""
+    assert run_to_event(14, signal.SIGINT, images, tmp_path / "out")[0] == 130
+    names = {"dataset.json", "shard-000000.tar", "shard-000000.index.json"}
+    assert set(contents(tmp_path / "out")) == names
+    before = (tmp_path / "out" / "shard-000000.tar").stat().st_ino
+    prepared(images, tmp_path / "out", "--shard-samples", 6)
+    assert (tmp_path / "out" / "shard-000000.tar").stat().st_ino == before
+    whole = prepared(images, tmp_path / "whole", "--shard-samples", 6)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+def fill_disk(source, out, sent):
+    """Run the command where files may have 2000 bytes: with a real error of the system."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+    sent.put(prepare(source, out, "--shard-samples", 4))
+
+
+def test_full_disk_leaves_whole_files(images, tmp_path):
+    """The error is the system's, nothing half-written stays, and there is nothing to repair."""
+    sent = forked.SimpleQueue()
+    child = forked.Process(target=fill_disk, args=(images, tmp_path / "out", sent))
+    child.start()
+    status, _, log = sent.get()
+    child.join()
+    assert status == 1
+    assert "File too large" in log
+    assert set(contents(tmp_path / "out")) == {"dataset.json"}
+    whole = prepared(images, tmp_path / "whole", "--shard-samples", 4)
+    assert contents(prepared(images, tmp_path / "out", "--shard-samples", 4)) == contents(whole)
+
+
+class Terminal(io.StringIO):
+    """A stream that is drawn on."""
+
+    def isatty(self):
+        return True
+
+
+def test_progress_is_shown(images, tmp_path, monkeypatch):
+    """A line for each shard in a log, a bar on a terminal; a run that goes on says so."""
+    log = prepare(images, tmp_path / "out", "--shard-samples", 4)[2]
+    listed, *lines = log.splitlines()
+    assert listed == f"listing {images}"
+    assert lines[0] == "writing, 11 samples"
+    assert lines[1].startswith("shard 1 of 3, 4/11 samples, about ")
+    assert log.endswith("shard 3 of 3, 11/11 samples\n")
+    (tmp_path / "out" / "shard-000001.tar").unlink()
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert main(["prepare", str(images), str(tmp_path / "out"), "--shard-samples", "4"]) == 0
+    assert "\r\033[K2 of 3 shards done before\n\r\033[Kwriting [" in terminal.getvalue()
+    assert terminal.getvalue().endswith("0/4\r\033[K")
+
+
+def test_two_programs_do_not_write_one_folder(images, tmp_path):
+    """The second says so and leaves it alone."""
+    fcntl = pytest.importorskip("fcntl")
+    out = tmp_path / "out"
+    out.mkdir()
+    held = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        status, _, log = prepare(images, out)
+    finally:
+        os.close(held)
+    assert (status, contents(out)) == (2, {})
+    assert "another program is writing there" in log
+
+
+# --- bad input -------------------------------------------------------------------------------
+
+
+def test_bad_image_is_named_and_left_out_on_request(images, tmp_path):
+    """The run ends at it; the same command with ``--on-error skip`` goes on, and the index says
+    which file is missing and why."""
+    source = tmp_path / "source"
+    (source / "a").mkdir(parents=True)
+    for path in images.glob("c c/*.jpg"):
+        (source / "a" / path.name).write_bytes(path.read_bytes())
+    (source / "a" / "bad.jpg").write_bytes(b"no image")
+    (source / "a" / "empty.jpg").write_bytes(b"")
+    options = ["--resize", 12, "--shard-samples", 2]
+    status, _, log = prepare(source, tmp_path / "out", *options)
+    assert status == 1
+    assert "--on-error skip" in log
+    assert "bad.jpg" in log or "empty.jpg" in log
+    options += ["--on-error", "skip"]
+    assert "2 files left out" in prepare(source, tmp_path / "out", *options)[1]
+    assert "2 files left out" in prepare(source, tmp_path / "out", *options)[1]
+    indexes = [json.loads(p.read_bytes()) for p in sorted((tmp_path / "out").glob("*.index.json"))]
+    left_out = dict(pair for index in indexes for pair in index["left_out"])
+    assert left_out.keys() == {"a/bad.jpg", "a/empty.jpg"}
+    assert "not an image" in left_out["a/bad.jpg"]
+    assert sum(index["num_samples"] for index in indexes) == 5
+    assert contents(prepared(source, tmp_path / "once", *options)) == contents(tmp_path / "out")
+
+
+def test_store_that_fails_is_not_left_out(images, tmp_path, monkeypatch):
+    """``--on-error skip`` leaves out files, not what an outage hides: the run ends, and goes on."""
+    real = open
+
+    def failing(path, mode):
+        if path.endswith("3.jpg"):
+            raise OSError(errno.EIO, "the server is away", path)
+        return real(path, mode)
+
+    options = ["--shard-samples", 4, "--on-error", "skip"]
+    with monkeypatch.context() as patch:
+        patch.setattr(encode, "open", failing, raising=False)
+        status, _, log = prepare(images, tmp_path / "out", *options)
+    assert status == 1
+    assert "the server is away" in log
+    whole = prepared(images, tmp_path / "whole", "--shard-samples", 4)
+    assert contents(prepared(images, tmp_path / "out", *options)) == contents(whole)
+
+
+def test_file_that_changes_meanwhile_ends_the_run(images, tmp_path, monkeypatch):
+    """Its shard would be another the next time; ``--on-error skip`` does not hide it."""
+    source = tmp_path / "source"
+    shutil.copytree(images, source)
+    make_plan = command.make_plan
+
+    def plan_and_write(*arguments):
+        plan = make_plan(*arguments)
+        picture(9).save(source / "a" / "0.png")
+        return plan
+
+    monkeypatch.setattr(command, "make_plan", plan_and_write)
+    status, _, log = prepare(source, tmp_path / "out", "--on-error", "skip")
+    assert status == 1
+    assert "0.png: the file has changed since the run began" in log
+
+
+def put(root, *names):
+    """Files with a byte in them."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "message"),
+    [
+        ([], ["source", "out"], "source: found no image, video or array"),
+        (["1.jpg", "a/1.jpg"], ["source", "out"], "found both: '1.jpg' and 'a'"),
+        (["a/1.jpg", "b/1.txt"], ["source", "out"], "the folder of class 'b' has no image"),
+        (["1.mp4"], ["source", "out", "--resize", "9"], "can be resized, found '1.mp4'"),
+        (["1.jpg"], ["source", "source/out"], "is inside of"),
+        (["1.jpg"], ["source", "other"], "has files of something else, such as 'y'"),
+        (["1.jpg"], ["nothing", "out"], "nothing"),
+        (["1.jpg"], ["source"], "OUT is missing"),
+        (["1.jpg"], ["source", "out", "--index"], "takes a folder of tars"),
+        (["1.jpg"], ["source", "--index"], "has no file named"),
+        (["1.jpg"], ["source/1.jpg", "--verify"], "expected a folder of tars"),
+    ],
+)
+def test_folder_that_cannot_be_used_is_refused(tmp_path, monkeypatch, files, arguments, message):
+    """Status 2, with what is wrong and what to do; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "source").mkdir()
+    put(tmp_path, "other/y", *(f"source/{name}" for name in files))
+    status, _, log = prepare(*arguments)
+    assert status == 2
+    assert message in log
+    assert not (tmp_path / "out").exists()
+
+
+def test_folder_of_another_plan_is_refused(images, tmp_path):
+    """Another option, or a file that has changed: never two kinds of shards in one folder."""
+    source = tmp_path / "source"
+    put(source, "1.npy", "2.npy")
+    out = prepared(source, tmp_path / "out")
+    before = contents(out)
+    assert "was begun with other files" in prepare(source, out, "--seed", 1)[2]
+    (source / "1.npy").write_bytes(b"longer")
+    status, _, log = prepare(source, out)
+    assert (status, contents(out)) == (2, before)
+    assert "was begun with other files" in log
+
+
+# --- damage ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(images, tmp_path_factory):
+    """Shards that stay as they are, and the bytes of the second that say something."""
+    out = prepared(images, tmp_path_factory.mktemp("whole") / "out", "--shard-samples", 4)
+    path = out / "shard-000001.tar"
+    files = scan_tar(str(path)).files
+    places = [
+        place
+        for offset, size in zip(files.offset, files.size, strict=True)
+        for place in range(offset - 512, offset + size)
+    ]
+    return out, path, places
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_damaged_shard_is_named(whole, data):
+    """Any bit of a header or a content, and any cut."""
+    out, path, places = whole
+    content = path.read_bytes()
+    if data.draw(st.booleans()):
+        place = data.draw(st.sampled_from(places))
+        damaged = bytearray(content)
+        damaged[place] ^= data.draw(st.integers(1, 255))
+    else:
+        damaged = content[: data.draw(st.integers(0, len(content) - 1))]
+    path.write_bytes(damaged)
+    try:
+        status, printed, _ = prepare("--verify", out)
+    finally:
+        path.write_bytes(content)
+    assert status == 1
+    (line,) = (line for line in printed.splitlines() if line.startswith("DAMAGED"))
+    assert str(path) in line
+    assert "3 shards" in printed
+    assert "1 damaged" in printed
+
+
+def test_index_that_is_missing_or_damaged_is_named(images, tmp_path):
+    """And a run after it writes the shard anew."""
+    out = prepared(images, tmp_path / "out", "--shard-samples", 4)
+    expected = contents(out)
+    index = Path(index_path(str(out / "shard-000001.tar")))
+    index.write_bytes(index.read_bytes().replace(b'"offset": [0,', b'"offset": [1,'))
+    assert "the samples are not where" in prepare("--verify", out)[1]
+    index.write_bytes(b"{}")
+    assert "not an index of a tar, or damaged" in prepare("--verify", out)[1]
+    Path(out / "shard-000002.tar").rename(out / "away")
+    assert f"DAMAGED {out / 'shard-000002.tar'}: " in prepare("--verify", out)[1]
+    Path(out / "away").rename(out / "shard-000002.tar")
+    index.unlink()
+    status, printed, _ = prepare("--verify", out)
+    assert status == 1
+    assert f"{index} is missing" in printed
+    assert contents(prepared(images, out, "--shard-samples", 4, "--verify")) == expected
+
+
+def test_index_is_written_for_tars_of_others(images, tmp_path):
+    """It is the one that the shard was written with."""
+    out = prepared(images, tmp_path / "out", "--shard-samples", 4)
+    expected = contents(out)
+    for path in out.glob("*.index.json"):
+        path.unlink()
+    status, printed, _ = prepare("--index", out)
+    assert (status, contents(out)) == (0, expected)
+    assert "3 shards, 11 samples: indexed" in printed

@@ -1,0 +1,185 @@
+"""What threads share holds where they meet at any step, as they do without a GIL."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from dataclasses import replace
+
+import pytest
+
+from spdl_torch.data.workers.activity import Activity
+from spdl_torch.data.workers.fork_rest import begin_job, take_part, workers_at_rest
+from spdl_torch.data.workers.jobs import Job
+from spdl_torch.observe import Probes
+from spdl_torch.observe.verdict import verdict
+from spdl_torch.pipeline.recorder.rings import Ring
+from spdl_torch.pipeline.threads.shared_state import LiveObjects, SharedCounter
+from spdl_torch.testing._interleaving import threads_interleaved
+
+NUM_THREADS = 4
+EACH = 200
+
+
+def numbers_of(take):
+    """What threads get that take numbers together, and change places between lines."""
+    taken = [[] for _ in range(NUM_THREADS)]
+    together = threading.Barrier(NUM_THREADS)
+
+    def run(own):
+        together.wait()
+        for _ in range(EACH):
+            own.append(take())
+
+    with threads_interleaved():
+        threads = [threading.Thread(target=run, args=(own,)) for own in taken]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return sorted(number for own in taken for number in own)
+
+
+class Unlocked:
+    """The negative control: a counter that threads step without a lock."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __next__(self):
+        number = self.next
+        self.next = number + 1
+        return number
+
+
+def test_no_two_threads_get_the_same_number():
+    """From a counter with a lock; without one, this test would see it."""
+    counter, unlocked = SharedCounter(), Unlocked()
+    assert numbers_of(lambda: next(counter)) == list(range(NUM_THREADS * EACH))
+    assert len(set(numbers_of(lambda: next(unlocked)))) < NUM_THREADS * EACH
+
+
+def test_each_sample_of_a_job_is_taken_once_and_one_worker_is_last():
+    """Also where workers take and finish samples between any two lines of each other."""
+    size = NUM_THREADS * EACH
+    job = Job(0, list(range(size)), 0, shared=True)
+    lasts = []
+
+    def take():
+        number = job.take()
+        lasts.append(job.finish_one())
+        return number
+
+    assert numbers_of(take) == list(range(size))
+    assert lasts.count(True) == 1
+    assert job.take() is None
+
+
+class Thing:
+    """Something that can be held weakly."""
+
+
+def gone_through(listed, things, kept):
+    """Another object comes, and one goes, at each step of a reader: what another thread does."""
+    for thing in listed:
+        kept.append(Thing())
+        things.add(kept[-1])
+        del thing, kept[0]
+
+
+def test_live_objects_are_listed_while_others_come_and_go():
+    """A WeakSet, the negative control, fails."""
+    for things in (LiveObjects(), weakref.WeakSet()):
+        kept = [Thing() for _ in range(10)]
+        for thing in kept:
+            things.add(thing)
+        if isinstance(things, LiveObjects):
+            gone_through(things.now(), things, kept)
+            assert things.now()[-len(kept) :] == kept
+        else:
+            with pytest.raises(RuntimeError, match="changed size during iteration"):
+                gone_through(things, things, kept)
+
+
+def test_live_objects_keep_nothing_alive():
+    """And one that took the number of another that is gone is listed all the same."""
+    things = LiveObjects()
+    for _ in range(100):  # each is soon where the last one was
+        thing = Thing()
+        things.add(thing)
+        assert things.now() == [thing]
+    del thing
+    gc.collect()
+    assert things.now() == []
+    kept = Thing()
+    things.add(kept)
+    things.clear()
+    assert things.now() == []
+
+
+def test_ring_grows_while_somebody_reads_it():
+    """Without a GIL a reader holds the bytes while the thread writes on: a bytearray that is held
+    cannot grow."""
+    ring = Ring(1 << 12, 0)
+    with memoryview(ring._buffer) as held:
+        for number in range(1_000):
+            ring.add(0, number, number, number, 0, number, number, None, None)
+        with pytest.raises(BufferError):
+            held.obj.extend(b"0")  # so does the one that is held now
+    turns, _, lost = ring.read()
+    assert [turn.number for turn in turns] == list(range(1_000))
+    assert lost == 0
+
+
+def test_fork_waits_for_a_job_that_began_before_it():
+    """A job is noted under a lock that the fork takes as well, so that neither misses the other."""
+    activity, job = Activity(), Job(0, [0], 0, shared=False)
+    take_part(activity)
+    began, may_end = threading.Event(), threading.Event()
+
+    def work():
+        begin_job(activity, job)
+        began.set()
+        may_end.wait()
+        activity.job = None
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    began.wait()
+    with activity.lock:  # held by a worker that notes its job: the fork waits for it
+        seen = []
+        forker = threading.Thread(target=lambda: seen.append(at_rest(activity)))
+        forker.start()
+        may_end.set()
+        worker.join()
+    forker.join()
+    assert seen == [True]
+
+
+def at_rest(activity):
+    """Whether no job is under way within the block."""
+    with workers_at_rest():
+        return activity.job is None
+
+
+def test_verdict_names_the_switch_of_a_python_that_can_do_without_its_gil(monkeypatch):
+    """An interpreter of the free-threaded build whose GIL is on; others have no such switch."""
+    monkeypatch.setattr(verdict.sysconfig, "get_config_var", lambda name: 1)
+    for has_gil in (True, False):
+        monkeypatch.setattr(verdict.sys, "_is_gil_enabled", lambda has=has_gil: has, raising=False)
+        assert verdict.could_go_without_gil() is has_gil
+        assert verdict.has_gil() is has_gil
+    load = verdict._Load(threads=4, busy=4.0, cpu=0.25)
+    on = Probes(gil_seconds=5e-3, could_go_without_gil=True)
+    asked = verdict.Cause.GIL, 1.0
+    assert "PYTHON_GIL=0" in verdict._action(load, *asked, on, "num_workers")
+    off = replace(on, could_go_without_gil=False)
+    assert "PYTHON_GIL" not in verdict._action(load, *asked, off, "num_workers")
+
+
+def test_workers_without_a_gil_do_not_wait_for_it():
+    """Whatever a probe read, no verdict says so."""
+    load = verdict._Load(threads=4, busy=4.0, cpu=0.25)
+    probes = Probes(gil_seconds=5e-3, one_at_a_time=True, own_gil=True)
+    assert verdict._cause(load, probes) is not verdict.Cause.GIL

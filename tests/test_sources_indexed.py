@@ -1,0 +1,375 @@
+"""Shards with an index: any sample at random, equal shares of ranks, and no damage unnoticed."""
+
+import gzip
+import io
+import json
+import pickle
+import re
+import tarfile
+from itertools import chain, islice
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_sources_tar import FORMATS, Interrupted, contents, keys, names, shard_of, tar_of
+
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.autotune import PerfParams
+from spdl_torch.data import mix
+from spdl_torch.data.sources import ListSource, TarShards, as_source
+from spdl_torch.data.sources._tar_index import index_path, scan_tar
+from spdl_torch.errors import DecodeError
+from spdl_torch.pipeline import PipelineBuilder
+
+
+def joined(lists):
+    """All items, in order."""
+    return list(chain.from_iterable(lists))
+
+
+SIZES = (7, 0, 3, 7, 1)
+ALL = [f"{n:06d}" for n in range(sum(SIZES))]
+
+
+def write_shard(path, content):
+    """A shard and its index."""
+    Path(path).write_bytes(content)
+    index = scan_tar(str(path)).to_json()
+    Path(index_path(str(path))).write_bytes(index)
+    return index
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Five shards of 7, 0, 3, 7 and 1 samples."""
+    root = tmp_path_factory.mktemp("shards")
+    for number, size in enumerate(SIZES):
+        write_shard(root / f"{number}.tar", shard_of(sum(SIZES[:number]), size))
+    return root
+
+
+@pytest.fixture
+def shards(folder):
+    """All of them."""
+    return TarShards(folder / "*.tar")
+
+
+# --- at random -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(max_examples=40)
+@given(st.lists(st.tuples(names, st.one_of(contents, st.sampled_from("125"))), max_size=8))
+@example([("a.x", b"1"), ("a" * 120 + "/b.x", b"2"), ("a/é.x", b"3"), ("README", b""), ("d", "5")])
+def test_random_reads_equal_reads_from_the_front(tmp_path_factory, kind, files):
+    """Of tars by other programs too: long names, folders, links, files of no sample between."""
+    try:
+        archive = tar_of(files, kind)
+    except (ValueError, UnicodeError):
+        return  # a name that ustar cannot hold
+    path = tmp_path_factory.mktemp("any") / "a.tar"
+    write_shard(path, archive)
+    try:
+        expected = list(TarShards(path, index=False))
+    except DecodeError:  # two fields of one name
+        with pytest.raises(DecodeError, match="more than one"):
+            list(TarShards(path))
+        return
+    found = TarShards(path)
+    assert [found[place] for place in range(len(found))] == expected
+    assert [found[-place - 1] for place in range(len(found))] == expected[::-1]
+    assert list(found) == expected
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        kept = [tar.extractfile(m).read() for m in tar if m.isreg()]
+    assert all(content in kept for sample in found for content in [*sample.values()][2:])
+
+
+def test_positions_are_those_of_the_part(shards):
+    """Parts and their parts have positions of their own; outside is an IndexError."""
+    part = shards.shard(1, 2).shard(0, 2)
+    assert keys(part) == [part[place]["__key__"] for place in range(len(part))]
+    assert part[-1] == list(part)[-1]
+    for place in (len(part), -len(part) - 1):
+        with pytest.raises(IndexError, match=f"below {len(part)}, got {place}"):
+            part[place]
+
+
+def test_samples_are_read_at_random_behind_urls(folder, tmp_path):
+    """By a request for each sample; the index is asked for, not looked for."""
+    memory = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        memory.pipe(f"/indexed/{path.name}", path.read_bytes())
+    try:
+        with pytest.raises(TypeError, match="index=True"):
+            len(TarShards("memory://indexed/*.tar"))
+        found = TarShards("memory://indexed/*.tar", index=True)
+        assert [found[place]["__key__"] for place in range(len(found))] == ALL
+        assert keys(found.shard(1, 4)) == keys(TarShards(folder / "*.tar").shard(1, 4))
+        memory.rm("/indexed/3.index.json")
+        with pytest.raises(FileNotFoundError, match=r"3\.index\.json"):
+            TarShards("memory://indexed/*.tar", index=True)
+    finally:
+        memory.rm("/", recursive=True)
+
+
+def test_shard_goes_on_when_its_connection_was_lost(tmp_path, monkeypatch):
+    """It is opened again at the next sample, and every sample comes once."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("spdl_torch.data.sources._shard_files._RANGE_BYTES", 0)
+    fsspec.register_implementation("interrupted", Interrupted, clobber=True)
+    index = write_shard(tmp_path / "a.tar", shard_of(0, 18))
+    Interrupted.content, Interrupted.lost_after = index, []
+    source = TarShards("interrupted://a.tar", index=True)
+    Interrupted.content = (tmp_path / "a.tar").read_bytes()
+    half = len(Interrupted.content) // 2
+    Interrupted.lost_after = [half // 2, half, half]
+    assert keys(source) == ALL
+    assert source.num_retries == 3
+
+
+# --- divided ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    ranks=st.integers(1, 30),
+    workers=st.integers(1, 4),
+    seed=st.none() | st.integers(0, 9),
+    epoch=st.integers(0, 9),
+)
+def test_parts_are_the_whole_and_equally_long(folder, ranks, workers, seed, epoch):
+    """For any world size and any workers: every sample once, lengths differ by one at most, and
+    ``len()`` knows them."""
+    source = TarShards(folder / "*.tar")
+    if seed is not None:
+        source = source.shuffle(seed, 4)
+    source.set_epoch(epoch)
+    everything, lengths = [], []
+    for rank in range(ranks):
+        part = source.shard(rank, ranks)
+        parts = [part.shard(worker, workers) for worker in range(workers)]
+        own = [keys(each) for each in parts]
+        assert [len(each) for each in parts] == [len(each) for each in own]
+        assert sorted(joined(own)) == sorted(keys(part))
+        everything += joined(own)
+        lengths.append(len(part))
+    assert sorted(everything) == ALL
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@settings(max_examples=40)
+@given(
+    rank=st.integers(0, 2),
+    start=st.integers(0, 20),
+    seed=st.none() | st.integers(0, 3),
+)
+def test_iteration_starts_anywhere(folder, rank, start, seed):
+    """In a part, shuffled or not."""
+    source = TarShards(folder / "*.tar").shard(rank, 3)
+    if seed is not None:
+        source = source.shuffle(seed, 3)
+    assert keys(source.iterate(start)) == keys(source)[start:]
+
+
+def test_order_is_another_when_the_epoch_is(shards):
+    """The order of the shards, and within the buffer."""
+    source = shards.shuffle(0, 4)
+    first = keys(source)
+    source.set_epoch(1)
+    assert keys(source) != first
+    assert sorted(keys(source)) == sorted(first) == ALL
+
+
+def test_ranks_of_a_pipeline_make_the_same_number_of_steps(shards):
+    """``tail`` needs lengths, which streams of tars without an index lack."""
+    builder = PipelineBuilder().add_source(shards.shuffle(0)).aggregate(2).add_sink()
+    ranks = [PipelineDataset(builder, num_replicas=4, rank=rank) for rank in range(4)]
+    assert [len(rank) for rank in ranks] == [2] * 4
+    assert [len(list(rank)) for rank in ranks] == [2] * 4
+
+
+@settings(max_examples=15)
+@given(num_done=st.integers(0, 6), epoch=st.integers(0, 2))
+def test_pipeline_resumes_exactly(folder, num_done, epoch):
+    """In the middle of a rank's part, shuffled, in any epoch."""
+    shards = TarShards(folder / "*.tar").shuffle(0, 3)
+
+    def rank():
+        dataset = PipelineDataset(
+            PipelineBuilder().add_source(shards).add_sink(), num_replicas=3, rank=1
+        )
+        dataset.set_epoch(epoch)
+        return dataset
+
+    whole, stopped, resumed = keys(rank()), rank(), rank()
+    items = iter(stopped)
+    done = keys(islice(items, num_done))
+    resumed.load_state_dict(stopped.state_dict())
+    items.close()
+    assert done + keys(resumed) == whole
+
+
+# --- as a map-style dataset ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"isolation": "process"}])
+def test_loader_shuffles_everything(shards, options):
+    """A permutation of all samples, the same for any workers."""
+    if "isolation" in options:
+        options = {**options, "num_workers": 2}
+
+    def epoch(**options):
+        order = torch.Generator().manual_seed(3)
+        loader = DataLoader(shards, 4, True, generator=order, collate_fn=keys, **options)
+        return joined(loader)
+
+    assert epoch(**options) == epoch()
+    assert sorted(epoch()) == ALL
+    assert epoch() != ALL
+
+
+def test_list_source_shuffles_everything(shards):
+    """And divides it: other samples in a part every epoch."""
+    source = ListSource(shards).shuffle(0)
+    parts = [keys(source.shard(rank, 4)) for rank in range(4)]
+    assert sorted(joined(parts)) == ALL
+    assert joined(parts) != ALL
+
+
+def test_source_with_an_index_is_still_a_stream(shards):
+    """``as_source`` returns it, and a mixture reads it from the front."""
+    assert as_source(shards) is shards
+    mixed = mix({"a": shards.shuffle(0), "b": shards}, weights={"a": 1, "b": 1})
+    assert sorted(set(keys(mixed))) == ALL
+
+
+def test_shuffled_source_has_no_positions(shards):
+    """Its order is known only while it is read."""
+    with pytest.raises(TypeError, match=r"before shuffle\(\), or ListSource"):
+        shards.shuffle(0)[0]
+
+
+def test_copies_read_the_same(shards):
+    """A pickle has the places with it."""
+    copy = pickle.loads(pickle.dumps(shards))
+    assert copy[9] == shards[9]
+    assert list(copy) == list(shards)
+
+
+# --- without, and damaged --------------------------------------------------------------------
+
+
+def test_source_without_an_index_is_read_from_the_front(tmp_path):
+    """It has no length, and says what would give it one; one shard without an index is enough."""
+    write_shard(tmp_path / "0.tar", shard_of(0, 9))
+    (tmp_path / "1.tar").write_bytes(shard_of(9, 9))
+    source = TarShards(tmp_path / "*.tar")
+    assert keys(source) == ALL
+    assert source
+    texts = []
+    PerfParams.estimate(source, write=texts.append)
+    assert "the largest of 5 samples" in texts[0]
+    for call in (len, lambda it: it[0]):
+        with pytest.raises(TypeError, match=r"without an index.*prepare --index FOLDER"):
+            call(source)
+    with pytest.raises(FileNotFoundError, match=r"1\.index\.json"):
+        TarShards(tmp_path / "*.tar", index=True)
+    assert not TarShards(tmp_path / "0.tar").shard(9, 10)
+
+
+SHARD = shard_of(0, 4)
+
+
+@settings(max_examples=60)
+@given(place=st.integers(0, len(SHARD.rstrip(b"\0")) - 1), change=st.integers(1, 255))
+def test_damaged_byte_is_an_error_or_changes_nothing(tmp_path_factory, place, change):
+    """Never another content: the sample is as it was, or the error names shard and sample."""
+    path = tmp_path_factory.mktemp("damaged") / "a.tar"
+    write_shard(path, SHARD)
+    expected = list(TarShards(path))
+    damaged = bytearray(SHARD)
+    damaged[place] ^= change
+    path.write_bytes(damaged)
+    num_bad = 0
+    for number, sample in enumerate(expected):
+        try:
+            assert TarShards(path)[number] == sample
+        except DecodeError:
+            num_bad += 1
+            with pytest.raises(DecodeError, match=re.escape(str(path))):
+                TarShards(path)[number]
+    assert num_bad <= 1
+    found = list(TarShards(path, on_error="skip"))
+    assert found == expected[: len(found)]
+
+
+def test_checksum_is_compared(tmp_path):
+    """The error names shard, sample and file, and what to do; ``index=False`` reads it."""
+    path = tmp_path / "a.tar"
+    write_shard(path, SHARD)
+    path.write_bytes(SHARD.replace(b"jpg 2", b"jpg 9", 1))
+    message = r"a\.tar: sample 2, at byte \d+, .*'000002\.jpg' has another checksum.*--verify"
+    with pytest.raises(DecodeError, match=message):
+        list(TarShards(path))
+    assert len(list(TarShards(path, index=False))) == 4
+
+
+def test_tar_of_another_size_is_refused(tmp_path):
+    """It was written anew, or cut short; its index is not its own."""
+    path = tmp_path / "a.tar"
+    write_shard(path, SHARD)
+    path.write_bytes(SHARD[:-512])
+    with pytest.raises(DecodeError, match=f"has {len(SHARD) - 512} bytes.*one with {len(SHARD)}"):
+        list(TarShards(path))
+
+
+def test_sample_beyond_the_limit_is_refused(tmp_path):
+    """As without an index."""
+    write_shard(tmp_path / "a.tar", SHARD)
+    with pytest.raises(DecodeError, match="sample 0 has more than max_sample_bytes=900"):
+        TarShards(tmp_path / "a.tar", max_sample_bytes=900)[0]
+
+
+def without(*path):
+    """A change of an index: a value is gone."""
+
+    def change(index):
+        for name in path[:-1]:
+            index = index[name]
+        del index[path[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("format"), "KeyError"),
+        (lambda index: index.update(version=2), "expected format"),
+        (without("samples", "key"), "values each"),
+        (without("samples", "key", 0), "values each"),
+        (without("files", "crc32", 0), "as many values as num_files says"),
+        (lambda index: index["files"]["size"].__setitem__(0, -1), "whole numbers >= 0"),
+        (lambda index: index["files"]["crc32"].__setitem__(0, 1 << 40), "must have 32 bits"),
+        (lambda index: index["samples"]["size"].__setitem__(0, 1 << 62), "end within the tar"),
+        (lambda index: index.update(more=1), "more"),
+    ],
+)
+def test_damaged_index_is_named(tmp_path, change, message):
+    """At once, with what to do."""
+    index = json.loads(write_shard(tmp_path / "a.tar", SHARD))
+    change(index)
+    (tmp_path / "a.index.json").write_text(json.dumps(index))
+    with pytest.raises(DecodeError, match=rf"a\.index\.json: .*{message}.*write it anew"):
+        TarShards(tmp_path / "a.tar")
+
+
+def test_compressed_tar_gets_no_index(tmp_path):
+    """No sample of it can be read by itself."""
+    (tmp_path / "a.tar").write_bytes(gzip.compress(SHARD))
+    with pytest.raises(ValueError, match="the tar is compressed"):
+        scan_tar(str(tmp_path / "a.tar"))

@@ -1,0 +1,471 @@
+"""Stores as users have them, http and S3: each read ends in data, or in an error that names it."""
+
+import asyncio
+import gzip
+import io
+import re
+import tarfile
+import traceback
+
+import fsspec
+import pytest
+import torch
+from _stores import HttpStore, S3Store
+from _videos import KINDS, write_video
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdl_torch import DataLoader
+from spdl_torch.data.sources import Files, TarShards
+from spdl_torch.errors import SourceChangedError
+from spdl_torch.io import Reader, load_video
+from spdl_torch.io._opening import Opened
+from spdl_torch.io._resuming import _Resuming, open_resuming
+from spdl_torch.io._retry import RetryPolicy
+from spdl_torch.pipeline import PipelineBuilder
+
+ONCE = RetryPolicy(0, 0, 0)
+MIB = 1 << 20
+
+
+def shard_of(num_samples, size=1000, first=0):
+    """A tar of numbered samples, each of one byte repeated."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for number in range(first, first + num_samples):
+            info = tarfile.TarInfo(f"{number:04d}.bin")
+            info.size = size
+            tar.addfile(info, io.BytesIO(bytes([number % 251]) * size))
+    return buffer.getvalue()
+
+
+def numbers_of(samples):
+    samples = list(samples)
+    for sample in samples:
+        assert set(sample["bin"]) == {int(sample["__key__"]) % 251}
+    return [int(sample["__key__"]) for sample in samples]
+
+
+class Web:
+    """The files of a web server, by a name alone."""
+
+    def __init__(self):
+        self.store = HttpStore()
+        self.options = {}
+
+    def url(self, name):
+        return f"{self.store.url}/bucket/{name}"
+
+    def put(self, name, content):
+        self.store.files[f"/bucket/{name}"] = content
+
+    def limit_seconds(self, seconds):
+        aiohttp = pytest.importorskip("aiohttp")
+        return {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=seconds)}}
+
+
+class Bucket:
+    """The same of an S3 store."""
+
+    def __init__(self):
+        self.store = S3Store()
+        self.options = self.store.storage_options
+        self.store.put("/bucket")
+
+    def url(self, name):
+        return f"s3://bucket/{name}"
+
+    def put(self, name, content):
+        self.store.put(f"/bucket/{name}", content)
+
+    def limit_seconds(self, seconds):
+        return {**self.options, "config_kwargs": {"read_timeout": seconds}}
+
+
+def _closed(cls):
+    """Close the connections of all of a class's file systems, and forget them."""
+    for system in list(cls._cache.values()):
+        session = getattr(system, "_s3", None) or getattr(system, "_session", None)
+        if session is not None:
+            fsspec.asyn.sync(system.loop, session.close)
+    cls.clear_instance_cache()
+
+
+@pytest.fixture
+def web():
+    pytest.importorskip("aiohttp", reason="http:// needs aiohttp: pip install spdl-torch[remote]")
+    web = Web()
+    yield web
+    _closed(fsspec.get_filesystem_class("http"))
+    web.store.close()
+
+
+@pytest.fixture(scope="module")
+def bucket_of_module():
+    pytest.importorskip("s3fs", reason="s3:// needs s3fs: pip install spdl-torch[remote]")
+    pytest.importorskip("moto.server", reason="a server of S3 needs moto and flask: extra `test`")
+    bucket = Bucket()
+    yield bucket
+    bucket.store.close()
+
+
+@pytest.fixture
+def bucket(bucket_of_module, monkeypatch):
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)  # of its own, each with a wait
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    yield bucket_of_module
+    store = bucket_of_module.store
+    store.faults, store.requests = [], []
+    _closed(fsspec.get_filesystem_class("s3"))
+
+
+@pytest.fixture(params=["web", "bucket"])
+def place(request):
+    """Either store."""
+    return request.getfixturevalue(request.param)
+
+
+def call(reader, url):
+    return reader(url)
+
+
+def acall(reader, url):
+    return asyncio.run(reader.aread(url))
+
+
+either = pytest.mark.parametrize("read", [call, acall], ids=["sync", "async"])
+
+
+def reader_of(options, **others):
+    return Reader(storage_options=options, backoff_seconds=0, **others)
+
+
+def text_of(error):
+    return "".join(traceback.format_exception_only(error))
+
+
+# --- data -------------------------------------------------------------------------------------
+
+
+@either
+def test_object_is_read_in_one_request(read, place):
+    """Its size is not asked for first, and a large one is not read in parts."""
+    content = bytes(range(256)) * 8
+    place.put("a.bin", content)
+    options = place.options
+    if options:
+        options = {**options, "default_block_size": 100}
+    assert read(reader_of(options), place.url("a.bin")) == content
+    assert [(method, wanted) for method, _, wanted in place.store.requests] == [("GET", None)]
+
+
+@either
+@pytest.mark.parametrize("fault", ["busy", "drop", "cut"])
+def test_object_is_read_when_the_store_fails_now_and_then(read, fault, place):
+    """503, connections that are lost before and in the middle of the answer."""
+    place.put("a.bin", b"content")
+    place.store.faults = [fault, fault]
+    assert read(reader_of(place.options), place.url("a.bin")) == b"content"
+    assert place.store.faults == []
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("fault", ["busy", "drop", "cut"])
+def test_shard_is_read_when_the_store_fails_now_and_then(fault, pack, place):
+    """Every sample once, in order."""
+    place.put("a.tar", pack(shard_of(99)))
+    place.store.faults = [fault, fault, "ok", "cut"]
+    assert numbers_of(TarShards(place.url("a.tar"), storage_options=place.options)) == [*range(99)]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("etags", [True, False])
+def test_shard_goes_on_where_it_was_when_a_connection_was_lost(ranges, etags, web):
+    """By a range; a server that answers none is read from the front, past what is known."""
+    web.put("a.tar", content := shard_of(3000))
+    web.store.ranges, web.store.etags = ranges, etags
+    web.store.faults = ["cut"] * 3
+    source = TarShards(web.url("a.tar"))
+    assert numbers_of(source) == [*range(3000)]
+    starts = [int(wanted[6:-1]) for _, _, wanted in web.store.requests[1:]]
+    assert source.num_retries == len(starts)
+    assert 0 < starts[0] <= len(content) // 2
+    assert starts == sorted(starts)
+
+
+def test_file_of_a_web_server_can_seek(web):
+    """As videos need it: by ranges, of which one is lost."""
+    web.put("a.bin", content := bytes(range(256)) * 4096)
+    web.store.faults = ["cut", "busy"]
+    options = {"block_size": 1 << 16}
+    policy = RetryPolicy(3, 0, 0)
+    with open_resuming(web.url("a.bin"), policy, options, seekable=True) as file:
+        for offset in (700_000, 3, 1_048_570):
+            file.seek(offset)
+            assert file.read(4000) == content[offset : offset + 4000]
+    assert policy.num_retries == 2
+
+
+def test_video_is_decoded_when_its_store_fails_now_and_then(web):
+    """To the frames that its bytes have."""
+    web.put("a.mp4", content := write_video(KINDS["b-frames"]))
+    web.store.faults = ["cut", "busy", "drop"]
+    assert torch.equal(load_video(web.url("a.mp4")), load_video(content))
+    assert web.store.faults == []
+
+
+def test_files_and_objects_feed_a_pipeline(place):
+    """Listed where the store can, read on one event loop."""
+    contents = {f"files/{number:02d}.bin": bytes([number]) * 1000 for number in range(30)}
+    for name, content in contents.items():
+        place.put(name, content)
+    names = [place.url(name) for name in contents]
+    if isinstance(place, Bucket):
+        assert list(Files(place.url("files/*.bin"), storage_options=place.options)) == names
+    place.store.faults = ["ok", "busy", "drop"] * 5
+    reader = reader_of(place.options, keep_path=True)
+    builder = PipelineBuilder().add_source(names).pipe(reader.aread, concurrency=8).add_sink()
+    with (pipeline := builder.build()).auto_stop():
+        assert dict(pipeline) == dict(zip(names, contents.values(), strict=True))
+
+
+class Objects:
+    """A dataset of a store's objects."""
+
+    def __init__(self, urls, options):
+        self.urls, self.read = urls, Reader(storage_options=options)
+
+    def __len__(self):
+        return len(self.urls)
+
+    def __getitem__(self, index):
+        return int(self.read(self.urls[index]))
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_loader_reads_a_store_that_this_process_has_read(isolation, place):
+    """Also in children, where connections and event loop of the parent are of no use."""
+    for number in range(8):
+        place.put(f"{number}.txt", b"%d" % number)
+    dataset = Objects([place.url(f"{number}.txt") for number in range(8)], place.options)
+    assert dataset[3] == 3
+    loader = DataLoader(dataset, 4, num_workers=2, isolation=isolation)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+class Failing(io.BytesIO):
+    """Fails after some bytes."""
+
+    limit = 0
+
+    def read(self, size=-1):
+        if self.tell() >= self.limit:
+            raise ConnectionResetError("lost")
+        return super().read(min(size, self.limit - self.tell()))
+
+
+@given(
+    content=st.binary(max_size=300),
+    limits=st.lists(st.integers(0, 300), max_size=8),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 320)), max_size=8),
+)
+def test_file_that_fails_is_as_one_that_does_not(content, limits, steps):
+    """Whatever is read and sought, and wherever it fails: the bytes are the same."""
+    limits = limits.copy()
+
+    def open_at(offset, again):
+        file = Failing(content)
+        file.limit = offset + (limits.pop() if limits else 400)
+        file.seek(offset)
+        return Opened(file, {"size": len(content)})
+
+    plain, resuming = io.BytesIO(content), _Resuming(open_at, "x", RetryPolicy(9, 0, 0))
+    with io.BufferedReader(resuming, 16) as file:
+        for seeks, number in steps:
+            if seeks:
+                assert file.seek(number) == plain.seek(number)
+            else:
+                assert file.read(number) == plain.read(number)
+        assert file.read() == plain.read()
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+def errors_of_reading(url, options, **others):
+    """The errors of each way to read: whole, and from front to back; each has the URL."""
+    ways = [
+        lambda: reader_of(options, **others)(url),
+        lambda: acall(reader_of(options, **others), url),
+        lambda: list(TarShards(url, storage_options=options, **others)),
+    ]
+    for way in ways:
+        with pytest.raises(Exception, match=re.escape(url)) as caught:
+            way()
+        yield caught.value
+
+
+@pytest.mark.parametrize("fault", ["busy", "drop", "cut"])
+def test_store_is_named_when_it_always_fails(fault, place, monkeypatch):
+    """With the number of attempts; the error is the file system's own."""
+    monkeypatch.setattr("spdl_torch.io._resuming.time.sleep", lambda seconds: None)
+    place.put("a.bin", shard_of(9))
+    options = place.options
+    if options:
+        options = {**options, "config_kwargs": {"retries": {"max_attempts": 0}}}
+    place.store.faults = [fault] * 1000
+    url = place.url("a.bin")
+    num_before = 0
+    for error in errors_of_reading(url, options, retries=1):
+        assert f"reading {url!r} failed after 2 attempts" in text_of(error)
+        assert place.store.num_gets >= num_before + 2
+        num_before = place.store.num_gets
+
+
+def test_missing_object_is_named(place):
+    """At once, as a FileNotFoundError."""
+    for error in errors_of_reading(place.url("none.tar"), place.options):
+        assert isinstance(error, FileNotFoundError)
+
+
+@pytest.mark.parametrize("have", ["wrong", "none", "anonymous"])
+def test_store_is_named_when_it_refuses_the_credentials(have, bucket):
+    """After one attempt, with what to do; credentials are never shown."""
+    bucket.put("a.bin", b"content")
+    options = dict(bucket.options)
+    if have != "wrong":
+        del options["key"], options["secret"]
+        options["anon"] = have == "anonymous"
+    url = bucket.url("a.bin")
+    with bucket.store.checking_credentials():
+        errors = [*errors_of_reading(url, options)]
+        if have != "anonymous":  # moto fails in listing for nobody
+            with pytest.raises(Exception, match=re.escape("s3://bucket/*.bin")) as caught:
+                Files(bucket.url("*.bin"), storage_options=options)
+            errors.append(caught.value)
+    for error in errors:
+        assert "failed after 1 attempt. The store refused" in text_of(error)
+        assert "storage_options" in text_of(error)
+        assert bucket.options["secret"] not in "".join(traceback.format_exception(error))
+
+
+@either
+def test_answer_that_does_not_come_is_given_up(read, place):
+    """Each attempt has its time; the error names it, and a later answer is taken."""
+    place.put("a.bin", b"content")
+    url = place.url("a.bin")
+    place.store.faults = ["hang"] * 2
+    with pytest.raises(TimeoutError, match=r"/a\.bin: not read within 0.3 s") as caught:
+        read(reader_of(place.options, timeout_seconds=0.3, retries=1), url)
+    assert caught.value.__notes__ == [f"reading {url!r} failed after 2 attempts"]
+    place.store.faults = ["hang"]
+    assert read(reader_of(place.options, timeout_seconds=0.3, retries=99), url) == b"content"
+
+
+def test_shard_is_opened_again_when_its_answer_does_not_come(place):
+    """The time is the file system's own."""
+    place.put("a.tar", shard_of(9))
+    place.store.faults = ["hang"]
+    options = place.limit_seconds(0.3)
+    shards = TarShards(place.url("a.tar"), retries=99, storage_options=options)
+    assert numbers_of(shards) == [*range(9)]
+    assert place.store.faults == []
+
+
+# --- objects that change ----------------------------------------------------------------------
+
+
+def test_object_is_the_new_one_when_it_changed_between_two_reads(place):
+    """Longer and shorter ones, also where a listing still has the old one."""
+    reader = reader_of(place.options)
+    for number in (9, 5, 700):
+        if isinstance(place, Bucket):
+            Files(place.url("*"), storage_options=place.options)
+        place.put("a.bin", b"%d" % number * number)
+        place.put("a.tar", shard_of(number, first=number))
+        assert reader(place.url("a.bin")) == b"%d" % number * number
+        shards = TarShards(place.url("a.tar"), storage_options=place.options)
+        assert numbers_of(shards) == [*range(number, 2 * number)]
+
+
+@pytest.mark.parametrize("etags", [True, False])
+def test_shard_that_changes_while_a_web_server_sends_it_is_an_error(etags, web):
+    """Nothing of the new one is yielded after the connection was lost."""
+    web.put("a.tar", shard_of(3000))
+    web.store.etags = etags
+    web.store.faults = ["cut", lambda: web.put("a.tar", shard_of(2900, size=2000))]
+    found = []
+    with pytest.raises(SourceChangedError, match=rf"{web.url('a.tar')}: changed while it was"):
+        found.extend(sample for sample in TarShards(web.url("a.tar")))
+    assert all(len(sample["bin"]) == 1000 for sample in found)
+
+
+@pytest.mark.parametrize("size", [10, 2000])
+def test_shard_that_changes_between_two_blocks_is_an_error(size, bucket):
+    """S3 gets each block on the condition that the object is the same."""
+    bucket.put("a.tar", shard_of(4000))
+    options = {**bucket.options, "default_block_size": MIB}
+    samples = iter(TarShards(bucket.url("a.tar"), storage_options=options))
+    found = [next(samples)]
+    bucket.put("a.tar", shard_of(4000, size=size))
+    with pytest.raises(SourceChangedError, match=r"s3://bucket/a\.tar: changed while it was read"):
+        found.extend(samples)
+    assert 0 < len(found) < 4000
+    assert all(len(sample["bin"]) == 1000 for sample in found)
+
+
+@pytest.mark.parametrize("size", [10, 5 * MIB])
+def test_file_that_changes_between_two_ranges_is_an_error(size, web):
+    """The ranges of one file are of one version."""
+    web.put("a.bin", bytes(4 * MIB))
+    options = {"block_size": 1 << 14}
+    with open_resuming(web.url("a.bin"), ONCE, options, seekable=True) as file:
+        assert file.read(10) == bytes(10)
+        web.put("a.bin", b"x" * size)
+        file.seek(3 * MIB)
+        with pytest.raises(SourceChangedError, match=r"/a\.bin: changed while it was read"):
+            file.read(10)
+
+
+# --- how far ahead ----------------------------------------------------------------------------
+
+
+def test_web_server_is_held_back_by_the_reader(web):
+    """What is not read yet stays in the socket, however large the shard."""
+    web.put("a.tar", content := shard_of(48, size=MIB))
+    samples = iter(TarShards(web.url("a.tar")))
+    first = next(samples)
+    assert web.store.reader_waits.wait(30)
+    assert web.store.num_bytes_sent < len(content) // 2
+    assert numbers_of([first, *samples]) == [*range(48)]
+    assert web.store.num_bytes_sent == len(content)
+
+
+def test_object_store_is_asked_for_a_block_at_a_time(bucket):
+    """8 MiB and what is wanted at the moment, neither fsspec's 50 MiB nor the whole."""
+    bucket.put("a.tar", content := shard_of(24, size=MIB))
+    bucket.store.requests = []
+    num_read = 0
+    for sample in TarShards(bucket.url("a.tar"), storage_options=bucket.options):
+        num_read += len(sample["bin"])
+        ranges = [wanted for _, _, wanted in bucket.store.requests if wanted]
+        asked = int(ranges[-1].rpartition("-")[2]) + 1
+        assert asked <= num_read + 11 * MIB
+    assert asked == len(content)
+    assert len(ranges) <= 4
+
+
+def test_pipeline_asks_a_store_for_what_its_buffers_hold(web):
+    """As many requests more than results as the stage and its buffers have room for."""
+    for number in range(100):
+        web.put(f"{number}.bin", b"x")
+    names = [web.url(f"{number}.bin") for number in range(100)]
+    builder = PipelineBuilder().add_source(names)
+    builder = builder.pipe(reader_of({}).aread, concurrency=4, buffer_size=2).add_sink(2)
+    with (pipeline := builder.build()).auto_stop():
+        for num_delivered, _ in enumerate(pipeline, 1):
+            assert web.store.num_gets <= num_delivered + 4 + 2 + 2 + 1

@@ -1,0 +1,251 @@
+"""What assert_thread_safe finds in datasets that threads cannot load, and what it leaves alone."""
+
+import itertools
+import os
+import random
+import sys
+import threading
+import warnings
+from types import SimpleNamespace
+
+import _idioms_files  # noqa: F401  # registers its idioms
+import _idioms_objects  # noqa: F401
+import _idioms_process
+import numpy as np
+import pytest
+import torch
+from _idioms import IDIOMS, Samples
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+
+from spdl_torch.testing import _both_ways, assert_thread_safe
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # the idioms leave files open
+
+
+def check(idiom, **options):
+    """assert_thread_safe of an idiom, with its loader's options."""
+    options = {"batch_size": 5, "num_rounds": 2, **idiom.options, **options}
+    options.pop("persistent_workers", None)
+    assert_thread_safe(idiom.dataset, **options)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of files that are read from a wrong place
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        ("AugmentationDrawnOnce", r"dataset\.aug\.by"),
+        ("AugmentationInRecipe", r"dataset\.pipeline\[0\]\.by, dataset\.pipeline\[1\]\.by"),
+        ("TransformSetsAttribute", r"dataset\.steps\['train'\]\.scale_factor"),
+        ("ScratchBuffer", r"the contents of dataset\.buffer"),
+        ("BufferOfClass", r"the contents of BufferOfClass\.buffer"),
+        ("BufferByDefault", r"cache, a default argument of BufferByDefault\.value\['last'\]"),
+        ("ClosureWithState", r"last, a variable around reading_through\.<locals>\.load \(list\)"),
+        ("LastShard", r"dataset\.cache\.number, dataset\.cache\.rows"),
+        ("SingletonClient", r"Client\._client"),
+        ("GeneratorKept", r"dataset\.generator \(generator\)"),
+        ("LazilyInHelper", r"dataset\.reader\.file"),
+        ("FileInInit", r"the position of dataset\.file"),
+        ("MemoryMapInInit", r"the position of dataset\.map"),
+        ("ModuleGlobalFile", r"the global _idioms_files\.HANDLE"),
+        ("CachedOpen", r"the cache of the global _idioms_files\.opened"),
+        ("ReaderOfTar", r"dataset\.reader\.state\.tar"),
+        ("sample_changes_its_tensor", r"the contents of dataset\.data"),
+        ("collate_object_with_buffer", r"the contents of collate_fn\.buffer"),
+        ("shuffled_then_divided", r"dataset\.files"),
+        ("shares_of_others_deleted", r"dataset\.files"),
+        ("shard_in_a_global", r"the global _idioms_process\.SHARD"),
+    ],
+)
+def test_what_threads_share_is_named(name, shared, tmp_path):
+    """The attribute, global or variable, the batch that differs, and what to do."""
+    match = (
+        r"(?s)4 threads must give the samples that one gives alone, but in round \d batch \d+ "
+        rf"(differs|raised).*The threads share {shared}[ ,.].*; or leave isolation out"
+    )
+    with pytest.raises(AssertionError, match=match):
+        check(IDIOMS[name](tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("TemporaryFileByPid", r"TemporaryFileByPid\.value uses os\.getpid"),
+        ("shard_by_process_identity", r"_identity uses multiprocessing\.current_process"),
+        ("shard_in_the_environment", r"_set_environ uses os\.environ"),
+        ("FolderOfSample", r"FolderOfSample\.value uses os\.chdir"),
+        ("OutputCaught", r"OutputCaught\.value uses contextlib\.redirect_stdout"),
+        ("TimeLimit", r"raised ValueError: signal only works in main thread.*uses signal\.signal"),
+    ],
+)
+def test_use_of_the_process_is_named(name, use, tmp_path):
+    """Where a difference was seen that it may explain."""
+    with pytest.raises(AssertionError, match=rf"(?s)round \d.*{use}.*which belongs to the process"):
+        check(IDIOMS[name](tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("default_dtype", r"torch\.get_default_dtype\(\) \(torch.float64 in place of"),
+        ("deterministic_mode", r"torch\.get_deterministic_debug_mode\(\) \(1 in place of 0\)"),
+        ("working_directory", r"os\.getcwd\(\) \('/' in place of"),
+        ("environment", r"os\.environ \(OMP_NUM_THREADS\)"),
+        ("warnings_filters", r"warnings\.filters \(\d+ entries in place of \d+\)"),
+        ("gc", r"gc\.isenabled\(\) \(False in place of True\)"),
+    ],
+)
+def test_setting_that_reaches_the_trainer_is_a_failure(name, setting):
+    """Though every sample is right."""
+    match = f"must leave the process as it is, but it changed {setting}.*the trainer's too"
+    with pytest.raises(AssertionError, match=match):
+        check(_idioms_process.setting(name))
+
+
+def _state_of_the_process():
+    return {
+        "interval": sys.getswitchinterval(),
+        "tracer": threading.gettrace(),
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "dtype": torch.get_default_dtype(),
+        "num_threads": torch.get_num_threads(),
+        "filters": list(warnings.filters),
+        "stdout": sys.stdout,
+        "drawn": (torch.get_rng_state().tolist(), random.getstate()),
+        "threads": set(threading.enumerate()),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["FolderOfSample", "PrecisionOfSample", "OutputCaught", "DictAsCache", "broken"]
+)
+def test_everything_is_put_back(name, tmp_path):
+    """Whether the dataset fails the check, passes it or raises."""
+    before = _state_of_the_process()
+    try:
+        if name == "broken":
+            assert_thread_safe(Broken())
+        else:
+            check(IDIOMS[name](tmp_path))
+    except (AssertionError, LookupError):
+        assert name != "DictAsCache"
+    else:
+        assert name == "DictAsCache"
+    assert _state_of_the_process() == before
+
+
+class Broken(Samples):
+    """Fails with and without threads."""
+
+    def value(self, index):
+        raise LookupError(f"no sample {index}")
+
+
+def test_error_without_threads_is_the_datasets_own():
+    """There is nothing to say of threads."""
+    with pytest.raises(LookupError, match="no sample"):
+        assert_thread_safe(Broken())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lazily_on_self",
+        "lazily_in_a_subset",
+        "lazily_in_a_concatenation",
+        "lazily_by_worker_init_fn",
+        "Hdf5Lazily",
+        "SqliteLazily",
+        "ZipsByPath",
+        "NumpyMemoryMap",
+        "PositionedRead",
+        "DictAsCache",
+        "SeededByIndex",
+        "augmentation_under_the_name_transform",
+        "start_and_end_of_torchs_docs",
+        "shard_in_thread_local",
+        "shard_in_context_variable",
+    ],
+)
+def test_idiom_that_threads_can_load_passes(name, tmp_path):
+    """Handles on self, what has no position, and what belongs to a thread."""
+    check(IDIOMS[name](tmp_path))
+
+
+class Noisy(Samples):
+    """Draws from every generator, and from one of its own."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(1)
+
+    def value(self, index):
+        drawn = self.rng.random(), random.gauss(0, 1), np.random.rand()
+        return torch.tensor([*drawn, torch.rand(())], dtype=torch.float64)
+
+
+class NoisyStream(IterableDataset):
+    """The same without an end, divided by worker."""
+
+    def __init__(self):
+        self.samples = Noisy()
+
+    def __iter__(self):
+        info = get_worker_info()
+        for index in itertools.count(info.id, info.num_workers):
+            yield self.samples[index]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(torch.arange(50.0), torch.rand(50, 3)),
+        list(range(50)),
+        Noisy(),
+        NoisyStream(),
+    ],
+    ids=["tensors", "list", "noise", "endless"],
+)
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_safe_dataset_passes(dataset, batch_size):
+    """Random numbers are equal on threads and alone; a dataset needs no end."""
+    assert_thread_safe(dataset, batch_size=batch_size, num_batches=20, num_workers=3)
+
+
+def test_endless_dataset_is_compared():
+    """As far as ``num_batches`` goes."""
+
+    class Endless(IterableDataset):
+        def __init__(self):
+            self.cursor = SimpleNamespace(position=0)
+
+        def __iter__(self):
+            while True:
+                self.cursor.position += 1
+                yield self.cursor.position
+
+    match = r"batch \d differs at \[\d\].*The threads share dataset\.cursor\.position,"
+    with pytest.raises(AssertionError, match=match):
+        assert_thread_safe(Endless(), num_batches=10)
+
+
+def test_threads_that_wait_for_ever_are_found(monkeypatch):
+    """No check hangs: a batch that does not come within ``timeout`` is a difference."""
+    monkeypatch.setattr(_both_ways, "_JOIN_SECONDS", 0.0)
+    come = threading.Event()
+
+    class Waiting(Samples):
+        def value(self, index):
+            return come.wait() if threading.current_thread().name.startswith("spdl") else True
+
+    try:
+        with pytest.raises(AssertionError, match=r"batch 0 raised RuntimeError: .*timed out after"):
+            assert_thread_safe(Waiting(), timeout=0.1, num_rounds=1)
+    finally:
+        come.set()
+
+
+@pytest.mark.parametrize("option", ["num_workers", "num_batches", "num_rounds"])
+def test_numbers_that_check_nothing_are_refused(option):
+    """One thread has nobody to share with."""
+    with pytest.raises(ValueError, match=f"assert_thread_safe: {option} must be >= "):
+        assert_thread_safe([1, 2], **{option: 1 if option == "num_workers" else 0})

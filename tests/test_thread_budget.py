@@ -1,0 +1,424 @@
+"""One budget of threads for all loaders of a process: how many run, how many exist, and that no
+batch, order or loop's end depends on it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.utils.data
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdl_torch import DataLoader
+from spdl_torch.data.workers import budget as module
+from spdl_torch.data.workers.budget import ThreadBudget, budget
+
+NEVER = 1e6
+PATIENCE_SECONDS = 30
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    """A machine of two cores, where nothing but an end of a job lets another one begin."""
+    monkeypatch.setattr(budget, "_num_cores", 2)
+    monkeypatch.setattr(budget, "_raised", 0)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", NEVER / 1e3)
+    monkeypatch.setattr(module, "_STUCK_SECONDS", NEVER)
+
+
+class Numbers(torch.utils.data.Dataset):
+    """A number and a draw for each index; safe on threads."""
+
+    thread_safe = True
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return index, torch.rand(())
+
+
+class Gated(Numbers):
+    """Samples that wait for a gate, and count how many of all loaders wait or work at once."""
+
+    def __init__(self, gate, count):
+        self.gate = gate
+        self.count = count
+
+    def __getitem__(self, index):
+        with self.count:
+            assert self.gate.wait(PATIENCE_SECONDS)
+            return super().__getitem__(index)
+
+
+Gated.thread_safe = True  # a class says so of itself alone
+
+
+class Count:
+    """The number of threads inside a block, and the largest there was."""
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self.now = self.most = 0
+
+    def __enter__(self):
+        with self.changed:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            self.changed.notify_all()
+
+    def __exit__(self, *_):
+        with self.changed:
+            self.now -= 1
+
+    def wait_for(self, number):
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.now >= number, PATIENCE_SECONDS)
+
+
+def loader(dataset=None, **options):
+    """Of six batches, on four threads."""
+    options = {"batch_size": 4, "num_workers": 4, "seed": 0, "isolation": "thread", **options}
+    return DataLoader(dataset or Numbers(), **options)
+
+
+def worker_threads():
+    """Those of all loaders that are alive."""
+    return [t for t in threading.enumerate() if t.name.startswith("spdl-loader-")]
+
+
+def plain(batches):
+    """Batches as comparable values."""
+    return [(indices.tolist(), draws.tolist()) for indices, draws in batches]
+
+
+EXPECTED = plain(loader(num_workers=0))
+
+
+# -- how many run ----------------------------------------------------------------------------------
+
+
+def test_jobs_of_all_loaders_are_as_many_as_the_largest_loader_has_workers(two_cores):
+    """Ten loaders of four workers, whose jobs all stand at a gate: four have begun, no more come
+    once it opens, and all batches are right."""
+    gate, count = threading.Event(), Count()
+    iterators = [iter(loader(Gated(gate, count))) for _ in range(10)]
+    count.wait_for(4)
+    gate.set()
+    batches = list(zip(*iterators, strict=True))
+    assert [plain(each) for each in zip(*batches, strict=True)] == [EXPECTED] * 10
+    assert count.most == 4
+
+
+def test_all_would_run_at_once_without_the_budget(two_cores, monkeypatch):
+    """The control of the test above."""
+    monkeypatch.setattr(budget, "_num_cores", 40)
+    gate, count = threading.Event(), Count()
+    iterators = [iter(loader(Gated(gate, count))) for _ in range(10)]
+    count.wait_for(40)
+    gate.set()
+    assert [plain(each) for each in iterators] == [EXPECTED] * 10
+
+
+def test_loader_alone_has_all_of_its_workers(two_cores):
+    """More than cores, as it was asked for; nothing takes turns."""
+    gate, count = threading.Event(), Count()
+    batches = iter(loader(Gated(gate, count), num_workers=12))
+    count.wait_for(12)
+    assert not budget.is_scarce
+    gate.set()
+    assert len(list(batches)) == 6
+
+
+def barrier_loaders(parties):
+    """Four loaders of two workers, whose samples all wait until ``parties`` of them have begun."""
+    barrier = threading.Barrier(parties)
+
+    class Together(Numbers):
+        def __getitem__(self, index):
+            barrier.wait(PATIENCE_SECONDS)
+            return super().__getitem__(index)
+
+    Together.thread_safe = True
+    return [loader(Together(), num_workers=2, batch_size=24) for _ in range(4)]
+
+
+def test_more_run_while_cores_and_gil_have_room(two_cores, monkeypatch):
+    """Samples that wait for each other use neither: in the end all eight run."""
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
+    for batches in zip(*barrier_loaders(8), strict=True):
+        assert [batch[0].tolist() for batch in batches] == [[*range(24)]] * 4
+
+
+def test_nothing_waits_for_ever_where_there_is_no_room(two_cores, monkeypatch):
+    """One more runs when nothing has ended for a while, until those that wait have what they wait
+    for."""
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "_STUCK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_has_room", lambda *_: False)
+    for batches in zip(*barrier_loaders(8), strict=True):
+        assert [batch[0].tolist() for batch in batches] == [[*range(24)]] * 4
+
+
+class Nested(Numbers):
+    """Samples that are sums over another loader's batches."""
+
+    def __getitem__(self, index):
+        inner = loader(num_workers=1, batch_size=8)
+        return torch.tensor([sum(part.sum().item() for part, _ in inner), index])
+
+
+Nested.thread_safe = True
+SUM = sum(range(24))
+
+
+def test_worker_gives_its_turn_away_while_it_waits_for_another_loader(two_cores):
+    """Else the outer workers would hold all turns while the inner ones wait for one: here nobody
+    comes to help."""
+    rows = torch.cat(list(loader(Nested(), num_workers=2)))
+    assert rows.tolist() == [[SUM, index] for index in range(24)]
+
+
+def test_worker_that_kept_its_turn_would_be_helped_by_the_clock_alone(two_cores, monkeypatch):
+    """The control of the test above."""
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "_STUCK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_has_room", lambda *_: False)
+    monkeypatch.setattr(budget, "lend", lambda: None)
+    helped = []
+    give = budget._give_turns
+    monkeypatch.setattr(budget, "_give_turns", lambda more=0: (helped.append(more), give(more)))
+    rows = torch.cat(list(loader(Nested(), num_workers=2)))
+    assert rows.tolist() == [[SUM, index] for index in range(24)]
+    assert max(helped) > 0
+
+
+def test_dropped_loaders_end_their_waiting_workers(two_cores):
+    """Those that wait for a turn end by notification, while the jobs that run go on."""
+    gate, count = threading.Event(), Count()
+    first = iter(loader(Gated(gate, count)))
+    count.wait_for(4)
+    others = [iter(loader(Gated(gate, count))) for _ in range(3)]
+    waiting = [t for t in worker_threads() if t not in first._pool._threads_of.values()]
+    assert len(waiting) == 12
+    del others
+    gc.collect()
+    for thread in waiting:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+    gate.set()
+    assert plain(first) == EXPECTED
+    assert (count.most, budget._num_running, list(budget._waiters)) == (4, 0, [])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_forked_child_has_a_budget_of_its_own(two_cores):
+    """None of the parent's loaders count there, whatever the parent's locks were doing."""
+    gate, count = threading.Event(), Count()
+    iterators = [iter(loader(Gated(gate, count))) for _ in range(3)]
+    count.wait_for(4)
+    with budget._lock:
+        pid = os.fork()
+        if not pid:
+            os._exit(int(budget.is_scarce or len(budget._active) > 0 or not _can_load()))
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    gate.set()
+    assert [plain(each) for each in iterators] == [EXPECTED] * 3
+
+
+def _can_load():
+    return plain(loader(num_workers=2)) == EXPECTED
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers start another way")
+def test_loaders_in_processes_beside_them_are_right(two_cores):
+    """Workers that wait for a turn do not keep the process from being forked."""
+    gate, count = threading.Event(), Count()
+    gate.set()
+    iterators = [iter(loader(Gated(gate, count))) for _ in range(3)]
+    apart = loader(isolation="process", processes=2, num_workers=2)
+    assert plain(apart) == EXPECTED
+    assert [plain(each) for each in iterators] == [EXPECTED] * 3
+
+
+class Pool:
+    """What the budget knows of a pool."""
+
+    def __init__(self, size):
+        self.activities = [Activity() for _ in range(size)]
+
+
+class Activity:
+    job = None
+    has_turn = False
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    steps=st.lists(st.tuples(st.sampled_from("bex<>"), st.integers(0, 29)), max_size=60),
+    num_cores=st.integers(1, 4),
+)
+def test_turns_are_counted_exactly(sizes, steps, num_cores):
+    """Whatever begins, ends, runs and stops: those with a turn are those counted, never more than
+    the limit once jobs take turns, unless they had begun before."""
+    counted = ThreadBudget(num_cores)
+    pools = [Pool(size) for size in sizes]
+    workers = [activity for pool in pools for activity in pool.activities]
+    active = {}
+    for step, number in steps:
+        pool, worker = pools[number % len(pools)], workers[number % len(workers)]
+        if step == "b":
+            active[pool] = len(pool.activities)
+            counted.begin(pool, len(pool.activities))
+        elif step == "e":
+            active.pop(pool, None)
+            counted.end(pool)
+        elif step == "<" and worker.job is None:
+            may_wait = counted.is_scarce and counted._num_running >= counted._limit
+            if may_wait:
+                continue
+            if counted.is_scarce:
+                counted.enter(worker, Open())
+            worker.job = object()
+        elif step == ">" and worker.job is not None:
+            worker.job = None
+            if worker.has_turn:
+                counted.leave(worker)
+        total, most = sum(active.values()), max([num_cores, *active.values()])
+        assert counted.is_scarce == (total > most)
+        assert counted._num_running == sum(each.has_turn for each in workers)
+        assert not counted.is_scarce or counted._limit == most
+    for worker in workers:
+        if worker.has_turn:
+            counted.leave(worker)
+    assert counted._num_running == 0
+
+
+class Open:
+    closed = False
+
+
+# -- how many exist --------------------------------------------------------------------------------
+
+
+class Opened(Numbers):
+    """Opens a file, or what stands for one, in each worker when it is first asked."""
+
+    num_opened = 0
+    handle = None
+
+    def __getitem__(self, index):
+        if self.handle is None:
+            Opened.num_opened += 1
+            self.handle = object()
+        return super().__getitem__(index)
+
+
+Opened.thread_safe = True
+
+
+def two_epochs_of_many(number):
+    """Two epochs of each of so many persistent loaders; the loaders, and all that they loaded."""
+    loaders = [loader(Opened(), persistent_workers=True) for _ in range(number)]
+    first = [plain(each) for each in loaders]
+    num_opened = Opened.num_opened
+    second = [plain(each) for each in loaders]
+    assert Opened.num_opened <= num_opened + 4 * number
+    return loaders, first, second
+
+
+def test_threads_of_resting_loaders_are_let_go(monkeypatch):
+    """Those beyond a number, oldest first. Every epoch is right, as is that after it was resumed;
+    what a worker has opened stays open."""
+    monkeypatch.setattr(module, "_MOST_RESTING", 12)
+    monkeypatch.setattr(Opened, "num_opened", 0)
+    loaders, first, second = two_epochs_of_many(20)
+    expected = plain(loader(persistent_workers=True))
+    again = loader(persistent_workers=True)
+    assert [plain(again), plain(again)] == [first[0], second[0]]
+    assert (first, second[0] != expected) == ([expected] * 20, True)
+    assert second == [second[0]] * 20
+    retired = [each._iterator._pool._is_retired for each in [*loaders, again]]
+    assert retired == [True] * 18 + [False] * 3
+    for each in loaders[:18]:
+        for thread in each._iterator._pool._threads_of.values():
+            thread.join(PATIENCE_SECONDS)
+    assert len(worker_threads()) == 12
+    kept = [len(each._iterator._pool._workers) for each in loaders]
+    assert kept == [4] * 20
+    assert Opened.num_opened <= 20 * 4  # each worker at most once, in all epochs
+
+
+def test_they_would_all_stay_without_the_budget(monkeypatch):
+    """The control of the test above."""
+    monkeypatch.setattr(module, "_MOST_RESTING", NEVER)
+    loaders, _, _ = two_epochs_of_many(20)
+    assert len(worker_threads()) >= 80
+    del loaders
+
+
+class Unvouched(Numbers):
+    """Says nothing of itself: each worker has a private copy."""
+
+
+@pytest.mark.parametrize("options", [{"rng": "worker"}, {"worker_init_fn": abs}])
+def test_workers_whose_thread_may_matter_keep_it(monkeypatch, options):
+    """Where workers have streams of their own or were set up by the program, and where each has a
+    private copy: a handle may belong to its thread."""
+    monkeypatch.setattr(module, "_MOST_RESTING", 0)
+    loaders = [loader(persistent_workers=True, **options) for _ in range(3)]
+    loaders += [loader(Unvouched(), persistent_workers=True) for _ in range(2)]
+    for each in loaders:
+        list(each)
+    pools = [each._iterator._pool for each in loaders]
+    assert [pool._is_retired for pool in pools] == [False] * 5
+    assert all(thread.is_alive() for pool in pools for thread in pool._threads_of.values())
+
+
+def test_loader_with_retired_threads_is_freed_with_its_dataset(monkeypatch):
+    """By reference counts alone, as others are."""
+    monkeypatch.setattr(module, "_MOST_RESTING", 0)
+    dataset = Numbers()
+    alive = weakref.ref(dataset)
+    source, other = loader(dataset, persistent_workers=True), loader(persistent_workers=True)
+    list(source), list(other)
+    threads = list(source._iterator._pool._threads_of.values())
+    source._iterator._pool.retire()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    gc.disable()
+    try:
+        del source, dataset, threads, thread
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_retiring_races_with_the_next_epoch():
+    """Another loader lets the threads go while this one's loop begins, again and again."""
+    source, stop = loader(persistent_workers=True, seed=None), threading.Event()
+    list(source)
+    pool = source._iterator._pool
+
+    def retire():
+        while not stop.is_set():
+            pool.retire()
+
+    rival = threading.Thread(target=retire)
+    rival.start()
+    try:
+        for _ in range(60):
+            assert [batch[0].tolist() for batch in source] == [each for each, _ in EXPECTED]
+    finally:
+        stop.set()
+        rival.join()
+    assert len(pool._workers) == 4

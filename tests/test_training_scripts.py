@@ -1,0 +1,166 @@
+"""Scripts that make their loaders by the name ``torch.utils.data.DataLoader``, as torchvision's
+reference scripts and timm's do: the one line that changes, and what they then get."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import DataLoader as TorchDataLoader
+from torchvision import datasets
+from torchvision.transforms import v2
+
+import spdl_torch
+
+NUM_CLASSES, NUM_SAMPLES = 4, 16
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """The line that changes."""
+    monkeypatch.setattr(torch.utils.data, "DataLoader", spdl_torch.DataLoader)
+
+
+def pictures(*transforms):
+    """Pictures that Pillow makes, which depend on the index alone."""
+    steps = [*transforms, v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+    return datasets.FakeData(NUM_SAMPLES, (3, 40, 40), NUM_CLASSES, v2.Compose(steps))
+
+
+class RepeatedAugmentation(torch.utils.data.Sampler):
+    """Three views of each sample, spread over the ranks, as in torchvision's ``RASampler``."""
+
+    def __init__(self, dataset, num_replicas, rank):
+        self.num_samples, self.ranks, self.epoch = len(dataset), (num_replicas, rank), 0
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        order = torch.randperm(self.num_samples, generator=generator).repeat_interleave(3)
+        num_replicas, rank = self.ranks
+        return iter(order[rank::num_replicas].tolist()[: len(self)])
+
+    def __len__(self):
+        return self.num_samples // self.ranks[0]
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+mix = v2.RandomChoice([v2.MixUp(num_classes=NUM_CLASSES), v2.CutMix(num_classes=NUM_CLASSES)])
+
+
+def mixed(samples):
+    """Whole batches, mixed."""
+    return mix(*torch.utils.data.default_collate(samples))
+
+
+def loaders_of_train_py(num_workers, *, rank=0, num_replicas=1):
+    """The loaders of a classification script, by the calls of torchvision's."""
+    train = pictures(v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.RandomErasing())
+    val = pictures(v2.CenterCrop(32))
+    train_sampler = RepeatedAugmentation(train, num_replicas, rank)
+    val_sampler = torch.utils.data.distributed.DistributedSampler(
+        val, num_replicas, rank, shuffle=False
+    )
+    train_loader = torch.utils.data.DataLoader(
+        train,
+        batch_size=4,
+        sampler=train_sampler,
+        num_workers=num_workers,
+        pin_memory=False,
+        collate_fn=mixed,
+    )
+    val_loader = torch.utils.data.DataLoader(
+        val, batch_size=4, sampler=val_sampler, num_workers=num_workers, pin_memory=False
+    )
+    return train_loader, train_sampler, val_loader
+
+
+def run_train_py(num_workers):
+    """Two epochs of training and validation: every batch, as numbers."""
+    torch.manual_seed(0)
+    train_loader, train_sampler, val_loader = loaders_of_train_py(num_workers)
+    trained, validated = [], []
+    for epoch in range(2):
+        train_sampler.set_epoch(epoch)
+        trained += [(images.sum().item(), targets.tolist()) for images, targets in train_loader]
+        validated += [(images.sum().item(), targets.tolist()) for images, targets in val_loader]
+    return trained, validated, train_loader
+
+
+def test_torchvisions_script_gets_our_loaders(changed):
+    """Mixed and augmented batches are the same for any number of workers."""
+    trained, validated, loader = run_train_py(2)
+    assert type(loader) is spdl_torch.DataLoader
+    assert run_train_py(0)[:2] == (trained, validated)
+    assert len(trained) == len(validated) == 8
+    assert all(abs(sum(row) - 1) < 1e-5 for _, targets in trained for row in targets)  # mixed
+    assert trained[:4] != trained[4:]
+    assert validated[:4] == validated[4:]
+
+
+def test_torchvisions_script_validates_on_what_torchs_loader_gives(changed, monkeypatch):
+    """The same pictures in the same order, and of training the same samples."""
+    ours = [loaders_of_train_py(2, rank=rank, num_replicas=2) for rank in range(2)]
+    monkeypatch.setattr(torch.utils.data, "DataLoader", TorchDataLoader)
+    torchs = [loaders_of_train_py(0, rank=rank, num_replicas=2) for rank in range(2)]
+    for (train, sampler, val), (torch_train, torch_sampler, torch_val) in zip(
+        ours, torchs, strict=True
+    ):
+        assert type(torch_val) is TorchDataLoader
+        for (images, targets), (expected, expected_targets) in zip(val, torch_val, strict=True):
+            assert torch.equal(images, expected)
+            assert torch.equal(targets, expected_targets)
+        assert len(train) == len(torch_train)
+        assert list(sampler) == list(torch_sampler)
+
+
+@pytest.fixture(scope="module")
+def timm_data():
+    """timm's loaders."""
+    return pytest.importorskip("timm.data", reason="timm is not installed")
+
+
+def by_timm(timm_data, num_workers, **options):
+    """What ``create_loader`` makes of the same pictures."""
+    dataset = datasets.FakeData(NUM_SAMPLES, (3, 40, 40), NUM_CLASSES)
+    return timm_data.create_loader(
+        dataset,
+        input_size=(3, 32, 32),
+        batch_size=4,
+        num_workers=num_workers,
+        device=torch.device("cpu"),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("use_prefetcher", [False, True])
+def test_timms_evaluation_is_what_it_is_with_torchs_loader(
+    timm_data, changed, monkeypatch, use_prefetcher
+):
+    """To the bit, with timm's own transforms and collate functions, and with its prefetcher around
+    our loader."""
+    ours = by_timm(timm_data, 2, use_prefetcher=use_prefetcher)
+    assert type(ours.loader if use_prefetcher else ours) is spdl_torch.DataLoader
+    monkeypatch.setattr(torch.utils.data, "DataLoader", TorchDataLoader)
+    torchs = by_timm(timm_data, 0, use_prefetcher=use_prefetcher)
+    for _ in range(2):  # timm keeps its workers
+        for (images, targets), (expected, expected_targets) in zip(ours, torchs, strict=True):
+            assert torch.equal(images, expected)
+            assert torch.equal(targets, expected_targets)
+
+
+def test_timms_training_does_not_depend_on_the_number_of_workers(timm_data, changed):
+    """Crops, flips and RandAugment draw from the samples' own streams, in spite of the seeds that
+    timm gives to its workers."""
+
+    def batches(num_workers):
+        torch.manual_seed(0)
+        options = {"is_training": True, "auto_augment": "rand-m9-mstd0.5", "use_prefetcher": False}
+        loader = by_timm(timm_data, num_workers, **options)
+        return [(images.sum().item(), targets.tolist()) for images, targets in loader]
+
+    assert batches(1) == batches(2) == batches(0)
+    assert len(batches(2)) == 4

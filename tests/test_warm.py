@@ -1,0 +1,190 @@
+"""Programs that are forked with torch imported are like those that Python starts, the oracle."""
+
+import signal
+import subprocess
+import sys
+from subprocess import STDOUT, TimeoutExpired
+
+import _warm
+import pytest
+
+LOOKS = """
+import json, os, sys
+main = sys.modules["__main__"]
+seen = {
+    "arguments": sys.argv,
+    "orig_argv": sys.orig_argv[1:],
+    "first on the path": sys.path[0],
+    "path": sorted(set(sys.path)),
+    "folder": os.getcwd(),
+    "environment": sorted(os.environ.items()),
+    "file": getattr(main, "__file__", None),
+    "name": __name__,
+    "package": __package__,
+    "spec": getattr(__spec__, "name", None),
+    "names": sorted(name for name in vars(main) if not name.startswith("_")),
+    "leads its session": os.getsid(0) == os.getpid(),
+    "input": sys.stdin.read(),
+    "open": sorted(os.listdir("/proc/self/fd"))[:3],
+}
+print(json.dumps(seen))
+"""
+SPAWNS = """
+import multiprocessing, sys
+def double(number):
+    return 2 * number
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        print(pool.map(double, [1, 2]))
+"""
+
+
+def both(arguments, **options):
+    """What the program did when it was forked, and when Python started it."""
+    forked = _warm.run(arguments, timeout=50, **options)
+    command = [sys.executable, *map(str, arguments)]
+    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    fresh = subprocess.run(command, timeout=50, **streams, **options)
+    return forked, fresh
+
+
+@pytest.mark.parametrize("how", ["code", "file", "module"])
+def test_program_sees_what_it_would_see(how, tmp_path):
+    """Its arguments, path, folder, environment, names and session."""
+    (tmp_path / "package").mkdir()
+    for name in ("program.py", "package/__main__.py", "package/__init__.py"):
+        (tmp_path / name).write_text(LOOKS if "init" not in name else "")
+    start = {"code": ["-c", LOOKS], "file": ["program.py"], "module": ["-m", "package"]}[how]
+    # With a locale, or Python chooses one and adds it.
+    environment = {"LC_ALL": "C.UTF-8", "MINE": "yes", "PYTHONPATH": str(tmp_path / "more")}
+    options = {"cwd": tmp_path, "env": environment, "start_new_session": True}
+    forked, fresh = both([*start, "one", "--two"], **options)
+    assert (fresh.returncode, fresh.stderr) == (0, "")
+    assert forked.stdout == fresh.stdout
+    assert (forked.returncode, forked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('a complaint')",
+        "import os; os._exit(4)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+        "import warnings; warnings.warn('mine')",
+        "raise ValueError('mine')",
+        "import atexit; atexit.register(print, 'the end'); kept = [object()]",
+        "import threading; threading.Thread(target=print, args=['a thread']).start()",
+    ],
+)
+def test_program_ends_as_it_would_end(end):
+    """By itself, by an error or by a signal, with the same last words."""
+    forked, fresh = both(["-c", f"print('begun')\n{end}"])
+    assert forked.returncode == fresh.returncode
+    assert forked.stdout == fresh.stdout
+    assert forked.stderr.splitlines()[-1:] == fresh.stderr.splitlines()[-1:]
+    assert forked.stderr.count("Traceback") == fresh.stderr.count("Traceback")
+
+
+def test_warnings_are_what_the_options_say():
+    """The last one comes first, as in Python."""
+    code = "import warnings; warnings.warn('mine'); warnings.warn('yours')"
+    options = ["-W", "error", "-W", "ignore:mine"]
+    forked, fresh = both([*options, "-c", code])
+    assert forked.returncode == fresh.returncode == 1
+    assert forked.stderr.splitlines()[-1] == fresh.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_program_starts_processes_of_its_own(method, tmp_path):
+    """They find its functions."""
+    (tmp_path / "program.py").write_text(SPAWNS)
+    done = _warm.run(["-W", "ignore", tmp_path / "program.py", method], timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4]\n", "")
+
+
+STARTS = """
+import multiprocessing, os, signal, sys
+
+def look(wire):
+    numbers = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+    kinds = [os.readlink(f"/proc/self/fd/{n}").split(":")[0] for n in (0, 1, 2, *range(3, 30))
+             if os.path.exists(f"/proc/self/fd/{n}")]
+    wire.send([
+        __name__, sys.argv, os.environ["MINE"], "secret" in globals(), sorted(kinds),
+        [str(signal.getsignal(number)) for number in numbers],
+    ])
+    wire.send("torch" in sys.modules)
+    sys.exit(3)
+
+if __name__ == "__main__":
+    secret, file = 1, open(__file__)
+    signal.signal(signal.SIGTERM, print)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    os.environ["MINE"] = "1"
+    context = multiprocessing.get_context(sys.argv[1])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=look, args=[theirs])
+    process.start()
+    print(ours.recv())
+    print(ours.recv(), file=sys.stderr)
+    process.join()
+    print(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_process_that_is_forked_sees_what_a_new_one_would_see(method, tmp_path):
+    """With ``forks``; but torch is there already, in the new process as in the program."""
+    (tmp_path / "program.py").write_text(STARTS)
+    new, forked = (
+        _warm.run([tmp_path / "program.py", method], timeout=50, forks=forks)
+        for forks in (False, True)
+    )
+    assert new.stdout == forked.stdout
+    assert new.stdout.endswith("\n3\n")
+    assert (new.stderr, forked.stderr) == ("False\n", "True\n")
+
+
+def test_torch_is_there_already():
+    """Which is what it is for; the package is not."""
+    code = "import sys; print('torch' in sys.modules, 'spdl_torch' in sys.modules)"
+    assert _warm.run(["-c", code]).stdout == "True False\n"
+
+
+def test_program_can_be_talked_to(tmp_path):
+    """Lines as they come, signals, streams that are one or a file, a limit of time."""
+    code = "import signal; print('ready', flush=True); signal.pause()"
+    with _warm.start(["-c", code]) as program:
+        assert program.stdout.readline() == "ready\n"
+        assert program.poll() is None
+        with pytest.raises(TimeoutExpired, match="timed out after 0"):
+            program.communicate(timeout=0)
+        program.send_signal(signal.SIGINT)
+        printed, complaints = program.communicate(timeout=50)
+    assert (program.returncode, printed) == (-signal.SIGINT, "")
+    assert complaints.endswith("KeyboardInterrupt\n")
+    code = "import sys; print(1, flush=True); print(2, file=sys.stderr)"
+    assert _warm.run(["-c", code], stderr=STDOUT).stdout == "1\n2\n"
+    with (tmp_path / "printed").open("w") as file:
+        assert _warm.run(["-c", code], stdout=file).stderr == "2\n"
+    assert (tmp_path / "printed").read_text() == "1\n"
+
+
+def test_program_that_a_test_leaves_is_ended():
+    """An assertion that fails does not wait for it."""
+    with (
+        pytest.raises(AssertionError, match="mine"),
+        _warm.start(["-c", "import signal; signal.pause()"]) as program,
+    ):
+        raise AssertionError("mine")
+    assert program.returncode == -signal.SIGKILL
+
+
+def test_forked_programs_have_other_random_numbers():
+    """Where a program does not seed them."""
+    code = "import random, numpy; print(random.random(), numpy.random.rand())"
+    first, second = (_warm.run(["-c", code]).stdout.split() for _ in range(2))
+    assert not set(first) & set(second)

@@ -1,0 +1,713 @@
+"""Workers in several processes: the batches are those without workers, whoever is killed; each
+worker alone in its process is what torch's worker is."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import inspect
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from _gates import num_fds
+from _isolation_data import Coded, Crashing, Failing, Images, ImageStream, WhoAmI, as_list
+from _loader_helpers import (
+    PATIENCE_SECONDS,
+    DataLoader,
+    ThreadLoader,
+    assert_threads_end,
+    torch_loader,
+)
+from test_isolation import bits, epochs_of, nothing_left
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
+from torchvision import transforms as T
+from torchvision.datasets.folder import pil_loader
+from torchvision.transforms import functional as F
+from torchvision.transforms import v2
+
+from spdl_torch import DistributedSampler, ImageFolder
+from spdl_torch.data.child_process.connection import _descriptor_from
+from spdl_torch.data.loader import vouching
+from spdl_torch.data.loader.stateless import is_stateless
+from spdl_torch.errors import UnsupportedOptionError
+
+__all__ = ["nothing_left"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
+    pytest.mark.timeout(30),
+]
+
+ARRANGEMENTS = [(1, 2), (2, 1), (2, 2), (4, 1)]
+each_arrangement = pytest.mark.parametrize(("processes", "threads"), ARRANGEMENTS)
+
+
+def divided(dataset, *args, processes, threads=1, **options):
+    """A loader with so many processes, and so many worker threads in each."""
+    num_workers = processes * threads
+    return DataLoader(
+        dataset, *args, num_workers=num_workers, isolation="process", processes=processes, **options
+    )
+
+
+def children():
+    """The worker processes that live now."""
+    return [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
+
+
+# -- the batches -----------------------------------------------------------------------------------
+
+
+@each_arrangement
+def test_batches_are_those_without_workers(processes, threads):
+    """Two shuffled epochs: order, samples, and draws of three libraries; out of order the same."""
+    expected = epochs_of(shuffled(Images(), DataLoader))
+    options = {"processes": processes, "threads": threads}
+    assert epochs_of(shuffled(Images(), divided, **options)) == expected
+    options |= {"persistent_workers": True, "seed": 2}
+    expected = epochs_of(
+        shuffled(Images(), ThreadLoader, num_workers=1, persistent_workers=True, seed=2)
+    )
+    assert epochs_of(shuffled(Images(), divided, **options)) == expected
+    found = epochs_of(shuffled(Images(), divided, in_order=False, **options))
+    assert list(map(sorted, found)) == list(map(sorted, expected))
+
+
+def shuffled(dataset, make, **options):
+    """A loader whose order and draws are the same each time."""
+    generator = torch.Generator().manual_seed(3)
+    return make(dataset, 5, shuffle=True, generator=generator, **options)
+
+
+class Dealt(IterableDataset):
+    """Deals its items out among the workers; each draws."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for item in range(first, 14, step):
+            yield torch.tensor([item, torch.rand(()), random.random(), np.random.rand()])
+
+
+@each_arrangement
+def test_items_of_an_iterable_are_those_without_workers(processes, threads):
+    """In the order that as many threads give them."""
+    torch.manual_seed(1)
+    expected = [item.tolist() for item in DataLoader(Dealt(), None, seed=5)]
+    loader = divided(Dealt(), None, processes=processes, threads=threads, seed=5)
+    assert sorted(item.tolist() for item in loader) == sorted(expected)
+    options = {"seed": 5, "persistent_workers": True}
+    found = epochs_of(divided(ImageStream(), 3, processes=processes, threads=threads, **options))
+    threaded = ThreadLoader(ImageStream(), 3, num_workers=processes * threads, **options)
+    assert found == epochs_of(threaded)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("isolation", ["auto", "thread", "process"])
+def test_figures_count_every_sample(num_workers, isolation):
+    """Wherever it was made."""
+    loader = DataLoader(Images(), 4, num_workers=num_workers, isolation=isolation)
+    list(loader)
+    assert [stage.tasks.num_tasks for stage in loader.snapshot().stages] == [24, 6]
+
+
+# -- children that are killed ----------------------------------------------------------------------
+
+
+class DiesOnce(Images):
+    """The process that makes sample 13 first is killed by it."""
+
+    def __init__(self, folder, signal_number=signal.SIGKILL):
+        super().__init__()
+        self.mark = Path(folder) / "died"
+        self.signal = signal_number
+
+    def __getitem__(self, index):
+        if index == 13 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), self.signal)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_batches_of_a_child_that_is_killed_are_made_again(tmp_path, caplog, processes):
+    """With equal bits; the log names the signal and the batches, the report counts it, and the next
+    epoch knows nothing of it."""
+    (tmp_path / "died").touch()
+    expected = epochs_of(DataLoader(DiesOnce(tmp_path), 4, seed=1))
+    (tmp_path / "died").unlink()
+    options = {"seed": 1, "timeout": PATIENCE_SECONDS, "persistent_workers": True}
+    loader = divided(DiesOnce(tmp_path), 4, processes=processes, **options)
+    assert epochs_of(loader, 1) == expected[:1]
+    (record,) = [each for each in caplog.records if "killed" in each.message]
+    assert "was killed by SIGKILL" in record.message
+    made_again = record.message.rpartition("makes its batches again: ")[2].rstrip(".").split(", ")
+    assert "3" in made_again  # of samples 12 to 15
+    assert "killed" in str(loader.report())
+    assert epochs_of(loader, 1) == expected[1:]
+    assert "killed" not in str(loader.report())
+
+
+def test_child_that_is_killed_before_it_read_a_job_is_gone_not_out_of_reach():
+    """The system then says "reset" where it else says that the line has ended."""
+    line, childs = multiprocessing.Pipe()
+    line.send_bytes(b"a job")
+    childs.close()
+    with pytest.raises(EOFError):
+        _descriptor_from(line)
+    line.close()
+
+
+def test_batches_of_a_child_that_something_else_kills_are_made_again():
+    """While it works or waits, by a signal that the system or a person sends."""
+    expected = epochs_of(DataLoader(Images(), 2, seed=1), 1)[0]
+    loader = divided(Images(), 2, processes=2, seed=1, timeout=PATIENCE_SECONDS)
+    found = []
+    for number, batch in enumerate(loader):
+        if number in (0, 4):
+            os.kill(children()[0].pid, signal.SIGKILL)
+        found.append(bits(batch))
+    assert found == expected
+
+
+def test_batch_that_always_kills_its_child_is_an_error(caplog):
+    """After the second child; and asked again it says so again."""
+    loader = divided(Crashing(signal.SIGKILL), 1, processes=2, timeout=PATIENCE_SECONDS)
+    batches = iter(loader)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
+            list(batches)
+    assert caplog.text.count("makes its batches again: 5") == 1
+
+
+@pytest.mark.parametrize("rng", ["sample", "worker"])
+def test_child_whose_work_depends_on_its_past_is_not_replaced(rng, tmp_path):
+    """An iterable's iterator, and a worker's random stream, are gone with it: an error, no other
+    batches."""
+    dataset = DiesOnce(tmp_path) if rng == "worker" else DyingStream()
+    loader = divided(dataset, 4, processes=2, rng=rng)
+    with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
+        list(loader)
+
+
+class DyingStream(IterableDataset):
+    """Its third item kills."""
+
+    def __iter__(self):
+        yield from range(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# -- ends ------------------------------------------------------------------------------------------
+
+
+def failing_step(batch):
+    """A training step."""
+    return len(batch) / 0
+
+
+def leave(loader, how):
+    """End an epoch in one of the ways."""
+    batches = iter(loader)
+    next(batches)
+    if how == "end":
+        assert len(list(batches)) == 9
+    elif how == "error":
+        with pytest.raises(ZeroDivisionError, match="division"):
+            sum(map(failing_step, batches))
+    elif how == "break":
+        for _ in batches:
+            break
+    # Else it is dropped.
+
+
+@pytest.mark.parametrize("how", ["end", "error", "break", "drop"])
+def test_nothing_is_left_however_the_loop_ends(how):
+    """No child, thread or descriptor; of the default, and of several processes with threads."""
+    for make in (
+        lambda: DataLoader(Images(40), 4, num_workers=2),
+        lambda: divided(Images(40), 4, processes=2, threads=2, persistent_workers=True),
+    ):
+        leave(make(), "end")
+        gc.collect()
+        assert_threads_end()
+        before = num_fds()
+        leave(make(), how)
+        gc.collect()
+        assert_threads_end()
+        assert children() == []
+        assert num_fds() == before
+
+
+# -- placement -------------------------------------------------------------------------------------
+
+
+class Declared(Images):
+    """Says of itself whether threads may use it."""
+
+    def __init__(self, thread_safe):
+        super().__init__(8)
+        self.thread_safe = thread_safe
+
+
+def where(loader):
+    """Load an epoch; whether there were processes, and the report's words on it."""
+    batches = iter(loader)
+    next(batches)
+    found = bool(children())
+    placement = loader.report().placement
+    list(batches)
+    assert bool(placement.remedy) == bool(placement.num_processes)
+    return found, str(placement) if placement.num_processes else ""
+
+
+class SaysByProperty(Images):
+    """As a wrapper may that asks what is inside."""
+
+    @property
+    def thread_safe(self):
+        return True
+
+
+class Later(Dataset):
+    """A class of the package that was written after the table of known ones."""
+
+    __module__ = "spdl_torch.data.later"
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index
+
+
+class RaisesByProperty(Images):
+    """A property that fails says nothing."""
+
+    @property
+    def thread_safe(self):
+        raise KeyError("thread_safe")
+
+
+X = torch.arange(8)
+KNOWN = {
+    "TensorDataset": lambda: TensorDataset(X, X),
+    "Subset": lambda: Subset(TensorDataset(X), [1, 2, 3]),
+    "ConcatDataset": lambda: ConcatDataset([TensorDataset(X), Subset(TensorDataset(X), [4])]),
+    "list": lambda: list(range(8)),
+    "range": lambda: range(8),
+    "array": lambda: np.arange(8),
+    "tensor": lambda: X,
+    "declared": lambda: Declared(thread_safe=True),
+    "Subset of declared": lambda: Subset(Declared(thread_safe=True), [1, 2, 3]),
+    "ConcatDataset of declared": lambda: ConcatDataset([Declared(thread_safe=True)] * 2),
+    "a property that says so": lambda: SaysByProperty(8),
+}
+UNKNOWN = {
+    "a user's class": (lambda: Images(8), {}, "Images is not known to be safe on threads"),
+    "Subset of it": (lambda: Subset(Images(8), [1, 2]), {}, "Images is not known to be safe"),
+    "a later class of ours": (Later, {}, "Later is not known to be safe on threads"),
+    "subclass of TensorDataset": (
+        lambda: type("Mine", (TensorDataset,), {})(X),
+        {},
+        "Mine is not known to be safe on threads",
+    ),
+    "a property that fails": (lambda: RaisesByProperty(8), {}, "RaisesByProperty is not known"),
+    "a part of a StackDataset": (
+        lambda: StackDataset(a=TensorDataset(X), b=Images(8)),
+        {},
+        "Images is not known to be safe on threads",
+    ),
+    "declared unsafe": (lambda: Declared(thread_safe=False), {}, "says thread_safe = False"),
+    "collate_fn": (lambda: range(8), {"collate_fn": as_list}, "collate_fn=as_list is not known"),
+    "worker_init_fn": (lambda: range(8), {"worker_init_fn": id}, "worker_init_fn=id is not known"),
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_workers_are_threads_where_that_is_known_to_be_safe(kind):
+    """The class is known, or the dataset says so."""
+    assert where(DataLoader(KNOWN[kind](), num_workers=2)) == (False, "")
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_workers_are_processes_elsewhere(kind):
+    """The report says why, and what would put them on threads; that does."""
+    make, options, reason = UNKNOWN[kind]
+    found, told = where(DataLoader(make(), num_workers=2, **options))
+    assert found
+    assert "in 2 processes: " in told
+    assert reason in told
+    if kind != "declared unsafe":
+        assert 'thread_safe = True in the dataset or isolation="thread"' in told
+    assert where(DataLoader(make(), num_workers=2, isolation="thread", **options)) == (False, "")
+
+
+def test_our_own_datasets_load_on_threads(tmp_path):
+    """They are made for it, with transforms that keep no state: torchvision's."""
+    from PIL import Image
+    from torchvision import transforms
+
+    (tmp_path / "a").mkdir()
+    for number in range(2):
+        Image.new("RGB", (8, 8)).save(tmp_path / "a" / f"{number}.png")
+    dataset = ImageFolder(str(tmp_path), transform=transforms.ToTensor())
+    sampler = DistributedSampler(len(dataset), num_replicas=1, rank=0)
+    assert where(DataLoader(dataset, sampler=sampler, num_workers=1)) == (False, "")
+    dataset.transform = np.array
+    found, told = where(DataLoader(Subset(dataset, [0, 1]), num_workers=1))
+    assert found
+    assert "transform=array is not known to be safe on threads" in told
+
+
+def test_classes_in_the_table_of_known_ones_exist():
+    """Under their names, and with the attributes that are looked at."""
+    for name, parts in vouching._KNOWN.items():
+        module, _, kind = name.rpartition(".")
+        source = inspect.getsource(getattr(importlib.import_module(module), kind))
+        bases = "samples transform target_transform loader"  # torchvision's, of ImageFolder
+        for each in (parts.datasets, parts.collate, *parts.functions, *parts.containers):
+            assert f"self.{each} " in source or f"self.{each}:" in source or each in bases
+
+
+LABELS = {"labels": 1}
+STATELESS = {
+    "none": None,
+    "a function of torchvision": F.pil_to_tensor,
+    "a recipe": v2.Compose([v2.RandomResizedCrop(4), v2.ToDtype({torch.Tensor: torch.float32})]),
+    "an older recipe": T.Compose([T.RandomApply([T.ColorJitter(0.1)]), T.Normalize([0.0], [1.0])]),
+    "Sequential": torch.nn.Sequential(v2.AutoAugment(), v2.RandomChoice([v2.Identity()])),
+    "labels found by torchvision": v2.SanitizeBoundingBoxes(),
+    "torchvision's loader": pil_loader,
+}
+KEEPING = {
+    "lambda": T.Lambda(len),
+    "v2's lambda": v2.Compose([v2.RandomOrder([v2.Lambda(len)])]),
+    "labels found by a function": v2.SanitizeBoundingBoxes(labels_getter=LABELS.get),
+    "subclass of Sequential": type("Mine", (torch.nn.Sequential,), {})(v2.Identity()),
+    "subclass of a transform": type("Mine", (v2.Identity,), {})(),
+    "another module": torch.nn.Sequential(torch.nn.BatchNorm2d(3)),
+    "a method": LABELS.get,
+    "a wrapped loader": lru_cache(pil_loader),
+    "partial": partial(F.resize, size=[4]),
+    "forward replaced": v2.Identity(),
+}
+KEEPING["forward replaced"].forward = LABELS.get
+
+
+@pytest.mark.parametrize("kind", [*STATELESS, *KEEPING])
+def test_only_transforms_of_libraries_alone_keep_no_state(kind):
+    """Whatever a function of the user's is inside of may keep some."""
+    assert is_stateless((STATELESS | KEEPING)[kind]) is (kind in STATELESS)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"processes": 2}, r"processes=2 has an effect only with isolation=\"process\""),
+        ({"processes": 2, "isolation": "thread"}, "processes=2 has an effect only with"),
+        ({"processes": 0, "isolation": "process"}, r"from 1 to num_workers \(2\), got 0"),
+        ({"processes": 3, "isolation": "process"}, r"from 1 to num_workers \(2\), got 3"),
+        ({"processes": 1.5, "isolation": "process"}, r"from 1 to num_workers \(2\), got 1\.5"),
+        ({"processes": True, "isolation": "process"}, r"from 1 to num_workers \(2\), got True"),
+        ({"processes": "2", "isolation": "process"}, r"from 1 to num_workers \(2\), got '2'"),
+        ({"isolation": "fibre"}, r'isolation must be "auto", "thread" or "process", got \'fibre\''),
+    ],
+)
+def test_option_that_cannot_be_honoured_is_refused(options, told):
+    """The message says what is expected and what was given."""
+    with pytest.raises(UnsupportedOptionError, match=told):
+        DataLoader(range(4), num_workers=2, **options)
+
+
+# -- a worker is what torch's is -------------------------------------------------------------------
+
+
+class Unpicklable(Dataset):
+    """Holds an open file, a lambda and a lock."""
+
+    def __init__(self, path):
+        self.file = open(path, "rb")  # noqa: SIM115
+        self.transform = lambda data: int.from_bytes(data, "little")
+        self.lock = threading.Lock()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        with self.lock:
+            return self.transform(os.pread(self.file.fileno(), 4, 4 * index))
+
+
+def test_nothing_is_pickled_on_the_way_to_a_forked_worker(tmp_path):
+    """As with torch's: an open file, a lambda and a lock, in the dataset and its functions."""
+    path = tmp_path / "numbers"
+    np.arange(8, dtype=np.int32).tofile(path)
+    dataset, offset = Unpicklable(path), 100
+    with dataset.file:
+        loader = DataLoader(
+            dataset, 2, num_workers=2, collate_fn=lambda samples: [n + offset for n in samples]
+        )
+        assert list(loader) == [[100, 101], [102, 103], [104, 105], [106, 107]]
+
+
+class Introspective(Dataset):
+    """What a worker can find out about itself, on its own thread and on one that it starts."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        before = signal.signal(signal.SIGALRM, signal.SIG_IGN)  # only a main thread may
+        signal.signal(signal.SIGALRM, before)
+        found = []
+        thread = threading.Thread(target=lambda: found.append(self.about()))
+        thread.start()
+        thread.join()
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main, os.getppid(), self.about(), *found
+
+    def about(self):
+        info = get_worker_info()
+        return info.id, info.num_workers, info.seed, info.dataset is self
+
+
+def test_worker_finds_what_torchs_worker_finds():
+    """It is the main thread of a child of the trainer, with torch's worker info and seed; so it is
+    for a thread that the dataset starts."""
+    found = []
+    for make, options in ((DataLoader, {"rng": "worker"}), (torch_loader, {})):
+        generator = torch.Generator().manual_seed(4)
+        loader = make(
+            Introspective(), num_workers=2, generator=generator, collate_fn=as_list, **options
+        )
+        found.append([sample for batch in loader for sample in batch])
+    ours, theirs = found
+    assert ours == theirs
+    assert {sample[:2] for sample in ours} == {(True, os.getpid())}
+
+
+class Untidy(Dataset):
+    """Changes what belongs to the whole process."""
+
+    seen: list = []  # noqa: RUF012
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        os.chdir("/")
+        os.environ["SPDL_TORCH_TEST"] = "changed"
+        torch.set_default_dtype(torch.float64)
+        self.seen.append(index)
+        return len(self.seen)
+
+
+def test_trainer_is_left_alone():
+    """Directory, environment, settings and globals are the worker's own."""
+    before = os.getcwd(), os.environ.get("SPDL_TORCH_TEST"), torch.get_default_dtype()
+    loader = DataLoader(Untidy(), 4, num_workers=1)
+    assert [batch.tolist() for batch in loader] == [[1, 2, 3, 4]]
+    assert (os.getcwd(), os.environ.get("SPDL_TORCH_TEST"), torch.get_default_dtype()) == before
+    assert Untidy.seen == []
+
+
+def test_every_worker_has_a_process():
+    """As many as there are workers, or as ``processes`` says, with the ids of all of them."""
+    for processes, loader in (
+        (3, DataLoader(WhoAmI(), 1, num_workers=3, collate_fn=as_list, rng="worker")),
+        (2, divided(WhoAmI(), 1, processes=2, threads=2, collate_fn=as_list, rng="worker")),
+    ):
+        pids, ppids, names, nums, ids = zip(*(batch[0] for batch in loader), strict=True)
+        assert len(set(pids)) == processes
+        assert set(ppids) == {os.getpid()}
+        assert set(nums) == {loader.num_workers}
+        assert set(ids) == set(range(loader.num_workers))
+        if processes == 3:
+            assert set(zip(ids, names, strict=True)) == {(n, f"spdl-worker-{n}") for n in range(3)}
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def failing_collate(samples):
+    """A collate_fn that raises."""
+    raise Coded(len(samples), "collate")
+
+
+def fails_on(number):
+    """A worker_init_fn that raises on one worker."""
+
+    def start(worker):
+        if worker == number:
+            raise Coded(worker, "init")
+
+    return start
+
+
+@each_arrangement
+@pytest.mark.parametrize(
+    ("dataset", "options", "note"),
+    [
+        (Failing({5: KeyError}), {}, "sample index 5"),
+        (Images(), {"collate_fn": failing_collate}, "in collate_fn"),
+    ],
+    ids=["dataset", "collate_fn"],
+)
+def test_error_keeps_its_type_and_gets_a_note(dataset, options, note, processes, threads):
+    """With the place, the process and its traceback."""
+    loader = divided(dataset, 4, processes=processes, threads=threads, **options)
+    with pytest.raises(Coded, match=r"here|collate") as caught:
+        list(loader)
+    notes = "\n".join(caught.value.__notes__)
+    assert note in notes
+    assert "raised in the loading process (pid" in notes
+
+
+@each_arrangement
+def test_error_of_worker_init_fn_is_heard_whichever_worker_it_is(processes, threads):
+    """Once, with its type and a note; the batches that come are whole."""
+    for number in range(processes * threads):
+        loader = divided(
+            *(range(40), 4), processes=processes, threads=threads, worker_init_fn=fails_on(number)
+        )
+        heard, others, batches = [], [], iter(loader)
+        while True:
+            try:
+                assert len(next(batches)) == 4
+            except StopIteration:
+                break
+            except Coded as error:
+                heard.append(error)
+            except RuntimeError as error:
+                others.append(str(error))
+        assert [error.args for error in heard] == [(number, "init")]
+        assert f"in worker_init_fn({number})" in heard[0].__notes__[0]
+        assert all("could not start" in text for text in others)
+
+
+# -- Ctrl-C ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(60)
+def test_nothing_is_left_after_ctrl_c():
+    """At random moments of the default's life, of one to four processes."""
+    program = Path(__file__).with_name("_interrupts.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", program, "6", "2", "auto"],
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    told = json.loads(done.stdout)
+    assert (told["interrupted"], told["left"]) == (6, [])
+    assert told["descriptors"] <= 0
+
+
+class Computing(Images):
+    """Each batch takes longer than the shortest turn that is recorded, 0.1 ms."""
+
+    def __getitem__(self, index):
+        return index + 0 * sum(range(30_000))
+
+
+def test_what_workers_did_is_known_after_their_epoch():
+    """Their processes have ended with it; the trace of that epoch has their rows all the same."""
+    loader = DataLoader(Computing(), batch_size=4, num_workers=2)
+    num_batches = sum(1 for _ in loader)
+    rows = [row for row in loader._state.figures.timeline().rows if row.stage == "worker process"]
+    assert [row.replica for row in rows] == [0, 1]
+    num_turns = sum(len(row.turns) for row in rows)
+    assert num_batches - 2 <= num_turns <= num_batches  # a batch is sent before its turn is noted
+    assert not multiprocessing.active_children()
+
+
+# -- jobs larger than the pipe ---------------------------------------------------------------------
+
+
+class Gated(Dataset):
+    """A batch in one call, of many indices; each batch but the first waits for a gate of its own,
+    and says whether it was opened."""
+
+    def __init__(self, num_batches):
+        fork = multiprocessing.get_context("fork")
+        self.entered = [fork.Event() for _ in range(num_batches)]
+        self.gates = [fork.Event() for _ in range(num_batches)]
+
+    def __getitems__(self, indices):
+        number = indices[0] // LARGE
+        self.entered[number].set()
+        opened = number == 0 or self.gates[number].wait(PATIENCE_SECONDS)
+        return [(opened, sum(indices))]
+
+
+LARGE = 100_000  # indices, about 0.5 MB; the pipe takes 0.2 MB
+
+
+class Large:
+    """A batch sampler whose third index is there once a worker is at the second batch: the sampler
+    is pulled on the trainer's thread, right before it gives out the job."""
+
+    def __init__(self, dataset, num_batches):
+        self.dataset, self.num_batches = dataset, num_batches
+
+    def __iter__(self):
+        for number in range(self.num_batches):
+            if number >= 2:
+                assert self.dataset.entered[number - 1].wait(PATIENCE_SECONDS)
+            yield list(range(number * LARGE, (number + 1) * LARGE))
+
+
+def test_trainer_does_not_wait_until_a_busy_worker_reads_a_large_job():
+    """The worker is in its batch until the trainer, which has given out the next job, goes on."""
+    dataset = Gated(6)
+    loader = DataLoader(
+        dataset, batch_sampler=Large(dataset, 6), num_workers=1, prefetch_factor=2, collate_fn=list
+    )
+    found = []
+    for number, ((opened, total),) in enumerate(loader):
+        found.append((opened, total))
+        if number + 1 < 6:
+            dataset.gates[number + 1].set()
+    assert found == [(True, sum(range(n * LARGE, (n + 1) * LARGE))) for n in range(6)]
+
+
+class Texts(Dataset):
+    """Batches as large as their jobs, and pickled: their texts do not go through shared memory."""
+
+    def __getitems__(self, indices):
+        return [str(index) for index in indices]
+
+
+def test_large_jobs_and_large_results_do_not_block_each_other():
+    """The trainer writes jobs while the workers write results, each more than a pipe takes."""
+    batches = [list(range(10**6 + n, 10**6 + n + LARGE // 2)) for n in range(10)]
+    loader = DataLoader(
+        Texts(), batch_sampler=batches, num_workers=2, prefetch_factor=3, collate_fn=list
+    )
+    for number, batch in enumerate(loader):
+        assert batch == [str(index) for index in batches[number]]
+    assert number == 9
