@@ -194,13 +194,30 @@ def test_loaders_of_one_run_are_kept_apart(tmp_path):
     assert report_of_file(path, pipeline=1).verdict.cause is not Cause.GIL
 
 
-def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2):
-    """A report of one stage."""
+def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2, waited=5.0):
+    """A report of one stage, for which the consumer waited so many seconds."""
     tasks = TaskPerfStats(100, 0, 0.18, 0.2, 0.3, elapsed, 0.18, 0.18, busy * elapsed * concurrency)
-    queue = QueuePerfStats(elapsed, 100, 0.0, 0.05, 0.2, get_wait_time=5.0)
+    queue = QueuePerfStats(elapsed, 100, 0.0, 0.05, 0.2, get_wait_time=waited)
     stage = StageStats("decode", concurrency, tasks, queue, 7, busy, 1 - busy, 0.0)
     probes = Probes(gil_seconds=gil, run_delay_ratio=0.0, gc_ratio=0.0, num_cores=4)
-    return make_report(PipelineStats(elapsed, 0.5, (stage,)), probes)
+    return make_report(PipelineStats(elapsed, waited / elapsed, (stage,)), probes)
+
+
+def test_waits_of_laps_add_up_when_one_was_read_late(tmp_path):
+    """A thread that is held up between two clocks reads more waiting than the lap had time."""
+    path, before = tmp_path / "s.db", None
+    with SQLiteStatsWriter(path) as writer:
+        # The lap in the middle lasts a second, and 1.25 s of waiting are read after it.
+        for elapsed, waited in ((1.0, 0.5), (2.0, 1.75), (3.0, 2.0)):
+            report = reading(
+                elapsed=elapsed, busy=1 - waited / elapsed, waited=waited, concurrency=1
+            )
+            for entry in entries_of(report, before):
+                writer.log(entry)
+            before = report
+    stored = report_of_file(path).stats
+    assert stored.stages[0].wait_in_ratio == pytest.approx(2 / 3)
+    assert stored.consumer_wait_ratio == pytest.approx(2 / 3)
 
 
 def test_stage_is_one_when_its_concurrency_changes(tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.stats.perf_stats import QueuePerfStats
-from ..verdict.intervals import interval_between, thread_seconds
+from ..verdict.intervals import interval_between, queue_between, thread_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,7 +111,12 @@ def entries_of(
     ]
     source = StageInfo(pipeline_id, 0, "source")
     sink = StageInfo(pipeline_id, len(infos) + 1, "sink")
-    figures = _queues_of(stats, report.pooled)
+    figures = _queues_of(report.stats, report.pooled)
+    if before is not None and stats is not report.stats:
+        # Not from the interval's ratios, which are at most 1: a wait is read a moment after the
+        # clock, so that it may be longer than its interval, and the sum of the intervals needs it.
+        readings = zip(_queues_of(before.stats, report.pooled), figures, strict=True)
+        figures = [queue_between(then, now) for then, now in readings]
     queues = [
         QueueStatsLogEntry(now, f"{info}_queue", queue)
         for info, queue in zip((source, *infos, sink), figures, strict=True)

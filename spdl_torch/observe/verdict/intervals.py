@@ -10,7 +10,7 @@ from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageSta
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["after_pause", "interval_between", "sum_of_intervals", "thread_seconds"]
+__all__ = ["after_pause", "interval_between", "queue_between", "sum_of_intervals", "thread_seconds"]
 
 
 def interval_between(before: PipelineStats | None, after: PipelineStats) -> PipelineStats:
@@ -99,7 +99,7 @@ def _stage_between(then: StageStats, now: StageStats, sign: int = 1) -> StageSta
     return replace(
         now,
         tasks=tasks,
-        queue=_queue_between(then.queue, now.queue, sign),
+        queue=queue_between(then.queue, now.queue, sign),
         num_dropped=now.num_dropped - sign * then.num_dropped,
         # Not from the ratios, which are at most 1: a task that began in the interval before and
         # ends in this one adds all of its time here, and the sum of the intervals needs it.
@@ -133,7 +133,8 @@ def _tasks_between(then: TaskPerfStats, now: TaskPerfStats, sign: int) -> TaskPe
     )
 
 
-def _queue_between(then: QueuePerfStats, now: QueuePerfStats, sign: int) -> QueuePerfStats:
+def queue_between(then: QueuePerfStats, now: QueuePerfStats, sign: int = 1) -> QueuePerfStats:
+    """Return ``now`` less ``then``; with -1, their sum."""
     elapsed = max(0.0, now.elapsed - sign * then.elapsed)
     num_items = now.num_items - sign * then.num_items
     put = max(0.0, now.put_wait_time - sign * then.put_wait_time)
