@@ -227,8 +227,12 @@ def serve():
     ``__main__``.
     """
     control = socket.socket(fileno=int(sys.argv[1]))
+    # torch finds no Triton here, which complains at the end of each program when what it has made
+    # is frozen (below). A program can import it.
+    sys.modules["triton"] = None
     for name in ("numpy", "torch", "torchvision", *sys.argv[2:]):
         importlib.import_module(name)
+    del sys.modules["triton"]
     sys.path.remove(HERE)
     # At its end a program would go through all that is imported here, and so copy its memory, which
     # took 0.9 of the 1.3 s of CPU time of an empty one.
