@@ -11,8 +11,9 @@ import multiprocessing
 import os
 import time
 import zlib
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .images import jpegs, photographs
 from .report import Goal, Metric
@@ -20,6 +21,7 @@ from .tables import Contender, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.synchronize import Barrier
 
     from ..measuring.reporter import Reporter
     from .tables import BenchOptions
@@ -30,6 +32,7 @@ _SIDE = 224
 _RANK_SIDE = 512  # what processes take for themselves must not count beside the cache
 _BATCH = 32
 _NUM_RANKS = 4
+_PATIENCE_SECONDS = 600  # for the slowest of the ranks; the others stop when one has failed
 _LATE_SECONDS = 0.05
 _IN_FLIGHT = 16
 _FILES_A_SECOND = 200
@@ -123,47 +126,66 @@ def late_store(settings: dict[str, Any]) -> dict[str, float]:
 
 
 def ranks(settings: dict[str, Any]) -> dict[str, float]:
-    """Four ranks that read all decoded samples, and what the machine's memory has more then."""
+    """Four ranks that read all decoded samples, and what the machine's memory has more then.
+
+    What the same ranks take for reading the same photographs without a cache does not count.
+    """
     _cached_folder(settings, _RANK_SIDE)[0]  # imports, and what is allocated once
     context = multiprocessing.get_context("fork")
-    found = context.SimpleQueue()
-    stay = context.Event()
-    children = [
-        context.Process(target=_read_all, args=(settings, rank, found, stay))
-        for rank in range(_NUM_RANKS)
-    ]
-    for child in children:
-        child.start()
-    answers = [found.get() for _ in children]
-    stay.set()
-    for child in children:
-        child.join()
-    folders = {folder: size for _, folder, size, _ in answers}
-    private = sum(grown for grown, *_ in answers)
-    copy = answers[0][3]
-    return {
-        "mib": (sum(folders.values()) + private) / 2**20,
-        "copies": (sum(folders.values()) + private) / copy,
-    }
+    with ProcessPoolExecutor(
+        _NUM_RANKS,
+        mp_context=context,
+        initializer=_set_meeting,
+        initargs=(context.Barrier(_NUM_RANKS, timeout=_PATIENCE_SECONDS),),
+    ) as pool:
+        readings = list(pool.map(_read_all, [settings] * _NUM_RANKS, range(_NUM_RANKS)))
+    files = sum({reading.folder: reading.file_bytes for reading in readings}.values())
+    total = files + max(0, sum(reading.grown_bytes for reading in readings))
+    return {"mib": total / 2**20, "copies": total / readings[0].copy_bytes}
 
 
-def _read_all(settings: dict[str, Any], rank: int, found: Any, stay: Any) -> None:
+class _Reading(NamedTuple):
+    """What a rank has found."""
+
+    grown_bytes: int  # of the rank's own memory and its share of what ranks have in common
+    folder: str
+    file_bytes: int  # of the cache's files in this folder
+    copy_bytes: int  # of all samples
+
+
+_MEETING: list[Barrier] = []  # of the ranks, in each of them
+
+
+def _set_meeting(barrier: Barrier) -> None:
+    _MEETING.append(barrier)
+
+
+def _read_all(settings: dict[str, Any], rank: int) -> _Reading:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getppid())}
     os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(_NUM_RANKS))
-    dataset = _cached_folder(settings, _RANK_SIDE)
     count = settings["samples"]
     # Another part first than the other ranks, as a sampler has it; then what they have made.
-    dataset[rank * count // _NUM_RANKS]
-    before = _private_bytes()
-    length = 0
-    for number in range(count):
-        image, _ = dataset[(number + rank * count // _NUM_RANKS) % count]
-        length += image.numel()
-    grown = max(0, _private_bytes() - before)
+    indices = [(number + rank * count // _NUM_RANKS) % count for number in range(count)]
+    dataset, plain = _cached_folder(settings, _RANK_SIDE), _decoded_folder(settings, _RANK_SIDE)
+    for index in indices * 2:  # until the allocator has what decoding needs
+        plain[index]
+    dataset[indices[0]]
+    before = _bytes_when_all_are_here()
+    copy_bytes = sum(dataset[index][0].numel() for index in indices)
+    grown = _bytes_when_all_are_here() - before
     folder = dataset._store.folder
-    size = sum(512 * os.stat(entry.path).st_blocks for entry in os.scandir(folder))
-    found.put((grown, folder, size, length))
-    stay.wait()
+    file_bytes = sum(512 * os.stat(entry.path).st_blocks for entry in os.scandir(folder))
+    return _Reading(grown, folder, file_bytes, copy_bytes)
+
+
+def _bytes_when_all_are_here() -> int:
+    """Return this rank's memory at a moment when no rank works: each has its share of pages that
+    they have in common."""
+    (meeting,) = _MEETING
+    meeting.wait()
+    found = _private_bytes()
+    meeting.wait()
+    return found
 
 
 def _private_bytes() -> int:
