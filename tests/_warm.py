@@ -30,6 +30,7 @@ import threading
 import traceback
 import types
 import warnings
+import weakref
 from pathlib import Path
 from subprocess import PIPE, STDOUT, CompletedProcess, TimeoutExpired
 from time import monotonic
@@ -377,6 +378,8 @@ def _run_as_new(code, descriptors):
             if descriptor > 2 and descriptor not in descriptors:
                 with contextlib.suppress(OSError):  # the one that listed them
                     os.close(descriptor)
+        for finalizer in weakref.finalize._registry:
+            finalizer.atexit = False  # its parent's: it would delete a temporary folder of that
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):

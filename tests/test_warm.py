@@ -106,7 +106,7 @@ def test_program_starts_processes_of_its_own(method, tmp_path):
 
 
 STARTS = """
-import multiprocessing, os, signal, sys
+import multiprocessing, os, signal, sys, tempfile
 
 def look(wire):
     numbers = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
@@ -121,6 +121,7 @@ def look(wire):
 
 if __name__ == "__main__":
     secret, file = 1, open(__file__)
+    folder = tempfile.TemporaryDirectory()
     signal.signal(signal.SIGTERM, print)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.environ["MINE"] = "1"
@@ -131,7 +132,7 @@ if __name__ == "__main__":
     print(ours.recv())
     print(ours.recv(), file=sys.stderr)
     process.join()
-    print(process.exitcode)
+    print(process.exitcode, os.path.exists(folder.name))
 """
 
 
