@@ -145,7 +145,7 @@ def test_process_that_is_forked_sees_what_a_new_one_would_see(method, tmp_path):
         for forks in (False, True)
     )
     assert new.stdout == forked.stdout
-    assert new.stdout.endswith("\n3\n")
+    assert new.stdout.endswith("\n3 True\n")
     assert (new.stderr, forked.stderr) == ("False\n", "True\n")
 
 
