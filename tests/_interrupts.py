@@ -65,7 +65,7 @@ class Rounds:
     def __init__(self, seed, isolation):
         self.random = random.Random(seed)
         self.isolation = isolation
-        self.num_interrupted = self.num_finished = 0
+        self.num_interrupted = self.num_finished = self.num_cut_short = 0
         self.longest = 0.02 if isolation == "thread" else 0.3
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         # What a finalizer was doing when Ctrl-C came is printed and ends: no reason to stop.
@@ -113,8 +113,9 @@ class Rounds:
             for batch in () if iterator is None else iterator:
                 rest += batch.tolist()
         except RuntimeError as error:
-            if "Ctrl-C came in the middle of a message" not in str(error):
+            if "Ctrl-C came" not in str(error):
                 raise
+            self.num_cut_short += 1
             loader.load_state_dict(loader.state_dict())
             rest += [n for batch in loader for n in batch.tolist()]
         assert len(set(rest)) == len(rest), "no sample twice"
@@ -172,6 +173,7 @@ def main(count, seed, isolation="thread"):
     found += left_over()
     faulthandler.cancel_dump_traceback_later()
     told = {"interrupted": rounds.num_interrupted, "finished": rounds.num_finished}
+    told["cut short"] = rounds.num_cut_short
     print(json.dumps({**told, "left": found, "descriptors": num_descriptors() - before}))
 
 

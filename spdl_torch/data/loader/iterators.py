@@ -57,6 +57,11 @@ __all__ = ["InlineIterator", "ThreadIterator"]
 
 _logger = logging.getLogger("spdl_torch.data")
 
+_CUT_SHORT = (
+    "DataLoader: Ctrl-C came while a batch was asked for, and the batches before it are handed "
+    "over. Call iter(loader) again; state_dict() says where the epoch stands."
+)
+
 _NO_BATCH = object()
 _NO_STREAMS: AbstractContextManager[Any] = nullcontext()
 
@@ -287,7 +292,7 @@ class ThreadIterator(EpochIterator):
         self._prime()
 
     def _prime(self) -> None:
-        self._num_submitted = 0
+        self._num_submitted, self._is_cut_short = 0, False
         # Where workers take turns: the worker of job n, and the number of jobs of each. For
         # iterables also the workers that have not ended; as in torch, ended ones lose their turn.
         self._worker_of: dict[int, int] = {}
@@ -302,14 +307,22 @@ class ThreadIterator(EpochIterator):
 
     def _submit_more(self) -> None:
         """Submit jobs up to the limit: one for each received batch, unless tuning moves the
-        limit.
+        limit; none after one that Ctrl-C has cut short.
         """
         if self._tuner is not None:
             self._max_outstanding = self._tuner.max_outstanding
         taken = self._pool.num_taken  # meanwhile nobody takes any
-        while self._num_submitted - taken < self._max_outstanding:
+        while self._num_submitted - taken < self._max_outstanding and not self._is_cut_short:
             num_submitted = self._num_submitted
-            self._submit_next()
+            # Ctrl-C may leave a job that the sampler has given and no worker has, or one that a
+            # worker has and nobody has counted: another one would get its number.
+            self._is_cut_short = True
+            try:
+                self._submit_next()
+            except Exception:  # the sampler's own, or an index that cannot be pickled
+                self._is_cut_short = False
+                raise
+            self._is_cut_short = False
             if self._num_submitted == num_submitted:
                 return
 
@@ -363,6 +376,8 @@ class ThreadIterator(EpochIterator):
                 return Failed(result.number, failure)
             if not is_empty and not isinstance(result, Exhausted):
                 return result
+        if self._is_cut_short:
+            raise RuntimeError(_CUT_SHORT)
         self._advance(EpochState.OVER)
         if self._tuner is not None:
             self._tuner.end()
