@@ -1,13 +1,18 @@
 """Ctrl-C at random moments of loading: nothing is left, nothing hangs, no sample comes twice."""
 
+import itertools
 import json
+import re
 import threading
 from pathlib import Path
 
 import _warm
 import pytest
+from _interrupts import Numbers, Stream
 from _loader_helpers import PATIENCE_SECONDS
+from test_isolation_interrupts import AtCall
 
+from spdl_torch import DataLoader
 from spdl_torch.pipeline.threads.starting import start
 
 PROGRAM = Path(__file__).with_name("_interrupts.py")
@@ -69,3 +74,50 @@ def test_thread_that_was_started_runs_whatever_happens_to_the_wait():
     gate.set()
     thread.join()
     assert not thread.is_alive()
+
+
+NUM_SAMPLES = 40
+
+
+def samples_after_ctrl_c(kind, isolation, place):
+    """All samples of an epoch whose loop goes on after Ctrl-C at that place of a batch's way to it,
+    whether Ctrl-C came, and whether the loop had to begin again."""
+    loader = DataLoader(kind(), 4, num_workers=2, isolation=isolation)
+    iterator = iter(loader)
+    seen = next(iterator).tolist()
+    came = has_begun_again = False
+    try:
+        with AtCall(place):
+            batch = next(iterator)
+        seen += batch.tolist()
+    except KeyboardInterrupt:
+        came = True
+    try:
+        for batch in iterator:
+            seen += batch.tolist()
+    except RuntimeError as error:
+        if not re.search(r"Ctrl-C came .*state_dict\(\) says", str(error), re.DOTALL):
+            raise
+        has_begun_again = True
+        loader.load_state_dict(loader.state_dict())
+        for batch in loader:
+            seen += batch.tolist()
+    return seen, came, has_begun_again
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", [Numbers, Stream])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, isolation):
+    """Wherever it comes while a batch is awaited: only that batch may be missing, and where more
+    would be, or one would come twice, an error says so."""
+    begun_again = []
+    for place in itertools.count(1, 1 if isolation == "thread" else 3):  # processes take long
+        seen, came, has_begun_again = samples_after_ctrl_c(kind, isolation, place)
+        assert len(set(seen)) == len(seen), f"twice, at place {place}: {sorted(seen)}"
+        assert len(seen) >= NUM_SAMPLES - 4, f"missing, at place {place}: {sorted(seen)}"
+        begun_again.append(has_begun_again)
+        if not came:
+            break
+    assert not all(begun_again), "there are places where the loop goes on"
+    assert any(begun_again), "there are places where it cannot"
