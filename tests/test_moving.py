@@ -157,6 +157,20 @@ def test_recording_has_every_sample_once(tmp_path, returns_at):
     assert sum(row["num_tasks"] for row in rows) == 2 * LENGTH
 
 
+@pytest.mark.parametrize("returns_at", [None, 6])
+def test_recording_has_every_place_once(tmp_path, returns_at):
+    """Where the workers lived, one after the other, in each epoch."""
+    loader, path = loader_of(), tmp_path / "run.db"
+    with recording(loader, path, interval_seconds=1e6):
+        for _ in range(2):
+            loop(iter(loader), 3, returns_at)
+    events = query_event_stats(path, "placement")
+    places = [0, 2] if returns_at is None else [0, 2, 0]
+    assert [event.details["num_processes"] for event in events] == 2 * places
+    moments = [event.timestamp for event in events]
+    assert moments == sorted(set(moments))
+
+
 def test_profile_after_the_epoch_has_the_rows_of_children_that_ended(tmp_path):
     """They ended with the epoch, and what they did was kept."""
     loader = loader_of(Slow())
