@@ -174,7 +174,7 @@ def test_child_that_is_killed_before_it_read_a_job_is_gone_not_out_of_reach():
     line, childs = multiprocessing.Pipe()
     line.send_bytes(b"a job")
     childs.close()
-    with pytest.raises(EOFError):
+    with pytest.raises(EOFError, match=r"^$"):
         _descriptor_from(line)
     line.close()
 
