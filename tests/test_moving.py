@@ -15,6 +15,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from _gates import PATIENCE_SECONDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
@@ -280,7 +281,7 @@ def test_nothing_is_left_in_any_state_of_moving(moment, way):
     del iterator, pool
     gc.collect()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
     assert all(child.is_over for child in children)
     left = {thread for thread in threading.enumerate() if thread.name != "spdl-probe"} - before
@@ -612,7 +613,7 @@ def test_no_lock_of_a_worker_thread_stays_held_in_a_child():
 def test_without_the_rest_it_does(monkeypatch):
     """The control: the same forks beside workers that go on."""
     monkeypatch.setattr(child_process, "workers_at_rest", _Nothing)
-    assert num_stuck(2) > 0
+    assert any(num_stuck(1) for _ in range(20))  # nearly always the first one
 
 
 def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):

@@ -111,7 +111,10 @@ class StoredRun:
         return [(row["num_items"], row["elapsed"]) for row in reversed(sink)]
 
     def charts(self, origin: float, unit: str) -> list[Chart]:
-        """Return the figures of every stage and queue over time; ``unit``: what the consumer takes."""
+        """Return the figures of every stage and queue over time.
+
+        unit: what the consumer takes: ``batches``.
+        """
         queues = _oldest_first(rows_by_stage(self._queues()))
         tasks = _oldest_first(rows_by_stage(self._tasks()))
         sink = queues[-1:]
