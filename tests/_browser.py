@@ -77,7 +77,7 @@ class Browser:
         with contextlib.suppress(OSError):  # it may have ended by itself
             self.call("Browser.close")
         self._writer.close()
-        self._process.wait(20)
+        self._process.wait(60)
         self._reader.close()
 
     def open(self, path):

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from spdl_torch import DataLoader
 
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 30
 """For what is to end."""
 
 LONGEST_SECONDS = 60

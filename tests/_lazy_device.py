@@ -23,7 +23,7 @@ from _gates import spdl_threads, until
 
 from spdl_torch.io._transfer import cuda, runtime, slabs, transfer
 
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 30
 
 HOST = torch.device("cpu")
 POISON = 0xDD

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DataLoader"]
 
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 30
 """How long a test waits for a thing that must happen; never how long it should take."""
 
 

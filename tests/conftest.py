@@ -18,14 +18,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from _gates import quiet_log
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 NUM_PARTS = 10
 """The runs in which continuous integration covers the long forms."""
 
 # The same examples in every run, so that a change fails for what it changed; the long forms, which
-# set profiles of their own, look further.
-settings.register_profile("same", derandomize=True, deadline=None)
+# set profiles of their own, look further. How long they take to make is the machine's matter.
+settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("same")
 
 # A shell that starts the tests in the background, as some build servers do, lets them ignore

@@ -321,7 +321,6 @@ def videos(tmp_path_factory):
     return folder
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore")  # of the peers, about themselves
 @pytest.mark.parametrize("table", TABLES)
 def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
@@ -488,7 +487,6 @@ def test_list_has_every_table(capsys):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals of a terminal")
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_ends_with_what_there_is(tmp_path, signum):
     """Ctrl-C in the second measurement: the first is in the table and in the JSON, status 130."""

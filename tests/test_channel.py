@@ -228,7 +228,6 @@ def test_get_numbered_counts_the_items():
     assert [channel.get_numbered() for _ in range(3)] == [(0, "a"), (1, "b"), (2, "c")]
 
 
-@pytest.mark.timeout(30)
 def test_put_at_out_of_turn_does_not_eat_the_wake_up_of_the_turn():
     """A run (``last=False``) waiting for its turn must not take the wake-up of the turn holder.
 

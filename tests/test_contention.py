@@ -299,10 +299,11 @@ def test_threads_end_wherever_they_wait():
 
 def test_report_tells_of_it():
     """One worker is busy; those that are parked do not count, nor would more of them help."""
-    loader = DataLoader(MapData(4000), batch_size=4, num_workers=4)
+    loader = DataLoader(MapData(400_000), batch_size=4, num_workers=4)
     with soon_alone():
         for number, _ in enumerate(loader):
-            if number == 900:
+            # In the mean: four threads were there at the beginning, which may have taken its time.
+            if number % 300 == 299 and loader.snapshot().stages[0].concurrency == 1:
                 break
     report = loader.report()
     fetch = report.stats.stages[0]

@@ -1172,11 +1172,11 @@ def test_many_broken_epochs_leave_threads_and_files_flat():
         return threading.active_count(), process.num_threads(), process.num_fds()
 
     threads, tasks, files = rounds(5)
-    threads_after, tasks_after, files_after = rounds(300)
+    threads_after, _, files_after = rounds(300)
     assert threads_after <= threads
-    # An operating system thread may outlive its Python thread by a moment.
-    assert tasks_after <= tasks + 2
     assert files_after <= files
+    # An operating system thread may outlive its Python thread by a moment.
+    until(lambda: process.num_threads() <= tasks)
 
 
 IMPORTS = r"""

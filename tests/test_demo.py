@@ -556,7 +556,6 @@ def environment(tmp_path):
     return {**os.environ, "TMPDIR": str(tmp_path)}
 
 
-@pytest.mark.timeout(180)
 def test_smoke_run(tmp_path, environment):
     """The main job in its short form: every row, every column, nothing left behind."""
     files = [tmp_path / "demo.json", tmp_path / "demo.html"]
@@ -581,7 +580,6 @@ def test_smoke_run(tmp_path, environment):
     assert not list(tmp_path.glob("spdl-torch-demo-*"))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("moment", "table"), [("writing photographs", 0), ("2/5", 1)])
 def test_interrupt(tmp_path, environment, moment, table):
     """Ctrl-C: what was measured so far, status 130, no traceback, no folder left."""
@@ -609,7 +607,6 @@ def test_reader_that_has_seen_enough_gets_no_traceback():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.timeout(120)
 def test_a_failing_run_shows_the_cause(tmp_path):
     """Status 1, the part of the demo that failed, and the loader's own error."""
     (tmp_path / "class_0").mkdir()

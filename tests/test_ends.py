@@ -10,12 +10,13 @@ from pathlib import Path
 
 import _warm
 import pytest
+from _gates import shared_memory_of
 from _loader_helpers import PATIENCE_SECONDS
 
 from spdl_torch.observe import query_task_stats
 
 PROGRAM = """
-    import itertools, os, signal, sys, threading, time
+    import itertools, multiprocessing, os, signal, sys, threading, time
     sys.path.insert(0, {tests!r})
     import torch
     import _lazy_device
@@ -59,7 +60,8 @@ PROGRAM = """
 
     def end():
         ending.set()
-        print(time.time(), flush=True)
+        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+        print(time.time(), *pids, flush=True)
         if how == "ctrl-c":
             os.kill(os.getpid(), signal.SIGINT)
         elif how == "SIGTERM":
@@ -106,19 +108,31 @@ def test_program_ends_and_its_file_is_whole(tmp_path, how, device):
         pytest.skip("needs fork")
     path = tmp_path / "stats.db"
     names = {"tests": str(Path(__file__).parent), "how": how, "path": str(path), "device": device}
-    before = _shared_memory()
     program = textwrap.dedent(PROGRAM).format(**names)
     child = _warm.run(["-W", "ignore", "-c", program], timeout=3 * PATIENCE_SECONDS)
     code, words = ENDS[how]
-    print(f"{how}, {device}: {time.time() - float(child.stdout):.2f} s")  # to see with -s
     assert child.returncode == code, child.stderr
+    began, *pids = child.stdout.split()
+    print(f"{how}, {device}: {time.time() - float(began):.2f} s")  # to see with -s
     assert child.stderr.count("Traceback") == (1 if code == 1 or how == "ctrl-c" else 0)
     assert words in child.stderr
-    assert _shared_memory() <= before
+    assert shared_memory_of(*pids) == set()
     (row,) = query_task_stats(path)
     assert row["num_tasks"] >= 21
 
 
-def _shared_memory():
-    folder = Path("/dev/shm")
-    return {each.name for each in folder.glob("torch_*")} if folder.is_dir() else set()
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="looks into /dev/shm")
+def test_shared_memory_of_a_program_is_seen():
+    """The test above would find it, and not that of other programs."""
+    code = """
+        import signal, torch
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        kept = torch.zeros(10).share_memory_()
+        print("shared", flush=True)
+        signal.pause()
+    """
+    with _warm.start(["-c", textwrap.dedent(code)]) as program:
+        assert program.stdout.readline() == "shared\n", program.stderr.read()
+        seen = shared_memory_of(program.pid), shared_memory_of(os.getpid())
+        program.kill()
+    assert [len(names) for names in seen] == [1, 0]

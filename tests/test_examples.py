@@ -57,7 +57,6 @@ def run_here(program, *arguments):
     assert not status, status
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "program", [p for p in PROGRAMS if p.stem not in RUN_ELSEWHERE], ids=lambda path: path.stem
 )

@@ -19,8 +19,6 @@ NUM_IMAGES = 23
 SECONDS = 45
 """Within which a program that was told to stop must have ended."""
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):

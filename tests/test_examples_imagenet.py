@@ -215,7 +215,7 @@ def test_interrupt_ends_the_program_at_once_without_a_traceback(photographs, tmp
         while "step" not in program.stdout.readline():
             assert program.poll() is None
         program.send_signal(signal.SIGINT)
-        _, errors = program.communicate(timeout=20)
+        _, errors = program.communicate(timeout=50)
     assert program.returncode == 130
     assert "Traceback" not in errors
     assert "interrupted; --resume goes on" in errors

@@ -34,7 +34,7 @@ pytestmark = [
         multiprocessing.get_start_method() != "fork", reason="idioms of forked workers"
     ),
     pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore::ResourceWarning"),
-    pytest.mark.timeout(60 + 5 * NUM_RUNS),
+    pytest.mark.timeout(180 + 5 * NUM_RUNS),
 ]
 
 

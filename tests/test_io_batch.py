@@ -259,7 +259,7 @@ def test_kernel_compiles_once_for_many_threads(paths, monkeypatch):
     batches = []
 
     def load():
-        barrier.wait(timeout=10)
+        barrier.wait(timeout=30)
         batches.append(load_image_batch(paths[:4], width=16, height=16))
 
     threads = [threading.Thread(target=load) for _ in range(4)]

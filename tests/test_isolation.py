@@ -12,7 +12,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from _gates import num_fds
+from _gates import num_fds, shared_memory_of
 from _isolation_data import (
     BulkImages,
     Coded,
@@ -52,14 +52,13 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def nothing_left():
     """No thread, no child, no mapping of a slab, no name in /dev/shm outlives a test."""
-    named = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    named = shared_memory_of(os.getpid())
     SLABS_OF_OTHERS.update(mapped_slabs())
     yield
     assert_threads_end()
     assert not [c for c in multiprocessing.active_children() if c.name == "spdl-loader"]
     assert not num_mapped_slabs()
-    if named:
-        assert not {name for name in os.listdir("/dev/shm") if "spdl" in name} - named
+    assert not shared_memory_of(os.getpid()) - named
 
 
 SLABS_OF_OTHERS: set[str] = set()

@@ -13,6 +13,7 @@ from time import monotonic
 
 import psutil
 import pytest
+from _gates import shared_memory_of
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from test_isolation import isolated, num_mapped_slabs
@@ -102,7 +103,7 @@ def belongings():
         "processes": [p.name for p in multiprocessing.active_children()],
         "descriptors": sorted(os.listdir("/proc/self/fd")),
         "slabs": num_mapped_slabs(),
-        "names": [name for name in os.listdir("/dev/shm") if "spdl" in name],
+        "names": shared_memory_of(os.getpid()),
     }
 
 

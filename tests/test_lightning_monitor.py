@@ -254,7 +254,7 @@ def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
         [PipelineStatsMonitor(db_path=tmp_path / "s.db"), UntilMoved()],
         logger=[CSVLogger(tmp_path, name="", version=""), board],
         max_epochs=1,
-        log_every_n_steps=10,
+        log_every_n_steps=1,  # the first one before they can have moved
     ).fit(Module(), DataLoader(Squares(), batch_size=4, num_workers=2))
 
     key = "data/num_processes"
@@ -538,12 +538,11 @@ def test_file_is_complete_when_training_fails(tmp_path, error):
 
 
 class Slow(Points):
-    """Waits, as for storage, and leaves it to the garbage collector to clean up once."""
+    """Waits, as for storage, and has the garbage collector clean up again and again."""
 
     def __getitem__(self, index):
         threading.Event().wait(0.01)
-        if index == 5:
-            gc.collect()
+        gc.collect()
         return super().__getitem__(index)
 
 

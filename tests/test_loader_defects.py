@@ -37,10 +37,7 @@ from spdl_torch.testing import assert_reproducible
 
 __all__ = ["no_thread_left"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.timeout(30),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Numbers(Dataset):

@@ -15,6 +15,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from _gates import PATIENCE_SECONDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
@@ -157,6 +158,20 @@ def test_recording_has_every_sample_once(tmp_path, returns_at):
     assert sum(row["num_tasks"] for row in rows) == 2 * LENGTH
 
 
+@pytest.mark.parametrize("returns_at", [None, 6])
+def test_recording_has_every_place_once(tmp_path, returns_at):
+    """Where the workers lived, one after the other, in each epoch."""
+    loader, path = loader_of(), tmp_path / "run.db"
+    with recording(loader, path, interval_seconds=1e6):
+        for _ in range(2):
+            loop(iter(loader), 3, returns_at)
+    events = query_event_stats(path, "placement")
+    places = [0, 2] if returns_at is None else [0, 2, 0]
+    assert [event.details["num_processes"] for event in events] == 2 * places
+    moments = [event.timestamp for event in events]
+    assert moments == sorted(set(moments))
+
+
 def test_profile_after_the_epoch_has_the_rows_of_children_that_ended(tmp_path):
     """They ended with the epoch, and what they did was kept."""
     loader = loader_of(Slow())
@@ -266,7 +281,7 @@ def test_nothing_is_left_in_any_state_of_moving(moment, way):
     del iterator, pool
     gc.collect()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
     assert all(child.is_over for child in children)
     left = {thread for thread in threading.enumerate() if thread.name != "spdl-probe"} - before
@@ -598,7 +613,7 @@ def test_no_lock_of_a_worker_thread_stays_held_in_a_child():
 def test_without_the_rest_it_does(monkeypatch):
     """The control: the same forks beside workers that go on."""
     monkeypatch.setattr(child_process, "workers_at_rest", _Nothing)
-    assert num_stuck(2) > 0
+    assert any(num_stuck(1) for _ in range(20))  # nearly always the first one
 
 
 def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):

@@ -246,6 +246,7 @@ def test_figures_are_those_of_the_store(tmp_path):
     sink = [row for row in query_queue_stats(db) if row["label"] == "sink"][::-1]
     check_curve(page, "Waiting for data: sink", sink, lambda r: r["get_wait_time"] / r["elapsed"])
     check_curve(page, "Delivered: sink", sink, lambda r: r["num_items"] / r["elapsed"])
+    assert delivered(page) == "batches/s"
     for name in ("fetch", "collate"):
         rows = [row for row in tasks if row["label"] == name]
         check_curve(page, f"Busy: {name}", rows, lambda r: r["busy_time"] / r["elapsed"] / 2)
@@ -253,6 +254,24 @@ def test_figures_are_those_of_the_store(tmp_path):
         for word, column in {"mean": "ave", "p50": "p50", "p90": "p90", "p99": "p99"}.items():
             key = f"{column}_time"
             check_curve(page, f"Time of a call: {name} {word}", rows, lambda r, k=key: 1e3 * r[k])
+
+
+def delivered(page):
+    """The unit of what the consumer took."""
+    (chart,) = (chart for chart in page.figures["charts"] if chart["title"] == "Delivered")
+    return chart["unit"]
+
+
+def test_what_is_delivered_has_its_name(tmp_path):
+    """A loader's consumer takes batches, a pipeline's takes items; so says the terminal."""
+    for unit, readings in {
+        "batches": reports(2),
+        "items": [make_report(reading.stats) for reading in reports(2)],
+    }.items():
+        db = write_run(tmp_path / f"{unit}.db", readings)
+        page = read(Profile.load(db).write_html(tmp_path / "page.html"))
+        assert delivered(page) == f"{unit}/s"
+        assert f" {unit}/s in the last one" in frame_of(db)[0]
 
 
 def check_curve(page, name, rows, figure):
@@ -584,7 +603,7 @@ def test_watch_shows_the_figures_of_the_file(tmp_path, capsys):
     assert text == frame_of(db)[0] + "\n"
     assert str(report_of_file(db)) in text
     last = next(row for row in query_queue_stats(db) if row["label"] == "sink")
-    assert f"{last['num_items'] / last['elapsed']:,.1f} items/s in the last one" in text
+    assert f"{last['num_items'] / last['elapsed']:,.1f} batches/s in the last one" in text
     assert "ended after" in text
     assert "a?[2Jb" in text
     assert "\x1b" not in text

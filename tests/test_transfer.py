@@ -224,7 +224,7 @@ def test_slab_is_not_packed_before_its_copy_is_done(transfer):
     staged = [transfer.stage(torch.full((9,), float(k))) for k in range(2)]
     backend.gate.clear()
     third = in_thread(transfer.stage, torch.full((9,), 2.0))
-    assert backend.waiting.wait(10)
+    assert backend.waiting.wait(30)
     assert not third.done()
     assert backend.num_done == 0
     backend.gate.set()

@@ -75,7 +75,7 @@ def test_small_tensors_and_small_machines_need_no_team(small_parts, num_threads,
 
 def test_several_threads_copy_at_once(small_parts, monkeypatch):
     """Each waits in its first part for the others; what was copied is whole."""
-    together, names = threading.Barrier(3, timeout=10), set()
+    together, names = threading.Barrier(3, timeout=30), set()
     alone = team.copy_alone
 
     def meeting(target, source):

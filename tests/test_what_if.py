@@ -324,14 +324,16 @@ class Waiting:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_loader_measures_what_the_model_needs(num_workers):
-    """CPU time of the process and its cores, with workers and without."""
-    loader = DataLoader(Waiting(), batch_size=64, num_workers=num_workers)
+    """CPU time of the process and its cores, with workers and without; of so few batches not even a
+    long window tells enough."""
+    loader = DataLoader(Waiting(), batch_size=1024, num_workers=num_workers)
     for _ in loader:
         pass
     report = loader.report()
     assert report.probes.num_cores >= 1
     assert report.probes.cores_used > 0
-    assert "the window is short" in report.what_if(num_workers=4).reason
+    reason = report.what_if(num_workers=4).reason
+    assert "the window is short" in reason or "only 4 batches were delivered" in reason
     assert report.predictions == ()
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..data.workers.object_state import slots_of
+
 __all__ = ["PLAIN", "Scope", "is_library", "is_ours", "is_users", "members", "state"]
 
 PLAIN = (
@@ -141,12 +143,7 @@ def _attributes(value: Any) -> dict[str, Any]:
         found = dict(vars(value))
     except Exception:  # it has no __dict__, or its class computes one and fails
         found = {}
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
-    return found
+    return {**found, **slots_of(value)}
 
 
 def _checksum(value: Any) -> Any:

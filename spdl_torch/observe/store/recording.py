@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -282,8 +283,9 @@ class _SourceLog:
     def _write_figures(self) -> None:
         for place, report, before, interval in self._news():
             if self._writer is not None:
+                news = self._without_known_placements(report)
                 for entry in entries_of(
-                    report, before, pipeline_id=self._pipeline_id, name=self._name
+                    news, before, pipeline_id=self._pipeline_id, name=self._name
                 ):
                     self._writer.log(entry)
             self._before[place] = report
@@ -292,6 +294,14 @@ class _SourceLog:
                 step = self._num_delivered if self._step is None else self._step()
                 for feed in self._feeds:
                     feed.gather(interval, report, step)
+
+    def _without_known_placements(self, report: Report) -> Report:
+        """Return a report without the placements that were written already: that of workers which
+        have moved says where others lived before, in this epoch.
+        """
+        known = {each.since for last in self._before.values() for each in last.placements}
+        news = tuple(each for each in report.placements if each.since not in known)
+        return replace(report, placements=news)
 
     def _news(self) -> Iterator[tuple[int, Report, Report | None, PipelineStats]]:
         """Yield the present figures with their place, those read last, and what is new in them."""

@@ -110,14 +110,17 @@ class StoredRun:
         sink = stages[-1][1] if stages else []
         return [(row["num_items"], row["elapsed"]) for row in reversed(sink)]
 
-    def charts(self, origin: float) -> list[Chart]:
-        """Return the figures of every stage and queue over time."""
+    def charts(self, origin: float, unit: str) -> list[Chart]:
+        """Return the figures of every stage and queue over time.
+
+        unit: what the consumer takes: ``batches``.
+        """
         queues = _oldest_first(rows_by_stage(self._queues()))
         tasks = _oldest_first(rows_by_stage(self._tasks()))
         sink = queues[-1:]
         charts = [
             _chart("Waiting for data", "share of the time", sink, _wait_share, origin),
-            _chart("Delivered", "items/s", sink, _rate_of("num_items"), origin),
+            _chart("Delivered", f"{unit}/s", sink, _rate_of("num_items"), origin),
             _chart("Busy", "share of the workers' time", tasks, _busy, origin),
             _chart("Workers", "count", tasks, lambda row: float(row["concurrency"]), origin),
             _chart("Calls", "1/s", tasks, _rate_of("num_tasks"), origin),

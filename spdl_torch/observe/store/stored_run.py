@@ -34,6 +34,7 @@ __all__ = [
     "rows_by_stage",
     "stats_of_file",
     "stats_of_rows",
+    "unit_of",
 ]
 
 
@@ -64,6 +65,11 @@ def report_of_file(
     remark = f"entries of this run that were not written to the file: {missing}."
     verdict = replace(report.verdict, remarks=(*report.verdict.remarks, remark))
     return replace(report, verdict=verdict)
+
+
+def unit_of(report: Report) -> str:
+    """Return what the consumer takes: ``batches`` of a loader, ``items`` of a pipeline."""
+    return "batches" if report.pooled else "items"  # a loader's stages share their threads
 
 
 def pipelines_of_file(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from .entries import PROBES_EVENT
 from .query import query_event_stats, query_queue_stats, query_task_stats
 from .schema import open_for_reading
-from .stored_run import pipelines_of_file, report_of_file, rows_by_stage
+from .stored_run import pipelines_of_file, report_of_file, rows_by_stage, unit_of
 
 if TYPE_CHECKING:
     import os
@@ -107,7 +107,8 @@ def _of_pipeline(path: str | os.PathLike[str], run_id: int, number: int | None) 
     rates = [_ratio(row["num_items"], row["elapsed"]) for row in sink]
     lines = [str(report), ""]
     lines.append(f"waiting    {_bars(waits, 1.0)}  {min(1.0, waits[-1]):.0%} in the last interval")
-    lines.append(f"delivered  {_bars(rates, max(rates))}  {rates[-1]:,.1f} items/s in the last one")
+    rate = f"{rates[-1]:,.1f} {unit_of(report)}/s"
+    lines.append(f"delivered  {_bars(rates, max(rates))}  {rate} in the last one")
     tasks = rows_by_stage(query_task_stats(path, run_id=run_id, pipeline=number))
     width = max((len(label) for _, label in tasks), default=0)
     for (_, label), newest_first in sorted(tasks.items()):

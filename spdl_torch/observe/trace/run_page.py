@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..page.content import Page, Text
+from ..store.stored_run import unit_of
 from ..verdict.comparison import compare, sections_of_comparison
 from ..verdict.report import sections_of
 from .json_file import OURS
@@ -67,7 +68,7 @@ class MeasuredRun:
             found = sections_of_trace(self.trace, self.origin)
         if self.run is not None:
             tables, bands = self.run.events(self.origin)
-            found += OverTime(self.run.charts(self.origin), tables, bands)
+            found += OverTime(self.run.charts(self.origin, unit_of(self.report)), tables, bands)
         return found.named(run)
 
 
