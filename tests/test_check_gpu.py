@@ -165,7 +165,7 @@ def test_check_that_hangs_is_named_and_ended():
     """Whatever it waits for: the process ends."""
     out, ended = io.StringIO(), threading.Event()
     command.run_checks([("copies", lambda: ended.wait(10))], Sheet(out, {}), 0.01, end=ended.set)
-    assert out.getvalue().startswith("copies (not done after 0.01 s in all) - FAIL\n")
+    assert out.getvalue().startswith("copies (unfinished after 0.01 s in all) - FAIL\n")
 
 
 PRELUDE = 'import os, sys, time\nif True:  # {options}\n    print("READY", flush=True)\n'
