@@ -84,9 +84,9 @@ def _check_gpu(arguments: argparse.Namespace) -> int:
     unknown = [name for name in arguments.only if name not in CHECKS]
     problem = f"--only takes {', '.join(CHECKS)}, got {unknown[0]!r}" if unknown else None
     if arguments.data is not None and not arguments.data.is_dir():
-        problem = f"{arguments.data} is no folder"
+        problem = f"{arguments.data} is not a folder"
     if arguments.json is not None and not arguments.json.parent.is_dir():
-        problem = f"{arguments.json.parent} is no folder to write to"
+        problem = f"{arguments.json.parent} is not a folder to write to"
     if problem is not None:
         print(f"spdl-torch check-gpu: {problem}.", file=sys.stderr)
         return 2

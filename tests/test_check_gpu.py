@@ -213,8 +213,8 @@ def test_command_says_so_when_there_is_no_gpu(capsys):
             ["--only", "speed"],
             "--only takes correctness, races, exits, capture, memory, rates, got",
         ),
-        (["--data", "nowhere"], "nowhere is no folder."),
-        (["--json", "nowhere/found.json"], "nowhere is no folder to write to."),
+        (["--data", "nowhere"], "nowhere is not a folder."),
+        (["--json", "nowhere/found.json"], "nowhere is not a folder to write to."),
     ],
 )
 def test_command_refuses_what_it_cannot_do(arguments, message, capsys):

@@ -556,7 +556,7 @@ GOOD = {"a": range(3), "b": range(4)}
         (({"a": []},), ValueError, "the source 'a' is empty"),
         ((GOOD, {"a": -1, "b": 1}), ValueError, r"weights\['a'\] must be a finite number >= 0"),
         ((GOOD, {"a": 0, "b": 0}), ValueError, "weights must have a number above 0"),
-        ((GOOD, {"a": 1, "x": 1}), ValueError, "weights names 'x', which is no source"),
+        ((GOOD, {"a": 1, "x": 1}), ValueError, "weights names 'x', which is not a source"),
         ((GOOD, {"a": 1}), ValueError, "weights has no weight for the source 'b'"),
         ((GOOD, {"a": float("nan"), "b": 1}), ValueError, r"weights\['a'\] must be a finite"),
         ((GOOD, {5: {"a": 1, "b": 1}}), ValueError, "schedule must begin at sample 0"),

@@ -137,7 +137,7 @@ def make_plan(folder: str | os.PathLike[str], settings: Settings, encoder: str) 
     numbered in the order of their names, and the files of a class may lie in folders of their own.
 
     Raises: ValueError: no file, files beside class folders, a class without a file, or files that
-        are no images where images are resized; OSError: the folder cannot be read.
+        are not images where images are resized; OSError: the folder cannot be read.
     """
     root = os.fspath(folder)
     classes = sorted(entry.name for entry in _entries(root) if entry.is_dir())

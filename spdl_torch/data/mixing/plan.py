@@ -82,7 +82,7 @@ class MixturePlan:
 
     def segment(self, first: int, length: int = BLOCK_LENGTH) -> Segment:
         """Return the samples at ``length`` positions from ``first`` on, fewer if the weights change
-        among them. Raises: IndexError: ``first`` is no position.
+        among them. Raises: IndexError: ``first`` is not a position.
         """
         number = self._phase_at(first)
         local_first = first - self._firsts[number]

@@ -43,7 +43,7 @@ class Pieces(NamedTuple):
 
 
 def check_budget(budget: Any, oversize: Any, who: str) -> None:
-    """Refuse a budget that is no number of tokens, and an unknown ``oversize``."""
+    """Refuse a budget that is not a number of tokens, and an unknown ``oversize``."""
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"{who}: budget must be an int >= 1, got {budget!r}.")
     if oversize not in get_args(Oversize):
