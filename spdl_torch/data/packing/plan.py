@@ -65,9 +65,9 @@ class GroupPlan:
     """The groups of every epoch; those of the last epoch that was asked for are kept.
 
     An epoch's samples are shuffled, then grouped in windows that make some 1024 groups each, and
-    the groups are shuffled. Within a window, sizes decide which samples meet; samples meet others
-    in another epoch because the windows are others. So even a small dataset has four of them, a
-    tiny one fewer. Windows also bound the memory that grouping takes. The samples of a window's
+    the groups are shuffled. Within a window, sizes decide which samples meet, so a sample meets
+    others in another epoch only because its window is another one: even a small dataset has four,
+    a tiny one fewer. Windows also bound the memory that grouping takes. The samples of a window's
     last group, which is seldom full, begin the next window.
     """
 
