@@ -84,9 +84,9 @@ def _check_gpu(arguments: argparse.Namespace) -> int:
     unknown = [name for name in arguments.only if name not in CHECKS]
     problem = f"--only takes {', '.join(CHECKS)}, got {unknown[0]!r}" if unknown else None
     if arguments.data is not None and not arguments.data.is_dir():
-        problem = f"{arguments.data} is no folder"
+        problem = f"{arguments.data} is not a folder"
     if arguments.json is not None and not arguments.json.parent.is_dir():
-        problem = f"{arguments.json.parent} is no folder to write to"
+        problem = f"{arguments.json.parent} is not a folder to write to"
     if problem is not None:
         print(f"spdl-torch check-gpu: {problem}.", file=sys.stderr)
         return 2
@@ -326,7 +326,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--data",
         type=Path,
         metavar="DIR",
-        help="a folder with one folder of images per class, and nothing but them is measured "
+        help="a folder with one folder of images per class; only these are measured "
         "(default: small pictures, and photographs made for the occasion, removed at the end)",
     )
     demo.add_argument(
@@ -439,7 +439,7 @@ def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=_quality,
         metavar="Q",
         default=90,
-        help="of these JPEGs, 1 to 100 (default: 90)",
+        help="quality of these JPEGs, 1 to 100 (default: 90)",
     )
     prepare.add_argument(
         "--shard-samples",
@@ -456,7 +456,7 @@ def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="bytes of source files in a shard, at most (default: 256000000)",
     )
     prepare.add_argument(
-        "--seed", type=int, metavar="N", default=0, help="of the samples' order (default: 0)"
+        "--seed", type=int, metavar="N", default=0, help="seed of the samples' order (default: 0)"
     )
     prepare.add_argument("--in-order", action="store_true", help="leave the samples sorted by name")
     prepare.add_argument(
@@ -520,7 +520,7 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--trace",
         type=Path,
         metavar="TRACE",
-        help="a trace of the same run: the page shows what every worker did when",
+        help="a trace of the same run: the page shows what every worker did, and when",
     )
     report.add_argument(
         "--compare",
@@ -541,7 +541,7 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_watch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     watch = commands.add_parser(
         "watch",
-        help="follow a run that is going on, in the terminal",
+        help="follow a run in progress, in the terminal",
         description="Show what holds training back now, from the statistics file of a run that is "
         "going on, until it ends or Ctrl-C.",
     )
@@ -604,7 +604,7 @@ def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     plot.add_argument("--start", metavar="TIME", help="draw from then on (default: the start)")
     plot.add_argument("--end", metavar="TIME", help="draw up to then (default: the end)")
     plot.add_argument(
-        "--format", choices=["png", "svg", "pdf"], default="png", help="of the pictures"
+        "--format", choices=["png", "svg", "pdf"], default="png", help="format of the pictures"
     )
     plot.set_defaults(run_command=_plot)
 
@@ -614,7 +614,7 @@ def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "trace",
         help="check a trace and sum it up, or merge traces of ranks and of torch",
         description="Check that a trace can be shown in full and print what is in it, with the "
-        "verdict. With -o, lay the traces of several ranks over each other, or one beside a trace "
+        "verdict. With -o, combine the traces of several ranks, or one of ours with a trace "
         "of torch.profiler, and print the path.",
     )
     trace.add_argument(

@@ -33,7 +33,7 @@ class PipelineFailure(ExceptionGroup[Exception]):
     """A stage failed too often, or the source raised.
 
     The members are the user's own exceptions, each with a note that names the stage and the item;
-    one that is no Exception (SystemExit) is the cause of a RuntimeError in its place.
+    one that is not an Exception (SystemExit) is the cause of a RuntimeError in its place.
     """
 
     def derive(self, excs: Sequence[Any], /) -> Any:

@@ -19,10 +19,10 @@ class ToFloat(nn.Module):
     """Turn images of bytes into what a model takes: floats, scaled to 0-1 and normalised, in
     channels_last memory, by one kernel.
 
-    The first module of a model: ``nn.Sequential(ToFloat(mean, std), resnet50())``. Bytes then
-    travel to the device, a quarter of the floats. The values are those of torchvision's
-    ``v2.ToDtype(dtype, scale=True)`` and ``v2.Normalize(mean, std)``, up to rounding: within 1e-6
-    in float32, and one unit in the last place of shorter types.
+    The first module of a model: ``nn.Sequential(ToFloat(mean, std), resnet50())``. Images then
+    travel to the device as bytes, a quarter of the size of floats. The values are those of
+    torchvision's ``v2.ToDtype(dtype, scale=True)`` and ``v2.Normalize(mean, std)``, up to rounding:
+    within 1e-6 in float32, and one unit in the last place of shorter types.
 
     It has no parameters and nothing in its ``state_dict()``, so checkpoints fit models with and
     without it. ``half()``, ``bfloat16()`` and ``to(dtype)`` leave it as it is: its result has
@@ -92,7 +92,7 @@ class ToFloat(nn.Module):
         memory_format = torch.contiguous_format if is_single else self.memory_format
         dtype = self.dtype or _autocast_dtype(images.device.type)
         if torch.compiler.is_compiling():
-            # Fused by the compiler, which would not keep the layout of an `out`.
+            # The compiler fuses this; it would not keep the layout of an `out`.
             result = torch.addcmul(self._shift, images, self._scale)
             return result.to(dtype, memory_format=memory_format)
         result = torch.empty(
@@ -109,13 +109,13 @@ class ToFloat(nn.Module):
         )
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        # Casts are meant for weights. The constants follow to another device alone.
+        # Casts are meant for weights: the constants only follow them to another device.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         self._set_constants(self._scale.device)
         return self
 
     def _set_constants(self, device: torch.device | None) -> None:
-        """Set image * scale + shift, which is (image / 255 - mean) / std."""
+        """Set scale and shift: image * scale + shift is (image / 255 - mean) / std."""
         mean, std = (
             torch.tensor(values, dtype=torch.float64, device="cpu").view(-1, 1, 1)
             for values in (self.mean or [0.0], self.std or [1.0])

@@ -499,7 +499,7 @@ def test_transform_of_pillow_images_gets_them_from_the_cache(folder, tmp_path):
 
 @pytest.mark.parametrize("how", ["encoded", "decoded"])
 def test_file_that_changed_is_read_anew(folder, tmp_path, how):
-    """Its size or its time of change is another, in this process and in the next."""
+    """Its size or its modification time is another, in this process and in the next."""
 
     def make():
         if how == "encoded":
@@ -727,7 +727,7 @@ def test_bad_cache_is_refused(call, error, message, tmp_path):
 def test_folder_with_something_else_is_refused(tmp_path):
     """Nothing of the user's is overwritten."""
     (tmp_path / "index").write_bytes(b"a book's index, not ours" * 9)
-    with pytest.raises(ValueError, match="'index' is no index of this release's cache"):
+    with pytest.raises(ValueError, match="'index' is not an index that this release writes"):
         Store(str(tmp_path))
 
 

@@ -165,7 +165,7 @@ def test_check_that_hangs_is_named_and_ended():
     """Whatever it waits for: the process ends."""
     out, ended = io.StringIO(), threading.Event()
     command.run_checks([("copies", lambda: ended.wait(10))], Sheet(out, {}), 0.01, end=ended.set)
-    assert out.getvalue().startswith("copies (not done after 0.01 s in all) - FAIL\n")
+    assert out.getvalue().startswith("copies (unfinished after 0.01 s in all) - FAIL\n")
 
 
 PRELUDE = 'import os, sys, time\nif True:  # {options}\n    print("READY", flush=True)\n'
@@ -213,8 +213,8 @@ def test_command_says_so_when_there_is_no_gpu(capsys):
             ["--only", "speed"],
             "--only takes correctness, races, exits, capture, memory, rates, got",
         ),
-        (["--data", "nowhere"], "nowhere is no folder."),
-        (["--json", "nowhere/found.json"], "nowhere is no folder to write to."),
+        (["--data", "nowhere"], "nowhere is not a folder."),
+        (["--json", "nowhere/found.json"], "nowhere is not a folder to write to."),
     ],
 )
 def test_command_refuses_what_it_cannot_do(arguments, message, capsys):

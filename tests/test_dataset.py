@@ -468,7 +468,7 @@ def test_repr_shows_every_stage():
         ({"length": 2.0}, "length must be an int >= 0 or None, got 2.0"),
         ({"rank": 0}, "num_replicas and rank go together, got None and 0"),
         ({"num_replicas": 2}, "num_replicas and rank go together, got 2 and None"),
-        ({"num_replicas": 2, "rank": 2}, "rank must be within 0 and 1, got 2"),
+        ({"num_replicas": 2, "rank": 2}, "rank must be between 0 and 1, got 2"),
     ],
 )
 def test_argument_is_refused_when_it_makes_no_sense(options, message):

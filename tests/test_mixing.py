@@ -179,7 +179,7 @@ def test_far_positions_are_reached_at_once():
     tally = Counter(mixture.locate(far + n)[0] for n in range(8000))
     assert mixture.counts(far + 8000, far) == dict(tally)
     assert all(abs(tally[n] - share) <= 2 for n, share in named((1000, 2000, 5000)).items())
-    with pytest.raises(IndexError, match=r"position must be within 0 and 274877906943, got -1"):
+    with pytest.raises(IndexError, match=r"position must be between 0 and 274877906943, got -1"):
         mixture[-1]
 
 
@@ -329,7 +329,7 @@ def test_report_names_the_shares():
     loader = spdl_torch.DataLoader(mixture, batch_size=10, sampler=mixture.sampler())
     assert sum(map(len, loader)) == len(mixture)
     text = str(loader.report())
-    assert "code 50.2% (10 times its samples), web 49.8% (1 times its samples)" in text
+    assert "is 50.2% code (10 times its samples), 49.8% web (1 times its samples)." in text
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -551,12 +551,12 @@ GOOD = {"a": range(3), "b": range(4)}
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (({},), TypeError, "sources must be a dict of datasets by name, with one at least"),
+        (({},), TypeError, "sources must be a dict of at least one dataset by name"),
         (({1: range(3)},), TypeError, "names of the sources must be text, got 1"),
         (({"a": []},), ValueError, "the source 'a' is empty"),
         ((GOOD, {"a": -1, "b": 1}), ValueError, r"weights\['a'\] must be a finite number >= 0"),
         ((GOOD, {"a": 0, "b": 0}), ValueError, "weights must have a number above 0"),
-        ((GOOD, {"a": 1, "x": 1}), ValueError, "weights names 'x', which is no source"),
+        ((GOOD, {"a": 1, "x": 1}), ValueError, "weights names 'x', which is not a source"),
         ((GOOD, {"a": 1}), ValueError, "weights has no weight for the source 'b'"),
         ((GOOD, {"a": float("nan"), "b": 1}), ValueError, r"weights\['a'\] must be a finite"),
         ((GOOD, {5: {"a": 1, "b": 1}}), ValueError, "schedule must begin at sample 0"),

@@ -524,7 +524,7 @@ def test_profile_comes_back_from_its_trace(name, tmp_path, monkeypatch):
     [
         (".", "this is a folder"),
         ("x.json.bz2", r"compressed by gzip alone: end the name in \.gz"),
-        ("run.db", "this file is no trace, and is not replaced"),
+        ("run.db", "this file is not a trace; it is left as it is"),
     ],
 )
 def test_write_trace_refuses_a_place_where_no_trace_can_be(name, complaint, tmp_path, monkeypatch):

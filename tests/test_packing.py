@@ -423,14 +423,14 @@ def test_stream_has_the_same_packs_for_any_ranks_and_workers():
 
 
 def test_report_names_the_waste_of_a_stream():
-    """Of the groups so far, in packs and in padded batches."""
+    """Of the groups so far, in packs and in padded batches alike."""
     for group, what in ((pack, "unused"), (bucket, "padding")):
         rows = group(Stream(), 64, size_of=len, look_ahead=300)
         loader = spdl_torch.DataLoader(rows, batch_size=None)
         batches = list(loader)
         room = sum(64 if group is pack else batch.shape[0] * batch.shape[1] for batch in batches)
         waste = 1 - sum(STREAM_SIZES) / room
-        assert f"Of the groups so far, {waste:.2%} is {what}." in str(loader.report())
+        assert f"{waste:.2%} of the groups' room so far is {what}." in str(loader.report())
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 0), (2, 2)])
@@ -485,7 +485,7 @@ def test_mixture_of_streams_can_be_packed():
         (
             lambda: pack([[1]] * 3, 4, size_of=[1, 9, 8]),
             ValueError,
-            "sample 1 has size 9, more than the budget of 4. So have 1 others.*oversize=",
+            "sample 1 has size 9, more than the budget of 4. It is the first of 2 such.*oversize=",
         ),
         (lambda: bucket([[1]], 4, size_of=[5]), ValueError, "sample 0 has size 5, more than"),
         (lambda: pack([[1]] * 2, 4, size_of=[1, 0]), ValueError, "sample 1 has size 0; sizes"),

@@ -156,10 +156,10 @@ class _Odd:
         (lambda b: b.pipe(same, buffer_size=0), ValueError, "buffer_size must be >= 1, got 0"),
         (lambda b: b.pipe(same, output_order="x"), ValueError, "must be 'completion' or 'input'"),
         (lambda b: b.pipe(same, max_failures=-2), ValueError, "max_failures must be >= 0, or -1"),
-        (lambda b: b.pipe(same, max_failures=1.5), ValueError, "share .* within 0 and 1, got 1.5"),
-        (lambda b: b.pipe(same, max_failures=-0.1), ValueError, "within 0 and 1"),
-        (lambda b: b.pipe(same, max_failures=float("nan")), ValueError, "within 0 and 1"),
-        (lambda b: b.pipe(same, max_failures=Fraction(3, 2)), ValueError, "within 0 and 1"),
+        (lambda b: b.pipe(same, max_failures=1.5), ValueError, "share .* between 0 and 1, got 1.5"),
+        (lambda b: b.pipe(same, max_failures=-0.1), ValueError, "between 0 and 1"),
+        (lambda b: b.pipe(same, max_failures=float("nan")), ValueError, "between 0 and 1"),
+        (lambda b: b.pipe(same, max_failures=Fraction(3, 2)), ValueError, "between 0 and 1"),
         (lambda b: b.pipe(same, max_failures=True), TypeError, "must be a number or None"),
         (lambda b: b.pipe(same, max_failures="1"), TypeError, "must be a number or None"),
         (lambda b: b.pipe(aspread, output_order="input"), ValueError, "does not go with an async"),
@@ -182,7 +182,7 @@ class _Odd:
         (
             lambda b: b.add_source([]).add_sink().build(max_failures=2.0),
             ValueError,
-            "build: a share in max_failures must be within 0 and 1",
+            "build: a share in max_failures must be between 0 and 1",
         ),
         (
             lambda b: b.add_source([]).pipe(same).add_sink().build(report_stats_interval=0),

@@ -508,7 +508,7 @@ def test_a_state_is_not_taken_from_what_is_no_state():
     with pytest.raises(ValueError, match="version 99, this release knows up to 1"):
         loader.load_state_dict({**loader.state_dict(), "version": 99})
     for wrong in ({"something": 1}, {"workers": [{"item": 3}]}, {"workers": [3]}, {"ahead": 2}):
-        with pytest.raises(ValueError, match="no state of a DataLoader"):
+        with pytest.raises(ValueError, match="not a state of a DataLoader"):
             loader.load_state_dict({**loader.state_dict(), **wrong})
 
 

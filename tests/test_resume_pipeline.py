@@ -237,5 +237,5 @@ def test_a_state_is_not_taken_from_what_is_no_state():
         dataset.load_state_dict({})
     with pytest.raises(ValueError, match="version 9, this release knows up to 1"):
         dataset.load_state_dict({**dataset.state_dict(), "version": 9})
-    with pytest.raises(ValueError, match="no state of a PipelineDataset"):
+    with pytest.raises(ValueError, match="not a state of a PipelineDataset"):
         dataset.load_state_dict({**dataset.state_dict(), "more": 1})

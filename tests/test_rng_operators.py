@@ -53,7 +53,7 @@ VALUES = {
 
 
 def arguments_of(schema, device):
-    """Arguments for one call; tensors lie within 0 and 1, where every distribution is defined."""
+    """Arguments for one call; tensors lie between 0 and 1, where every distribution is defined."""
     args, kwargs = [], {}
     for argument in schema.arguments:
         if argument.name == "generator" or argument.default_value is not None:

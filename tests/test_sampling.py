@@ -156,7 +156,7 @@ def test_rank_is_asked_for_when_it_is_needed(monkeypatch):
         ({"dataset": -1}, ValueError, "a length must be >= 0, got -1"),
         ({"dataset": RandomSampler(range(3))}, TypeError, "got the sampler RandomSampler"),
         ({"num_replicas": 2}, ValueError, "go together, got 2 and None"),
-        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be within 0 and 1, got 2"),
+        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be between 0 and 1, got 2"),
         ({"tail": "keep"}, ValueError, "tail must be .* got 'keep'"),
     ],
 )
@@ -217,7 +217,7 @@ def test_start_belongs_to_its_epoch():
     sampler.start_at(4)
     sampler.set_epoch(4)
     assert list(sampler) == [0, 2, 4, 6]
-    with pytest.raises(ValueError, match="num_consumed must be within 0 and 8"):
+    with pytest.raises(ValueError, match="num_consumed must be between 0 and 8"):
         sampler.start_at(9)
     padded = DistributedSampler(8, 3, 2, shuffle=False, tail="pad")
     padded.start_at(9)  # 3 samples on each of 3 ranks

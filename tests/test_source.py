@@ -162,11 +162,15 @@ def test_samplers_do_not_give_their_order_away_between_ranks():
             ValueError,
             "world_size must be >= 1, got 0",
         ),
-        (lambda k, **o: k(9, **{**o, "rank": 2}), ValueError, "rank must be within 0 and 1, got 2"),
+        (
+            lambda k, **o: k(9, **{**o, "rank": 2}),
+            ValueError,
+            "rank must be between 0 and 1, got 2",
+        ),
         (
             lambda k, **o: k(9, **{**o, "rank": -1}),
             ValueError,
-            "rank must be within 0 and 1, got -1",
+            "rank must be between 0 and 1, got -1",
         ),
         (lambda k, **o: k(1, **o), ValueError, "Pass ddp_drop_last_distributed_round=False"),
     ],

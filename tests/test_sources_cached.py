@@ -144,7 +144,7 @@ def test_remote_shards_are_read_once(store_of, tmp_path, kind, place):
 
 @pytest.mark.parametrize("indexed", [False, True])
 def test_local_shard_that_changed_is_read_anew(tmp_path, indexed):
-    """By size and time of change; with a version it is taken to stay."""
+    """By size and modification time; with a version it is taken to stay."""
     path = tmp_path / "a.tar"
     write_shard(path, shard_of(0, 4))
 

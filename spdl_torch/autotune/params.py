@@ -80,10 +80,10 @@ class PerfParams:
     ) -> PerfParams:
         """Return settings of your own: ``PerfParams.manual(decode=12, collate=2)``.
 
-        stages: concurrency by stage, for names that are no identifiers or are parameters here.
+        stages: concurrency by stage, for names that are not identifiers or are parameters here.
         scanners: none; Scanner's packet sizes are refused, with what to use for them here.
         buffer_size: one for all these stages, or by stage.
-        Raises: TypeError, ValueError: a number that is no positive int; a stage named twice;
+        Raises: TypeError, ValueError: a number that is not a positive int; a stage named twice;
             UnsupportedOptionError: a parameter of Scanner's, with what to use for it here.
         """
         refuse_scanners("manual", concurrency, stages, *scanners)

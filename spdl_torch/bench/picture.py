@@ -71,7 +71,7 @@ def missing_contenders(report: Report) -> list[str]:
 
 
 def curves(report: Report) -> dict[str, dict[str, list[tuple[float, str]]]]:
-    """Sweep, label, then its points: ``(number, row)``. Empty if a row is no point.
+    """Sweep, label, then its points: ``(number, row)``. Empty if a row is not a point.
 
     A row's name is ``sweep=number`` or ``label: sweep=number``.
     """

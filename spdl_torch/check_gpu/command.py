@@ -45,7 +45,7 @@ def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
     """Run the checks; return 0 if every one passes, 1 if one fails, 2 if there is no GPU.
 
     After 9 minutes the process ends, whatever hangs, with status 1; a few seconds later if what
-    hangs keeps the interpreter to itself: then nobody can say any more which check it was.
+    hangs never releases the GIL: then no line can say which check it was.
     """
     import torch
 
@@ -82,14 +82,14 @@ def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
 def run_checks(
     checks: Sequence[Check], sheet: Sheet, most_seconds: float, *, end: Callable[[], None]
 ) -> None:
-    """Run one after the other; what one raises is its own line, and the rest go on.
+    """Run the checks in turn; if one raises, its line says so, and the others still run.
 
     end: called when the time is up, on another thread; it ends the process.
     """
     started, current = time.monotonic(), [""]
 
     def stop() -> None:
-        sheet.fail(current[0], f"not done after {most_seconds:g} s in all")
+        sheet.fail(current[0], f"unfinished after {most_seconds:g} s in all")
         end()
 
     watchdog = threading.Timer(most_seconds, stop)
@@ -109,9 +109,9 @@ def run_checks(
 
 @contextmanager
 def ended_by_force(seconds: float) -> Iterator[None]:
-    """End the process with status 1 if this takes so long, by a thread that needs no interpreter:
-    one within CUDA may wait for ever with the GIL, and then no Python runs. It writes where each
-    thread is to standard error.
+    """End the process with status 1 if the block takes so long, by a thread that needs no GIL: a
+    thread in CUDA may wait for ever while it holds it, and then no Python runs. The stack of each
+    thread goes to standard error.
     """
     file = sys.__stderr__
     if file is not None:

@@ -1,4 +1,4 @@
-"""Batches on the device are those that torch's DataLoader gives and the loop moves."""
+"""Check that batches on the device are those that torch's DataLoader gives and the loop moves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_batches(sheet: Sheet, device: str = "cuda") -> None:
     }
     for dtype in (torch.uint8, torch.bool, torch.bfloat16, torch.float16, torch.float64):
         given[str(dtype)] = torch.arange(100).to(dtype)
-    transfer = Transfer(device)  # kept: one that goes waits for its copies
+    transfer = Transfer(device)  # kept: freeing one waits for its copies
     received = transfer.stage(given).receive()
     wrong = 0
     for name, tensor in given.items():
@@ -84,7 +84,7 @@ def check_nvjpeg(sheet: Sheet, device_index: int = 0) -> None:
 
 
 def _pictures() -> dict[str, bytes]:
-    """Return a picture in kinds of JPEG that decoders treat differently, and a PNG."""
+    """Return a picture in the kinds of JPEG that decoders treat differently, and as a PNG."""
     from PIL import Image
 
     gradient = Image.radial_gradient("L").resize((320, 240))

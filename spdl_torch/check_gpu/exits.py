@@ -1,7 +1,7 @@
-"""Programs that end while a loader sends batches: in time, with their own status, without a word.
+"""Check how programs end while a loader sends batches: in time, with their own status, silently.
 
-Each is a process of its own. The kernels that it has launched take some seconds, which nobody waits
-for but CUDA itself.
+Each is a process of its own. The kernels that it has launched take some seconds; only CUDA itself
+waits for them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Ending(NamedTuple):
     status: int
     options: str = 'isolation="thread"'
     signal: int | None = None
-    """The signal that is sent to it then."""
+    """The signal that it is sent then."""
     is_quiet: bool = True
     """Whether it writes nothing to standard error."""
 
@@ -67,7 +67,7 @@ ENDINGS: tuple[Ending, ...] = (
 
 
 def check_exits(sheet: Sheet, endings: Sequence[Ending] = ENDINGS, prelude: str = _PRELUDE) -> None:
-    """Run each, and take the time from its last batch to its end."""
+    """Run each, and measure the time from its last batch to its end."""
     for ending in endings:
         status, seconds, complaint = _ended(ending, prelude)
         name = f"exit_{ending.name}"

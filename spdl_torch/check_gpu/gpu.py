@@ -25,7 +25,7 @@ class Gpu(Protocol):
     """A device whose kernels can be made late."""
 
     def make_late(self) -> None:
-        """Let everything that the current stream gets from now on wait for some milliseconds."""
+        """Delay everything that the current stream gets from now on by some milliseconds."""
         ...
 
     def total(self, tensor: Tensor) -> Any:
@@ -82,8 +82,8 @@ class CudaGpu:
 
 @contextmanager
 def unguarded() -> Iterator[None]:
-    """Take out the call by which the allocator knows who uses a batch's memory: the self-test of a
-    race check, which has to find batches that are wrong then.
+    """Take out the call by which the allocator knows who uses a batch's memory: for the self-test
+    of a race check, which then has to find wrong batches.
     """
     own = vars(torch.Tensor).get("record_stream")
     torch.Tensor.record_stream = _record_nothing  # type: ignore[method-assign, assignment]  # the guard, taken out

@@ -1,8 +1,8 @@
 """Batches that are dropped while their kernels wait: does anything write into their memory?
 
 Every batch has one number in all its bytes. A kernel adds them up, late; by then the loop has long
-dropped the batch, and the loader has gone on. The same with the guard taken out has to find wrong
-sums: a check that cannot fail says nothing.
+dropped the batch, and the loader has gone on. With the guard taken out, the same has to find wrong
+sums: a check that cannot fail proves nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Filled(Dataset[torch.Tensor]):
 def sizes_between(least: int, most: int, count: int) -> list[int]:
     """Return sizes in bytes, as many between 1 and 2 MB as between 10 and 20; the same each time.
 
-    Half of them repeat the one before: memory is given out again where sizes are equal.
+    Half of them repeat the one before: memory is used again where sizes are equal.
     """
     rng, sizes = random.Random(count), list[int]()
     for number in range(count):
@@ -75,7 +75,7 @@ def num_wrong(
     stream: StreamKind = "default",
     use: Callable[[Tensor], Tensor] | None = None,
 ) -> int:
-    """Return how many batches were wrong for a kernel that is late, or did not come.
+    """Return how many batches were wrong when a late kernel read them, or did not come.
 
     use: called with each batch, for the tensor that the kernel reads; None = the batch.
     """
@@ -107,7 +107,7 @@ def check_races(
             loader = _loader(data, num_workers, isolation="thread", device=device)
             wrong = num_wrong(gpu, loader, data.expected(), stream=stream)
             sheet.at_most(f"race_drop_{stream}_{num_workers}_workers", wrong, 0)
-            # Batches of one sample, which are made in pinned memory that is soon given out again.
+            # Batches of one sample, which are made in pinned memory that is soon used again.
             loader = _loader(data, num_workers, batch_size=1, isolation="thread", device=device)
             wrong = num_wrong(gpu, loader, data.expected(), stream=stream)
             sheet.at_most(f"race_pinned_{stream}_{num_workers}_workers", wrong, 0)
@@ -116,8 +116,8 @@ def check_races(
 def check_isolation(
     gpu: Gpu, sheet: Sheet, *, num_batches: int = 200, num_bytes: int = 4 * MEBI
 ) -> None:
-    """Check batches of processes, which write into memory that the GPU copies from: of samples that
-    are copied there, of batches that are made there, and of those that the loop itself copies.
+    """Check batches from processes, which write into memory that the GPU copies from: batches whose
+    samples are copied there, batches that are made there, and those that the loop itself copies.
     """
     data = Filled([num_bytes] * num_batches)
     ways: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor] | None]] = {

@@ -1,7 +1,7 @@
-"""The rate at which batches arrive, and its cost to the training.
+"""Measure the rate at which batches arrive, and what loading costs the training.
 
-What is compared runs in turns, so that a machine that slows down slows all of them down. Nothing
-that was loaded before a clock starts counts: copies begin after the start, and a loader is drained.
+Contenders run in turns, so that a machine that slows down slows all of them down. Nothing that was
+loaded before a clock starts counts: copies begin after the start, and a loader is drained.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def _staged_copies(source: Tensor) -> float:
 
 
 def check_hand_over(sheet: Sheet, num_batches: int = 300) -> None:
-    """Take the CPU time that the loop's thread spends on a batch that is ready: to receive it, to
-    let its stream wait for the copy, to guard its memory, and to ask for another one.
+    """Measure the CPU time that the loop's thread spends on a batch that is ready: to receive it,
+    to let its stream wait for the copy, to guard its memory, and to ask for another one.
     """
     data = _Pictures(8 * (HAND_OVER_WARM_UP + num_batches))
     for name, isolation in _PLACES.items():
@@ -142,7 +142,7 @@ def _settle() -> None:
 
 
 class _Pictures(Dataset[Any]):
-    """Small ones, which are made at once: 8 are a batch of 1.2 MB."""
+    """Small pictures that take no time to make: 8 are a batch of 1.2 MB."""
 
     thread_safe = True
 
@@ -158,7 +158,7 @@ class _Pictures(Dataset[Any]):
 
 
 def check_training(sheet: Sheet, folder: Path, *, rounds: int = 3, seconds: float = 8.0) -> None:
-    """Train resnet50 in bfloat16 on photographs in ``folder`` and on a batch that is there."""
+    """Train resnet50 in bfloat16 on photographs in ``folder``, and on a batch in device memory."""
     trainer, cores = _Trainer(), usable_cores()
     ours = partial(_our_batches, folder, cores)
     sources: dict[str, tuple[Callable[[], Iterable[Any]], int]] = {
@@ -191,7 +191,7 @@ class _Trainer:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
         self._to_float = ToFloat(_MEAN, _STD).to("cuda")
         self.steps: dict[str, list[float]] = {}
-        """Milliseconds of each step, by the name of who made the batches."""
+        """Milliseconds of each step, by the name of the source of the batches."""
 
     def rate(
         self, name: str, batches_of: Callable[[], Iterable[Any]], num_ahead: int, seconds: float
@@ -282,6 +282,6 @@ def _interleaved(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str,
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Return the value that a share of all values, 0-1, do not exceed."""
+    """Return the value that a share of all values, 0-1, does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,4 +1,4 @@
-"""Memory, devices and graphs beside a loader."""
+"""Check memory, devices and graphs beside a loader."""
 
 from __future__ import annotations
 

@@ -511,5 +511,5 @@ def _check_arguments(length: object, num_replicas: int | None, rank: int | None)
         )
     if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
         raise ValueError(
-            f"PipelineDataset: rank must be within 0 and {num_replicas - 1}, got {rank}."
+            f"PipelineDataset: rank must be between 0 and {num_replicas - 1}, got {rank}."
         )

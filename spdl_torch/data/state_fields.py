@@ -68,16 +68,16 @@ def check_fields(
     for name in required:
         if name not in state:
             raise ValueError(
-                f"load_state_dict: {where}{name} is missing, so this is no state of a {owner}."
+                f"load_state_dict: {where}{name} is missing, so this is not a state of a {owner}."
             )
     for name, value in state.items():
         field = fields.get(name)
         if field is None:
             raise ValueError(
-                f"load_state_dict: {where}{name} is unknown, so this is no state of a {owner}."
+                f"load_state_dict: {where}{name} is unknown, so this is not a state of a {owner}."
             )
         if not field.fits(value):
             raise ValueError(
                 f"load_state_dict: {where}{name} must be {field.what}, got {describe(value)}. "
-                f"This is no state of a {owner}."
+                f"This is not a state of a {owner}."
             )

@@ -41,7 +41,7 @@ def open_local(name: str, offset: int, again: bool) -> Opened:
     file = open(name, "rb", buffering=0)  # noqa: SIM115 - closed by the reader of it
     _advance(file, offset)
     there = os.fstat(file.fileno())
-    version = {"size": there.st_size, "time of change (ns)": there.st_mtime_ns}
+    version = {"size": there.st_size, "modification time (ns)": there.st_mtime_ns}
     return Opened(file, version, file.seekable())
 
 

@@ -37,11 +37,11 @@ class Reader:
     storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
 
     cache: ``"memory"`` or a folder on a local disk, which keeps what is read for all processes of
-        the machine: a remote store is read once. Whether a file has changed is looked at each time:
-        local files are compared by size and time of change, URLs by what their file system reports
-        of size, times, checksums and versions, which takes a round trip.
+        the machine: a remote store is read once. Files are checked for changes each time: local
+        ones by size and modification time, URLs by what their file system reports of size, times,
+        checksums and versions, which takes a round trip.
     max_bytes, version: of the cache, as for ``spdl_torch.data.cached``; another version reads anew,
-        and nothing is looked at where one is given.
+        and where one is given, files are not checked.
 
     Any number of threads may call one reader; it can be pickled.
 

@@ -131,7 +131,7 @@ class _Resuming(io.RawIOBase):
         return self._opened
 
     def _check(self, version: dict[str, Any]) -> None:
-        """Raise if this is no continuation of what was read: two versions must never be mixed."""
+        """Raise if this does not continue what was read: two versions must never be mixed."""
         for field, value in self._version.items():
             if field in version and version[field] != value:
                 raise self._changed(f"{field} was {value} and is {version[field]}")

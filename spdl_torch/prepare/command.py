@@ -60,8 +60,8 @@ class PrepareOptions:
 def run_prepare(options: PrepareOptions, out: TextIO, progress: TextIO) -> int:
     """Write the shards that are not there yet; return the exit status.
 
-    **Stop.** Ctrl-C ends it once the files at work are encoded. What was written stays, and the
-    same call goes on there.
+    **Stop.** Ctrl-C ends it once the files in progress are encoded. What was written stays, and the
+    same call goes on from there.
 
     Raises: UsageError: the folders do not fit; OSError: the disk is full, or fails.
     """
@@ -118,7 +118,7 @@ def run_check(folder: Path, out: TextIO, progress: TextIO, *, writes_index: bool
 
 def _plan(options: PrepareOptions, progress: TextIO) -> Plan:
     if options.out.resolve().is_relative_to(options.source.resolve()):
-        raise UsageError(f"{options.out} is inside of {options.source}. Give a folder beside it.")
+        raise UsageError(f"{options.out} is inside {options.source}. Give a folder beside it.")
     bar = ProgressBar(progress)
     bar.begin(f"listing {options.source}")
     try:
@@ -132,7 +132,7 @@ def _plan(options: PrepareOptions, progress: TextIO) -> Plan:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Keep other programs from writing there; the system ends that with this process."""
+    """Keep other programs from writing there, until the block or this process ends."""
     if fcntl is None:
         yield
         return
@@ -147,13 +147,13 @@ def _locked(folder: str) -> Iterator[None]:
 
 
 def _claim(folder: str, plan: Plan) -> None:
-    """Keep the plan in the folder, or see that the one that is kept there is the same."""
+    """Write the plan to the folder, or check that the one that is there is the same."""
     path, content = os.path.join(folder, PLAN_FILE), plan.to_json()
     if not os.path.exists(path):
         others = sorted(set(os.listdir(folder)) - {PLAN_FILE + ".partial"})
         if others:
             raise UsageError(
-                f"{folder} has files of something else, such as {others[0]!r}. Give a new folder."
+                f"{folder} holds other files, such as {others[0]!r}. Give a new folder."
             )
         write_whole(path, content)
         return
@@ -212,7 +212,9 @@ def _write_shard(
 
 
 def _check_skipped(error: Exception, options: PrepareOptions) -> None:
-    """Raise unless a file with this error is to be left out: another run may read it otherwise."""
+    """Raise unless the file is to be left out. An error that may pass always ends the run: another
+    run could read the file.
+    """
     is_files_own = isinstance(error, DecodeError) or (
         isinstance(error, OSError) and not is_transient(error) and options.source.is_dir()
     )

@@ -1,4 +1,4 @@
-"""One file to the members of its sample."""
+"""Encode one file into the members of its sample."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The members of a sample, or why there are none."""
+    """The members of a sample, or the reason why there are none."""
 
     number: int
     members: tuple[Member, ...] = ()
@@ -116,7 +116,7 @@ def _encoded(path: str, content: bytes, settings: Settings) -> tuple[str, bytes]
 
 
 def _named(content: bytes, path: str) -> io.BytesIO:
-    """Return the content as a file, whose name stands in errors."""
+    """Return the content as a file, whose name errors show."""
     file = io.BytesIO(content)
     file.name = path
     return file

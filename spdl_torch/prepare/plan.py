@@ -1,4 +1,4 @@
-"""Which file becomes which sample of which shard: from names and sizes alone."""
+"""Plan which file becomes which sample of which shard, from names and sizes alone."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Plan:
         return range(self.bounds[shard], self.bounds[shard + 1])
 
     def to_json(self) -> bytes:
-        """Return the content of ``dataset.json``, by which a later run knows its plan."""
+        """Return the content of ``dataset.json``, by which a later run recognises its plan."""
         content = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -133,11 +133,11 @@ def planned_shards(folder: str) -> list[str]:
 def make_plan(folder: str | os.PathLike[str], settings: Settings, encoder: str) -> Plan:
     """Find the files of a folder and plan their shards.
 
-    With folders below it, each is a class, as for torchvision's ImageFolder: classes are numbered
-    in the order of their names, and the files of a class may lie in folders of their own.
+    If there are folders in it, each is a class, as for torchvision's ImageFolder: classes are
+    numbered in the order of their names, and the files of a class may lie in folders of their own.
 
     Raises: ValueError: no file, files beside class folders, a class without a file, or files that
-        are no images where images are resized; OSError: the folder cannot be read.
+        are not images where images are resized; OSError: the folder cannot be read.
     """
     root = os.fspath(folder)
     classes = sorted(entry.name for entry in _entries(root) if entry.is_dir())
@@ -208,7 +208,7 @@ def _check_images(root: str, files: Iterable[SourceFile]) -> None:
 
 
 def _order(seed: int | None) -> Any:
-    """Return the key to sort by. Hashes: the order is the same on every machine."""
+    """Return the sort key. Shuffling sorts by hashes, so the order is the same on every machine."""
     if seed is None:
         return lambda file: file.path
     front = str(seed).encode() + b"\0"

@@ -1,4 +1,4 @@
-"""Shards against their indexes, and indexes for tars that have none."""
+"""Check shards against their indexes, and write indexes for tars that have none."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Checked(NamedTuple):
 
 
 def tars_in(path: str | os.PathLike[str]) -> list[str]:
-    """Return a tar, or the tars in a folder, sorted, with those that its plan has and that are not
-    there. Raises: ValueError: there is none.
+    """Return a tar, or the tars in a folder, sorted, including those that its plan names and that
+    are missing. Raises: ValueError: there is none.
     """
     name = os.fspath(path)
     if not os.path.isdir(name):

@@ -1,4 +1,4 @@
-"""One shard to the disk: whole, by renaming, its index last.
+"""Write one shard to the disk: whole, by renaming, its index last.
 
     shard-000000.tar.partial        -> shard-000000.tar         1.
     shard-000000.index.json.partial -> shard-000000.index.json  2.
@@ -46,7 +46,7 @@ class ShardWriter:
     def finish(self) -> int:
         """Write the end and the index, and give both their names; return the tar's bytes."""
         end = self._offset
-        # Two empty blocks, and then as many as tar and tarfile write.
+        # Two empty blocks, then as many more as tar and tarfile write.
         self._file.write(bytes(2 * _BLOCK + -(end + 2 * _BLOCK) % tarfile.RECORDSIZE))
         num_bytes = self._file.tell()
         _sync(self._file)
@@ -95,7 +95,7 @@ def done_index(folder: str, name: str) -> TarIndex | None:
 
 
 def remove_partial(path: str) -> None:
-    """Remove what a run that was stopped has left of a file, if anything."""
+    """Remove what an interrupted run has left of a file, if anything."""
     try:
         os.remove(path + _PARTIAL)
     except FileNotFoundError:
@@ -103,6 +103,6 @@ def remove_partial(path: str) -> None:
 
 
 def _sync(file: Any) -> None:
-    # After a rename the system may go down: the name must not outlive the content.
+    # The system may crash after the rename: the name must not outlive the content.
     file.flush()
     os.fsync(file.fileno())

@@ -154,7 +154,7 @@ def _checked(name: str, n: int, rank: int, world_size: int) -> int:
     if world_size < 1:
         raise ValueError(f"{name}: world_size must be >= 1, got {world_size}.")
     if not 0 <= rank < world_size:
-        raise ValueError(f"{name}: rank must be within 0 and {world_size - 1}, got {rank}.")
+        raise ValueError(f"{name}: rank must be between 0 and {world_size - 1}, got {rank}.")
     return n
 
 

@@ -27,7 +27,7 @@ class ImageNet:
         split: one of these two.
 
     Raises: FileNotFoundError: there are no such files; ValueError: another split; later, a folder
-        that is no class of ImageNet's.
+        that is not one of ImageNet's.
     """
 
     def __init__(self, root: str | os.PathLike[str], split: str = "val") -> None:

@@ -4,7 +4,7 @@
 modules hold the datasets by kind and begin as a user's file begins, with ``import torch``; only the
 process that loads a dataset imports them. Each dataset has a function ``(folder, count)`` that
 writes its data where they are missing and returns the arguments of a ``DataLoader``. Libraries
-that are no dependency of ours are imported in the function that uses them.
+that are not dependencies of ours are imported in the function that uses them.
 
 Nothing here is tuned for a loader: a dataset is a plain class at module level, without
 ``__getitems__``, with its handles opened as its library's documentation advises.

@@ -24,7 +24,7 @@ class Ordinary:
     """Samples a second of torch's DataLoader without workers, roughly; sets the samples of a
     pass."""
     needs: tuple[str, ...] = ()
-    """Modules that are no dependency of ours."""
+    """Modules that are not dependencies of ours."""
     is_random: bool = False
     """Whether a sample is another one each time, so that batches cannot be compared."""
 

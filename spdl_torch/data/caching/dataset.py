@@ -40,17 +40,17 @@ def cached(
     Args:
         dataset: map-style. Its samples must be the same every time; tensors and arrays are kept as
             they lie in memory, everything else by pickle.
-        cache: ``"memory"``: shared memory, gone with the training's last process. The ranks of a
-            machine share it if torchrun, Slurm (``srun``), Lightning or ``multiprocessing`` started
-            them, and they make their caches in the same order. Or a folder, best on a local disk,
-            which later programs find filled, and which several may use at once.
+        cache: ``"memory"``: shared memory, freed when the training's last process ends. The ranks
+            of a machine share it if torchrun, Slurm (``srun``), Lightning or ``multiprocessing``
+            started them, and they make their caches in the same order. Or a folder, best on a local
+            disk, which later programs find filled, and which several may use at once.
         transform: applied to each sample as it is handed out: the place for random augmentation.
         max_bytes: the most bytes to keep; None = in memory half of what is free now for all caches
             together, on disk all but 5 % of it. What does not fit is made anew every time.
-        version: of what the samples are made from; another version does not find the samples of
-            this one. Datasets of files with ``samples``, as ImageFolder has, need none: a file's
-            size and time of change are looked at whenever its sample is read from the cache, unless
-            a version is given. For others, a cache on disk requires it.
+        version: the version of what samples are made from; another version does not find the
+            samples of this one. Datasets of files with ``samples``, as ImageFolder has, need none:
+            a file's size and modification time are checked whenever its sample is read from the
+            cache, unless a version is given. For others, a cache on disk requires it.
 
     The first two samples of each process are made twice and compared.
 
@@ -60,7 +60,7 @@ def cached(
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"cached: expected a map-style dataset, got {type(dataset).__name__}. The samples of "
-            "an iterable one have no index to keep them by."
+            "an iterable one have no index to be kept under."
         )
     check_place(cache, "cached")
     stamp_of = None if version is not None else sample_stamps(dataset, identity_of(dataset))
@@ -110,7 +110,7 @@ class CachedDataset(Dataset[T_co]):
         return sample if self.transform is None else self.transform(sample)  # type: ignore[no-any-return]  # the user's function
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes of a pickle; the function for stamps is made anew from it."""
+        """Return the attributes for a pickle; whoever loads it makes the stamp function anew."""
         return {**self.__dict__, "_stamp_of": self._stamp_of is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ class CachedDataset(Dataset[T_co]):
         return (self._store.remark(len(self)),)
 
     def loading_counts(self) -> dict[str, int]:
-        """Return the samples that were found in the cache, and that were not, in this process."""
+        """Return how many samples this process found in the cache, and how many it did not."""
         return self._store.counts()
 
     def _sample(self, index: int) -> Any:
@@ -155,7 +155,7 @@ class CachedDataset(Dataset[T_co]):
         return sample
 
     def _compare(self, how: str, sample: Any, index: int) -> None:
-        """Compare one of the first samples with one made now."""
+        """Compare one of the first samples with the same one made now."""
         if self._num_compared[how] >= _NUM_COMPARED:
             return
         self._num_compared[how] += 1

@@ -21,10 +21,10 @@ __all__ = ["CachedFiles"]
 
 
 class CachedFiles:
-    """Files by path, from a store or, the first time, from where they are.
+    """The bytes of files by path, from a store or, the first time, from the files themselves.
 
-    A file whose size or time of change is another than then is read anew. ``version`` replaces
-    that look at the file.
+    A file whose size or modification time has changed is read anew; with ``version``, files are not
+    checked.
     """
 
     def __init__(self, store: Store, version: str | int | None) -> None:
@@ -51,7 +51,7 @@ class CachedFiles:
         return contents
 
     def counts(self) -> dict[str, int]:
-        """Return the files that were found in the cache, and that were not, in this process."""
+        """Return how many files this process found in the cache, and how many it did not."""
         return self._store.counts()
 
     def remarks(self, num_files: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The origin of a sample as a number: if the number changes, a cached sample is stale."""
+"""Stamps, numbers that stand for a sample's origin: if one changes, the cached sample is stale."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ __all__ = ["identity_of", "sample_stamps"]
 
 
 def sample_stamps(dataset: Any, version: str) -> Callable[[int], int] | None:
-    """Return a function of the index for a dataset of files, a ``torchvision.datasets.ImageFolder``
-    or another with ``samples``; None = the dataset does not say which files it reads.
+    """Return the function that gives the stamp of an index, for a dataset of files: a
+    ``torchvision.datasets.ImageFolder``, or another with ``samples``. None = the dataset does not
+    say which files it reads.
     """
     if type(dataset) is Subset:
         inner = sample_stamps(dataset.dataset, version)
@@ -32,7 +33,7 @@ def sample_stamps(dataset: Any, version: str) -> Callable[[int], int] | None:
 
 
 def identity_of(dataset: Any) -> str:
-    """Return text that tells datasets apart: class, length, and how transforms print."""
+    """Return a text that tells datasets apart: class, length, root, and how transforms print."""
     parts = [type(dataset).__qualname__, str(len(dataset))]
     root = getattr(dataset, "root", None)
     parts.append(os.path.abspath(root) if isinstance(root, str | os.PathLike) else repr(root))

@@ -335,7 +335,7 @@ def _set_states(generators: list[torch.Generator], states: tuple[str, ...]) -> N
             generator.set_state(torch.frombuffer(content, dtype=torch.uint8).clone())
         except (ValueError, RuntimeError, TypeError) as error:
             raise ValueError(
-                f"load_state_dict: generators[{number}] is no state of a generator here: {error}."
+                f"load_state_dict: generators[{number}] is not a generator's state here: {error}."
             ) from error
 
 
@@ -382,5 +382,5 @@ def _unpacked(packed: Any) -> Any:
         return make(content)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"load_state_dict: pending holds {packed!r:.100}, which is no index of a state."
+            f"load_state_dict: pending holds {packed!r:.100}, which is not a saved index."
         ) from error

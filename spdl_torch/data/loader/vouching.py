@@ -130,7 +130,7 @@ def _look_inside(dataset: Any, parts: _Parts, depth: int) -> Vouching:
 
 
 def _declared(dataset: Any) -> bool | None:
-    """Return what the dataset says of itself, on the object or in its very class; None = nothing.
+    """Return what the dataset says of itself, on the object or in its own class; None = nothing.
 
     Neither what ``__getattr__`` hands through from a dataset inside counts, nor what a base class
     says, whose author does not know the subclass.

@@ -1,1 +1,1 @@
-"""Several datasets as one, in proportions that a plan keeps exactly."""
+"""Several datasets as one, mixed in given proportions by a plan."""

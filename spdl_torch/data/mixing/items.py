@@ -38,8 +38,8 @@ class Reader(Protocol):
         """Begin the next pass."""
 
     def skip(self, num_items: int) -> None:
-        """Go past items from the beginning of the first pass on, through as many passes as that
-        takes. The end of a pass is noticed only by ``next``.
+        """Skip items from the beginning of the first pass, through as many passes as that takes.
+        Only ``next`` notices the end of a pass.
         """
 
     def state(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class SourceReader:
             self._read_past(num_items)
             return
         if length and num_items:
-            # At the end of a pass exactly, its end has not been noticed: it is still that pass.
+            # Exactly at the end of a pass, nobody has noticed the end yet: it is still that pass.
             self.num_passes = (num_items - 1) // length
             num_items -= self.num_passes * length
         self._begin(num_items)
@@ -97,7 +97,7 @@ class SourceReader:
                 num_items -= 1
                 continue
             if not self.num_items:
-                return  # empty: the walk says so
+                return  # empty: iteration reports that
             self.again()
 
     def state(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class SourceReader:
         self.num_passes, self.num_items = state["num_passes"], state["num_items"]
 
     def _begin(self, num_items: int) -> None:
-        # The passes of different epochs must not be the same ones.
+        # No pass of one epoch may have the order of a pass of another.
         self._source.set_epoch((self._epoch << 20) + self.num_passes)
         self._items, self.num_items = self._source.iterate(num_items), num_items
 
@@ -172,7 +172,7 @@ class MixedItems:
     is_over: bool = False
     _first: int = 0
     _sources: Sequence[int] = ()
-    """The sources of the present segment of the plan, and its first position."""
+    """The sources of the current segment of the plan, which begins at ``_first``."""
 
     def __iter__(self) -> MixedItems:
         return self
@@ -218,15 +218,15 @@ class MixedItems:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the position of a state. Raises: ValueError: it is not one of this mixture."""
+        """Go to the position of a state. Raises: ValueError: it is not a state of this mixture."""
         check_version(state_dict, _VERSION, "the mixture's iterator")
         check_fields(state_dict, _FIELDS, _FIELDS, "mixture")
         sources = state_dict["sources"]
         names = [reader.name for reader in self.readers]
         if set(sources) != set(names):
             raise ValueError(
-                f"load_state_dict: the state is of a mixture of {sorted(sources)}, this is one "
-                f"of {sorted(names)}. Pass the same sources as then."
+                f"load_state_dict: the state is of a mixture of {sorted(sources)}, this mixture "
+                f"has {sorted(names)}. Pass the sources that the state was saved with."
             )
         for reader in self.readers:
             where = f"sources[{reader.name!r}]"

@@ -31,31 +31,32 @@ def mix(
     """Return one dataset that takes its samples from several, in given proportions.
 
     Args:
-        sources: datasets by name; their order does not matter to the samples. All map-style: the
-            result is a :class:`Mixture`, whose ``sampler()`` goes into a loader. Otherwise, with
-            only sources of ``spdl_torch.data.sources`` and map-style datasets: a
-            :class:`MixedSource` for a pipeline. Otherwise, with only iterable datasets, such as
-            ``PipelineDataset``: a :class:`MixedIterable` for a loader.
-        weights: a number for each source, of any sum; None = all alike. Or a schedule, such weights
-            by the number of the sample from which they hold: ``{0: {...}, 100_000: {...}}``. A
-            mixture of map-style datasets counts samples over all epochs and ranks; other mixtures
-            count them from the beginning of each epoch, in each rank's part.
+        sources: datasets by name; the order of the dict does not affect the samples. If all are
+            map-style, the result is a :class:`Mixture`, whose ``sampler()`` goes into a loader. If
+            some are sources of ``spdl_torch.data.sources`` and the others map-style, it is a
+            :class:`MixedSource` for a pipeline. If all are iterable datasets, such as
+            ``PipelineDataset``, it is a :class:`MixedIterable` for a loader.
+        weights: a number for each source, of any sum; None = all alike. Or a schedule: a dict of
+            such dicts by the number of the sample from which they apply:
+            ``{0: {...}, 100_000: {...}}``. A mixture of map-style datasets counts samples over all
+            epochs and ranks; other mixtures count them from the beginning of each epoch, in each
+            rank's part.
         seed: the seed of the plan and of every source's order; the same on every rank.
         stop: the end of an epoch. ``"first"``: where the first source would begin again; ``"all"``:
-            where the last one would, and the others have begun again before; ``"never"``: after
-            ``num_samples``, or not at all.
+            where the last one would, after all the others have; ``"never"``: after ``num_samples``,
+            or not at all.
         num_samples: the length of an epoch, with ``stop="never"``: required for a :class:`Mixture`,
             refused elsewhere.
         shuffle: shuffle each source by its own seed; False = samples in the sources' own order.
             Iterable datasets keep theirs.
 
-    At every position, the number of a source's samples is as its share says, within 2 samples and
-    2 more for each change of the weights.
+    Up to any position, the number of a source's samples is its share of the position, to within 2,
+    and 2 more for each change of the weights.
 
     Raises: TypeError, ValueError: see the message.
     """
     _check_arguments(sources, seed, stop)
-    # In one order, so that the plan does not depend on how the dict was written.
+    # Sorted, so that the plan does not depend on the order of the dict.
     sources = dict(sorted(sources.items()))
     phases = shares_of(tuple(sources), weights)
     is_iterable = [isinstance(source, IterableDataset) for source in sources.values()]
@@ -66,8 +67,8 @@ def mix(
         )
     if num_samples is not None:
         raise ValueError(
-            "mix: num_samples is for map-style datasets alone: other mixtures end where their loop "
-            f"does. Leave it out, got {num_samples}."
+            f"mix: num_samples={num_samples!r} is for map-style datasets only: other mixtures end "
+            "where their loop does. Leave it out."
         )
     if all(is_iterable):
         return MixedIterable(sources, phases, seed=seed, stop=stop)
@@ -87,8 +88,7 @@ def _is_map_style(source: Any) -> bool:
 def _check_arguments(sources: Any, seed: Any, stop: Any) -> None:
     if not isinstance(sources, Mapping) or not sources:
         raise TypeError(
-            "mix: sources must be a dict of datasets by name, with one at least, got "
-            f"{sources!r:.100}."
+            f"mix: sources must be a dict of at least one dataset by name, got {sources!r:.100}."
         )
     for name in sources:
         if not isinstance(name, str):

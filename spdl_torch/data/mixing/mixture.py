@@ -39,11 +39,12 @@ class Mixture(Dataset[T_co]):
     """Several map-style datasets as one, made by :func:`spdl_torch.data.mix`.
 
     ``mixture[position]`` is the sample at a position of the training, which may be past
-    ``len(mixture)``: positions count on from epoch to epoch. A source's samples come in an order of
-    their own; when all have come, they come again in another.
+    ``len(mixture)``: positions count on from epoch to epoch. Each source's samples come in an order
+    of their own; when all of them have come, they come again in another.
 
     Everything follows from the seed, the weights and the position: any position is reached at once,
-    in any order, and no order is stored. What was computed of some 8 million positions is kept.
+    in any order, and no order is stored. Up to some 8 million positions are kept once they are
+    computed.
 
     If every source makes whole batches and gives each sample its own random stream, as
     ``spdl_torch.ImageFolder`` does, so does the mixture: one call for each source in a batch.
@@ -51,7 +52,7 @@ class Mixture(Dataset[T_co]):
 
     sample_context: SampleContext | None = None
     """The context of a sample's random stream, set by a loader that gives every sample its own; as
-    of :class:`spdl_torch.ImageFolder`."""
+    in :class:`spdl_torch.ImageFolder`."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Mixture(Dataset[T_co]):
         """
         source, index = self._places.at(position)
         try:
-            # The dict is looked at anew: a worker thread's copy has datasets of its own.
+            # Looked up in the dict each time: a worker thread's copy has datasets of its own.
             return self.datasets[self._names[source]][index]  # type: ignore[no-any-return]  # the user's dataset
         except Exception as error:
             add_thread_note(error, f"in sample {index} of the source {self._names[source]!r}")
@@ -113,7 +114,7 @@ class Mixture(Dataset[T_co]):
         *,
         tail: Tail = "drop",
     ) -> MixtureSampler:
-        """Return a sampler of this rank's positions, for a loader's ``sampler``. Arguments as of
+        """Return a sampler of this rank's positions, for a loader's ``sampler``. Arguments as for
         :class:`spdl_torch.DistributedSampler`.
         """
         return MixtureSampler(self, num_replicas, rank, tail=tail)
@@ -127,7 +128,7 @@ class Mixture(Dataset[T_co]):
 
     def counts(self, stop: int, start: int = 0) -> dict[str, int]:
         """Return how many samples come from each source between two positions, ``start`` included
-        and ``stop`` not. Takes no longer for positions that are far apart.
+        and ``stop`` not. It takes no longer if they are far apart.
         """
         counts = self._plan.counts(stop) - self._plan.counts(start)
         return dict(zip(self._names, counts.tolist(), strict=True))
@@ -142,12 +143,12 @@ class Mixture(Dataset[T_co]):
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark of a loader's report on the sources' shares of the first epoch."""
         parts = [
-            f"{name} {count / max(1, self._length):.1%} ({count / length:.2g} times its samples)"
+            f"{count / max(1, self._length):.1%} {name} ({count / length:.2g} times its samples)"
             for (name, count), length in zip(
                 self._counts_of_epoch().items(), self._lengths, strict=True
             )
         ]
-        return (f"An epoch of the mixture has {', '.join(parts)}.",)
+        return (f"An epoch of the mixture is {', '.join(parts)}.",)
 
     def progress_remarks(self, epoch: int, num_samples: int) -> tuple[str, ...]:
         """Return the remark of a loader's report on what each source has given: in the epoch up to
@@ -213,16 +214,17 @@ class Mixture(Dataset[T_co]):
             if end is None:
                 raise ValueError(
                     f'mix: with stop="all" every source has to come to its end, but {name!r} never '
-                    "does: its weight becomes 0 before. Leave it out, or give num_samples."
+                    'does: its weight becomes 0 before. Leave it out, or pass stop="never" and '
+                    "num_samples."
                 )
         return max(end for end in ends if end is not None)
 
 
 class MixtureSampler(DistributedSampler):
-    """This rank's positions in a mixture: in an epoch, those after the epoch before.
+    """This rank's positions in a mixture; each epoch takes those that follow the epoch before.
 
     All ranks together take ``epoch * len(mixture)`` and the positions that follow, rank ``r`` of
-    ``n`` every ``n``-th from its own on. Arguments and members are those of
+    ``n`` every ``n``-th of them from the ``r``-th on. Arguments and members are those of
     :class:`spdl_torch.DistributedSampler`. Call ``set_epoch`` before each epoch: as with that
     sampler, an epoch whose number is not set repeats the one before.
     """

@@ -1,7 +1,7 @@
 """Random numbers without a history: number ``n`` of a stream follows from its key and ``n`` alone.
 
-So any position of a plan is reached at once, and no state has to be kept or saved. The numbers are
-those of SplitMix64, whose state is a counter.
+Any position of a plan is therefore reached at once, and there is no state to keep or save. The
+numbers are those of SplitMix64, whose state is a counter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shuffled_places(
     of ``range(length)``.
 
     The permutation is computed, not stored: a Feistel cipher over the next power of two, repeated
-    for results that lie outside of ``length``, which takes 2 rounds of it on average at most.
+    for results that are not below ``length``, which takes at most 2 passes on average.
     """
     num_bits = max(2, (length - 1).bit_length())
     keys = numbers_at(key, passes)

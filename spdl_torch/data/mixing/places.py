@@ -1,9 +1,9 @@
 """The source of the sample at a position: looked up, and kept for the positions around it.
 
 A lookup takes a fraction of a microsecond, computing a block of places more than a thousand times
-as long. So blocks are kept: enough for several threads that read in order each, and for reading in
-any order where the whole training is not too long. Beyond, a place is computed alone the first time
-that its block is asked for, and the block the second time.
+as long. So blocks are kept: enough for several threads that each read in order, and for reading in
+any order if the whole training is not too long. Once there is no room for more, the first request
+within a block computes one place alone, and the second the whole block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Places"]
 
 _MOST_BLOCKS = 1024  # 8 million positions, at most 50 MB with sources of less than 2**31 samples
-_NUM_RECENT = 64  # blocks that were missed lately: more than there are threads that read in order
+_NUM_RECENT = 64  # recently missed blocks: more than there are threads that read in order
 
 
 class _Block(NamedTuple):
@@ -38,10 +38,10 @@ class _Block(NamedTuple):
 
 
 class Places:
-    """The source and the index there of the sample at every position.
+    """The source of the sample at every position, and the sample's index there.
 
-    Threads may use it at once; a copy for a worker thread is the object itself, and a pickle has no
-    blocks.
+    Threads may use it at once; a copy for a worker thread is the object itself, and a pickle holds
+    no blocks.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Places:
             yield np.asarray(block.sources)[own % BLOCK_LENGTH]
 
     def _found(self, number: int) -> _Block | None:
-        """Return a block that is not kept, and keep it; None = compute the one place."""
+        """Compute a missing block, keep it and return it; None = compute the one place alone."""
         if len(self._blocks) >= _MOST_BLOCKS:
             if number not in self._missed:
                 self._missed.append(number)
                 return None
-            # Other threads may take it meanwhile.
+            # Another thread may remove the same one first.
             self._blocks.pop(next(iter([*self._blocks]), -1), None)
         block = self._blocks[number] = self._computed(number * BLOCK_LENGTH, BLOCK_LENGTH)
         return block
@@ -108,11 +108,11 @@ class Places:
             first, length = first + len(segment.sources), length - len(segment.sources)
         parts = zip((sources, indices), self._dtypes, strict=True)
         arrays: list[Any] = [np.concatenate(each).astype(kind) for each, kind in parts]
-        views = [memoryview(each) for each in arrays]  # give ints, and sooner than arrays do
+        views = [memoryview(each) for each in arrays]  # their items are ints, and come sooner
         return _Block(*views)
 
     def _indices(self, sources: Indices, draws: Indices) -> Indices:
-        """Return the index that each draw of a source has there."""
+        """Return the index, in its source, of the sample of each draw."""
         indices = np.empty_like(draws)
         for source, length in enumerate(self._lengths):
             own = sources == source

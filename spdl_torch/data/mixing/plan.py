@@ -7,10 +7,10 @@ of ``_TICKS / w`` ticks, at a tick of the stretch that a counter-based random nu
     share 1/4   |          x    |  x            |
     positions       0     1  2     3  4  5            all of them in the order of their ticks
 
-So the number of a source's samples before any tick is known without looking at those before: the
-number of whole stretches, and one more if the tick in the present stretch has passed. At no tick is
-it further than one sample from the share, and nothing has to be remembered. All is computed in
-whole numbers, so positions are the same wherever the computation begins.
+So the number of a source's samples before any tick is known without computing earlier ones: it is
+the number of whole stretches, and one more if the tick in the current stretch has passed. At no
+tick is it more than one sample from the share, and nothing has to be remembered. Everything is
+computed in integers, so positions are the same wherever the computation begins.
 
 Where the weights change, a new phase begins with its own time.
 """
@@ -67,7 +67,7 @@ class MixturePlan:
             _Phase(phase.shares, [seed_of("mix", *seed, number, name) for name in names])
             for number, phase in enumerate(phases)
         ]
-        # The samples of each source before every phase, as numbers of Python: they may be many.
+        # The number of samples that each source gives before every phase.
         self._before: list[Counts] = [np.zeros(len(names), np.int64)]
         for number, first in enumerate(self._firsts[1:]):
             own = self._phases[number].counts(first - self._firsts[number])
@@ -82,7 +82,7 @@ class MixturePlan:
 
     def segment(self, first: int, length: int = BLOCK_LENGTH) -> Segment:
         """Return the samples at ``length`` positions from ``first`` on, fewer if the weights change
-        among them. Raises: IndexError: ``first`` is no position.
+        among them. Raises: IndexError: ``first`` is not a position.
         """
         number = self._phase_at(first)
         local_first = first - self._firsts[number]
@@ -107,10 +107,10 @@ class MixturePlan:
         return sorted({number for phase in self._phases for number in phase.sources})
 
     def check(self, position: int) -> None:
-        """Check a position. Raises: IndexError: there is none such."""
+        """Check a position. Raises: IndexError: there is no such position."""
         if not 0 <= position < MAX_POSITIONS:
             raise IndexError(
-                f"a mixture's position must be within 0 and {MAX_POSITIONS - 1}, got {position}."
+                f"a mixture's position must be between 0 and {MAX_POSITIONS - 1}, got {position}."
             )
 
     def _phase_at(self, position: int) -> int:
@@ -157,12 +157,12 @@ class _Phase:
         ticks = np.concatenate([part[0] for part in parts])
         draws = np.concatenate([part[1] for part in parts])
         sources = np.repeat(self._sources, [len(part[0]) for part in parts])
-        # Of two at one tick the first source is first.
+        # Two sources may give a sample at the same tick: the first of them goes first.
         order = np.argsort(ticks, kind="stable")[:length]
         return sources[order], draws[order]
 
     def position_of(self, source: int, draw: int) -> int | None:
-        """Return the position of sample number ``draw`` of a source; None = it has no such."""
+        """Return the position of sample number ``draw`` of a source; None = there is none."""
         (own,) = np.nonzero(self._sources == source)
         if draw < 0 or not len(own):
             return None
@@ -184,7 +184,7 @@ class _Phase:
             missing = position - int(before.sum())
             if 0 <= missing <= 4 * margin:
                 return tick, before
-            # Stretches are rounded to whole ticks, so far away the guess is wrong.
+            # Stretches are rounded to whole ticks, so the guess is wrong far from the start.
             tick = max(0, tick + (missing - margin) * _TICKS)
 
     def _counts_before(self, tick: int) -> Counts:

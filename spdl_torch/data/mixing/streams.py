@@ -25,8 +25,8 @@ T_co = TypeVar("T_co", covariant=True)
 class MixedSource(DataSource[T_co]):
     """Several sources as one, made by :func:`spdl_torch.data.mix`, for a pipeline.
 
-    A part of it mixes the same parts of its sources. ``iterate(start)`` begins each source where it
-    is then: at once if that one can, and knows its length.
+    ``shard`` mixes the same part of every source. ``iterate(start)`` begins each source at the item
+    that is then its turn: at once if the source can, and knows its length.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MixedSource(DataSource[T_co]):
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from the ``start``-th item on.
 
-        Raises (while iterating): ValueError: a source whose turn it is has no items.
+        Raises (while iterating): ValueError: a source is empty when its turn comes.
         """
         check_start(self, start)
         readers = [SourceReader(*named, self._epoch) for named in self.sources.items()]

@@ -62,7 +62,7 @@ def _shares(names: Sequence[str], weights: Any, where: str) -> tuple[float, ...]
     unknown = [name for name in weights if name not in names]
     if unknown:
         raise ValueError(
-            f"mix: {where} names {unknown[0]!r}, which is no source. The sources are "
+            f"mix: {where} names {unknown[0]!r}, which is not a source. The sources are "
             f"{', '.join(map(repr, names))}."
         )
     missing = [name for name in names if name not in weights]

@@ -116,7 +116,7 @@ def _fields_of(document: Document) -> dict[str, Tensor]:
             tokens = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"pack: {document.name} must be a sequence of tokens or a dict of such, but "
+                f"pack: {document.name} must be a sequence of tokens or a dict of them, but "
                 f"{name!r} is a {type(value).__name__}. Pass collate_fn for other samples."
             ) from error
         length = len(tokens) if tokens.dim() else 0

@@ -50,8 +50,8 @@ class GroupedDataset(Dataset[Any]):
         self._padded = padded
 
     def __getitem__(self, group: Sequence[Any]) -> Any:
-        """Return the batch of a group. Raises: what the dataset or the collate function raises,
-        with a note that names the sample.
+        """Return the batch of a group. Raises: what the dataset or the collate function raises; if
+        samples are fetched one by one, with a note that names the sample.
         """
         _, origins, _ = self._pieces
         indices = list(group) if origins is None else origins[group].tolist()
@@ -63,12 +63,12 @@ class GroupedDataset(Dataset[Any]):
     def __len__(self) -> int:
         """Refuse: every epoch has a number of groups of its own. Raises: TypeError."""
         raise TypeError(
-            "a grouped dataset has no length of its own: its sampler has, for each epoch. Pass "
+            "a grouped dataset has no length of its own: its sampler has one, for each epoch. Pass "
             "sampler=grouped.sampler() to the loader."
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes of a copy or pickle for a worker, which needs no plan."""
+        """Return the attributes for a worker's copy or pickle, which needs no plan."""
         return {**self.__dict__, "_plan": None}
 
     def sampler(
@@ -78,9 +78,9 @@ class GroupedDataset(Dataset[Any]):
         *,
         tail: Tail = "drop",
     ) -> GroupSampler:
-        """Return a sampler of this rank's groups, for a loader's ``sampler``. Arguments as of
-        :class:`spdl_torch.DistributedSampler`, and as there ``tail`` gives all ranks the same
-        number of groups.
+        """Return a sampler of this rank's groups, for a loader's ``sampler``. Arguments as for
+        :class:`spdl_torch.DistributedSampler`; by default ``tail`` gives all ranks the same number
+        of groups.
         """
         return GroupSampler(self, num_replicas, rank, tail=tail)
 
@@ -150,7 +150,7 @@ class GroupedDataset(Dataset[Any]):
 
 
 class GroupSampler(DistributedSampler):
-    """This rank's groups of a grouped dataset: another grouping in every epoch.
+    """This rank's groups of a grouped dataset, which is grouped anew in every epoch.
 
     Arguments and members are those of :class:`spdl_torch.DistributedSampler`, which count groups
     here. Call ``set_epoch`` before each epoch. ``len()`` is that of the epoch that is set.

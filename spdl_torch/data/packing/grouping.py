@@ -1,4 +1,4 @@
-"""Put samples into groups that keep to a budget: full packs, or batches of one length."""
+"""Put samples into groups within a budget: full packs, or batches of similar length."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Grouping(Protocol):
 
     def __call__(self, sizes: Sizes, budget: int) -> tuple[NDArray[np.int64], list[int]]:
         """Return the samples in the order of their groups (int64, one for each of ``sizes``), and
-        the number of samples up to the end of each group. Sizes are from 1 to ``budget``; of shape
-        (samples,) or, where a way takes them, (samples, dimensions) with such a product.
+        the number of samples up to the end of each group. Sizes are from 1 to ``budget``, of shape
+        (samples,); or, where a grouping takes them, (samples, dimensions), and so are their
+        products.
         """
 
 
@@ -42,8 +43,8 @@ def packed(sizes: Sizes, budget: int) -> tuple[NDArray[np.int64], list[int]]:
     counts = np.bincount(units, minlength=capacity + 1)
     following = (np.cumsum(counts) - counts).tolist()  # the place of the next sample of each size
     left = counts.tolist()
-    # The largest size up to each one that has samples left; 0 = none. Sizes that run out point
-    # down, and looking one up shortens the way for the next look.
+    # For each size, the largest up to it that has samples left; 0 = none. A size that runs out
+    # points down, and each lookup shortens the path of the next one.
     down = np.maximum.accumulate(np.where(counts, np.arange(capacity + 1), 0)).tolist()
     places: list[int] = []
     ends: list[int] = []

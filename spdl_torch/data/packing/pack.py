@@ -40,31 +40,34 @@ def pack(
 ) -> GroupedDataset | GroupedStream:
     """Return a dataset whose samples are packs: documents end to end, up to ``budget`` tokens.
 
-    A document is a sequence of tokens, or a dict of such of one length: tensors, arrays or lists,
-    (T,) or (T, ...). A sequence alone is named ``input_ids``. A pack is a dict of them, and:
+    A document is a sequence of tokens, or a dict of sequences of equal length: tensors, arrays or
+    lists, (T,) or (T, ...). A sequence alone is named ``input_ids``. A pack is a dict of these,
+    and of:
 
     * ``position_ids``: int64 (T,), from 0 in each document;
     * without ``pad``: ``cu_seqlens``, int32 (documents + 1,), where documents begin and the last
       one ends, and ``max_seqlen``, an int, as attention kernels for sequences of varying length
       take them. Load it with ``batch_size=None``;
-    * with ``pad``: ``document_ids``, int32 (budget,), the number of each token's document, padding
-      counted as one more. Every tensor has ``budget`` tokens, so packs make batches.
+    * with ``pad``: ``document_ids``, int32 (budget,), the number of each token's document, where
+      padding counts as one more document. Every tensor has ``budget`` tokens, so packs can be
+      batched.
 
     Args:
         dataset: map-style; or a stream, which is any iterable that can be read again: a source, a
-            function that returns an iterator, an iterable dataset that gives all ranks the same.
+            function that returns an iterator, an iterable dataset that gives all ranks the same
+            items.
         budget: the most tokens of a pack.
-        size_of: for a map-style dataset the sizes of its samples, a list, array or tensor of ints,
-            or a function of the index, which is called once for each. For a stream a function of
+        size_of: for a map-style dataset, the sizes of its samples: a list, array or tensor of ints,
+            or a function of the index, which is called once for each. For a stream, a function of
             the item.
         pad: the value after the last document, or one for each field, 0 for those not named; None =
             no padding.
         oversize: ``"error"``: a document of more than ``budget`` tokens is refused. ``"split"``: it
             is divided into pieces of ``budget`` tokens, the last one with the rest.
-        seed, shuffle: the order of documents and packs; False = as the dataset's order leads to.
+        seed, shuffle: the order of documents and packs; False = nothing is shuffled.
         look_ahead: for a stream, the number of items that are packed together; None = 4096.
-        num_replicas, rank: for a stream, in place of torch.distributed's. Of a map-style dataset
-            the sampler has them.
+        num_replicas, rank: for a stream, in place of torch.distributed's. For a map-style dataset,
+            pass them to ``sampler()``.
 
     Raises: TypeError, ValueError: see the message.
     """
@@ -97,11 +100,11 @@ def bucket(
     num_replicas: int | None = None,
     rank: int | None = None,
 ) -> GroupedDataset | GroupedStream:
-    """Return a dataset whose samples are batches of similar samples, whose padded batch has at most
-    ``budget`` elements: the largest size, times the number of samples.
+    """Return a dataset of batches of similar samples. Padded, each batch has at most ``budget``
+    elements: the number of samples, times the largest size.
 
     A size is what padding makes equal: an int for tokens or frames; a tuple of one int for each
-    dimension that is padded, such as (height, width), for images, where the largest of each
+    dimension that is padded, such as (height, width) for images, where the largest of each
     dimension counts.
 
     ``collate_fn`` makes the batch; the default pads tensors with zeros to the largest of the batch.
@@ -147,7 +150,7 @@ def _grouped(
         plan = GroupPlan(pieces.sizes, budget, grouping, seed=seed, shuffle=shuffle)
         return GroupedDataset(dataset, pieces, plan, collate_fn, padded=grouping is bucketed)
     if not callable(size_of):
-        raise TypeError(f"{who}: of a stream, size_of must be a function of the item.")
+        raise TypeError(f"{who}: for a stream, size_of must be a function of the item.")
     if look_ahead is not None and look_ahead < 1:
         raise ValueError(f"{who}: look_ahead must be >= 1 or None, got {look_ahead}.")
     return GroupedStream(

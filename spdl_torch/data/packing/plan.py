@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupPlan", "Groups"]
 
-_WINDOW_GROUPS = 1024  # groups that are made together: more would be little fuller
+_WINDOW_GROUPS = 1024  # groups that are made together: with more, they would hardly be fuller
 _LEAST_GROUPS = 64
 
 
@@ -64,10 +64,11 @@ class Groups:
 class GroupPlan:
     """The groups of every epoch; those of the last epoch that was asked for are kept.
 
-    An epoch's samples are shuffled, grouped by windows of as many as make some 1024 groups, and the
-    groups are shuffled. Sizes decide which samples of a window meet, so windows are what makes them
-    meet others in another epoch: a small dataset has four. And grouping takes the memory of a
-    window. The last group of a window, which is seldom full, begins the next one.
+    An epoch's samples are shuffled, then grouped in windows that make some 1024 groups each, and
+    the groups are shuffled. Within a window, sizes decide which samples meet, so a sample meets
+    others in another epoch only because its window is another one: even a small dataset has four,
+    a tiny one fewer. Windows also bound the memory that grouping takes. The samples of a window's
+    last group, which is seldom full, begin the next window.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class GroupPlan:
 
     @property
     def total(self) -> int:
-        """The sizes of all samples together."""
+        """The sum of the sizes of all samples."""
         return int(volumes_of(self.sizes).sum(dtype=np.int64))
 
     def groups(self, epoch: int) -> Groups:

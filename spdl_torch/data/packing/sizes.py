@@ -1,4 +1,4 @@
-"""The sizes of samples: read, checked against the budget, and split where that is wanted."""
+"""Read the sizes of samples, check them against the budget, and split samples if asked to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pieces(NamedTuple):
 
 
 def check_budget(budget: Any, oversize: Any, who: str) -> None:
-    """Refuse a budget that is no number of tokens, and an unknown ``oversize``."""
+    """Refuse a budget that is not a number of tokens, and an unknown ``oversize``."""
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"{who}: budget must be an int >= 1, got {budget!r}.")
     if oversize not in get_args(Oversize):
@@ -130,7 +130,7 @@ def _sizes_by(size_of: Callable[[int], Any], length: int) -> Any:
 def _wrong_size(
     shape: tuple[int, ...], budget: int, name: str, number: int, who: str
 ) -> ValueError:
-    others = f" So have {number - 1} others." if number > 1 else ""
+    others = f" It is the first of {number} such samples." if number > 1 else ""
     size = " x ".join(map(str, shape))
     if min(shape) < 1:
         return ValueError(

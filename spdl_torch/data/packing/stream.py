@@ -1,4 +1,4 @@
-"""Packs of a stream, from a bounded look-ahead."""
+"""Groups of a stream's items, from a bounded look-ahead."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class _Place(NamedTuple):
     first_group: int = 0
     """The number of that window's first group."""
     next_group: int = 0
-    """The number of the first group that was not dealt out."""
+    """The number of the first group that has not been handed out."""
 
 
 class GroupedStream(IterableDataset[Any]):
     """A stream whose items come in groups, made by :func:`spdl_torch.data.pack` or
     :func:`spdl_torch.data.bucket`.
 
-    ``look_ahead`` items are read, grouped and handed out, then the next. Every rank and worker
-    reads the whole stream, makes the same groups, and takes those whose turn is its own: the groups
-    depend on neither number, and all ranks have the same number of them.
+    ``look_ahead`` items are read, grouped and handed out, then the next ones. Every rank and worker
+    reads the whole stream, makes the same groups, and takes its turn at them: groups depend neither
+    on ranks nor on workers, and all ranks get equally many.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class GroupedStream(IterableDataset[Any]):
         return [[documents[number] for number in groups[turn]] for turn in turns]
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark of a loader's report on the waste so far. Worker processes have groups
-        of their own, of which this one knows nothing.
+        """Return the remark of a loader's report on the waste so far. Worker processes make groups
+        of their own, which this process does not see.
         """
         size, room = self._filled
         what = "unused" if self._grouping is packed else "padding"
-        return (f"Of the groups so far, {1 - size / room:.2%} is {what}.",) if room else ()
+        return (f"{1 - size / room:.2%} of the groups' room so far is {what}.",) if room else ()
 
     def loading_counts(self) -> dict[str, int]:
         """Return size and room of the groups that this process has made."""
@@ -197,8 +197,8 @@ class _GroupedItems:
         if state_dict["num_ranks"] != self._ranks.count and self._workers.count > 1:
             raise ValueError(
                 f"load_state_dict: the state of the grouped stream is of {state_dict['num_ranks']} "
-                f"ranks, this run has {self._ranks.count}. Several workers of a rank are at "
-                "different groups. Resume with as many ranks, or with at most one worker."
+                f"ranks, this run has {self._ranks.count}, and each of a rank's workers is at a "
+                "group of its own. Resume with as many ranks, or with at most one worker."
             )
         self._epoch = state_dict["epoch"]
         self._stream.set_epoch(self._epoch)
@@ -209,7 +209,7 @@ class _GroupedItems:
         take turns at the groups, and a rank's workers at its groups.
         """
         num_items, number = begun.num_items, begun.first_group
-        # Rounds go on where the last one ended, which other ranks than these may have made.
+        # Rounds go on where the last one ended, perhaps in a run with another number of ranks.
         before = begun.next_group % self._ranks.count
         own: list[Any] = []
         for window in self._stream.windows(num_items):
@@ -233,7 +233,7 @@ _FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Place._fields), _NUM
 
 
 def _check_whole(items: Any) -> None:
-    """Refuse datasets that give each rank its own part: ranks would divide that once more."""
+    """Refuse datasets that give each rank its own part: that part would be divided once more."""
     takes_all = isinstance(items, PipelineDataset) and items._num_replicas == 1
     if isinstance(items, PipelineDataset | MixedIterable) and not takes_all:
         raise TypeError(

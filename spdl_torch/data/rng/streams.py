@@ -338,7 +338,7 @@ class SampleStreams:
 
 
 def _others_may_draw() -> bool:
-    """Return whether another thread of the program lives that is no daemon.
+    """Return whether another thread of the program lives that is not a daemon.
 
     Daemons (progress bars' and loggers' threads, our own) are taken for helpers that draw nothing:
     a look at each of their calls would cost every program that has one.

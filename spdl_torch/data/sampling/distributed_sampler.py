@@ -157,7 +157,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
         length = len(self.dataset)
         if num_consumed < 0 or (num_consumed > length and self.tail == "drop"):
             raise ValueError(
-                f"DistributedSampler: num_consumed must be within 0 and {length}, the length of "
+                f"DistributedSampler: num_consumed must be between 0 and {length}, the length of "
                 f"the dataset, got {num_consumed}."
             )
         num_consumed = min(num_consumed, length)
@@ -294,5 +294,5 @@ def _check_arguments(dataset: object, num_replicas: int | None, rank: int | None
         )
     if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
         raise ValueError(
-            f"DistributedSampler: rank must be within 0 and {num_replicas - 1}, got {rank}."
+            f"DistributedSampler: rank must be between 0 and {num_replicas - 1}, got {rank}."
         )

@@ -47,7 +47,7 @@ class Shard:
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
             raise ValueError(
-                f"a shard's index must be within 0 and {self.count - 1}, got {self.index}."
+                f"a shard's index must be between 0 and {self.count - 1}, got {self.index}."
             )
 
 

@@ -59,8 +59,8 @@ class TarShards(StreamSource[dict[str, Any]]):
     cache: ``"memory"`` or a folder on a local disk, which keeps what is read of the shards for all
         processes of the machine: a remote store is read once.
     max_bytes, version: of the cache, as for ``spdl_torch.data.cached``. Local shards are compared
-        by size and time of change unless there is a version; remote ones are taken to stay as they
-        are.
+        by size and modification time unless there is a version; remote ones are taken to stay as
+        they are.
 
     With an index ``len()`` is known, ``shards[position]`` reads one sample, so that any loader can
     take this as a map-style dataset, and each sample is compared with its checksum.

@@ -85,7 +85,7 @@ def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
 
 
 class MalformedError(ValueError):
-    """Raised for bytes that are no array; the caller adds the source's name."""
+    """Raised for bytes that are not an array; the caller adds the source's name."""
 
 
 class _Layout(NamedTuple):
@@ -167,7 +167,7 @@ def _dtype_of(descr: Any) -> np.dtype[Any]:
 
 
 def _shape_of(shape: Any) -> tuple[int, ...]:
-    # type() rather than isinstance: True is no size.
+    # type() rather than isinstance: True is not a size.
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise MalformedError(f"shape must be a tuple of sizes >= 0, got {_short(shape)}.")
     return shape

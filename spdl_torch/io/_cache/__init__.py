@@ -1,1 +1,1 @@
-"""A store of bytes that all processes of a machine share."""
+"""A store of bytes that all processes on a machine share."""

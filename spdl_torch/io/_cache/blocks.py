@@ -1,4 +1,4 @@
-"""A large file from a store, block by block."""
+"""Read a large file from a store, block by block."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CachedBlocks(io.RawIOBase):
 
     @staticmethod
     def count(num_bytes: int) -> int:
-        """Return the number of blocks of so many bytes."""
+        """Return the number of blocks that a file of so many bytes has."""
         return -(-num_bytes // _BLOCK_BYTES)
 
     def readable(self) -> bool:

@@ -55,21 +55,21 @@ def memory_folder(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A limit that all caches in memory of this user have together."""
+    """A limit for all caches in memory of this user together."""
 
     num_bytes: int
 
     @classmethod
     def of_this_machine(cls) -> MemoryLimit | None:
-        """Return half of what there is for caches, including what they have; None = unknown.
+        """Return half of the memory that is free or that caches hold; None = unknown.
 
-        A container's limit counts, too.
+        In a container, its limit counts.
         """
         free = Limits.of_this_machine().memory_bytes
         return None if free is None else cls((free + sum(_held_bytes().values())) // 2)
 
     def left_for(self, folder: str) -> int:
-        """Return the bytes that a folder may have in all, beside the others."""
+        """Return the bytes that a folder may have in all, given what the others hold."""
         held = _held_bytes()
         held.pop(os.path.basename(folder), None)
         return self.num_bytes - sum(held.values())

@@ -34,7 +34,7 @@ class CachedPath(str):
     _reader: ReadsCached
 
     def __new__(cls, path: str, reader: ReadsCached) -> CachedPath:
-        """Make one of a plain path."""
+        """Make one from a plain path."""
         made = super().__new__(cls, path)
         made._reader = reader
         return made
@@ -54,7 +54,7 @@ class CachedPath(str):
 
 
 class CachedPaths(Sequence[str]):
-    """A list of paths, each a :class:`CachedPath` as it is taken."""
+    """A list of paths, each of which becomes a :class:`CachedPath` when it is taken."""
 
     def __init__(self, paths: Sequence[str], reader: ReadsCached) -> None:
         self._paths = paths
@@ -85,5 +85,5 @@ def _reader_of(content: bytes) -> ReadsCached:
     return reader
 
 
-# What closes the cache's files must run before the interpreter takes modules apart.
+# The cache's files must be closed before the interpreter tears modules down.
 atexit.register(_reader_of.cache_clear)

@@ -1,4 +1,4 @@
-"""Open the store of a cache, in memory or in a folder on disk; and stamp what is kept there."""
+"""Open the store of a cache, in memory or in a folder on disk, and stamp what is kept there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _numbers = SharedCounter()
 def open_store(
     cache: Any, identity: str, *, max_bytes: int | None, num_numbers: int | None, who: str
 ) -> Store:
-    """Return the store of ``"memory"`` or of a folder, for samples of an identity.
+    """Return the store in ``"memory"`` or in a folder, for the samples of one identity.
 
     Raises: TypeError, ValueError, OSError: the place or the limit does not fit.
     """
@@ -38,15 +38,15 @@ def open_store(
 
 
 def check_place(cache: Any, who: str) -> None:
-    """Check that a cache has a place. Raises: TypeError: it is neither "memory" nor a path."""
+    """Check the place of a cache. Raises: TypeError: it is neither "memory" nor a path."""
     if not isinstance(cache, str | os.PathLike):
         raise TypeError(f'{who}: cache must be "memory" or the path of a folder, got {cache!r}.')
 
 
 def file_stamp(path: str, *parts: int | str) -> int:
-    """Return the stamp of a file's present content: its path, size and time of change.
+    """Return the stamp of a file's current content, from its path, size and modification time.
 
-    Raises: OSError: it is not there.
+    Raises: OSError: it does not exist.
     """
     there = os.stat(path)
     return hash_of(path, there.st_size, there.st_mtime_ns, *parts)

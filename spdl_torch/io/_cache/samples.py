@@ -50,7 +50,7 @@ def sample_from(content: bytearray) -> Any:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Reduce plain tensors to their memory; all else as pickle does."""
+        """Reduce plain tensors to their memory, and everything else as pickle does."""
         if type(value) is not torch.Tensor or not _is_plain(value):
             return NotImplemented
         flat = _memory_of(value)

@@ -10,8 +10,8 @@ goes down may keep the one and lose the other.
 
 Nothing is overwritten: a later entry of a number takes the place of an earlier one. Places and
 entries are given out under a lock on ``index``, which the system releases when a process ends.
-Everything is read and written by calls that fail with an error; memory that is mapped would kill
-the process if the disk is full or the file is cut short.
+Everything is read and written by calls that fail with an error; mapped memory would kill the
+process if the disk were full or the file cut short.
 """
 
 from __future__ import annotations
@@ -77,9 +77,11 @@ class _Entry(NamedTuple):
 class Store:
     """Contents by number, each with the stamp of what it was made from.
 
-    folder: made if it is not there; readable by this user alone.
-    max_bytes: of both files, where it stops growing; None = where 5 % of the disk are left.
-    num_numbers: the numbers are below this; None = any of 64 bits, which takes more memory.
+    folder: made if it does not exist; readable by this user alone.
+    max_bytes: the size of both files at which it stops growing; None = it stops where 5 % of the
+        disk are left.
+    num_numbers: the numbers are below this; None = they may be any of 64 bits, which takes more
+        memory.
 
     A store that cannot be used (a full disk, a file system without locks) is off: nothing is found
     and nothing kept, and the log says so once.
@@ -105,8 +107,8 @@ class Store:
         self._num_read = 0  # entries that are in the table
         self._checked = bytearray()  # whether this process has compared an entry's checksum
         self._counting = threading.Lock()
-        # Held to add entries to the table, and for moments to change _makers. Finding takes none:
-        # a thread that misses an entry being added waits for the lock in look(), and looks again.
+        # Held to add entries to the table, and briefly to change _makers. Finding takes no lock: a
+        # thread that misses an entry being added waits for this one in look(), and looks again.
         self._reading = threading.Lock()
         self._makers: dict[int, threading.Event] = {}  # of the contents that this process makes
         self._is_full = False
@@ -123,7 +125,7 @@ class Store:
 
     @property
     def num_entries(self) -> int:
-        """The number of entries by all processes; those of one number count each."""
+        """The number of entries that all processes added, also where several have one number."""
         return 0 if self._off else (os.fstat(self._index).st_size - _HEADER.size) // _ENTRY.size
 
     @property
@@ -167,7 +169,7 @@ class Store:
             if others is None:
                 self._makers[number] = threading.Event()
         if others is not None:
-            # The maker sets it however it ends. If it has failed, each who waited tries by itself.
+            # The maker sets it however it ends. If it has failed, each that waited tries itself.
             others.wait()
             yield
             return
@@ -183,7 +185,7 @@ class Store:
     def put(self, number: int, stamp: int, parts: Sequence[Any]) -> bool:
         """Add a content, given in parts; return whether there was room.
 
-        Raises: OSError: the disk fails in another way than by being full.
+        Raises: OSError: the disk fails for another reason than being full.
         """
         if self._off or self._is_full:
             return False
@@ -205,11 +207,13 @@ class Store:
         return True
 
     def counts(self) -> dict[str, int]:
-        """Return what was asked for and found, and was not, in this process."""
+        """Return how often this process found a content, and how often it did not."""
         return {"cache/found": self.num_found, "cache/missing": self.num_missing}
 
     def remark(self, num_items: int) -> str:
-        """Return the line of a report: what the store holds of so many items, and the hits."""
+        """Return the line of a report: the share of so many items that the store holds, and the
+        hits.
+        """
         if self._off:
             return f"The cache in {self.folder} is not used: {self._off}."
         num_calls = self.num_found + self.num_missing
@@ -230,8 +234,8 @@ class Store:
         self._makers = {}
 
     def _open(self) -> str:
-        """Open the files, and make them if they are not there; return why that cannot be done, or
-        nothing.
+        """Open the files, and make them if they do not exist; return why that cannot be done, or
+        an empty text.
         """
         if fcntl is None:
             return "this system has no fcntl.lockf"
@@ -251,8 +255,8 @@ class Store:
             return error.strerror or type(error).__name__
         if os.pread(self._index, len(_MAGIC), 0) != _MAGIC:
             raise ValueError(
-                f"cache {self.folder}: 'index' is no index of this release's cache. Give another "
-                "folder, or delete this one."
+                f"cache {self.folder}: 'index' is not an index that this release writes. Give "
+                "another folder, or delete this one."
             )
         return ""
 
@@ -290,7 +294,7 @@ class Store:
             count = num_bytes // _ENTRY.size
             numbers = np.frombuffer(content, _ENTRY_DTYPE, count)["number"]
             places = np.arange(first + 1, first + count + 1)
-            # First the flags: other threads look there for what they find in the table.
+            # The flags come first: other threads look them up for what they find in the table.
             self._checked.extend(bytes(count))
             if self._num_numbers is None:
                 self._entries.update(zip(numbers.tolist(), places.tolist(), strict=True))
@@ -303,7 +307,7 @@ class Store:
         """Return the offset of free bytes in ``data``, now given out; None = no room."""
         size = -(-length // _ALIGNED) * _ALIGNED
         with self._files.locked():
-            # Normally the header's. If the machine went down, that may be from before.
+            # Normally the header's offset; after a crash of the machine, that may be an old one.
             written = -(-os.fstat(self._data).st_size // _ALIGNED) * _ALIGNED
             offset = max(self._next_free(), written)
             if not self._has_room(offset + size, size):
@@ -325,7 +329,7 @@ class Store:
 
     def _add(self, entry: _Entry) -> None:
         with self._files.locked():
-            # Not at the end of the file: an entry that was cut off there is overwritten.
+            # Not at the end of the file: an entry that was cut off there is to be overwritten.
             end = _HEADER.size + self.num_entries * _ENTRY.size
             _write_all(self._index, [memoryview(entry.packed())], end)
 
@@ -342,8 +346,8 @@ class Store:
 
 
 class _Files:
-    """The open files of a folder, one object in a process: the system's locks on a file are the
-    process's, and gone as soon as it closes the file once.
+    """The open files of a folder, one object in a process: file locks belong to the process, and it
+    loses them as soon as it closes the file anywhere.
     """
 
     def __init__(self, folder: str) -> None:
@@ -382,7 +386,7 @@ class _Files:
         child does not inherit.
         """
         with self._lock:
-            while not _locks(self.index):  # refused for a deadlock that is none: free in a moment
+            while not _locks(self.index):  # taken for a deadlock, and none: free in a moment
                 os.sched_yield()
             try:
                 yield
@@ -425,11 +429,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def _locks(file: int, *part: int) -> bool:
-    """Lock a file or a part of it; return whether the system has not refused.
+    """Lock a file or a part of it; return False if the system refuses.
 
-    It refuses where it takes two processes for waiting for each other, because a thread of each
-    waits for what another thread of the other one holds. They do not: who holds ``index`` waits for
-    nothing, and who makes a content for that alone.
+    It refuses where two processes seem to wait for each other, because a thread of each waits for
+    what another thread of the other one holds. They do not: a thread that holds ``index`` waits for
+    nothing, and one that makes a content waits for ``index`` alone.
     """
     try:
         fcntl.lockf(file, fcntl.LOCK_EX, *part)

@@ -1,7 +1,7 @@
 """A name that the ranks of one training on this machine have in common, however they were started.
 
 ==================  =====================================  ======================================
-started by          seen by                                name
+started by          recognised by                          name
 ==================  =====================================  ======================================
 torchrun, or alike  RANK and the address of rank 0         the address
 srun                a Slurm step with more than one task   job and step
@@ -13,7 +13,7 @@ nobody              none of these                          the program's own
 ==================  =====================================  ======================================
 
 Lightning's first rank gets its variables only when it starts the others, often after its datasets
-were made. So it goes by its own name before and after, and its children by their parent's.
+were made. So it uses its own name before and after, and its children use their parent's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SLURM_STEP = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RES
 
 
 def training_name() -> str:
-    """Return the name; that of a program that is no rank is its own."""
+    """Return the name; a program that is not a rank has one of its own."""
     environ = os.environ
     address = [environ.get(name, "") for name in _ADDRESS]
     if "RANK" in environ and any(address[:-1]):
@@ -69,8 +69,8 @@ def _has_tasks(environ: Mapping[str, str]) -> bool:
 
 
 def _own_name() -> str:
-    # Forked workers keep the name that their program had, and share what they make. A fork that is
-    # no worker is a program of its own.
+    # Forked workers keep the name of their program, and share what they make. A fork that is not a
+    # worker is a program of its own.
     if multiprocessing.parent_process() is None:
         return _process_name(os.getpid())
     return _first_name

@@ -185,7 +185,7 @@ def _pixels_of_one(
 
 
 def _raise_if_it_is_the_device(error: RuntimeError) -> None:
-    """Raise what is no fault of the picture's, which nobody may skip for it."""
+    """Raise what is not the picture's fault, which nobody may skip for it."""
     if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
         raise error
 

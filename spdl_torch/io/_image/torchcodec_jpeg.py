@@ -20,7 +20,7 @@ __all__ = ["jpeg_decoder", "library_version"]
 def jpeg_decoder() -> Callable[[Tensor], Tensor]:
     """Return the function that decodes a JPEG (uint8, one dimension) to uint8 (3, H, W), CPU.
 
-    It does not hold the GIL, and raises RuntimeError for what is no JPEG.
+    It does not hold the GIL, and raises RuntimeError for what is not a JPEG.
     Raises: ImportError: torchcodec is not installed, or too old.
     """
     try:

@@ -12,7 +12,7 @@ __all__ = ["upright_filters"]
 
 
 def upright_filters(frame: VideoFrame) -> list[tuple[str, str]]:
-    """FFmpeg's filters that turn and mirror the frame; turns that are no multiple of 90 degrees
+    """FFmpeg's filters that turn and mirror the frame; turns that are not a multiple of 90 degrees
     are left alone."""
     side_data: Any = frame.side_data  # PyAV's stubs know but few of its keys
     try:

@@ -155,7 +155,7 @@ def resized(frames: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _raise_if_it_is_the_device(error: Exception) -> None:
-    """Raise what is no fault of the video's, which must not look like a video to be skipped."""
+    """Raise what is not the video's fault, which must not look like a video to be skipped."""
     if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
         raise error
 

@@ -45,7 +45,7 @@ def check_bokeh() -> None:
 
 @functools.cache
 def bokeh_script() -> str:
-    """Return the script that draws, from the installed package: 1.3 MB."""
+    """Return the script that draws the charts, from the installed package: 1.3 MB."""
     from bokeh.resources import Resources
 
     return "\n".join(Resources(mode="inline", minified=True, components=["bokeh"]).js_raw)

@@ -1,4 +1,4 @@
-"""The content of a page: what it shows, in plain values; every kind of section says itself how.
+"""The content of a page, in plain values; each kind of section says how it is to be shown.
 
 All times are seconds, on a clock of the page's own: 0 is the page's ``origin``.
 """
@@ -106,7 +106,7 @@ class Spans:
     """``Process``"""
     is_wait: bool = False
     is_inside: bool = False
-    """Whether they lie inside of other spans: they are drawn lower."""
+    """Whether they lie inside other spans: they are drawn lower."""
     lanes: Sequence[int]
     """The numbers of their lanes."""
     starts: Sequence[float]

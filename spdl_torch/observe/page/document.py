@@ -1,8 +1,8 @@
 """The document around a page's content: one HTML file that needs no network.
 
 Its policy forbids the browser to load anything. The script that draws and the charts' data are
-packed, which makes the file a third as long; a browser unpacks them in 0.1 s. The figures are there
-a second time as plain JSON, for programs and for whoever checks them.
+compressed, which makes the file a third as long; a browser unpacks them in 0.1 s. The figures are
+there a second time as plain JSON, for programs and for whoever checks them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _NONE = "\N{EN DASH}"  # in a cell without a value
 
 
 def write_page(page: Page, path: str | os.PathLike[str]) -> Path:
-    """Write a page to a file, which takes its name once it is complete; return its path. Folders
-    are created, a file is replaced.
+    """Write a page to a file, which takes its name once it is complete; return its path. Missing
+    folders are created, and a file of that name is replaced.
     """
     path = Path(path)
     if path.is_dir():
@@ -86,8 +86,8 @@ def fragment_of(page: Page) -> str:
 
 
 def notebook_html_of(page: Page) -> str:
-    """Return a whole page for a notebook's cell, in a frame of its own: scripts and styles of the
-    notebook and of the page do not meet.
+    """Return a whole page for a notebook's cell, in a frame of its own, so that scripts and styles
+    of the notebook and of the page do not interfere.
     """
     document = html.escape(html_of(page))
     return (
@@ -98,8 +98,8 @@ def notebook_html_of(page: Page) -> str:
 
 
 def figures_of(page: Page) -> dict[str, Any]:
-    """Return the figures of a page in JSON's types, which the document holds as
-    ``spdl-figures``: of time lines the sums of each kind, of everything else all.
+    """Return the figures of a page in JSON's types, which the document holds as ``spdl-figures``:
+    for time lines the sums of each kind of span, for everything else all values.
     """
     tables = [asdict(each) for each in page.sections if isinstance(each, Table)]
     charts = [asdict(each) for each in page.sections if isinstance(each, Chart)]
@@ -208,9 +208,9 @@ def _charts(page: Page) -> str:
     return "\n".join(
         [
             "<h2>Over time</h2>",
-            '<p class="note">Drag to move, turn the wheel to zoom, or draw a box with the tool for '
-            "it: all charts follow. Click on a name to hide it, point at anything for its "
-            "figures.</p>",
+            '<p class="note">Drag to move, turn the wheel to zoom, or choose the box tool and draw '
+            "a box: all charts follow. Click a name in a legend to hide it, and point at anything "
+            "to see its figures.</p>",
             *notes,
             '<div id="charts"></div>',
             f'<script type="text/plain" id="spdl-script">{_packed_script()}</script>',

@@ -1,4 +1,4 @@
-"""Tables of events by name: decisions, skipped samples, whatever a run notes, now or later."""
+"""Tables of events by name: decisions, skipped samples, and whatever else a run notes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def event_tables(events: Iterable[Event]) -> list[Table]:
 
 
 def _table(name: str, events: Sequence[Event]) -> Table:
-    # A detail that no event has, as the remedy where there is none, gets no column.
+    # A detail that no event has, such as a remedy where there is none, gets no column.
     given = [item for each in events for item in each.details.items()]
     keys = list(dict.fromkeys(str(key) for key, value in given if value not in ("", None)))
     shown = events[-_MOST_ROWS:]
@@ -47,7 +47,7 @@ def _table(name: str, events: Sequence[Event]) -> Table:
         title=_TITLES.get(name) or _words(name),
         columns=[Column("at s", "seconds"), *(Column(_words(key)) for key in keys)],
         rows=[(event.time, *(_value(event.details.get(key)) for key in keys)) for event in shown],
-        note=f"The last {len(shown)}; {left_out} before them are left out." if left_out else "",
+        note=f"The last {len(shown)}; {left_out} earlier ones are left out." if left_out else "",
     )
 
 

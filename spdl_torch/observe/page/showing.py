@@ -26,14 +26,14 @@ class _Reporting(Protocol):
 @contextmanager
 def showing(loader: _Reporting, *, interval_seconds: float = 2.0) -> Iterator[None]:
     """Show ``loader.report()`` in the cell of a notebook that runs the block, and renew it there
-    until the block ends, also by an exception; what stays in the cell is the last one.
+    until the block ends, also by an exception; the last report stays in the cell.
 
-    The loop is not held up: a thread makes the reports. One that fails is logged, and ends that.
-    Where there are no figures yet, the cell says so.
+    The loop is not held up: a thread makes the reports. An error in one is logged, and the next one
+    comes when the block ends. Where there are no figures yet, the cell says so.
 
     loader: a ``DataLoader``, a ``PipelineDataset``, or anything else with a ``report()``.
     interval_seconds: the time between two reports.
-    Raises: ModuleNotFoundError: IPython is not installed, as it is where notebooks run; ValueError:
+    Raises: ModuleNotFoundError: IPython is not installed, so this is not a notebook; ValueError:
         interval_seconds is not above 0.
     """
     if not interval_seconds > 0:
@@ -42,11 +42,11 @@ def showing(loader: _Reporting, *, interval_seconds: float = 2.0) -> Iterator[No
         from IPython.display import display
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "showing: a notebook is needed, and IPython is not installed. In a terminal, use "
+            "showing needs a notebook, and IPython is not installed. In a terminal, use "
             "`python -m spdl_torch watch` on a statistics file, or print(loader.report())."
         ) from error
     handle: Any = display(_shown(loader), display_id=True)
-    if handle is None:  # IPython is installed, and does not run: the report has been printed
+    if handle is None:  # IPython is installed but not running: the report has been printed
         yield
         return
     is_over = threading.Event()
@@ -70,7 +70,7 @@ def showing(loader: _Reporting, *, interval_seconds: float = 2.0) -> Iterator[No
 
 
 class _NoFigures:
-    """The reason why there is no report yet."""
+    """The reason that there is no report yet."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -82,5 +82,5 @@ class _NoFigures:
 def _shown(loader: _Reporting) -> Any:
     try:
         return loader.report()
-    except RuntimeError as reason:  # of a loader that has no figures, yet or at all
+    except RuntimeError as reason:  # from a loader without figures, for now or for good
         return _NoFigures(str(reason))

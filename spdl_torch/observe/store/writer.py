@@ -81,7 +81,7 @@ class SQLiteStatsWriter:
         flush_interval: seconds.
         config: stored with the run; JSON types.
         rank, world_size: of this process; None = torchrun's ``RANK`` and ``WORLD_SIZE``, else 0, 1.
-    Raises: ValueError: ``db_path`` is no statistics file, or from a newer release.
+    Raises: ValueError: ``db_path`` is not a statistics file, or from a newer release.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def path_to_write(path: str | os.PathLike[str]) -> Path:
     if path.suffix in _OTHER_COMPRESSIONS:
         raise ValueError(f"{path}: a trace is compressed by gzip alone: end the name in .gz.")
     if path.is_file() and not may_be_trace(path):
-        raise ValueError(f"{path}: this file is no trace, and is not replaced. Take another name.")
+        raise ValueError(f"{path}: this file is not a trace; it is left as it is. Give a new name.")
     return path
 
 
@@ -96,7 +96,7 @@ def _opened(path: Path, *, compressed: bool) -> Any:
 
 def _bytes_of(text: str) -> bytes:
     # Letters as they are: Perfetto shows an escape in the name of a counter as "\\u2192". Half of a
-    # pair, as in a file's name that is no text, has no bytes; an escape stays of it.
+    # pair, as in a file's name that is not text, has no bytes; an escape stays of it.
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -139,9 +139,9 @@ class Profile:
         last_seconds: leave out what ended earlier, counted from the last moment recorded.
         max_events: the latest are kept; the file says how many are left out. 200,000 are about
             30 MB, gzipped 3 MB at most.
-        Raises: ValueError: a folder, or a file that is no trace; the profile has only sums, as one
-            that was loaded from a statistics file; or it was loaded from a trace, which is written
-            again as it is or not at all.
+        Raises: ValueError: a folder, or a file that is not a trace; the profile has only sums, like
+            one that was loaded from a statistics file; or it was loaded from a trace, which is
+            written again as it is or not at all.
         """
         path = path_to_write(path)
         return write(path, self._as_trace(last_seconds, max_events))

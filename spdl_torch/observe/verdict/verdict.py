@@ -118,7 +118,7 @@ class Verdict:
 
     cause: Cause
     stage: str | None
-    """The name of the bottleneck; None where it is no stage."""
+    """The name of the bottleneck; None where it is not a stage."""
     wait_ratio: float
     """Share of the time in which the consumer waited for data, 0 to 1."""
     finding: str

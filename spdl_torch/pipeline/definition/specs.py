@@ -235,7 +235,7 @@ def check_max_failures(limit: MaxFailures | None, where: str) -> None:
                 f"{where}: max_failures must be >= 0, or -1 for no limit, got {limit}."
             )
     elif not 0 <= float(limit) <= 1:
-        raise ValueError(f"{where}: a share in max_failures must be within 0 and 1, got {limit}.")
+        raise ValueError(f"{where}: a share in max_failures must be between 0 and 1, got {limit}.")
 
 
 def _check_positive(what: str, value: object) -> None:

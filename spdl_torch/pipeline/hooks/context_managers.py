@@ -20,7 +20,7 @@ class NotAContextError(TypeError):
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """Return the error for an object that is no context manager."""
+        """Return the error for an object that is not a context manager."""
         if hasattr(given, "close"):
             given.close()  # a coroutine: no warning that it was never awaited
         return cls(f"must return a context manager, got {type(given).__name__}")
