@@ -1,4 +1,4 @@
-"""load_clip(decoder="torchcodec"): the frames, times and errors of FFmpeg's decoders."""
+"""``decoder="torchcodec"``: the frames, times and errors of FFmpeg's decoders."""
 
 import os
 import pathlib
@@ -9,11 +9,20 @@ import sys
 import av
 import pytest
 import torch
-from _lazy_device import LazyDevice, install
+from _lazy_device import LazyDevice, install, machine
 from _videos import KINDS, write_video
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
-from spdl_torch.io import cpu_storage, cuda_config, load_clip, load_clip_batch, uniform_frames
+from spdl_torch.io import (
+    cpu_storage,
+    cuda_config,
+    decode_config,
+    demux_config,
+    load_clip,
+    load_clip_batch,
+    load_video,
+    uniform_frames,
+)
 from spdl_torch.io._transfer import cuda
 from spdl_torch.io._video import torchcodec_video
 from spdl_torch.io._video.torchcodec_video import check_torchcodec, resized
@@ -94,7 +103,51 @@ def test_it_is_torchcodec_that_decodes(library, monkeypatch):
     monkeypatch.setattr(torchcodec_video, "_decoded", spy)
     for kind in ("b-frames", "mirrored"):
         load_clip(write_video(KINDS[kind]), uniform_frames(2), decoder="torchcodec")
-    assert [each is None for each in took] == [False, True]
+        load_video(write_video(KINDS[kind]), decoder="torchcodec")
+    load_clip_batch([VIDEO, VIDEO], uniform_frames(2), decoder="torchcodec")
+    assert [each is None for each in took] == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"width": 32, "height": 20, "resize": "antialias"}])
+def test_batch_is_that_of_its_clips(library, sizes):
+    """Also where FFmpeg has decoded some of them; another shape is the same error."""
+    videos = [write_video(KINDS[kind]) for kind in ("no b-frames", "mirrored", "variable rate")]
+    options = {"decoder": "torchcodec", **sizes}
+    clips = [load_clip(video, uniform_frames(3), **options) for video in videos]
+    batch = load_clip_batch(videos, uniform_frames(3), **options)
+    assert torch.equal(batch.frames, torch.stack([clip.frames for clip in clips]))
+    assert torch.equal(batch.timestamps, torch.stack([clip.timestamps for clip in clips]))
+    assert batch.frames.is_contiguous()
+    with pytest.raises(DecodeError, match=r"shape \(3, 47, 61, 3\) does not go with .* of \(3, 48"):
+        load_clip_batch(
+            [VIDEO, write_video(KINDS["odd size"])], uniform_frames(3), decoder="torchcodec"
+        )
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_videos_are_those_of_ffmpeg(library, kind):
+    """Whole, and every frame of a window."""
+    video = write_video(KINDS[kind])
+    for window in (None, (0.3, 0.9)):
+        expected = load_video(video, window)
+        assert torch.equal(load_video(video, window, decoder="torchcodec"), expected)
+
+
+def test_source_has_its_name_for_samplers_and_errors(library, tmp_path):
+    """A file that is read before it is opened is not called ``<bytes>``."""
+    (tmp_path / "a.mp4").write_bytes(VIDEO)
+    names = []
+    with (tmp_path / "a.mp4").open("rb") as file:
+        load_clip(file, lambda info: names.append(info.source) or [0.0], decoder="torchcodec")
+    (tmp_path / "bad.mp4").write_bytes(VIDEO[:2000])
+    assert names == [str(tmp_path / "a.mp4")]
+    with (
+        (tmp_path / "bad.mp4").open("rb") as file,
+        pytest.raises(DecodeError, match=r"/bad\.mp4: "),
+    ):
+        load_video(file, decoder="torchcodec")
+    with pytest.raises(DecodeError, match=r"^mine: "):
+        load_video(VIDEO[:2000], decoder="torchcodec", name="mine")
 
 
 @pytest.mark.parametrize("video", [b"no video", VIDEO[:2000]])
@@ -121,8 +174,29 @@ def test_what_it_does_not_do_is_refused():
         load_clip(VIDEO, uniform_frames(1), storage=cpu_storage(9, pin_memory=False), **options)
     with pytest.raises(UnsupportedOptionError, match="device_config must be None or a CUDAConfig"):
         load_clip(VIDEO, uniform_frames(1), device_config="cuda")
-    with pytest.raises(ValueError, match="decoder must be 'ffmpeg' or 'torchcodec', got 'nvdec'"):
-        load_clip(VIDEO, uniform_frames(1), decoder="nvdec")
+    for load, *sampler in ((load_clip, uniform_frames(1)), (load_clip_batch, None), (load_video,)):
+        with pytest.raises(ValueError, match="decoder must be 'ffmpeg' or 'torchcodec', got 'nvd"):
+            load(VIDEO, *sampler, decoder="nvdec")
+    with pytest.raises(UnsupportedOptionError, match=r"load_clip_batch: .* resize='antialias'"):
+        load_clip_batch([VIDEO], uniform_frames(1), width=8, **options)
+    storage = cpu_storage(9, pin_memory=False)
+    with pytest.raises(UnsupportedOptionError, match=r"load_clip_batch: .* memory of its own"):
+        load_clip_batch([VIDEO], uniform_frames(1), storage=storage, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ({"filter_desc": None}, "filter_desc, got None"),
+        ({"filter_desc": "format=gray"}, "filter_desc, got 'format=gray'"),
+        ({"decode_config": decode_config("h264")}, "decode_config, got DecodeConfig"),
+        ({"demux_config": demux_config("mp4")}, "demux_config, got DemuxConfig"),
+    ],
+)
+def test_what_is_for_ffmpeg_alone_is_refused(option, given):
+    """By ``load_video``, before anything is read."""
+    with pytest.raises(UnsupportedOptionError, match=f"load_video: .* goes without {given}"):
+        load_video(VIDEO, decoder="torchcodec", **option)
 
 
 def test_torchcodec_without_cuda_is_refused(library, monkeypatch):
@@ -141,8 +215,13 @@ def test_torchcodec_without_cuda_is_refused(library, monkeypatch):
 def test_missing_device_is_named(library):
     """As everywhere."""
     for decoder in ("torchcodec", "ffmpeg"):
+        options = {"decoder": decoder, "device_config": cuda_config(0)}
         with pytest.raises(RuntimeError, match="needs CUDA, and torch finds none"):
-            load_clip(VIDEO, uniform_frames(1), decoder=decoder, device_config=cuda_config(0))
+            load_clip(VIDEO, uniform_frames(1), **options)
+        with pytest.raises(RuntimeError, match="needs CUDA, and torch finds none"):
+            load_clip_batch([VIDEO], uniform_frames(1), **options)
+        with pytest.raises(RuntimeError, match="needs CUDA, and torch finds none"):
+            load_video(VIDEO, **options)
 
 
 @pytest.mark.parametrize("size", [(20, 16), (100, 90)])
@@ -167,6 +246,21 @@ def test_clips_of_ffmpeg_go_to_the_device(monkeypatch):
     batch = load_clip_batch([VIDEO, VIDEO], sampler, device_config=config)
     assert torch.equal(batch.frames, torch.stack([expected] * 2))
     assert batch.timestamps.shape == (2, 2)
+
+
+def test_what_torchcodec_leaves_goes_to_the_device(library, monkeypatch):
+    """Decoded by FFmpeg: one clip, a batch and a video."""
+    install(LazyDevice(), monkeypatch.setattr)
+    monkeypatch.setattr(cuda, "resolve", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr(torchcodec_video, "_loaded_version", lambda: "0.17.0+cu130")
+    monkeypatch.setattr(torchcodec_video, "_opened", lambda *args: None)
+    sampler, options = uniform_frames(2), {"decoder": "torchcodec", "device_config": cuda_config(0)}
+    expected = load_clip(VIDEO, sampler).frames
+    assert torch.equal(load_clip(VIDEO, sampler, **options).frames, expected)
+    batch = load_clip_batch([VIDEO, VIDEO], sampler, **options)
+    assert torch.equal(batch.frames, torch.stack([expected] * 2))
+    assert torch.equal(load_video(VIDEO, **options), load_video(VIDEO))
+    assert machine().num_copied == 4
 
 
 def test_batch_of_clips_is_the_stack_of_each():
@@ -197,3 +291,9 @@ def test_gpu_decodes_the_same_frames(library, kind):
         assert theirs.frames.device.type == "cuda"
         assert torch.equal(theirs.timestamps, mine.timestamps)
         assert (theirs.frames.cpu().float() - mine.frames.float()).abs().mean() <= 4
+        batch = load_clip_batch(
+            [video] * 2, lambda info: moments, decoder="torchcodec", device_config=config, **size
+        )
+        assert torch.equal(batch.frames, torch.stack([theirs.frames] * 2))
+    whole = load_video(video, decoder="torchcodec", device_config=config)
+    assert (whole.cpu().float() - load_video(video).float()).abs().mean() <= 4

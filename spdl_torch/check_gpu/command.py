@@ -149,6 +149,7 @@ def _groups(sheet: Sheet, data: Path | None, folder: Path) -> dict[str, list[Che
             ("batches", partial(correctness.check_batches, sheet)),
             ("loaders", partial(correctness.check_loaders, sheet)),
             ("nvjpeg", partial(correctness.check_nvjpeg, sheet)),
+            ("clips", partial(correctness.check_clips, gpu, sheet)),
             ("devices", partial(resources.check_devices, gpu, sheet)),
         ],
         "races": [

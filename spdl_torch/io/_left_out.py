@@ -7,8 +7,8 @@ __all__ = ["LEFT_OUT"]
 _AUDIO = "Audio is left out: decode it with torchaudio or torchcodec in a stage of your own."
 _ENCODING = "Writing is left out: save images with Pillow, and videos with PyAV."
 _NVDEC = (
-    "NVDEC is left out as a class: load_clip(decoder='torchcodec', device_config=...) decodes on "
-    "the GPU; load_video and load_clip without it decode on the CPU and send the frames."
+    "NVDEC is left out as a class: load_video and load_clip decode on the GPU with "
+    "decoder='torchcodec' and device_config=; without decoder= on the CPU, and send the frames."
 )
 _NVJPEG = "Use load_image_batch_nvjpeg."
 _NV12 = "NVDEC is left out, and so are its colours: ask a filter for pix_fmt='rgb24'."

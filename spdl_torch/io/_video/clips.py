@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
@@ -25,27 +22,28 @@ from .decode import decode_wanted
 from .demux import read_spans
 from .filters import filter_frames
 from .frames import rgb_view
+from .moments import measure, moments_of, on_display, spans_of
 from .opening import open_video
-from .samplers import VideoInfo
-from .torchcodec_video import SURE_FORMATS, check_torchcodec, frames_at, readable
+from .torchcodec_video import (
+    SURE_FORMATS,
+    check_decoder,
+    check_torchcodec,
+    frames_at,
+    readable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from av.container import InputContainer
     from av.video.frame import VideoFrame
-    from av.video.stream import VideoStream
 
     from .._source import Source
     from .._storage import Storage
     from .._transfer.transfer import CUDAConfig
     from .packets import VideoPackets
-    from .samplers import ClipSampler
+    from .samplers import ClipSampler, VideoInfo
 
 __all__ = ["Clip", "load_clip", "load_clip_batch"]
-
-_SECONDS_TO_READ_ON = 5.0
-"""Seek over longer gaps between two moments; reading on over shorter ones costs less."""
 
 # Without the full chroma, PSNR against RGB + antialias interpolate falls from 44-47 to 38-43 dB.
 # The detour by planar RGB halves the cost: swscale converts fast to and from that, 0.15 ms a frame.
@@ -100,7 +98,8 @@ def load_clip(
             libraries): with ``device_config`` on the GPU, by its video decoder. MP4, MOV, Matroska
             and WebM go that way; other containers, frames that are turned, and what torchcodec does
             not take, are decoded on the CPU as by "ffmpeg". It knows only ``resize="antialias"``,
-            on the GPU within one level of that on the CPU, and takes no ``storage``.
+            on the GPU within one level of that on the CPU, and takes no ``storage``. Of damage
+            within frames it notices less, and returns what it made of them.
         device_config: of :func:`cuda_config`: the device on which the frames shall be.
 
     Returns: the frames in the order of the moments.
@@ -115,32 +114,35 @@ def load_clip(
             small.
     """
     _check(width, height, pix_fmt, resize, "load_clip")
+    check_decoder(decoder, "load_clip")
     if device_config is not None:
         check_device_config(device_config, "load_clip")
     size = width, height
     if decoder == "torchcodec":
-        _check_torchcodec(size, resize, storage, device_config)
-        clip = _by_torchcodec(src, sampler, size, num_threads, device_config)
-    elif decoder == "ffmpeg":
-        room = partial(room_for, storage=storage)
-        clip = _load_clip(src, sampler, size, resize, num_threads, room)
-    else:
-        raise ValueError(f"load_clip: decoder must be 'ffmpeg' or 'torchcodec', got {decoder!r}.")
-    if device_config is None or clip.frames.device.type != "cpu":
+        _check_torchcodec(size, resize, storage, device_config, "load_clip")
+        return _by_torchcodec(src, sampler, size, num_threads, device_config)
+    room = partial(room_for, storage=storage)
+    clip = _load_clip(src, sampler, size, resize, num_threads, room)
+    return _sent(clip, device_config)
+
+
+def _sent(clip: Clip, config: CUDAConfig | None) -> Clip:
+    """Return the clip where its frames shall be."""
+    if config is None or clip.frames.device.type != "cpu":
         return clip
-    return replace(clip, frames=to_device(clip.frames, device_config))
+    return replace(clip, frames=to_device(clip.frames, config))
 
 
 def _check_torchcodec(
-    size: _Size, resize: str, storage: Storage | None, config: CUDAConfig | None
+    size: _Size, resize: str, storage: Storage | None, config: CUDAConfig | None, where: str
 ) -> None:
     if size != (None, None) and resize != "antialias":
         raise UnsupportedOptionError(
-            f"load_clip: decoder='torchcodec' goes with resize='antialias', got {resize!r}."
+            f"{where}: decoder='torchcodec' goes with resize='antialias', got {resize!r}."
         )
     if storage is not None:
         raise UnsupportedOptionError(
-            "load_clip: decoder='torchcodec' has memory of its own, got storage. Leave it out."
+            f"{where}: decoder='torchcodec' has memory of its own, got storage. Leave it out."
         )
     check_torchcodec(config)
 
@@ -149,17 +151,19 @@ def _by_torchcodec(
     src: Source, sampler: ClipSampler, size: _Size, num_threads: int, config: CUDAConfig | None
 ) -> Clip:
     """Return the same packets, moments and times as without it; only pixels are torchcodec's."""
-    src = readable(src)
+    name, src = source_name(src), readable(src)
 
     def load(packets: VideoPackets, wanted: Sequence[int], info: VideoInfo) -> Clip | None:
         tick = float(packets.time_base)
-        seconds = [time * tick for time in wanted]
         fitted = None if size == (None, None) else fitted_size(*size, info.width, info.height)
-        frames = frames_at(src, seconds, tick, fitted, config, num_threads)
+        frames = frames_at(src, wanted, tick, fitted, config, num_threads)
         return frames if frames is None else Clip(frames, _times(wanted, tick))
 
     room = partial(room_for, storage=None)
-    return _load_clip(src, sampler, size, "antialias", num_threads, room, other=load)
+    clip = _load_clip(
+        src, sampler, size, "antialias", num_threads, room, name=name, torchcodecs=load
+    )
+    return _sent(clip, config)
 
 
 def load_clip_batch(
@@ -172,6 +176,7 @@ def load_clip_batch(
     resize: Literal["swscale", "antialias"] = "swscale",
     num_threads: int = 1,
     storage: Storage | None = None,
+    decoder: Literal["ffmpeg", "torchcodec"] = "ffmpeg",
     device_config: CUDAConfig | None = None,
 ) -> Clip:
     """Load one clip of each video, all into one tensor: nothing is stacked afterwards.
@@ -185,47 +190,75 @@ def load_clip_batch(
         storage: memory for the frames, of :func:`cpu_storage`; or :func:`batch_storage`, whose
             batches a loader sends to its device without another copy.
         width, height, pix_fmt, resize, num_threads, device_config: as in :func:`load_clip`.
+        decoder: as there; "torchcodec" has memory of its own for each clip, which is copied into
+            the batch, on the device if one is given.
 
     Returns: the clips in the order of ``srcs``.
     Raises: as :func:`load_clip`; DecodeError: the clips differ in size or number of frames;
         ValueError: no sources.
     """
     _check(width, height, pix_fmt, resize, "load_clip_batch")
+    check_decoder(decoder, "load_clip_batch")
     if device_config is not None:
         check_device_config(device_config, "load_clip_batch")
     if not srcs:
         raise ValueError("load_clip_batch: srcs must hold at least one video, got none.")
-    rows = _Rows(len(srcs), storage)
+    size = width, height
+    if decoder == "torchcodec":
+        _check_torchcodec(size, resize, storage, device_config, "load_clip_batch")
+        return _batch_by_torchcodec(srcs, sampler, size, num_threads, device_config)
+    rows = _Rows(len(srcs), partial(room_for, storage=storage))
     times = [
-        _load_clip(
-            src, sampler, (width, height), resize, num_threads, partial(rows.take, k, src)
-        ).timestamps
+        _load_clip(src, sampler, size, resize, num_threads, partial(rows.take, k, src)).timestamps
         for k, src in enumerate(srcs)
     ]
-    assert rows.batch is not None, "guaranteed by _load_clip: it has taken every row"
-    frames = rows.batch if device_config is None else to_device(rows.batch, device_config)
-    return Clip(frames, torch.stack(times))
+    return _sent(Clip(rows.whole, torch.stack(times)), device_config)
+
+
+def _batch_by_torchcodec(
+    srcs: Sequence[Source],
+    sampler: ClipSampler,
+    size: _Size,
+    num_threads: int,
+    config: CUDAConfig | None,
+) -> Clip:
+    """Return the batch where the first clip is; the clips are copied there one by one."""
+    times: list[Tensor] = []
+    rows: _Rows | None = None
+    for k, src in enumerate(srcs):
+        clip = _by_torchcodec(src, sampler, size, num_threads, config)
+        rows = rows or _Rows(len(srcs), clip.frames.new_empty)
+        rows.take(k, src, tuple(clip.frames.shape)).copy_(clip.frames)
+        times.append(clip.timestamps)
+    assert rows is not None, "guaranteed by the caller: there are sources"
+    return Clip(rows.whole, torch.stack(times))
 
 
 class _Rows:
     """The memory of a batch of clips. The first clip's shape is that of all."""
 
-    def __init__(self, num_clips: int, storage: Storage | None) -> None:
-        self.batch: Tensor | None = None
+    def __init__(self, num_clips: int, room: _Room) -> None:
+        self._batch: Tensor | None = None
         self._num_clips = num_clips
-        self._storage = storage
+        self._room = room
+
+    @property
+    def whole(self) -> Tensor:
+        """The batch, once a row was taken for each clip."""
+        assert self._batch is not None, "guaranteed by _load_clip: it has taken every row"
+        return self._batch
 
     def take(self, row: int, src: Source, shape: tuple[int, ...]) -> Tensor:
         """Return the memory of one clip. Raises: DecodeError: its shape is another one."""
-        if self.batch is None:
-            self.batch = room_for((self._num_clips, *shape), self._storage)
-        if shape != self.batch.shape[1:]:
+        if self._batch is None:
+            self._batch = self._room((self._num_clips, *shape))
+        if shape != self._batch.shape[1:]:
             raise DecodeError(
                 f"{source_name(src)}: a clip of shape {shape} does not go with those before, of "
-                f"{tuple(self.batch.shape[1:])}. Give width and height, and a sampler that always "
+                f"{tuple(self._batch.shape[1:])}. Give width and height, and a sampler that always "
                 "returns as many moments."
             )
-        return self.batch[row]
+        return self._batch[row]
 
 
 def _load_clip(
@@ -236,27 +269,30 @@ def _load_clip(
     num_threads: int,
     room: _Room,
     *,
-    other: _Other | None = None,
+    name: str | None = None,
+    torchcodecs: _Other | None = None,
 ) -> Clip:
-    """``other``: is asked first; None from it = decode here."""
-    name = source_name(src)
-    with open_video(src) as (container, stream):
-        info, packets = _measure(container, stream, name)
+    """name: of the source; None: its own. torchcodecs: is asked first; None from it = decode
+    here.
+    """
+    name = name or source_name(src)
+    with open_video(src, name=name) as (container, stream):
+        info, packets = measure(container, stream, name)
         container_format = container.format.name
-        moments = _moments(sampler(info))
+        moments = moments_of(sampler(info))
         if packets is None:
-            packets = read_spans(container, stream, _spans(moments), name)
-    wanted = _on_display(packets, packets.times, moments, info)
+            packets = read_spans(container, stream, spans_of(moments), name)
+    wanted = on_display(packets, packets.times, moments, info)
     clip = None
-    if other is not None and container_format in SURE_FORMATS:
-        clip = other(packets, wanted, info)
+    if torchcodecs is not None and container_format in SURE_FORMATS:
+        clip = torchcodecs(packets, wanted, info)
     if clip is not None:
         return clip
     clip = _load(packets, wanted, size, resize, num_threads, room)
     if clip is None:  # some packets have no frame: find those that have
         with closing(decode_wanted(packets, packets.times, num_threads)) as frames:
             times = [frame.pts for frame in frames if frame.pts is not None]
-        wanted = _on_display(packets, times, moments, info)
+        wanted = on_display(packets, times, moments, info)
         clip = _load(packets, wanted, size, resize, num_threads, room)
     if clip is None:
         raise DecodeError(f"{name}: a frame does not come out of its decoder each time.")
@@ -273,71 +309,6 @@ def _check(width: int | None, height: int | None, pix_fmt: str, resize: str, whe
             f"{where}: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_video, "
             f"decode_packets and convert_frames for other formats."
         )
-
-
-def _measure(
-    container: InputContainer, stream: VideoStream, name: str
-) -> tuple[VideoInfo, VideoPackets | None]:
-    """Return the facts about a video; and all its packets, where only reading them shows these."""
-    time_base = float(stream.time_base or 0)
-    rate = float(stream.average_rate or stream.guessed_rate or 0)
-    start = float(stream.start_time or 0) * time_base
-    seconds = 0.0
-    if stream.duration:
-        seconds = stream.duration * time_base
-    elif container.duration:
-        seconds = container.duration / 1e6
-    packets = None
-    if not seconds > 0 or not rate > 0:
-        packets = read_spans(container, stream, [(-math.inf, math.inf)], name)
-        if not packets.times:
-            raise DecodeError(f"{name}: no frame in it.")
-        start, seconds = packets.get_timestamps()[0], packets.duration
-        rate = rate or len(packets) / max(seconds, 1e-3)
-    info = VideoInfo(
-        source=name,
-        codec=stream.codec_context.name,
-        start_seconds=start,
-        duration_seconds=seconds,
-        frame_rate=rate,
-        num_frames=stream.frames or (round(seconds * rate) if packets is None else len(packets)),
-        width=stream.width,
-        height=stream.height,
-    )
-    return info, packets
-
-
-def _moments(sampled: Sequence[float] | Tensor) -> list[float]:
-    moments = [float(moment) for moment in sampled]
-    if not moments or not all(map(math.isfinite, moments)):
-        raise ValueError(f"a sampler must return at least one finite moment, got {moments}.")
-    return moments
-
-
-def _spans(moments: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the spans of time to read, ascending."""
-    ordered = sorted(moments)
-    gaps = [k + 1 for k, (a, b) in enumerate(pairwise(ordered)) if b - a > _SECONDS_TO_READ_ON]
-    return [(ordered[a], ordered[b - 1]) for a, b in pairwise([0, *gaps, len(ordered)])]
-
-
-def _on_display(
-    packets: VideoPackets, times: Sequence[int], moments: Sequence[float], info: VideoInfo
-) -> list[int]:
-    """Return the display time of each moment's frame, in ticks."""
-    if not times:
-        raise DecodeError(f"{packets.source}: no frame in it.")
-    tick = float(packets.time_base)
-    end = max(info.start_seconds + info.duration_seconds, times[-1] * tick)
-    wanted = []
-    for moment in moments:
-        if moment > end + 1 / info.frame_rate:
-            raise DecodeError(
-                f"{packets.source}: no frame at {moment:g} s, the video ends at {end:g} s."
-            )
-        place = bisect_right(times, math.floor(moment / tick + 1e-6)) - 1
-        wanted.append(times[max(0, place)])
-    return wanted
 
 
 def _load(

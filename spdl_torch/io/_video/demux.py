@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = ["demux_video", "filter_packets", "read_spans"]
+__all__ = ["demux_known", "demux_video", "filter_packets", "read_spans"]
 
 _GENERATE_PTS = 1
 """FFmpeg's AVFMT_FLAG_GENPTS."""
@@ -61,14 +61,26 @@ def demux_video(
         OSError: a path cannot be read.
         ValueError: FFmpeg has no such format, or refuses ``bsf``.
     """
+    return demux_known(src, timestamp, demux_config, bsf, name)[0]
+
+
+def demux_known(
+    src: Source,
+    timestamp: tuple[SupportsFloat | str, SupportsFloat | str] | None,
+    config: DemuxConfig | None,
+    bsf: str | None,
+    name: str | None,
+) -> tuple[VideoPackets, str]:
+    """Do the same, and return FFmpeg's name of the container's format, too."""
     name = name or source_name(src)
     window = None if timestamp is None else _window(timestamp)
-    with open_video(src, demux_config, name) as (container, stream):
+    with open_video(src, config, name) as (container, stream):
         spans = [(-math.inf, math.inf)] if window is None else [window]
         packets = read_spans(container, stream, spans, name, window, bsf)
+        container_format = container.format.name
     if not packets.times:
         raise DecodeError(f"{name}: no frame {_where(window)}.")
-    return packets
+    return packets, container_format
 
 
 def read_spans(

@@ -21,12 +21,18 @@ if TYPE_CHECKING:
     from .._source import Source
     from .._transfer.transfer import CUDAConfig
 
-__all__ = ["SURE_FORMATS", "check_torchcodec", "frames_at", "readable", "resized"]
+__all__ = ["SURE_FORMATS", "check_decoder", "check_torchcodec", "frames_at", "readable", "resized"]
 
 
 SURE_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
 """FFmpeg's names of the containers whose times of display torchcodec reads. In others, such as AVI
 with B-frames, it may give another frame under the time that was asked for."""
+
+
+def check_decoder(decoder: object, where: str) -> None:
+    """Check ``decoder=`` of function ``where``. Raises: ValueError: there is no such decoder."""
+    if decoder not in ("ffmpeg", "torchcodec"):
+        raise ValueError(f"{where}: decoder must be 'ffmpeg' or 'torchcodec', got {decoder!r}.")
 
 
 def check_torchcodec(config: CUDAConfig | None) -> None:
@@ -39,7 +45,7 @@ def check_torchcodec(config: CUDAConfig | None) -> None:
         version = _loaded_version()
     except (ImportError, OSError, RuntimeError) as error:
         raise ImportError(
-            "load_clip: decoder='torchcodec' needs torchcodec and FFmpeg's shared libraries: "
+            "decoder='torchcodec' needs torchcodec and FFmpeg's shared libraries: "
             f"{_first_line(error)} Install the extra: pip install 'spdl_torch[torchcodec]'; and "
             "FFmpeg, for instance by conda or the system's package manager."
         ) from error
@@ -72,7 +78,7 @@ def readable(source: Source) -> Source:
 
 def frames_at(
     source: Source,
-    seconds: Sequence[float],
+    times: Sequence[int],
     tick: float,
     size: tuple[int, int] | None,
     config: CUDAConfig | None,
@@ -81,12 +87,13 @@ def frames_at(
     """Decode the frames whose display begins at those times; None = torchcodec cannot, or would
     give others.
 
-    source: of ``readable``. tick: the unit of the video's times, in seconds.
+    source: of ``readable``. times: in ticks. tick: in seconds.
     size: width and height in pixels; None = the video's.
     Returns: uint8, shape (T, H, W, 3), contiguous, on the device of ``config``, ready for the
         current stream; None = on the CPU.
     Raises: RuntimeError, torch.OutOfMemoryError: it is the device that fails.
     """
+    seconds = [time * tick for time in times]
     if config is None:
         return _decoded(source, seconds, tick, size, "cpu", num_threads)
     device = cuda.resolve(config.device)
@@ -162,9 +169,9 @@ def _raise_if_it_is_the_device(error: Exception) -> None:
 
 def _without_cuda(version: object) -> str:
     return (
-        f"load_clip: this torchcodec ({version}) cannot decode on a GPU: it was built without "
-        "CUDA, or finds no NVDEC. Install it as torch was installed, from the same index; or leave "
-        "decoder= out, which decodes on the CPU and copies the clip."
+        f"decoder='torchcodec': this torchcodec ({version}) cannot decode on a GPU: it was built "
+        "without CUDA, or finds no NVDEC. Install it as torch was installed, from the same index; "
+        "or leave decoder= out, which decodes on the CPU and copies the frames."
     )
 
 
