@@ -18,10 +18,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from _gates import quiet_log
+from _memory import make_cheap_to_fork
 from hypothesis import HealthCheck, settings
 
 NUM_PARTS = 10
 """The runs in which continuous integration covers the long forms."""
+
+MANY_TESTS = 500
+"""More tests than this are worth a second for memory that forks quickly."""
 
 # The same examples in every run, so that a change fails for what it changed; the long forms, which
 # set profiles of their own, look further. How long they take to make is the machine's matter.
@@ -105,14 +109,17 @@ def long_seconds(request):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _garbage_of_this_file_alone():
-    """Keep what other files have imported and cached out of the many collections of garbage.
+def _garbage_of_this_file_alone(request):
+    """Keep what other files have imported and cached out of the many collections of garbage, and
+    out of the way of forks.
 
     A collection costs 15 ms here, and would cost a second after the files that import Lightning.
     What a file leaves is collected at its end, where its own filters of warnings hold.
     """
     gc.collect()
     gc.freeze()
+    if len(request.session.items) > MANY_TESTS:
+        make_cheap_to_fork()
     yield
     gc.collect()
 
