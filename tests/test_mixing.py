@@ -603,7 +603,7 @@ def test_state_of_another_mixture_is_refused():
     """Names must be those of then; what is no state is named."""
     state = iter(mix({"a": Counting("a", 3, keeps=True)})).state_dict()
     other = iter(mix({"b": Counting("b", 3, keeps=True)}))
-    with pytest.raises(ValueError, match=r"a mixture of \['a'\], this is one of \['b'\]"):
+    with pytest.raises(ValueError, match=r"of \['a'\], this mixture has \['b'\]"):
         other.load_state_dict(state)
     with pytest.raises(ValueError, match="position must be a whole number >= 0"):
         other.load_state_dict({**state, "position": -1})
