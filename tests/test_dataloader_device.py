@@ -36,6 +36,7 @@ from _loader_helpers import (
 from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
 from spdl_torch.data.workers import transfer_stage
@@ -88,6 +89,50 @@ def test_thread_that_trains_never_waits_for_the_device(backends, num_workers, wa
     waiters = set(machine().waiters)
     assert (threading.current_thread().name in waiters) is waits
     assert ("spdl-transfer" in waiters) is not waits
+
+
+class Operations(TorchDispatchMode):
+    """torch's, on this thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_idle"),
+    [
+        ({"num_workers": 0}, False),
+        ({"num_workers": 2}, True),
+        (
+            {"num_workers": 2, "isolation": "process", "multiprocessing_context": "fork"},
+            True,
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_thread_that_trains_makes_no_tensor(backends, monkeypatch, options, is_idle, device):
+    """Nor does it call torch at all for a batch, but for the hand-over, or take memory on the
+    device; without workers it does all of it, which is how this test can fail."""
+    makers, empty = [], LazyDevice.empty
+
+    def noting(machine, num_bytes):
+        makers.append(threading.current_thread())
+        return empty(machine, num_bytes)
+
+    monkeypatch.setattr(LazyDevice, "empty", noting)
+    batches = iter(DataLoader(MapData(40), batch_size=4, device=device, **options))
+    with Operations() as operations:
+        assert len([next(batches) for _ in range(8)]) == 8
+    assert (operations.seen == []) is is_idle
+    if device is not None:
+        assert len(makers) >= 8
+        assert (threading.current_thread() not in makers) is is_idle
 
 
 def test_one_thread_owns_the_way_to_the_device(backends):

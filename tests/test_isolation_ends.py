@@ -347,7 +347,7 @@ class Interrupting:
 @pytest.mark.parametrize(
     ("num_workers", "part", "method"),
     [
-        (2, "_connection", "send_bytes"),
+        (2, "_outlet", "send"),
         (2, "_replies", "get"),
         (1, "_control", "send_bytes"),  # by which one worker is asked
     ],
@@ -364,7 +364,7 @@ def test_profile_in_a_signal_handler_does_not_lock_itself(num_workers, part, met
     line = batches._pool._children[0].connection
     try:
         setattr(line, part, Interrupting(getattr(line, part), method))
-        if interrupted == "next" and part == "_connection":
+        if interrupted == "next" and part == "_outlet":
             next(batches)
         else:
             profiles.append(loader.profile())

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from _gates import num_fds
+from _gates import in_thread, num_fds, result_of
 from _isolation_data import Coded, Crashing, Failing, Images, ImageStream, WhoAmI, as_list
 from _loader_helpers import (
     PATIENCE_SECONDS,
@@ -46,6 +47,7 @@ from torchvision.transforms import v2
 
 from spdl_torch import DistributedSampler, ImageFolder
 from spdl_torch.data.child_process.connection import _descriptor_from
+from spdl_torch.data.child_process.line import framed, socket_of
 from spdl_torch.data.loader import vouching
 from spdl_torch.data.loader.stateless import is_stateless
 from spdl_torch.errors import UnsupportedOptionError
@@ -170,12 +172,34 @@ def test_batches_of_a_child_that_is_killed_are_made_again(tmp_path, caplog, proc
 
 def test_child_that_is_killed_before_it_read_a_job_is_gone_not_out_of_reach():
     """The system then says "reset" where it else says that the line has ended."""
-    line, childs = multiprocessing.Pipe()
-    line.send_bytes(b"a job")
+    line, childs = socket.socketpair()
+    line.send(b"a job")
     childs.close()
-    with pytest.raises(EOFError, match=r"^$"):
+    with line, pytest.raises(EOFError, match=r"^$"):
         _descriptor_from(line)
-    line.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 70, 16_384, 16_385, 100_000])
+def test_messages_are_framed_as_connections_read_them(size):
+    """Whatever their size: multiprocessing's end reads what ours writes without it."""
+    ours, theirs = multiprocessing.Pipe()
+    content = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    with ours, theirs, socket_of(ours) as line:
+        writing = in_thread(line.sendall, framed(content) + framed(b"next"))
+        assert (theirs.recv_bytes(), theirs.recv_bytes()) == (content, b"next")
+        result_of(writing)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_default_timeout_of_sockets_is_not_that_of_the_line(method):
+    """Programs set one for their downloads; a forked child has it, too."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(60)
+    try:
+        loader = divided(Images(), 2, processes=2, seed=1, multiprocessing_context=method)
+        assert epochs_of(loader, 1) == epochs_of(DataLoader(Images(), 2, seed=1), 1)
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def test_batches_of_a_child_that_something_else_kills_are_made_again():

@@ -73,11 +73,9 @@ def main(line: Connection, control: Connection | None, beginning: Beginning) -> 
         gc.freeze()  # collections would write to every page that is shared with the trainer
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    if hasattr(os, "register_at_fork"):
-        # A process that the dataset forks must not hold the line open: the trainer would not see
-        # the child's end.
-        os.register_at_fork(after_in_child=line.close)
     uplink = Uplink(line)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=uplink.forget)
     uplink.carry_log_lines()
     uplink.send(Up())
     if control is None:

@@ -4,9 +4,9 @@ One thread, the receiver, starts the process, reads its messages and reaps it, s
 nor a running child is left. Only the receiver handles the child's resources, and Ctrl-C is never
 raised on it: if it comes while ``iter()`` waits for the start, nothing is left half done.
 
-A message that fits into the pipe is written by whoever sends it. One that may not fit (a job with
-100,000 indices, while the child is busy with another) goes to a second thread, the sender, which
-exists only then: neither the loop nor the receiver ever waits for the child to read.
+A message is written by whoever sends it, as far as it fits into the pipe. What does not fit (a job
+with 100,000 indices, while the child is busy with another) goes to a second thread, the sender,
+which exists only then: neither the loop nor the receiver ever waits for the child to read.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import errno
 import logging
 import os
 import pickle
-import select
 import signal
 import socket
-import sys
 import threading
 from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
@@ -27,6 +25,7 @@ from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.threads.shared_state import LiveObjects
 from .child import main
 from .error_pickle import unpack_error
+from .line import framed, socket_of
 from .messages import Answer, Ask, Fatal, LogLine, Reply, Up
 from .process import ChildProcess, start_child
 from .signals import TRAINERS
@@ -46,10 +45,6 @@ __all__ = ["ChildConnection"]
 _END_SECONDS = 10.0  # for a child to end when asked; twice what it gives to its last samples
 
 _MOST_LIVES = 3  # attempts, if a signal kills the child before it handles signals
-
-_SURE_BYTES = 64 * 2**10 if sys.platform == "linux" else 2 * 2**10
-"""The size up to which a message fits into a pipe that is ready for writing: then at least three
-quarters of its 208 KiB are free on Linux, elsewhere 2 KiB."""
 
 _MOST_UNSENT = 1_000_000
 
@@ -98,7 +93,9 @@ class ChildConnection:
         self._is_lone = is_lone
         self._connection: Connection | None = None
         self._control: Connection | None = None  # for questions, if the child has one worker
-        self._ready_to_write: Callable[[int], list[tuple[int, int]]] | None = None
+        # Where there is one, messages are written to it: a write that never waits takes half of the
+        # time of asking for room and then writing, which the thread that trains does for each job.
+        self._outlet: socket.socket | None = None
         self._hook: socket.socket | None = None
         self._hook_lock = threading.RLock()  # re-entrant: a finalizer may hang up
         self._child: ChildProcess | None = None
@@ -108,10 +105,10 @@ class ChildConnection:
         self._num_unsent = 0  # with the one that it writes now
         self._has_sender = False
         # Re-entrant: a signal handler may ask while the thread that it interrupted sends or asks;
-        # it then gets no answer. _send_lock also guards _backlog, _num_unsent and closing
-        # _connection; nobody who holds it waits for the child.
+        # it then gets no answer. _send_lock also guards _backlog, _num_unsent and closing the line;
+        # nobody who holds it waits for the child.
         self._send_lock = threading.RLock()
-        # Held by the sender while it writes, which may take long, and for closing _connection.
+        # Held by the sender while it writes, which may take long, and for closing the line.
         self._write_lock = threading.Lock()
         self._ask_lock = threading.RLock()
         self._is_sending = self._is_asking = False
@@ -166,21 +163,22 @@ class ChildConnection:
 
     def _say(self, content: bytes) -> None:
         """Write a message, or leave it to somebody who may wait. _send_lock is held."""
-        line = self._connection
-        if not self._is_up or line is None:
+        if not self._is_up or self._connection is None:
             if not self.is_over:
                 self._backlog.append(content)
-        elif not self._num_unsent and self._fits(content):
-            line.send_bytes(content)
-        else:
-            self._leave_to_sender(content)
-
-    def _fits(self, content: bytes) -> bool:
-        """Return whether a message can be written without a wait for the child to read."""
-        if len(content) > _SURE_BYTES or self._ready_to_write is None:
-            return False
-        ready = self._ready_to_write(0)
-        return bool(ready) and bool(ready[0][1] & select.POLLOUT)
+            return
+        outlet = self._outlet
+        if outlet is not None:
+            content = framed(content)
+            if not self._num_unsent:
+                try:
+                    num_written = outlet.send(content, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    num_written = 0
+                if num_written == len(content):
+                    return
+                content = content[num_written:]
+        self._leave_to_sender(content)
 
     def _leave_to_sender(self, content: bytes) -> None:
         assert self._threads is not None, "guaranteed by start(): the child is up"
@@ -194,14 +192,19 @@ class ChildConnection:
             pass  # hung up
 
     def _run_sender(self) -> None:
-        """Write messages in the order in which they were sent, each as soon as the child reads."""
+        """Write messages, or what is left of one, in the order in which they were sent, each as
+        soon as the child reads.
+        """
         try:
             while True:
                 content = self._unsent.get()
                 with self._write_lock:
                     if self._connection is None:
                         return
-                    self._connection.send_bytes(content)
+                    if self._outlet is None:
+                        self._connection.send_bytes(content)
+                    else:
+                        self._outlet.sendall(content)
                 with self._send_lock:
                     self._num_unsent -= 1
         except (ChannelClosed, OSError):
@@ -369,14 +372,9 @@ class ChildConnection:
         control = None
         if self._is_lone:
             control, self._control = self._context.Pipe(duplex=False)
-        if hasattr(select, "poll"):
-            poll = select.poll()  # one for all messages: to make one takes as long as to ask it
-            poll.register(self._connection.fileno(), select.POLLOUT)
-            self._ready_to_write = poll.poll
-        if os.name == "posix":
-            # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
-            with self._hook_lock:
-                self._hook = socket.socket(fileno=os.dup(self._connection.fileno()))
+        # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
+        with self._hook_lock:
+            self._hook = self._outlet = socket_of(self._connection)
         # hang_up() on another thread sets the flag and then looks for a hook; here the hook is set
         # first and the flag read after, so at least one of the two sees the other. Both take the
         # lock in between: without a GIL a core may read before others see what it wrote.
@@ -397,16 +395,16 @@ class ChildConnection:
                 content = line.recv_bytes()
             except (EOFError, OSError):
                 return
-            if not self._take(pickle.loads(content), line):
+            if not self._take(pickle.loads(content)):
                 return
 
-    def _take(self, message: Any, line: Connection) -> bool:
+    def _take(self, message: Any) -> bool:
         """Handle a message. Return False if nothing may follow."""
         if isinstance(message, Answer):
             packed = getattr(message.result, "batch", None)
             if packed is not None and packed.ticket is not None and packed.ticket.is_new:
                 try:
-                    descriptor = _descriptor_from(line) if packed.ticket.tag is None else None
+                    descriptor = None if self._outlet is None else _descriptor_from(self._outlet)
                 except EOFError:
                     return False
                 self.mappings.open(packed.ticket, descriptor)
@@ -443,11 +441,10 @@ class ChildConnection:
                 hook.shutdown(socket.SHUT_RDWR)  # ends a sender's wait for room, too
             except OSError:
                 pass  # the other side was quicker
-            hook.close()
         with self._write_lock, self._send_lock:
-            line, self._connection, self._ready_to_write = self._connection, None, None
+            line, self._connection, self._outlet = self._connection, None, None
             control, self._control = self._control, None
-            for each in (line, control):
+            for each in (line, control, hook):
                 if each is not None:
                     each.close()
 
@@ -480,10 +477,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parents_lines)
 
 
-def _descriptor_from(line: Connection) -> int:
+def _descriptor_from(line: socket.socket) -> int:
     """Receive a descriptor. Raises: EOFError: the child is gone; OSError: it was not received."""
     try:
-        return reduction.recv_handle(line)
+        return reduction.recvfds(line, 1)[0]
     except ConnectionResetError as error:  # a job that it had not read yet went with it
         raise EOFError from error
     except RuntimeError as error:  # this process had no free descriptor for it

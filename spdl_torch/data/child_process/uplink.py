@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import threading
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..error_notes import Reason
 from ..workers.jobs import Failed, Loaded
 from .error_pickle import pack_error, pack_errors_of
+from .line import socket_of
 from .messages import Answer, Fatal, Free, LogLine
 from .shared_memory import SlabPool
 
@@ -38,6 +38,7 @@ class Uplink:
         """The epoch of the results that are sent."""
         self.figures: PoolFigures | None = None
         self._line = line
+        self._socket = socket_of(line)  # for descriptors
         # Held while writing to the line. Re-entrant: sending may log, and log lines are sent too.
         self._lock = threading.RLock()
         # The thread that reads jobs counts the first, the one that sends results the second. A job
@@ -92,9 +93,17 @@ class Uplink:
             self._line.send_bytes(content)
             # Under the same lock: the trainer takes what follows the message for its descriptor.
             if lease is not None:
-                if lease.slab.is_new and lease.slab.descriptor >= 0:
-                    reduction.send_handle(self._line, lease.slab.descriptor, os.getppid())
+                if lease.slab.is_new and self._socket is not None:
+                    reduction.sendfds(self._socket, [lease.slab.descriptor])
                 lease.sent()
+
+    def forget(self) -> None:
+        """Close the line in a process that the dataset forked: it must not hold it open, or the
+        trainer would not see this one's end.
+        """
+        self._line.close()
+        if self._socket is not None:
+            self._socket.close()
 
     def carry_log_lines(self) -> None:
         """Send what our loggers log to the trainer, which logs it."""

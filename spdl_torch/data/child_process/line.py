@@ -1,0 +1,37 @@
+"""What both ends of the line between trainer and child do with it beside ``Connection``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+__all__ = ["framed", "socket_of"]
+
+_MOST_SIZE = 0x7FFFFFFF
+
+_size = struct.Struct("!i").pack
+_large_size = struct.Struct("!iQ").pack
+
+
+def framed(content: bytes) -> bytes:
+    """Return a message as a ``Connection`` writes it and reads it: after its size."""
+    size = len(content)
+    return (_size(size) if size <= _MOST_SIZE else _large_size(-1, size)) + content
+
+
+def socket_of(line: Connection) -> socket.socket | None:
+    """Return another descriptor of a line, as a socket; None = it is no socket (Windows).
+
+    Call it while nobody reads or writes. A new socket has the process's default timeout; with one,
+    nobody waits on the line any more: reads and writes of ``Connection`` fail instead.
+    """
+    if os.name != "posix":
+        return None
+    found = socket.socket(fileno=os.dup(line.fileno()))
+    found.settimeout(None)
+    return found
