@@ -315,7 +315,10 @@ def test_time_line_shows_every_slice_of_the_trace(tmp_path):
         assert each.figures["timelines"][0]["names"] == names
         readings = [e for e in trace["traceEvents"] if e["ph"] == "C"]
         (queue,) = each.drawn["Queues: queue worker→training (cap 8)"]
-        assert queue["y"] == [event["args"]["items"] for event in readings]
+        noted = [event["args"]["items"] for event in readings]
+        assert queue["y"] == [*noted, noted[-1]]  # to the end of the workers' rows
+        (work,) = each.drawn["Process"]
+        assert queue["x"][-1] == pytest.approx(max(work["right"]))
         bands = {band["name"]: band for band in each.figures["bands"]}
         collection = bands["garbage collection, generation 2"]
         assert collection["stop"] - collection["start"] == pytest.approx(0.002)

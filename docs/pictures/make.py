@@ -1,9 +1,14 @@
-"""Makes the pictures of the documentation: ``python docs/pictures/make.py``, half a minute.
+"""Makes the pictures of the documentation: ``python docs/pictures/make.py [NAME ...]``, a minute.
 
-A pipeline reads small files from a store, decodes and batches them for a training step of 30 ms.
-The store answers after 10 ms and, from the middle of the run on, after 60. Waits are real, the
-pictures are what ``plot_stats`` draws of the run, what stands in its trace, and its report as
+``pipeline``: it reads small files from a store, decodes and batches them for a training step of
+30 ms. The store answers after 10 ms and, from the middle of the run on, after 60. Waits are real,
+the pictures are what ``plot_stats`` draws of the run, what stands in its trace, and its report as
 Chromium shows it; without Chromium that picture stays as it is.
+
+``moved`` and ``stayed``: the reports of two loaders with the time lines of their workers. The first
+one loads pictures of 32 x 32, as CIFAR's are, in pure Python, and its threads move to processes.
+The second one decodes photographs of ImageNet's sizes, a batch in one call, on threads. Make them
+where nothing else runs.
 """
 
 from __future__ import annotations
@@ -12,20 +17,33 @@ import gzip
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
+from torch.utils.data import RandomSampler
+from torchvision import transforms
 from torchvision.io import encode_jpeg
 
+from spdl_torch import DataLoader, ImageFolder
 from spdl_torch.__main__ import main as run_command
 from spdl_torch.io import load_image_batch
-from spdl_torch.observe import SQLiteStatsWriter, plot_stats, recorders, recording_gc, tracing
+from spdl_torch.measuring.photographs import write_photographs
+from spdl_torch.observe import (
+    SQLiteStatsWriter,
+    plot_stats,
+    recorders,
+    recording,
+    recording_gc,
+    tracing,
+)
 from spdl_torch.pipeline import Pipeline, PipelineBuilder
 
 if TYPE_CHECKING:
@@ -125,17 +143,19 @@ def draw_trace(trace: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=90)
 
 
-def show_report(db_path: Path, picture: Path) -> None:
+def show_report(db_path: Path, picture: Path, *options: str, height: int = 830) -> None:
     """The beginning of the page, in a browser without a window."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         print(f"{picture.name} stays as it is: there is no Chromium")
         return
     page = db_path.with_suffix(".html")
-    run_command(["report", str(db_path), "--html", str(page)])
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    options += ["--window-size=1500,830", "--virtual-time-budget=10000", f"--screenshot={picture}"]
-    subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True)
+    run_command(["report", str(db_path), "--html", str(page), *options])
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--window-size=1500,{height}", "--virtual-time-budget=10000"]
+    command += [f"--screenshot={picture}", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True)
+    shrink(picture)
 
 
 def shrink(picture: Path) -> None:
@@ -145,23 +165,80 @@ def shrink(picture: Path) -> None:
         height = round(image.height * width / image.width)
         small = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
         small.quantize(96, kmeans=3).save(picture, optimize=True)
+    print(f"{picture.name}: {picture.stat().st_size / 1e3:.0f} kB")
+
+
+def show_pipeline(folder: Path) -> None:
+    """Run the pipeline twice: for its statistics, and for a trace of half a second."""
+    db_path, trace = folder / "run.db", folder / "trace.json.gz"
+    with SQLiteStatsWriter(db_path) as writer, recording_gc(writer.log):
+        store = Store(2 * SECONDS)
+        train(builder_of(store).build(**recorders(writer.log, interval=0.5)))
+    for picture in plot_stats(db_path, HERE):
+        shrink(picture)
+    show_report(db_path, HERE / "report.png")
+    with tracing(trace):
+        train(builder_of(Store(0.7)).build())
+    draw_trace(trace, HERE / "trace.png")
+    shrink(HERE / "trace.png")
+
+
+class Pictures:
+    """10,000 pictures of 32 x 32, as many as a batch of CIFAR's files, in one array, which threads
+    share; normalised in pure Python, which holds the GIL."""
+
+    thread_safe = True
+
+    def __init__(self) -> None:
+        self.pictures = np.random.default_rng(0).integers(0, 256, (10_000, 3 * 32 * 32), np.uint8)
+        self.table = [(value / 255 - 0.48) / 0.25 for value in range(256)]
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        picture = self.pictures[index % len(self.pictures)].tobytes()
+        values = [self.table[value] for value in picture]
+        return torch.tensor(values).reshape(3, 32, 32), index % 10
+
+
+def show_loader(loader: DataLoader, step_seconds: float, folder: Path, picture: Path) -> None:
+    """Load for some seconds, and show statistics and trace on one page."""
+    db_path, trace = folder / "run.db", folder / "run.json.gz"
+    end = time.monotonic() + SECONDS
+    with tracing(trace), recording(loader, db_path, interval_seconds=0.25):
+        batches = iter(loader)  # lives until the trace is written, and its processes with it
+        for _ in batches:
+            time.sleep(step_seconds)
+            if time.monotonic() > end:
+                break
+    show_report(db_path, picture, "--trace", str(trace), height=1340)
+
+
+def show_moved(folder: Path) -> None:
+    """Python for each sample, which holds the GIL."""
+    loader = DataLoader(Pictures(), batch_size=128, shuffle=True, num_workers=2)
+    show_loader(loader, 0.002, folder, HERE / "report_moved.png")
+
+
+def show_stayed(folder: Path) -> None:
+    """One call for each batch, which holds it no more."""
+    write_photographs(folder / "train", 100)
+    transform = transforms.Compose([transforms.RandomResizedCrop(224), transforms.PILToTensor()])
+    dataset = ImageFolder(folder / "train", transform)
+    again_and_again = RandomSampler(dataset, replacement=True, num_samples=1_000_000)
+    loader = DataLoader(dataset, batch_size=32, sampler=again_and_again, num_workers=2)
+    show_loader(loader, 0.08, folder, HERE / "report_stayed.png")
+
+
+PICTURES = {"pipeline": show_pipeline, "moved": show_moved, "stayed": show_stayed}
 
 
 def main() -> None:
-    """Run the pipeline twice: for its statistics, and for a trace of half a second."""
-    with tempfile.TemporaryDirectory() as folder:
-        db_path, trace = Path(folder) / "run.db", Path(folder) / "trace.json.gz"
-        with SQLiteStatsWriter(db_path) as writer, recording_gc(writer.log):
-            store = Store(2 * SECONDS)
-            train(builder_of(store).build(**recorders(writer.log, interval=0.5)))
-        plot_stats(db_path, HERE)
-        show_report(db_path, HERE / "report.png")
-        with tracing(trace):
-            train(builder_of(Store(0.7)).build())
-        draw_trace(trace, HERE / "trace.png")
-    for picture in sorted(HERE.glob("*.png")):
-        shrink(picture)
-        print(f"{picture.name}: {picture.stat().st_size / 1e3:.0f} kB")
+    """Make those that are named, or all."""
+    for name in sys.argv[1:] or PICTURES:
+        with tempfile.TemporaryDirectory() as folder:
+            PICTURES[name](Path(folder))
 
 
 if __name__ == "__main__":

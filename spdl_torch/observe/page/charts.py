@@ -25,6 +25,7 @@ _BAND = "#b2182b"
 
 _CHART_HEIGHT, _LANE_HEIGHT, _LEAST_LANES_HEIGHT = 190, 22, 160  # pixels
 _AXIS_HEIGHT, _ENTRY_HEIGHT = 70, 21
+_LETTER_WIDTH, _MOST_LETTERS = 6.2, 40  # beside the charts; names may be longer, and push theirs
 _MOST_IN_LEGEND = 24
 _TOOLS = "xpan,xwheel_zoom,xbox_zoom,reset,save"
 
@@ -64,9 +65,10 @@ def charts_of(page: Page) -> str:
     margin = 0.01 * (last - first) or 0.5
     x_range = Range1d(first - margin, last + margin, bounds=(first - margin, last + margin))
     cursor = Span(dimension="height", line_color="#888888", line_width=1)
+    borders = _borders(sections)
     figures = []
     for section in sections:
-        figure = _figure(section, x_range, cursor)
+        figure = _figure(section, x_range, cursor, borders)
         if isinstance(section, Lanes):
             _draw_lanes(figure, section)
         else:
@@ -103,11 +105,31 @@ def _extent(sections: Sequence[Chart | Lanes]) -> tuple[float, float]:
     return min(times, default=0.0), max(times, default=1.0)
 
 
-def _figure(section: Chart | Lanes, x_range: Any, cursor: Any) -> Any:
+def _borders(sections: Sequence[Chart | Lanes]) -> dict[str, int]:
+    """Return the room that the longest label and legend need: every chart has as much, so that a
+    moment stands at one place in all of them.
+    """
+    lanes = [each.names for each in sections if isinstance(each, Lanes)]
+    legends = [names for names in map(_legend_of, sections) if len(names) <= _MOST_IN_LEGEND]
+
+    def room(texts: Sequence[Sequence[str]]) -> int:
+        longest = max((len(text) for several in texts for text in several), default=0)
+        return math.ceil(_LETTER_WIDTH * min(longest, _MOST_LETTERS))
+
+    return {"min_border_left": max(55, 15 + room(lanes)), "min_border_right": 40 + room(legends)}
+
+
+def _legend_of(section: Chart | Lanes) -> Sequence[str]:
+    if isinstance(section, Lanes):
+        return [spans.kind for spans in section.spans]
+    return [line.name for line in section.lines]
+
+
+def _figure(section: Chart | Lanes, x_range: Any, cursor: Any, borders: dict[str, int]) -> Any:
     from bokeh.models import CrosshairTool, Title
     from bokeh.plotting import figure
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {**borders}
     if isinstance(section, Lanes):
         # The first lane is on top.
         options["y_range"] = (len(section.names) - 0.5, -0.5)
@@ -129,6 +151,7 @@ def _figure(section: Chart | Lanes, x_range: Any, cursor: Any) -> Any:
     drawn.add_tools(CrosshairTool(overlay=cursor))
     drawn.add_layout(Title(text=_literal(heading_of(section)), text_font_size="13px"), "above")
     drawn.xaxis.axis_label = "seconds"
+    drawn.yaxis.minor_tick_line_color = None
     drawn.grid.grid_line_color = "#eeeeee"
     drawn.outline_line_color = None
     return drawn
@@ -228,6 +251,7 @@ def _set_legend(figure: Any, num_entries: int) -> None:
         return
     legend = figure.legend[0]
     figure.add_layout(legend, "right")
+    legend.location = "top_left"
     legend.click_policy = "hide"
     legend.label_text_font_size = "11px"
     legend.spacing = legend.padding = 1

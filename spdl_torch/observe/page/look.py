@@ -24,12 +24,12 @@ body.spdl { max-width: 1400px; margin: 1em auto; padding: 0 1em; }
 .spdl p.note { color: #555; }
 .spdl .scroll { overflow-x: auto; }
 .spdl table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-.spdl th, .spdl td { padding: .2em .45em; text-align: right; border-bottom: 1px solid #eee; }
+.spdl th, .spdl td { padding: .2em .35em; text-align: right; border-bottom: 1px solid #eee; }
 .spdl th { font-weight: 600; border-bottom-color: #999; white-space: nowrap; }
 .spdl th[title]:not([title=""]) { cursor: help; text-decoration: underline dotted #999; }
 .spdl th.text, .spdl td.text { text-align: left; overflow-wrap: anywhere; }
 .spdl td.short { white-space: nowrap; }
-.spdl td.percent { position: relative; min-width: 5em; }
+.spdl td.percent { position: relative; min-width: 4em; }
 .spdl td.percent i { position: absolute; left: 0; top: 15%; bottom: 15%; background: #cfe3f1; }
 .spdl td.percent span { position: relative; }
 .spdl tr.marked { background: #fdebe0; }

@@ -215,15 +215,39 @@ def _about(event: Json, kind: str) -> str:
 # -- counters --------------------------------------------------------------------------------------
 
 
+def _ends_of_rows(events: Sequence[Json]) -> dict[tuple[Any, str], float]:
+    """Return the end of the last slice in the rows of a name, ``worker`` of ``worker[1]``, by
+    process and name; seconds on the trace's clock.
+    """
+    rows = {
+        (event["pid"], event["tid"]): event["args"]["name"].partition("[")[0]
+        for event in events
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
+    ends: dict[tuple[Any, str], float] = defaultdict(float)
+    for event in events:
+        if event["ph"] == "X":
+            row = event["pid"], rows.get((event["pid"], event["tid"]), "")
+            ends[row] = max(ends[row], (event["ts"] + event["dur"]) / 1e6)
+    return dict(ends)
+
+
 def _curves(events: Sequence[Json], base: float) -> list[Chart]:
     """Return a chart of the queues' lengths, and one of the program's own counters."""
     readings: dict[str, dict[tuple[Any, str], list[tuple[float, float]]]] = {}
+    ends = _ends_of_rows(events)
     for event in events:
         if event["ph"] == "C":
             for key, value in event["args"].items():
                 curves = readings.setdefault(key, {})
                 curve = curves.setdefault((event["pid"], event["name"]), [])
                 curve.append((base + event["ts"] / 1e6, float(value)))
+    # The last value holds to the end of the row that fills the queue: a change would be there.
+    for curves in readings.values():
+        for (pid, name), curve in curves.items():
+            row = name.removeprefix("queue ").partition("→")[0]
+            end = ends.get((pid, row), max(ends.values(), default=0.0))
+            curve.append((max(curve[-1][0], base + end), curve[-1][1]))
     return [
         Chart(
             title="Queues" if key == "items" else "Counters",
