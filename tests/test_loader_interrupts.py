@@ -79,15 +79,6 @@ def test_thread_that_was_started_runs_whatever_happens_to_the_wait():
 NUM_SAMPLES = 40
 
 
-class AtCallOfTheLoader(AtCall):
-    """The same, but not inside of a wake-up: a waiter that was taken off the list, and not yet
-    woken, would wait for ever. That is a defect of the channel."""
-
-    def _look(self, frame, event, argument):
-        if not frame.f_code.co_name.startswith("_wake_"):
-            super()._look(frame, event, argument)
-
-
 def samples_after_ctrl_c(kind, isolation, place):
     """All samples of an epoch whose loop goes on after Ctrl-C at that place of a batch's way to it,
     whether Ctrl-C came, and whether the loop had to begin again."""
@@ -96,7 +87,7 @@ def samples_after_ctrl_c(kind, isolation, place):
     seen = next(iterator).tolist()
     came = has_begun_again = False
     try:
-        with AtCallOfTheLoader(place):
+        with AtCall(place):
             batch = next(iterator)
         seen += batch.tolist()
     except KeyboardInterrupt:

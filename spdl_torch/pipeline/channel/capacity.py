@@ -36,9 +36,10 @@ class Capacity:
     def grow(self, capacity: int) -> None:
         """Let ``capacity`` items wait, if that is more than now."""
         if capacity > self.capacity:
-            self.capacity = capacity
-            self.most, self.now = max(self.most, capacity), max(self.now, capacity)
-            self.low_water = _low_water(self.now)
+            now = max(self.now, capacity)
+            most, low_water = max(self.most, capacity), _low_water(now)
+            # All of them or none: Python runs signal handlers at calls, not between assignments.
+            self.capacity, self.now, self.most, self.low_water = capacity, now, most, low_water
 
     def may_burst(self, num_taken: int) -> bool:
         """Double the room of a full channel if items were taken quickly, else go back to

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import contextmanager
 from time import perf_counter, perf_counter_ns
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ..stats.counters import QueueCounters
 from .async_methods import AsyncMethods
@@ -29,11 +30,21 @@ from .capacity import Capacity
 from .sentinels import SKIPPED, Sentinel, SentinelNumbers
 from .waits import ChannelClosed, Dismissed, EndOfChannel, WaitClock, Waiter, wait_for
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = ["Channel", "ChannelClosed", "Dismissed", "EndOfChannel"]
 
 T = TypeVar("T")
 
 _NOTHING: Final = object()  # "would block": never an item, so that None can be one
+
+
+def _release(waiter: Waiter) -> None:
+    try:
+        waiter.release()
+    except RuntimeError:
+        pass  # it was released already, by a call that Ctrl-C or a finalizer's close() cut short
 
 
 class Channel(AsyncMethods, Generic[T]):
@@ -45,6 +56,9 @@ class Channel(AsyncMethods, Generic[T]):
     The lock is re-entrant because ``close()`` may be called by a finalizer that the garbage
     collector runs on a thread which is inside one of these methods. Each method is therefore
     written so that a ``close()`` between any two of its statements is harmless.
+
+    Ctrl-C may cut off a method between any two statements as well, and others may wait for what it
+    did not come to do. Whatever is cut off therefore wakes everybody, still under the lock.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -84,10 +98,14 @@ class Channel(AsyncMethods, Generic[T]):
         """
         with self._lock:  # the common case, without the generality of ordered puts
             if len(self._items) < self._capacity.now and not (self._closed or self._finished):
-                self._append(item)
-                if self._putters and not self._putter_woken:
-                    self._wake_putter()
-                return self._num_put - 1
+                try:
+                    self._append(item)
+                    if self._putters and not self._putter_woken:
+                        self._wake_putter()
+                    return self._num_put - 1
+                except BaseException:
+                    self._wake_everyone()
+                    raise
         return self._put_blocking(None, item, advance=True)
 
     def put_at(self, seq: int, item: T, *, last: bool = True) -> None:
@@ -103,7 +121,7 @@ class Channel(AsyncMethods, Generic[T]):
 
     def finish(self) -> None:
         """Accept no more items: getters drain the rest, further puts raise ChannelClosed."""
-        with self._lock:
+        with self._lock, self._all_awake_if_cut_off():
             self._finished = True
             if not self._items:
                 self._end()
@@ -123,23 +141,27 @@ class Channel(AsyncMethods, Generic[T]):
         with self._lock:
             items = self._items
             if items and not self._answers_no:
-                number = self.num_got
-                self.num_got = number + 1
-                item = items.popleft()
-                if not items:
-                    self._empty_since_ns = perf_counter_ns()
-                    if self._finished:
-                        self._end()
-                        self._wake_everyone()
-                elif self._getters and not self._getter_woken:
-                    self._wake_getter()
-                if (
-                    self._putters
-                    and not self._putter_woken
-                    and len(items) <= self._capacity.low_water
-                ):
-                    self._wake_putter()
-                return number, item
+                try:
+                    number = self.num_got
+                    self.num_got = number + 1
+                    item = items.popleft()
+                    if not items:
+                        self._empty_since_ns = perf_counter_ns()
+                        if self._finished:
+                            self._end()
+                            self._wake_everyone()
+                    elif self._getters and not self._getter_woken:
+                        self._wake_getter()
+                    if (
+                        self._putters
+                        and not self._putter_woken
+                        and len(items) <= self._capacity.low_water
+                    ):
+                        self._wake_putter()
+                    return number, item
+                except BaseException:
+                    self._wake_everyone()
+                    raise
         return self._get_slowly(timeout)
 
     # -- owner's side ----------------------------------------------------------------------
@@ -158,7 +180,7 @@ class Channel(AsyncMethods, Generic[T]):
 
         It never shrinks: an ordered channel may hold more items that came before their turn.
         """
-        with self._lock:
+        with self._lock, self._all_awake_if_cut_off():
             self._capacity.grow(capacity)
             if not self._putter_woken:
                 self._wake_putter()
@@ -168,7 +190,7 @@ class Channel(AsyncMethods, Generic[T]):
 
         Until so many have left, nobody takes an item. Never blocks.
         """
-        with self._lock:
+        with self._lock, self._all_awake_if_cut_off():
             self._num_dismissed += count
             self._choose_answer()
             for _ in range(min(count, len(self._getters))):
@@ -176,7 +198,7 @@ class Channel(AsyncMethods, Generic[T]):
 
     def recall(self, count: int) -> int:
         """Take back up to ``count`` dismissals that nobody has met yet; returns how many."""
-        with self._lock:
+        with self._lock, self._all_awake_if_cut_off():
             count = min(count, self._num_dismissed)
             self._num_dismissed -= count
             self._choose_answer()
@@ -186,7 +208,7 @@ class Channel(AsyncMethods, Generic[T]):
 
     def close(self) -> None:
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
-        with self._lock:
+        with self._lock, self._all_awake_if_cut_off():
             self._closed = self._answers_no = True
             self._end()
             self._wake_everyone()
@@ -257,11 +279,17 @@ class Channel(AsyncMethods, Generic[T]):
         """Try to put; the put has waited since ``started_ns`` (0: not yet). The lock is held."""
         if started_ns:
             self._putter_woken = False  # this one is awake now, and wakes the next one itself
-        if self._try_put(seq, item, advance, waiter):
-            if started_ns:
-                self._put_wait.end(started_ns)
-            return True, started_ns
-        return False, started_ns or self._put_wait.begin()
+        try:
+            if not self._try_put(seq, item, advance, waiter):
+                return False, started_ns or self._put_wait.begin()
+        except ChannelClosed:
+            raise
+        except BaseException:
+            self._wake_everyone()
+            raise
+        if started_ns:
+            self._put_wait.end(started_ns)
+        return True, started_ns
 
     def _try_put(
         self, seq: int | None, item: Any, advance: bool, waiter: Waiter | None = None
@@ -351,7 +379,13 @@ class Channel(AsyncMethods, Generic[T]):
         """Try to get; the get has waited since ``started_ns`` (0: not yet). The lock is held."""
         if started_ns:
             self._getter_woken = False  # this one is awake now, and wakes the next one itself
-        taken = self._try_get(waiter)
+        try:
+            taken = self._try_get(waiter)
+        except (ChannelClosed, Dismissed, EndOfChannel):
+            raise
+        except BaseException:
+            self._wake_everyone()
+            raise
         if taken is None:
             return None, started_ns or self._get_wait.begin()
         if started_ns:
@@ -389,36 +423,49 @@ class Channel(AsyncMethods, Generic[T]):
     # -- waking ----------------------------------------------------------------------------
 
     # The lock is held in all of these. A deque found empty is no error all the same: a close() by
-    # a finalizer on this very thread may have woken everyone just before.
+    # a finalizer on this very thread may have woken everyone just before. A waiter is released
+    # first and struck off second: one that Ctrl-C left between the two is on its way all the same.
 
     def _wake_getter(self) -> None:
         try:
-            waiter = self._getters.popleft()
+            _release(self._getters[0])
+            self._getter_woken = True
+            self._getters.popleft()
         except IndexError:
             return
-        self._getter_woken = True
-        waiter.release()
 
     def _wake_putter(self) -> None:
         """Wake the first put that fits; ordered ones are each for a place of their own."""
         for entry in tuple(self._putters):
             if self._has_room(entry[0], entry[1]):
+                _release(entry[2])
+                self._putter_woken = True
                 try:
                     self._putters.remove(entry)
                 except ValueError:
-                    return
-                self._putter_woken = True
-                entry[2].release()
+                    pass
                 return
 
     def _wake_everyone(self) -> None:
+        """Let all that wait look for themselves; those that find nothing wait again."""
         while self._getters:
             self._wake_getter()
         while self._putters:
             try:
-                self._putters.popleft()[2].release()
+                _release(self._putters[0][2])
+                self._putters.popleft()
             except IndexError:
-                return
+                break
+        # Perhaps nobody waited: then nobody is on the way who would wake the next one.
+        self._getter_woken = self._putter_woken = False
+
+    @contextmanager
+    def _all_awake_if_cut_off(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._wake_everyone()
+            raise
 
     # A wait may end by Ctrl-C, a timeout, a cancellation or the channel's own end. If its waiter is
     # still enlisted, it is struck off, so that no wake-up is lost on it. If it is not, it was woken
