@@ -51,6 +51,7 @@ from spdl_torch.data.child_process.line import framed, socket_of
 from spdl_torch.data.loader import vouching
 from spdl_torch.data.loader.stateless import is_stateless
 from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.observe import tracing
 
 __all__ = ["nothing_left"]
 
@@ -281,6 +282,47 @@ def test_nothing_is_left_however_the_loop_ends(how):
         assert_threads_end()
         assert children() == []
         assert num_fds() == before
+
+
+@pytest.mark.parametrize("how", ["end", "error", "break", "drop"])
+def test_trace_has_the_rows_of_processes_however_the_loop_ends(how, tmp_path):
+    """Whoever leaves a loop need not keep its iterator; and the processes end all the same."""
+    before = num_fds()
+    for make in (
+        lambda: DataLoader(Images(40), 4, num_workers=2),
+        lambda: divided(Images(40), 4, processes=2, threads=1),
+    ):
+        with tracing(tmp_path / "trace.json", level="item"):
+            leave(make(), how)
+        text = (tmp_path / "trace.json").read_text(encoding="utf-8")
+        assert '"worker process[' in text  # the other may not have begun
+        gc.collect()
+        assert_threads_end()
+        assert children() == []
+    assert num_fds() == before
+
+
+def test_loop_that_is_left_while_tracing_ends_a_process_that_is_stuck(tmp_path):
+    """Its rows are not waited for."""
+    with tracing(tmp_path / "trace.json"):
+        loader = DataLoader(Stuck(), 1, num_workers=2)
+        for _ in loader:
+            break
+        del loader
+    assert_threads_end()
+    assert children() == []
+
+
+class Stuck(Dataset):
+    """Keeps the GIL for longer than anybody asks, from the third sample on."""
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        if index >= 2:
+            sum(range(20_000_000))
+        return index
 
 
 # -- placement -------------------------------------------------------------------------------------

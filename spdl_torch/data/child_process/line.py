@@ -25,7 +25,7 @@ def framed(content: bytes) -> bytes:
 
 
 def socket_of(line: Connection) -> socket.socket | None:
-    """Return another descriptor of a line, as a socket; None = it is no socket (Windows).
+    """Return another descriptor of a line, as a socket; None = it is not a socket (Windows).
 
     Call it while nobody reads or writes. A new socket has the process's default timeout; with one,
     nobody waits on the line any more: reads and writes of ``Connection`` fail instead.

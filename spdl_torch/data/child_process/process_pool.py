@@ -25,7 +25,7 @@ from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import is_tracing
 from ...pipeline.stats.counters import TaskCounters
-from ...pipeline.threads.thread_group import ThreadGroup
+from ...pipeline.threads.thread_group import ThreadGroup, exit_has_begun
 from ...pipeline.threads.weakly import weakly
 from ..rng.patches import install
 from ..workers.activity import describe_activities
@@ -246,8 +246,20 @@ class ProcessPool:
             self._epoch = None
             self._blocks = None  # a child that is being started still has them
             self._epochs.close()
-            for child in self._children.values():
-                child.connection.hang_up()
+            self._end_children()
+
+    def _end_children(self) -> None:
+        """Let the children end; if somebody traces, once a thread has kept their rows."""
+        children, recorder = list(self._children.values()), self.figures.recorder
+        is_left_to_thread = False
+        try:
+            if isinstance(recorder, ProcessRecorder) and is_tracing() and not exit_has_begun():
+                recorder.keep_before_the_end(children, self._threads)
+                is_left_to_thread = recorder.is_keeping
+        finally:  # Ctrl-C too
+            if not is_left_to_thread:
+                for child in children:
+                    child.connection.hang_up()
 
     def __del__(self) -> None:
         # The iterator's finalizer does this too, but Ctrl-C may come before it begins.

@@ -63,7 +63,7 @@ class SharedBlocks:
             written = 0
             while written < span.size:
                 written += os.pwrite(self._descriptor, content[written:], span.offset + written)
-            # At whole pages: what a child writes into one block is no copy of a part of the next.
+            # At whole pages: a child that writes into one block does not copy part of the next.
             self._end = -(-(span.offset + span.size) // mmap.PAGESIZE) * mmap.PAGESIZE
             os.ftruncate(self._descriptor, self._end)
             self._spans[number] = span

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.report import Report
     from ...observe.verdict.verdict import Probes
     from ...pipeline.recorder.timeline import Timeline
+    from ...pipeline.threads.thread_group import ThreadGroup
     from ..workers.epoch import Epoch
     from .worker_process import WorkerProcess
 
@@ -173,11 +174,33 @@ class ProcessRecorder(FlightRecorder):
         self._figures = weakref.ref(figures)
         self._kept: list[Timeline] | None = None  # None = the children still have them
         self._left: list[Timeline] = []  # of children that have left
+        self._keeper: threading.Thread | None = None
 
     def keep(self) -> None:
         """Keep the children's rows, before they are gone. Blocks, as a rule for a millisecond
         each."""
         self._kept = self._timelines(_KEEP_SECONDS)
+
+    def keep_before_the_end(self, children: Sequence[WorkerProcess], threads: ThreadGroup) -> None:
+        """Have a thread keep the children's rows and then let them end, unless they are kept
+        already. For a finalizer, which must not wait for answers.
+        """
+        if not self.enabled or self._kept is not None or self._keeper is not None:
+            return
+
+        def keep() -> None:
+            try:
+                self._kept = self._answers_of(children, _KEEP_SECONDS)
+            finally:
+                for child in children:
+                    child.connection.hang_up()
+
+        self._keeper = threads.spawn("keeper", keep)
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether a thread is about to let the children end."""
+        return self._keeper is not None and self._keeper.is_alive()
 
     def let_go(self) -> None:
         """Note that another epoch begins: the children's rows will be of that one."""
@@ -186,6 +209,8 @@ class ProcessRecorder(FlightRecorder):
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Return the timeline with the children's rows; asking one takes some milliseconds."""
         own = super().timeline(since_ns)
+        if self._keeper is not None:
+            self._keeper.join(_ASK_SECONDS)
         rows, instants = list(own.rows), list(own.instants)
         kept = self._timelines(_ASK_SECONDS) if self._kept is None else self._kept
         for theirs in (*self._left, *kept):
