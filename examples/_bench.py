@@ -1,10 +1,10 @@
 """The parts that measuring programs share: interleaved rounds, medians, ratios, tables.
 
-``python -m spdl_torch bench`` measures loaders; these programs have options that its tables have
-not, and print the same reports. ``spdl_torch.bench`` is no public interface: run a copy of such a
-program with the release that it came with. A program has *rows* (a loader) and *metrics* (images a
-second). Every row is measured once a round, so that a machine that grows slower does so for all of
-them, and ratios are taken within a round, then their median over the rounds.
+``python -m spdl_torch bench`` measures loaders; these programs have options that its tables
+lack, and print the same reports. ``spdl_torch.bench`` is not a public interface: run a copy of such
+a program with the release that it came with. A program has *rows* (a loader) and *metrics* (images
+a second). Every row is measured once a round, so that a machine that grows slower does so for all
+of them, and ratios are taken within a round, then their median over the rounds.
 
 Imports no torch at its top: workers that are spawned import it again.
 """

@@ -209,7 +209,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise SetupError(f"{path} is no checkpoint that can be read: {error}") from error
+        raise SetupError(f"{path} is not a readable checkpoint: {error}") from error
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:

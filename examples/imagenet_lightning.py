@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
-    """A Trainer of which nothing is unusual but that loaders keep the samplers that they have."""
+    """An ordinary Trainer, except that loaders keep their own samplers."""
     callbacks: list[Callback] = [
         Progress(options.print_freq, options.warm_up_batches),
         PipelineStatsMonitor(),

@@ -418,7 +418,7 @@ def positive(text: str) -> int:
 
 
 def quiet() -> None:
-    """Leave out what is no news to this program's user."""
+    """Leave out what this program's user knows already."""
     for message in (
         ".*does not have many workers",  # a pipeline has its threads, whatever num_workers is
         "Your `IterableDataset` has `__len__` defined",  # true of each rank's part

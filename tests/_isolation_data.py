@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Coded(Exception):
-    """Has arguments that are no text, and survives pickling."""
+    """Has arguments that are not text, and survives pickling."""
 
     def __init__(self, code, where):
         super().__init__(code, where)

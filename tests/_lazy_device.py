@@ -1,4 +1,4 @@
-"""A device that is no GPU, in CUDA's place, for the real ``CudaBackend``: late, and without mercy.
+"""A device that is not a GPU, in CUDA's place, for the real ``CudaBackend``: late and merciless.
 
 What is given to a stream is only noted, and done when somebody waits for it, or in any order that
 streams and events allow. Memory that is freed is the next to be given out, at once, unless it was
@@ -36,7 +36,7 @@ class LazyDevice:
 
     order: in which things are done before somebody waits for them. "late": none is. "model": what
         the model's streams were given, as soon as that may be. A number: the seed of any other.
-    is_prompt: a stream that is no backend's own does at once what it is given, and so what that
+    is_prompt: a stream of no backend does at once what it is given, and so what that
     waits for, as if the trainer looked at each batch that it is handed.
     """
 

@@ -1,4 +1,4 @@
-"""``check-gpu``'s device, on the one that is no GPU; and ``torch.cuda`` of its code, there too.
+"""``check-gpu``'s device, on the one that is not a GPU; and ``torch.cuda`` of its code, there too.
 
 What it asks of ``torch`` on ``"cuda"`` is done on the host. Graphs are replayed for real: each
 operation that was captured is done again.

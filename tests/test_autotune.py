@@ -289,7 +289,7 @@ def test_too_much_in_flight_is_taken_back_at_once():
 
 
 def test_pause_of_the_consumer_is_left_out_of_a_window():
-    """A validation of a minute between two batches is no slower loading."""
+    """A validation of a minute between two batches does not count as slow loading."""
     parts = [Part(0.5, 50, 0.1), Part(0.5, 50, 0.1), Part(60.0, 50, 0.1), Part(0.5, 50, 0.1)]
     window = window_of(parts, ())
     assert (window.num_items, window.elapsed) == (150, 1.5)

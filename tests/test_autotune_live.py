@@ -316,7 +316,7 @@ def test_tuner_that_breaks_does_not_break_the_pipeline(at_random, monkeypatch, c
 
 
 def test_apply_keeps_the_order_of_stages_that_may_grow():
-    """Those with one thread; what is in keep stays as it is; a name that is no stage is refused."""
+    """Those with one thread; what is in keep stays; a name that no stage has is refused."""
     params = PerfParams.auto(keep=["kept"])
     spec = params.apply(tuned_builder([]).aggregate(2).add_sink()).get_config()
     assert [stage.output_order for stage in spec.stages] == [

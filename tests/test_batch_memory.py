@@ -109,7 +109,7 @@ def test_second_batch_of_a_size_is_made_in_one_piece():
 
 
 def test_pieces_have_the_exact_size_of_equal_batches():
-    """38.5 MB are no 64 MiB. They are made once."""
+    """38.5 MB take less than 64 MiB, and are made once."""
     locker, size = Locker(), 588 * SMALL_BYTES
     memory = BatchMemory(locker, 3)
     for _ in range(10):
@@ -139,7 +139,7 @@ def test_batches_are_made_elsewhere_when_no_memory_can_be_locked():
 
 
 class Frames(Dataset):
-    """Samples with two large tensors, an array, and what is no tensor."""
+    """Samples with two large tensors, an array, and what is not a tensor."""
 
     def __len__(self):
         return 12

@@ -78,7 +78,7 @@ def test_close_discards_and_counts():
 
 
 def test_close_counts_items_before_their_turn():
-    """Items that came early are discarded, not forgotten; skipped numbers are no items."""
+    """Items that came early are discarded, not forgotten; skipped numbers do not count as items."""
     channel = Channel(4)
     channel.put_at(1, "b")
     channel.skip(2)
@@ -585,7 +585,7 @@ def test_occupancy_is_the_share_of_time_with_an_item(clock):
 
 @pytest.mark.parametrize("end", ["finish", "close"])
 def test_clock_of_the_statistics_stops_at_the_end(clock, end):
-    """Time after the last item belongs to nobody; the end marker is no item."""
+    """Time after the last item belongs to nobody; the end marker is not an item."""
     channel = Channel(2)
     channel.put(1)
     clock.advance(10)

@@ -1,4 +1,4 @@
-"""``check-gpu``: on a device that is no GPU its checks find what is wrong, and say so in time."""
+"""``check-gpu``: on a device that is not a GPU its checks find what is wrong, in time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_races_are_found_when_memory_is_not_guarded(gpu):
 
 
 def test_races_are_found_when_pinned_memory_is_given_out_too_early(gpu, monkeypatch):
-    """And they are no others."""
+    """There are no others."""
     monkeypatch.setattr(transfer, "BatchMemory", FreeAtOnce)
     found = [name for name, outcome in race_lines(gpu) if outcome == "FAIL"]
     assert found

@@ -78,7 +78,7 @@ def test_hand_over_is_the_loops_own_time(gpu, monkeypatch):
 
 
 def test_hand_over_is_the_time_within_next(monkeypatch):
-    """Of this thread's work; what it does before, and the first batches, are no part of it."""
+    """Of this thread's work; what it does before, and the first batches, do not count."""
     clock = iter(range(0, 10**9, 3_000))
     monkeypatch.setattr(hand_over.time, "thread_time_ns", lambda: next(clock))
     took = [*[9] * hand_over.WARM_UP, 1, 2, 3]  # in looks at the clock

@@ -152,7 +152,7 @@ def test_hopeless_trial_ends_with_its_first_batch(machine):
 
 
 def test_who_is_alone_is_not_measured_before_the_others_have_ended(machine):
-    """Their last jobs are no part of the trial."""
+    """Their last jobs do not count in the trial."""
     contention, _ = new_contention()
     for _ in range(3):
         work(contention, machine, [0, 1], ms=10)

@@ -1,4 +1,4 @@
-"""``device=`` of the loader, on a device that is no GPU: order, errors, ends, statistics."""
+"""``device=`` of the loader, on a device that is not a GPU: order, errors, ends, statistics."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def in_processes():
 
 @pytest.mark.parametrize(("oracle", "combination", "situation"), list(in_processes()))
 def test_epochs_equal_those_of_worker_processes(oracle, combination, situation):
-    """The model is no invention: forked workers tell the same story, errors with more text."""
+    """The model is not invented: forked workers tell the same story, errors with more text."""
     ours_class = DataLoader if oracle is TorchLoader else ThreadLoader
     ours = epochs_of(combination.build(ours_class, situation))
     loader = combination.build(oracle, situation)

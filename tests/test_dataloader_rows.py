@@ -91,7 +91,7 @@ def test_batches_equal_torchs(names, indices, subset, num_workers, rng):
 )
 @pytest.mark.parametrize("of", [TensorDataset, Subset])
 def test_other_indices_give_what_torch_gives(index, of):
-    """Rows that do not exist, and what is no plain number: torch's batch or torch's error."""
+    """Rows that do not exist, and what is not a plain number: torch's batch or torch's error."""
     data = TensorDataset(TENSORS["rows"], TENSORS["labels"])
     if of is Subset:
         data = Subset(data, range(LENGTH))

@@ -251,7 +251,7 @@ def test_end_right_behind_a_bad_item_is_told(workers, caplog):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_iterator_that_only_fails_ends_the_loop(workers):
-    """A hundred errors in a row are no bad samples; the loop gets them."""
+    """A hundred errors in a row are not taken for bad samples: the loop gets them."""
 
     class Offline(IterableDataset):
         """A storage that has gone."""

@@ -233,7 +233,7 @@ def test_interrupt_ends_the_program_at_once_without_a_traceback(photographs, tmp
         (["--epochs", "0"], "--epochs must be >= 1"),
         (["--resume", "no/such/file"], "there is no file"),
         (["--weights", "IMAGENET1K_V9"], "torchvision has IMAGENET1K_V1"),
-        (["--weights", "{photographs}/val/class_0/00000.jpg"], "is no checkpoint"),
+        (["--weights", "{photographs}/val/class_0/00000.jpg"], "is not a readable checkpoint"),
     ],
 )
 def test_message_says_what_to_do_when_an_option_cannot_work(

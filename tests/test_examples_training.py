@@ -72,7 +72,7 @@ def test_tokens_are_the_text_again(language, texts, other, num_words):
 
 @given(passages=st.lists(st.lists(st.integers(0, 255), max_size=9), min_size=1, max_size=4))
 def test_targets_are_what_follows_the_inputs(language, passages):
-    """Up to the context's length; what is padding is no target."""
+    """Up to the context's length; padding is not a target."""
     inputs, targets = language.collate(passages, context=6)
     assert inputs.shape == targets.shape
     assert inputs.shape[1] == min(6, 1 + max(map(len, passages)))

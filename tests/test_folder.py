@@ -68,7 +68,7 @@ BATCHED = {
     "nested": v1.Compose([v1.Compose(V1_TRAIN), v1.Compose(V1_FLOAT)]),
     "sequential": nn.Sequential(*V1_TRAIN, v2.PILToTensor()),
 }
-# Recipes that end sample by sample, and transforms that are no recipe at all.
+# Recipes that end sample by sample, and transforms that are not a recipe at all.
 UNBATCHED = {
     "erasing": v1.Compose([*V1_TRAIN, *V1_FLOAT, v1.RandomErasing()]),
     "v2 class kept": v2.Compose([*V2_TRAIN, *V2_FLOAT, v2.RandomErasing()]),

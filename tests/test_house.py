@@ -1,7 +1,7 @@
 """The shape of the house: who imports whom, what an import costs, what stands where.
 
 One test for each promise; what breaks it is listed with file and line. How long files and functions
-may be is no promise: ``python tests/_house.py`` lists the longest.
+may be is not promised: ``python tests/_house.py`` lists the longest.
 """
 
 from __future__ import annotations

@@ -387,7 +387,7 @@ def test_image_codec_names_the_library():
 
 @pytest.mark.parametrize("wrong", ["not a library", "too old"])
 def test_library_that_cannot_serve_is_passed_over(wrong, monkeypatch, tmp_path):
-    """A broken file, or a library without version 3's functions, is no error."""
+    """A broken file, or a library without version 3's functions, is not an error."""
     path = tmp_path / "libturbojpeg.so.0"
     path.write_bytes(b"not a library")
     found = {"not a library": str(path), "too old": torch._C.__file__}[wrong]

@@ -319,7 +319,7 @@ def test_read_is_repeated_when_a_web_server_is_busy(read, server, status, num_re
 
 @either
 def test_lost_connection_is_tried_again(read):
-    """aiohttp's errors of connections are no OSError, and pass all the same."""
+    """aiohttp's errors of connections are not OSErrors, and pass all the same."""
     aiohttp = pytest.importorskip("aiohttp")
     Remote.errors = [aiohttp.ServerDisconnectedError(), aiohttp.ClientPayloadError("cut")]
     assert read(reader_of(), "remote://a") == b"a"

@@ -235,7 +235,7 @@ def test_batches_of_any_size_arrive():
 
 
 def test_batch_is_the_loops_own():
-    """It may be changed in place, kept in part, and is no larger than it says."""
+    """It may be changed in place, kept in part, and is as large as it says."""
     batches = iter(isolated(Sized([20_000] * 20), 2, num_workers=1))
     first = next(batches)
     first.mul_(2).add_(1)

@@ -92,7 +92,7 @@ def test_memory_is_not_held_for_forks_that_are_many():
 
 
 def test_loader_runs_in_a_forked_process():
-    """Whose parent has a fork server that is no child of this one: there is another way."""
+    """Whose parent has a fork server that is not a child of this one: there is another way."""
     list(served(Images(4), 4))  # the server runs
     expected = [bits(batch) for batch in DataLoader(Images(8), 4, num_workers=2, seed=1)]
 

@@ -1,6 +1,6 @@
 """Datasets of other libraries, written for worker processes, each beside torch's loader.
 
-They are no dependencies: ``pip install timm datasets litdata`` makes these tests run.
+They are not dependencies: ``pip install timm datasets litdata`` makes these tests run.
 """
 
 import io

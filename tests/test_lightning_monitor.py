@@ -495,7 +495,7 @@ def test_every_call_of_the_trainer_is_a_run(tmp_path):
 
 
 def test_verdict_is_of_the_time_in_which_training_ran():
-    """A pause for validation is no time in which training did not wait."""
+    """A pause for validation does not count as time in which training did not wait."""
     dataset = streamed()
     list(dataset)
     report = dataset.report()

@@ -600,7 +600,7 @@ def test_stream_that_turns_out_empty_is_an_error():
 
 
 def test_state_of_another_mixture_is_refused():
-    """Names must be those of then; what is no state is named."""
+    """Names must be those of then; what is not a state is named."""
     state = iter(mix({"a": Counting("a", 3, keeps=True)})).state_dict()
     other = iter(mix({"b": Counting("b", 3, keeps=True)}))
     with pytest.raises(ValueError, match=r"of \['a'\], this mixture has \['b'\]"):

@@ -443,7 +443,7 @@ def test_nothing_to_draw_is_an_error_that_says_what_there_is(db_path, tmp_path, 
 
 
 def test_file_without_figures_is_an_error(tmp_path):
-    """Events alone are no plot."""
+    """Events alone do not make a plot."""
     path = write(tmp_path / "s.db", [EventLogEntry(1.0, "mine")])
     with pytest.raises(ValueError, match=r"s.db: no figures of a stage or a queue were logged"):
         plot_task_stats(path)

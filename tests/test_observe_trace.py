@@ -546,7 +546,7 @@ def test_write_trace_as_scanner_s_guide_calls_it(tmp_path, monkeypatch):
 
 
 def test_write_trace_to_a_pipe_leaves_it_a_pipe(tmp_path):
-    """What is no file is written to, not replaced."""
+    """What is not a file is written to, not replaced."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "pipe")
@@ -715,7 +715,7 @@ def starts_of(path):
 
 
 def test_merge_ranks_lays_a_folder_on_one_clock(tmp_path):
-    """Each rank has rows and arrows of its own; what is no trace of ours is passed over."""
+    """Each rank has rows and arrows of its own; what is not a trace of ours is passed over."""
     write_ranks(tmp_path)
     (tmp_path / "other.json").write_text('{"traceEvents": []}')
     (tmp_path / "broken.json").write_text("{")

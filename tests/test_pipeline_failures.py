@@ -162,7 +162,7 @@ def test_failure_holds_the_users_own_exceptions_with_notes():
 
 
 def test_failure_is_raised_again_on_every_later_get():
-    """The failure is sticky: it is no end of data the second time."""
+    """The failure is sticky: it does not become the end of the data the second time."""
     op, _ = failing_at(0)
     p = pipeline_of([0], op, build={"max_failures": 0})
     for _ in range(2):
@@ -287,7 +287,7 @@ def test_exit_in_an_ordered_worker_does_not_hold_up_those_behind_it():
 
 @pytest.mark.parametrize("order", ["completion", "input"])
 def test_cancelled_error_of_the_op_is_a_failing_item(order):
-    """An op may await or ask for something that was cancelled: that is no stop of the pipeline."""
+    """An op may await or ask for something that was cancelled: that does not stop the pipeline."""
 
     def op(item):
         if item == 3:

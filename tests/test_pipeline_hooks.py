@@ -537,7 +537,7 @@ def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
 
 
 def test_stats_of_a_new_pipeline_are_zero():
-    """Asking before the start is no error."""
+    """Asking before the start is not an error."""
     stats = pipeline_of(range(3), same).snapshot()
     assert stats.elapsed == 0
     assert stats.stages[0].tasks.num_tasks == 0

@@ -154,7 +154,7 @@ def test_get_item_timeout_is_resumable():
 
 
 def test_empty_source_ends_at_once():
-    """No item is no error."""
+    """No item is not an error."""
     assert list(pipeline_of([], same)) == []
 
 

@@ -223,7 +223,7 @@ def test_hook_that_lacks_its_decorator_is_refused_at_build(made, match):
 @pytest.mark.parametrize("op", [same, asame])
 @pytest.mark.parametrize("method", ["stage_hook", "task_hook"])
 def test_hook_that_returns_no_context_manager_fails_the_pipeline(op, method):
-    """That shows only when it is called; it is no fault of an item, so none is dropped for it."""
+    """That shows only when it is called; no item is at fault, so none is dropped for it."""
     hook = TaskHook()
     setattr(hook, method, lambda *_: 7)
     build = {"task_hook_factory": lambda info: [hook], "max_failures": -1}
@@ -257,7 +257,7 @@ def test_minus_one_of_a_stage_lifts_the_limit_of_the_pipeline(whole):
 
 
 def test_limit_stays_ten_percent_where_none_is_given():
-    """Unlike SPDL's: losing data is no default."""
+    """Unlike SPDL's, the default loses no data."""
     for build in ({}, {"max_failures": None}):
         with pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"):
             list(pipeline_of(range(200), fail_always, build=build))

@@ -418,7 +418,7 @@ def test_streams_inside_streams_give_back_what_they_found():
 
 
 def test_thread_that_user_code_starts_draws_from_the_process():
-    """It is no thread of the loader's: on one of those, its draws are not the sample's."""
+    """It is not a thread of the loader's: on one of those, its draws are not the sample's."""
     numbers = []
 
     def draw():

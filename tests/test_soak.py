@@ -12,7 +12,7 @@ import pytest
 PROGRAM = Path(__file__).with_name("_soak.py")
 NUM_ROUNDS = 9
 HANG_SECONDS = 300
-"""More than the rounds take on any machine; how fast they are is no matter of this test."""
+"""More than the rounds take on any machine; this test does not ask how fast they are."""
 MOST_RSS_GROWTH = {"short": 1 / 10, "long": 1 / 50}
 """Between the medians of two thirds. The short form has few readings, while caches fill."""
 MOST_BLOCKS_PER_ROUND = {"short": 1000, "long": 40}
@@ -47,7 +47,7 @@ def assert_flat(rounds, readings, form):
         return median(reading[what] for reading in part)
 
     for what in ("threads", "fds"):
-        # The least: a probe that opens a file just now is no leak; what leaks stays open.
+        # The least: a probe that opens a file just now does not leak; what leaks stays open.
         before, after = (min(reading[what] for reading in part) for part in (middle, last))
         assert after <= before, f"{before} {what}, then {after}"
     before, after = typical(middle, "rss_bytes"), typical(last, "rss_bytes")

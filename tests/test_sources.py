@@ -258,7 +258,7 @@ def test_epoch_is_passed_on_when_the_iterable_has_one():
 
 
 def test_iterable_dataset_is_a_stream():
-    """torch's have a [number] that only raises; with a length they are no lists either."""
+    """torch's have a [number] that only raises; with a length they are not lists either."""
 
     class Numbers(torch.utils.data.IterableDataset):
         def __len__(self):
@@ -354,7 +354,7 @@ def tree(tmp_path, monkeypatch):
     ],
 )
 def test_files_are_found_sorted_and_once(tree, patterns, options, expected):
-    """By paths, folders and globs; folders and hidden names are no files."""
+    """By paths, folders and globs; folders and hidden names are not files."""
     assert list(Files(patterns, **options)) == expected
 
 

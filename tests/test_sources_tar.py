@@ -135,7 +135,7 @@ def test_archive_is_decompressed_when_its_content_says_so(compress):
 
 
 def test_member_without_content_is_skipped():
-    """Folders, links and devices are no files."""
+    """Folders, links and devices are not files."""
     files = [(f"no-{kind}", kind) for kind in "123456"]
     archive = tar_of([("a", b"1"), *files, ("b", b"2")])
     assert list(iter_tarfile(archive)) == [("a", b"1"), ("b", b"2")]
@@ -196,7 +196,7 @@ def test_damaged_byte_of_gzip_is_a_decode_error(isal, data, change):
 
 
 def test_header_is_accepted_when_its_sum_is_of_signed_bytes():
-    """As some old programs wrote it, which shows with names that are no ASCII."""
+    """As some old programs wrote it, which shows with names that are not ASCII."""
     archive = bytearray(tar_of([("é", b"1")], "gnu"))
     total = sum(archive[:512]) - sum(archive[148:156]) + 8 * 32
     negative = sum(byte > 127 for byte in archive[:512])

@@ -1,4 +1,4 @@
-"""Transfers on a device that is no GPU: packing, slabs, order, hand-over, the public functions."""
+"""Transfers on a device that is not a GPU: packing, slabs, order, hand-over, public functions."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ M = ("moved", T)
     ],
 )
 def test_leaves_are_replaced_in_containers_of_any_kind(batch, expected):
-    """The class, the order and what is no tensor stay."""
+    """The class, the order and what is not a tensor stay."""
     result = map_leaves(batch, moved)
     assert type(result) is type(expected)
     assert repr(result) == repr(expected)

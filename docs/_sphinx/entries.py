@@ -163,7 +163,7 @@ def _public_names() -> frozenset[str]:
 def sign(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
 ) -> tuple[str | None, str | None] | None:
-    """Sphinx's event ``autodoc-process-signature``: what is no code becomes ``...``."""
+    """Sphinx's event ``autodoc-process-signature``: what is not code becomes ``...``."""
     if inspect.isclass(obj) and (issubclass(obj, enum.Enum) or getattr(obj, "_is_protocol", 0)):
         return "", None  # nobody makes one
     return signature and re.sub(r"<[^<>]+>", "...", signature), returns

@@ -42,7 +42,7 @@ class Meter:
         self.restart(skip=1)
 
     def restart(self, *, skip: int = 0) -> None:
-        """Discard the measurements and begin a window, of which the first ``skip`` parts are left
+        """Discard the measurements and begin a window whose first ``skip`` parts are left
         out.
         """
         self._first: PipelineStats | None = None

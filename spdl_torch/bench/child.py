@@ -23,7 +23,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     table = load_table(job["table"])
     with os.fdopen(os.dup(1), "w") as lines:
-        os.dup2(2, 1)  # what peers print is no answer
+        os.dup2(2, 1)  # what peers print is not the answer
         reporter = Reporter(lines)
         try:
             contender = table.contender(job["contender"])

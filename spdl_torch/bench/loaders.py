@@ -1,4 +1,4 @@
-"""One dataset behind each peer's loader.
+"""One dataset in each peer's loader.
 
 Every function takes a :class:`Work` and returns a function that begins a pass: an iterator over
 batches, which ends its threads and processes when it ends or is dropped. What a loader's user would

@@ -33,7 +33,7 @@ _PER_SECOND = {"npy": 600, "npz": 300}
 
 
 class Arrays:
-    """Files behind the functions of numpy, of SPDL or ours: ``library``."""
+    """Files that ``library`` reads: numpy, SPDL or ours."""
 
     thread_safe = True
 

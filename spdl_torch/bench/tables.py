@@ -104,7 +104,7 @@ class BenchOptions:
 
 
 class Refused(Exception):
-    """Raised by a contender that this installation cannot run, which is no failure."""
+    """Raised by a contender that this installation cannot run: not a failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

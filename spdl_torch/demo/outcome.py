@@ -38,7 +38,7 @@ class Outcome:
         variants.setdefault(job.variant, []).append(measurement)
 
     def measured(self) -> list[str]:
-        """Return the workloads of which there is a measurement."""
+        """Return the workloads that were measured."""
         return list(self.rounds)
 
     def quiet(self, workload: str) -> dict[str, list[Measurement]]:

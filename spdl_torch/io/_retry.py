@@ -36,7 +36,7 @@ _CREDENTIALS = (
     'file system takes them, or {"anon": True} for a public s3 or gs bucket.'
 )
 
-# Lost connections that are no OSError. Looked up only where the module is loaded already.
+# Lost connections that are not an OSError. Looked up only where the module is loaded already.
 _CONNECTION_ERRORS = (
     ("aiohttp", ("ClientConnectionError", "ClientPayloadError")),
     ("botocore.exceptions", ("ConnectionError", "HTTPClientError")),

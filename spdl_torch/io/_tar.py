@@ -203,7 +203,7 @@ class TarReader:
             return self._file.read(size)
         except Exception as error:
             if self._raw is None or error is self._raw.error:
-                raise  # the file's own error: a lost connection is no damaged archive
+                raise  # the file's own error: a lost connection is not a damaged archive
             # Every decompressor raises errors of its own classes.
             raise self._error(f"cannot be decompressed: {error}") from error
 

@@ -63,7 +63,7 @@ class SharedObjects:
         return list(self._changed)
 
     def suspects(self) -> list[str]:
-        """Name the shared objects of which nothing can be seen, and small containers, which may be
+        """Name the shared objects that cannot be looked into, and small containers, which may be
         what they were when they are looked at, with their types.
         """
         return [

@@ -38,7 +38,7 @@ def assert_reproducible(
     An iterable dataset divides itself among the workers, or gives everything once for each. So its
     batches are compared with those of another run with the same number. And with two workers or
     more, no two of them may draw the same numbers for their items from a generator of the dataset's
-    own, of which each has a copy.
+    own, each with a copy.
 
     Args:
         make_loader: called once for each of ``num_workers``, for those of an iterable dataset

@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 
 
 class TornMemory(Exception):
-    """Memory of which a part was copied before."""
+    """Memory, a part of which was copied before."""
 
 
 class PrivateMemory:

@@ -420,8 +420,8 @@ def shared_remark(parts: list[str]) -> str:
     more = len(parts) - _MOST_NAMED
     named += f"; and {more} more" if more > 0 else ""
     return (
-        f"The worker threads share parts of the dataset of which each worker process would have "
-        f"its own: {named}. If a sample changes them, all others see it."
+        f"The worker threads share parts of the dataset that each worker process would have "
+        f"a copy of: {named}. If a sample changes them, all others see it."
     )
 
 

@@ -141,7 +141,7 @@ class DeviceStage:
             since_ns = done_ns
 
     def _when_due(self, result: Result, outlet: Channel[Result]) -> Result:
-        """Wait while the model is far behind, which is no time of this stage's."""
+        """Wait while the model is far behind; the stage's own time does not include it."""
         try:
             self._transfer.await_model(lambda: not outlet.closed)
         except ChannelClosed:  # the loop has ended, or the interpreter exits

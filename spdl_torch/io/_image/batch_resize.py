@@ -1,4 +1,4 @@
-"""Crop, resize and flip pictures of many sizes in few kernels, each of which costs a GPU time.
+"""Crop, resize and flip pictures of many sizes in few kernels, since each launch costs time.
 
 Resizing is linear, and rows and columns are resized apart. So a picture is multiplied by a matrix
 from each side, whose entries are the weights of Pillow's antialiased filter; a flip turns one of

@@ -89,7 +89,7 @@ def region_library(codec: Codec) -> libjpeg_turbo.LibJpegTurbo | None:
 def decode_regions(
     library: libjpeg_turbo.LibJpegTurbo, data: list[Tensor], plans: list[Plan]
 ) -> tuple[list[Tensor], list[Plan]]:
-    """Decode the JPEGs of which only a part is wanted, and plan for the part.
+    """Decode the wanted part of JPEGs, and plan for that part.
 
     What is not worth it, or is in any way unusual, stays as it is for the batch kernel: what
     cannot be decoded as a whole is not decoded in part either.

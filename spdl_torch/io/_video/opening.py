@@ -127,7 +127,7 @@ def _open_path(path: str, config: DemuxConfig | None) -> InputContainer:
     except ArgumentError as error:  # FFmpeg's answer to both, and it does not say to which
         raise DecodeError(
             f"{path}: {error.strerror}. It is damaged, or of a format that may name other files "
-            "(a playlist, a list of files), of which none is opened."
+            "(a playlist, a list of files), none of which is opened."
         ) from error
 
 
@@ -158,8 +158,8 @@ class _Seekable:
             return -1
 
 
-# A title in another encoding than UTF-8 is no reason to refuse the pictures. PyAV keeps its bytes
-# by itself from 19 on, where it has no argument for it any more.
+# A title in an encoding other than UTF-8 should not stop anybody from seeing the pictures. PyAV
+# keeps its bytes by itself from 19 on, where it has no argument for it any more.
 _LENIENT: dict[str, Any] = (
     {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 )

@@ -27,7 +27,7 @@ _MOST_EXACT = 4_000
 _RANDOM = 4_000
 _RESAMPLES = 2_000
 _SIGNIFICANT = 0.05
-_WORTH_SAYING = 0.05  # changes of less than this share are no reason
+_WORTH_SAYING = 0.05  # smaller relative changes need no reason
 
 Interval = tuple[int, float]
 """Items and seconds."""

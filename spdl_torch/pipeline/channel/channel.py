@@ -422,7 +422,7 @@ class Channel(AsyncMethods, Generic[T]):
 
     # -- waking ----------------------------------------------------------------------------
 
-    # The lock is held in all of these. A deque found empty is no error all the same: a close() by
+    # The lock is held in all of these. An empty deque is not an error, though: a close() by
     # a finalizer on this very thread may have woken everyone just before. A waiter is released
     # first and struck off second: one that Ctrl-C left between the two is on its way all the same.
 

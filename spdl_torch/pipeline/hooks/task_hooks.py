@@ -149,7 +149,7 @@ class TaskCell:
         self.ring: Ring | None = None
         self.part = ""
         """The ring that also records each task as a named part of the thread's turn, and that name;
-        None where tasks are no such parts."""
+        None where tasks are not such parts."""
         self.num_tasks = 0
         self.num_failures = 0
         self.num_dropped = 0

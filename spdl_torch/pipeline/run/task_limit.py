@@ -1,4 +1,4 @@
-"""The limit on tasks of all stages at once: tokens, of which each task on a thread takes one."""
+"""The limit on tasks of all stages at once: each task on a thread takes a token."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class SharedCounter:
-    """Numbers of which no two callers get the same. ``itertools.count`` promises that nowhere, and
+    """Numbers that no two callers share. ``itertools.count`` promises that nowhere, and
     breaks it in some interpreters without a GIL.
     """
 

@@ -22,7 +22,7 @@ _latest: deque[int | None] = deque(maxlen=256)
 def start(thread: threading.Thread) -> None:
     """Start the thread, as ``thread.start()`` does."""
     mine: Any = thread
-    # A private name of Python; where it is missing, or is no Event, the thread starts as always.
+    # A private name of Python: where it is not an Event, the thread starts as always.
     if isinstance(getattr(mine, "_started", None), threading.Event):
         mine._started = _Started()
     thread.start()
