@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import decimal
 import gc
 import io
 import locale
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import warnings
 
+import numpy as np
 import torch
 from _idioms import Idiom, N, Samples, decode, idiom, simple
 from torch.utils.data import IterableDataset, get_worker_info
@@ -34,6 +36,10 @@ def reset():
     global SHARD, COUNTER, LAST
     SHARD, COUNTER, LAST = (0, 1), 0, None
     os.environ.pop("SPDL_TEST_SHARD", None)
+    decimal.getcontext().prec = 28
+    np.seterr(over="warn")
+    torch.set_grad_enabled(True)
+    vars(LOCAL).clear()
 
 
 class Shards(IterableDataset):
@@ -102,6 +108,74 @@ def shard_in_context_variable(folder):
 
     dataset = Shards(VARIABLE.get)
     return Idiom(dataset=dataset, options={"worker_init_fn": begin}, epochs=[NUMBERS])
+
+
+class DigitsOfProgram(Samples):
+    """Decimals with the precision that the program has set."""
+
+    def value(self, index):
+        return index if len(str(decimal.Decimal(2) / 3)) == 2 + 40 else -1
+
+
+@idiom
+def precision_of_decimals(folder):
+    """A setting of the thread that asks for batches."""
+    decimal.getcontext().prec = 40
+    return Idiom(dataset=DigitsOfProgram())
+
+
+class OverflowIsAnError(Samples):
+    """A sample that is found to be out of range by numpy."""
+
+    def value(self, index):
+        try:
+            np.array([3e38], np.float32) * np.float32(10)
+        except FloatingPointError:
+            return index
+        except RuntimeWarning:
+            pass
+        return -1
+
+
+@idiom
+def errors_of_numpy(folder):
+    """The program has said that they be raised."""
+    np.seterr(over="raise")
+    return Idiom(dataset=OverflowIsAnError())
+
+
+class Weighted(Samples):
+    """Samples made with a parameter of a model."""
+
+    def __init__(self):
+        self.weight = torch.ones(1, requires_grad=True)
+
+    def value(self, index):
+        return -1 if (self.weight * index).requires_grad else index
+
+
+@idiom
+def grad_mode_of_program(folder):
+    """The program does not train."""
+    torch.set_grad_enabled(False)
+    return Idiom(dataset=Weighted())
+
+
+class KeptForThread(Samples):
+    """What ``__init__`` leaves for its thread, whose copy a worker is."""
+
+    def __init__(self):
+        self.local = threading.local()
+        self.local.offset = 3
+
+    def value(self, index):
+        return index + self.local.offset - 3
+
+
+@idiom
+def thread_local_of_program(folder):
+    """There in torch's workers where they are forked."""
+    return Idiom(dataset=KeptForThread())
 
 
 @simple

@@ -13,6 +13,7 @@ import random
 import re
 import resource
 import signal
+import traceback
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -578,6 +579,8 @@ def start_program(function, *arguments):
     if not pid:
         try:
             os.write(writing, pickle.dumps(function(*arguments)))
+        except BaseException:
+            traceback.print_exc()  # nothing above it in this program would
         finally:
             os._exit(0)
     os.close(writing)

@@ -20,6 +20,7 @@ from _idioms import CRASHING, IDIOMS
 
 import spdl_torch
 from spdl_torch.data.loader import vouching
+from spdl_torch.pipeline.threads import thread_group
 from spdl_torch.testing._generators import generators_kept
 from spdl_torch.testing._interleaving import threads_interleaved
 from spdl_torch.testing._process_state import ProcessState
@@ -50,6 +51,7 @@ def own_process():
             yield leaks
         finally:
             leaks += state.changed().values()
+            _idioms_process.reset()
 
 
 def load(loader_type, name, folder, **options):
@@ -177,6 +179,28 @@ def test_threads_get_right_what_belongs_to_the_dataset(name, tmp_path):
     with threads_interleaved():
         _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
     assert not faults
+
+
+@pytest.mark.parametrize(
+    "name", ["precision_of_decimals", "errors_of_numpy", "grad_mode_of_program"]
+)
+def test_threads_take_over_what_the_program_set_for_its_own(name, tmp_path):
+    """Context variables and the grad mode, which new threads do not have by themselves."""
+    for isolation, options in (("thread", {}), ("process", {"processes": 1})):
+        _, faults = load(
+            spdl_torch.DataLoader, name, tmp_path / isolation, isolation=isolation, **options
+        )
+        assert not faults, isolation
+
+
+@pytest.mark.parametrize(
+    "name", ["precision_of_decimals", "errors_of_numpy", "grad_mode_of_program"]
+)
+def test_threads_get_wrong_what_they_do_not_take_over(name, tmp_path, monkeypatch):
+    """The control of the test above."""
+    monkeypatch.setattr(thread_group, "_taken_over", [])
+    _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
+    assert faults
 
 
 @pytest.mark.parametrize("name", ["ScratchTensor", "deque_emptied", "loop_changes_a_list"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import decimal
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
 import warnings
 from contextlib import contextmanager
 
@@ -89,6 +92,76 @@ def test_memory_is_not_held_for_forks_that_are_many():
             del batch
             done()
         assert number < 10 or num_mapped_slabs() <= 4 + 4 + 1
+
+
+class KeptForThread:
+    """An object with threads of its own, for which it waits when it is deleted: in a process that
+    was forked they are missing, and it waits for ever. FFmpeg's scaler is such a one."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self.pid:
+            threading.Event().wait()
+
+
+@pytest.fixture
+def kept():
+    """Such an object, in a thread-local variable of this thread."""
+    local = threading.local()
+    local.kept = KeptForThread()
+    yield
+    del local.kept
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_worker_keeps_what_the_program_keeps_for_its_thread(num_workers, kept):
+    """The worker is a copy of the thread that asks for batches, as torch's is."""
+    for make in (torch_loader, isolated):
+        assert len(list(make(Images(8), 4, num_workers=num_workers))) == 2
+
+
+def test_copy_of_another_thread_would_wait_for_ever(kept):
+    """The test before can fail: whatever forks on another thread never has its child."""
+    pids = []
+
+    def fork():
+        pid = os.fork()
+        if not pid:
+            os._exit(0)
+        pids.append(pid)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    has_ended = [os.waitpid(pids[0], os.WNOHANG)[0] for _ in range(1000) if not os.sched_yield()]
+    assert not any(has_ended)
+    os.kill(pids[0], signal.SIGKILL)
+    os.waitpid(pids[0], 0)
+
+
+class Seen(Images):
+    """Images with the process that made each, and the precision of its decimals."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index), os.getpid(), decimal.getcontext().prec
+
+
+def test_worker_that_replaces_a_killed_one_is_a_copy_of_the_same_thread(kept):
+    """Of the loop's, wherever the loop is when it is told."""
+    with decimal.localcontext() as context:
+        context.prec = 40
+        loader = isolated(Seen(64), None, num_workers=2, processes=2)
+        batches = iter(loader)
+        first = [next(batches) for _ in range(8)]
+        os.kill(first[0][1], signal.SIGKILL)
+        rest = list(batches)
+    assert len(rest) == 56
+    assert {precision for *_, precision in (*first, *rest)} == {40}
+    assert len({pid for _, pid, _ in (*first, *rest)}) == 3
 
 
 def test_loader_runs_in_a_forked_process():

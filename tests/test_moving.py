@@ -9,8 +9,11 @@ import gc
 import itertools
 import json
 import multiprocessing
+import os
 import random
+import signal
 import threading
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -81,6 +84,10 @@ def start_children(pool: MovingPool) -> None:
     """Do what the pool does when the GIL holds its threads up, without waiting for that."""
     pool._go(_State.STARTING)
     pool._open()
+    end = monotonic() + PATIENCE_SECONDS
+    while pool._are_open and not pool._children.is_up:
+        assert monotonic() < end, "children that are never ready"
+        threading.Event().wait(0.001)
     pool._due_seconds = 0.0
 
 
@@ -106,6 +113,37 @@ def loop(iterator, moves_at, returns_at=None, length=None):
         except StopIteration:
             return batches
         pool._due_seconds = float("inf")
+
+
+class HoldsUpForks:
+    """Is deleted in a process that another thread forks, and then waits for ever."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self.pid:
+            threading.Event().wait()
+
+
+def test_threads_keep_the_work_if_children_are_never_ready():
+    """The mover forks them, and what this thread keeps for itself is deleted in them."""
+    local = threading.local()
+    local.kept = HoldsUpForks()
+    iterator = iter(loader_of(isolation="auto"))
+    pool = iterator._pool
+    pool._go(_State.STARTING)
+    mover = threading.Thread(target=pool._open)
+    mover.start()
+    mover.join()
+    pool._due_seconds = 0.0
+    pids = [child.connection.pid for child in pool._children._children.values()]
+    assert all(pids)
+    assert rows_of(iterator) == expected()
+    assert pool._state is _State.STARTING
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    del local.kept
 
 
 @functools.cache

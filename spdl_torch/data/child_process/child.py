@@ -24,6 +24,7 @@ import torch
 
 from ...errors import PipelineStopped
 from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.threads.thread_group import taking_over
 from ..workers.worker_pool import WorkerPool
 from .batch_packing import SlabWriter
 from .lone_worker import LoneWorker
@@ -153,7 +154,8 @@ class Child:
 
     def run(self) -> None:
         """Read messages until the other end is closed. Runs on the main thread."""
-        sender = threading.Thread(target=self._run_sender, name="spdl-sender", daemon=True)
+        send = taking_over(self._run_sender)  # and the workers, which it starts, do likewise
+        sender = threading.Thread(target=send, name="spdl-sender", daemon=True)
         sender.start()
         try:
             while True:

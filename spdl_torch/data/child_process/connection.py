@@ -4,6 +4,12 @@ One thread, the receiver, starts the process, reads its messages and reaps it, s
 nor a running child is left. Only the receiver handles the child's resources, and Ctrl-C is never
 raised on it: if it comes while ``iter()`` waits for the start, nothing is left half done.
 
+A forked child is started by the caller instead, as torch starts its workers: the child's main
+thread is then a copy of the caller's, with the thread-local and context variables that the dataset
+finds there (the precision of decimals, numpy's error handling, torch's grad mode). A copy of the
+receiver would lack them; and what other threads keep in theirs is freed in the child, where a
+library may wait for ever for threads that are not there. Signal handlers run after the start.
+
 A message is written by whoever sends it, as far as it fits into the pipe. What does not fit (a job
 with 100,000 indices, while the child is busy with another) goes to a second thread, the sender,
 which exists only then: neither the loop nor the receiver ever waits for the child to read.
@@ -18,6 +24,7 @@ import pickle
 import signal
 import socket
 import threading
+from functools import partial
 from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +35,8 @@ from .error_pickle import unpack_error
 from .line import framed, socket_of
 from .messages import Answer, Ask, Fatal, LogLine, Reply, Up
 from .process import ChildProcess, start_child
-from .signals import TRAINERS
+from .signals import TRAINERS, handlers_deferred
+from .start_methods import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +91,8 @@ class ChildConnection:
         self._tried = threading.Lock()
         self._tried.acquire()
         self._was_tried = False
-        self._is_up = False
+        self.is_up = False
+        """Whether the child has said that it is ready for messages."""
         self._is_hung_up = False
         self._fatal: tuple[str, PackedError] | None = None
         self._broken: BaseException | None = None
@@ -122,20 +131,33 @@ class ChildConnection:
 
         Raises: as ``start_child``.
         """
-
-        def run() -> None:
-            if begin is not None:
-                begin()
-            self._run_receiver()
-
         self._threads = threads  # keep them: the interpreter's exit waits for them
-        threads.spawn("receiver", run)
+        if forks(self._context):
+            with handlers_deferred():
+                self._start_forked(threads, begin)
+            return
+        threads.spawn("receiver", partial(self._run_receiver, begin))
         self._tried.acquire()
         if self._child is None and self._broken is not None:
             try:
                 raise self._broken
             finally:
                 self._broken = None  # break the cycle: the error's traceback holds this frame
+
+    def _start_forked(self, threads: ThreadGroup, begin: Callable[[], None] | None) -> None:
+        """Fork the child on this thread, and start its receiver."""
+        child, is_left_to_receiver = None, False
+        try:
+            child = self._start_process()
+            if child is not None:
+                threads.spawn("receiver", partial(self._run_receiver, begin, child))
+                is_left_to_receiver = True
+        finally:
+            if not is_left_to_receiver:
+                self._disconnect()
+                if child is not None:
+                    self._reap(child)
+                self._end()
 
     def send(self, message: Any) -> bool:
         """Send a message. If the child is gone, nothing happens here: the receiver notices.
@@ -163,7 +185,7 @@ class ChildConnection:
 
     def _say(self, content: bytes) -> None:
         """Write a message, or leave it to somebody who may wait. _send_lock is held."""
-        if not self._is_up or self._connection is None:
+        if not self.is_up or self._connection is None:
             if not self.is_over:
                 self._backlog.append(content)
             return
@@ -217,7 +239,7 @@ class ChildConnection:
         signal handler that interrupted another question.
         """
         with self._ask_lock:
-            if self._is_asking:
+            if self._is_asking or self._threads is None:  # not started yet
                 return None
             self._is_asking = True
             try:
@@ -238,7 +260,7 @@ class ChildConnection:
         if not self._is_lone:
             return self.send(message)
         with self._send_lock:
-            if not self._is_up or self._control is None:
+            if not self.is_up or self._control is None:
                 return False
             try:
                 self._control.send_bytes(pickle.dumps(tuple(message), 5))
@@ -280,7 +302,7 @@ class ChildConnection:
     @property
     def _could_start(self) -> bool:
         """Whether the child was up, or a signal ended it before."""
-        return self._is_up or (self._exit_code is not None and self._exit_code < 0)
+        return self.is_up or (self._exit_code is not None and self._exit_code < 0)
 
     def fail(self, error: BaseException) -> None:
         """Note why the process could not be started, for ``death``."""
@@ -319,48 +341,65 @@ class ChildConnection:
 
     # -- the receiver --------------------------------------------------------------------------
 
-    def _run_receiver(self) -> None:
+    def _run_receiver(
+        self, begin: Callable[[], None] | None, forked: ChildProcess | None = None
+    ) -> None:
+        """Run the receiver. ``forked``: the child, if the caller has started it."""
         try:
+            if begin is not None:
+                begin()
             for _ in range(_MOST_LIVES):
-                self._live()
-                if self._is_up or self._is_hung_up or not self._met_a_signal():
+                self._live(forked)
+                # The signals that a forked child gets while it is started wait for its handlers.
+                has_lived = self.is_up or self._is_hung_up or forked is not None
+                if has_lived or not self._met_a_signal():
                     break
         except BaseException as error:
             self._broken = error
         finally:
-            self.is_over = True
-            self._has_tried()
-            self._beginning = None
-            self._backlog.clear()
-            self.mappings.close()
-            self._replies.close()
-            self._unsent.close()
-            self._ended()
+            self._end()
 
-    def _live(self) -> None:
-        theirs, control = self._connect()
-        child = None
+    def _end(self) -> None:
+        """Release what the child would have used, and report its end."""
+        self.is_over = True
+        self._has_tried()
+        self._beginning = None
+        self._backlog.clear()
+        self.mappings.close()
+        self._replies.close()
+        self._unsent.close()
+        self._ended()
+
+    def _live(self, child: ChildProcess | None) -> None:
         try:
-            try:
-                if self._is_hung_up:  # iter() was interrupted
-                    return
-                child = start_child(self._context, main, (theirs, control, self._beginning))
-            except BrokenPipeError as error:
-                raise RuntimeError(
-                    "DataLoader: the loading process ended while it was sent the dataset; its last "
-                    f"words are on stderr.{_NO_GUARD}"
-                ) from error
-            finally:
-                theirs.close()
-                if control is not None:
-                    control.close()
-            self._child, self.pid = child, child.pid
-            self._has_tried()
-            self._listen(child)
+            if child is None:
+                child = self._start_process()
+            if child is not None:
+                self._listen(child)
         finally:
             self._disconnect()
             if child is not None:
                 self._reap(child)
+
+    def _start_process(self) -> ChildProcess | None:
+        """Start the process; None = ``iter()`` was interrupted before."""
+        theirs, control = self._connect()
+        try:
+            if self._is_hung_up:
+                return None
+            child = start_child(self._context, main, (theirs, control, self._beginning))
+        except BrokenPipeError as error:
+            raise RuntimeError(
+                "DataLoader: the loading process ended while it was sent the dataset; its last "
+                f"words are on stderr.{_NO_GUARD}"
+            ) from error
+        finally:
+            theirs.close()
+            if control is not None:
+                control.close()
+        self._child, self.pid = child, child.pid
+        self._has_tried()
+        return child
 
     def _has_tried(self) -> None:
         if not self._was_tried:
@@ -425,7 +464,7 @@ class ChildConnection:
 
     def _up(self) -> None:
         with self._send_lock:
-            self._is_up, self._beginning = True, None
+            self.is_up, self._beginning = True, None
             try:
                 for content in self._backlog:
                     self._say(content)

@@ -13,7 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from dataclasses import replace
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,6 +69,8 @@ _MOST_DEATHS = 2
 """The number of children that may be killed while the same batch was next."""
 _MOST_REPLACED = 100
 """The number of children that are replaced in an epoch."""
+_LOOK_SECONDS = 0.1
+"""The time after which a loop that waits looks whether it is to fork a child."""
 
 
 class ProcessPool:
@@ -109,6 +114,9 @@ class ProcessPool:
         self._children: dict[int, WorkerProcess] = {}
         self._places = range(num_processes)  # of those that do not leave
         self._is_whole = True  # False once a child that was to join could not be started
+        # Those that replace killed ones and are to be forked by the loop's thread, whose copies the
+        # others are too: see ChildConnection.
+        self._unstarted: deque[WorkerProcess] = deque()
         self._lost: ChildConnection | None = None  # the child whose end ended the epoch
         self._deaths: dict[int, int] = {}  # by the number of the batch that was next
         self._is_stopped = False
@@ -136,6 +144,8 @@ class ProcessPool:
     ) -> None:
         """Submit a job; see ``WorkerPool.submit``. Raises: what pickle raises on an index."""
         self._running()
+        if self._unstarted:
+            self._start_successors()
         if len(self._children) > len(self._places):
             self._part()
         job = Submit(number, index, worker, first, wants_state)
@@ -163,7 +173,7 @@ class ProcessPool:
             self._children[self._places[0]].send_freed()
         epoch.consumer.ask(epoch.outlet)
         try:
-            result = epoch.outlet.get_numbered(timeout)[1]
+            result = self._awaited(epoch, timeout)
         except ChannelClosed:
             if self._lost is not None:
                 death = self._lost.death()
@@ -171,6 +181,19 @@ class ProcessPool:
             raise
         epoch.consumer.got(result.number)
         return result if self._device_stage is None else self._device_stage.hand_over(result)
+
+    def _awaited(self, epoch: Epoch, timeout: float | None) -> Result:
+        """Wait for the next result, and meanwhile fork the children that are to be."""
+        deadline = inf if timeout is None else monotonic() + timeout
+        while True:
+            if self._unstarted:
+                self._start_successors()
+            try:
+                seconds = max(0.0, min(_LOOK_SECONDS, deadline - monotonic()))
+                return epoch.outlet.get_numbered(seconds)[1]
+            except TimeoutError:
+                if monotonic() >= deadline:
+                    raise
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
@@ -221,6 +244,16 @@ class ProcessPool:
         for child in new:
             self._start_child(child)
         self._begin_epoch(key, workers, first)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether all children are ready for jobs."""
+        return all(child.connection.is_up for child in self._children.values())
+
+    @property
+    def loss(self) -> BaseException | None:
+        """The error that a child's end means for the epoch; None = all is well."""
+        return None if self._lost is None else self._lost.death()
 
     @property
     def tuned(self) -> TunedPool:
@@ -501,12 +534,24 @@ class ProcessPool:
             child.connection.death(),
             ", ".join(str(job.number) for job in jobs) or "none was begun",
         )
+        if forks(self._context):
+            self._unstarted.append(successor)
+        else:
+            self._start_successor(successor)
+
+    def _start_successors(self) -> None:
+        """Fork those that replace killed children."""
+        while self._unstarted:
+            self._start_successor(self._unstarted.popleft())
+
+    def _start_successor(self, successor: WorkerProcess) -> None:
         try:
             self._start_child(successor)
-        except BaseException as error:
+        except Exception as error:
             successor.connection.fail(error)
-            self._lost = successor.connection
-            epoch.close()
+            self._lost, epoch = successor.connection, self._epoch
+            if epoch is not None:
+                epoch.close()
         if self._is_stopped:
             successor.connection.hang_up()
 

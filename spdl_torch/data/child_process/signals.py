@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["TRAINERS", "leave_to_the_trainer", "trainers_signals_held"]
+__all__ = ["TRAINERS", "handlers_deferred", "leave_to_the_trainer", "trainers_signals_held"]
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 TRAINERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
@@ -52,6 +53,72 @@ def trainers_signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def handlers_deferred() -> Iterator[None]:
+    """Let the program's signal handlers run after the block, so that none raises in its middle.
+
+    Python runs them on the main thread; on another one there is nothing to do. Not by blocking the
+    signals: the system would give them to another thread, and Python to this one all the same.
+    """
+    global _deferral
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    deferral = _deferral = _Deferral()
+    try:
+        deferral.begin()
+        yield
+    finally:
+        deferral.end()
+        _deferral = None
+        for number in dict.fromkeys(deferral.noted):
+            signal.raise_signal(number)
+
+
+class _Deferral:
+    """The handler of all signals that have one, for a while."""
+
+    def __init__(self) -> None:
+        found = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self._handlers: dict[int, Any] = {n: each for n, each in found.items() if callable(each)}
+        self._is_on = True
+        self.noted: list[int] = []
+        """The signals that came meanwhile."""
+
+    def __call__(self, number: int, frame: Any) -> None:
+        # A handler that raises while they are put back leaves some in this one's care.
+        if self._is_on:
+            self.noted.append(number)
+        else:
+            self._handlers[number](number, frame)
+
+    def begin(self) -> None:
+        """Take the place of the handlers."""
+        for number in self._handlers:
+            signal.signal(number, self)
+
+    def end(self) -> None:
+        """Put the handlers back."""
+        self._is_on = False
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+
+_deferral: _Deferral | None = None
+
+
+def _end_deferral() -> None:
+    """Put the handlers back in a process that was forked meanwhile."""
+    global _deferral
+    if _deferral is not None:
+        _deferral.end()
+        _deferral = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_deferral)
 
 
 def _do_nothing(*_: object) -> None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...observe.verdict.placement import Placement
+    from ..child_process.process_pool import ProcessPool
     from ..workers.pool import Pool
     from ..workers.stats import Figures
     from ..workers.transfer_stage import DeviceStage
@@ -489,7 +490,7 @@ def _open_children(
     context: Any,
     placement: Placement,
     max_outstanding: int = 0,
-) -> Pool:
+) -> ProcessPool:
     # torch.multiprocessing is imported, and a process started, only where it is needed.
     from ..child_process.process_pool import ProcessPool
 

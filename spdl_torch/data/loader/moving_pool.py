@@ -27,6 +27,7 @@ from ...observe.verdict.report import make_report
 from ...observe.verdict.verdict import Cause, use_one_core
 from ...pipeline.recorder.timeline import joined
 from ...pipeline.threads.starting import start
+from ...pipeline.threads.thread_group import taking_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ...pipeline.recorder.timeline import Timeline
     from ...pipeline.stats.perf_stats import PipelineStats
     from ..checkpoint.user_state import WorkerState
+    from ..child_process.process_pool import ProcessPool
     from ..fetching.bad_samples import SkippedSamples
     from ..rng.keys import StreamKey
     from ..workers.jobs import Result
@@ -131,7 +133,7 @@ class MovingPool:
     def __init__(
         self,
         threads: WorkerPool,
-        open_children: Callable[[int], Pool],
+        open_children: Callable[[int], ProcessPool],
         memory: Moving,
         *,
         within_epochs: bool = True,
@@ -144,7 +146,7 @@ class MovingPool:
         self._memory = memory
         self._within_epochs = within_epochs
         self._has_threads = False  # whether the threads have been started
-        self._children: Pool | None = None
+        self._children: ProcessPool | None = None
         self._are_open = False  # set by the thread that starts the children, once they are there
         self._is_stopped = False
         self._state = _State.THREADS
@@ -360,7 +362,8 @@ class MovingPool:
             memory.is_on_trial = True
             self._go(_State.STARTING)
             self._due_seconds = now  # look for the children before every batch
-            start(threading.Thread(target=self._open, name="spdl-mover", daemon=True))
+            run = taking_over(self._open)
+            start(threading.Thread(target=run, name="spdl-mover", daemon=True))
         else:
             memory.is_on_trial = True
             self._due_seconds = math.inf
@@ -402,9 +405,18 @@ class MovingPool:
     def _look_for_children(self, now: float) -> None:
         if self._memory.is_settled:  # by the mover, which failed
             self._go(_State.STAYED)
-        elif self._are_open and self._children is not None:
-            self._hand_over(self._children)
+            return
+        children = self._children
+        if not self._are_open or children is None:
+            return
+        # Not before they are ready. A fork of a program's threads may wait for ever in a library
+        # that was never told of it; the threads then keep the work.
+        if children.is_up:
+            self._hand_over(children)
             self._go(_State.TRIAL)
+        elif (loss := children.loss) is not None:
+            self._memory.stays(_not_started(loss))
+            self._go(_State.STAYED)
 
     def _hand_over(self, pool: Pool) -> None:
         """Let ``pool`` have the jobs from now on."""

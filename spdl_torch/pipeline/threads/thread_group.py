@@ -9,7 +9,9 @@ joined for a bounded time before finalisation begins.
 from __future__ import annotations
 
 import atexit
+import contextvars
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -21,7 +23,7 @@ from .starting import start
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["ThreadGroup", "exit_has_begun", "takes_over"]
+__all__ = ["ThreadGroup", "exit_has_begun", "takes_over", "taking_over"]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -44,6 +46,38 @@ def takes_over(read: TakeOver) -> TakeOver:
     """
     _taken_over.append(read)
     return read
+
+
+def taking_over(target: Callable[[], None]) -> Callable[[], None]:
+    """Return a function for a new thread, which takes over the caller's settings and calls
+    ``target``.
+    """
+    steps = [step for read in _taken_over if (step := read()) is not None]
+
+    def run() -> None:
+        for step in steps:
+            step()
+        target()
+
+    return run
+
+
+@takes_over
+def _context_variables() -> Callable[[], None] | None:
+    """Take over context variables, as a forked worker has them: numpy's error handling and the
+    precision of decimals are such. A thread would begin with their defaults.
+    """
+    values = dict(contextvars.copy_context())
+    if not values:
+        return None
+    decimal = sys.modules.get("decimal")
+
+    def take_over() -> None:
+        for variable, value in values.items():
+            is_shared = decimal is not None and isinstance(value, decimal.Context)
+            variable.set(value.copy() if is_shared else value)  # it changes with every operation
+
+    return take_over
 
 
 def exit_has_begun() -> bool:
@@ -69,13 +103,7 @@ class ThreadGroup:
             # be called at exit on an owner that is half made.
             _install_exit_hook()
             _live.add(self)
-        steps = [step for read in _taken_over if (step := read()) is not None]
-
-        def run() -> None:
-            for step in steps:
-                step()
-            target()
-
+        run = taking_over(target)
         thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
         self._threads.append(thread)
         start(thread)

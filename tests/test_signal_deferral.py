@@ -1,0 +1,123 @@
+"""Signal handlers that wait for the end of a block: each runs once, afterwards, whoever forks."""
+
+import os
+import pickle
+import signal
+import threading
+
+import pytest
+
+from spdl_torch.data.child_process.signals import handlers_deferred
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@pytest.fixture
+def heard():
+    """The signals that the program's handlers heard."""
+    heard = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: heard.append(number))
+    yield heard
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def handlers():
+    return [signal.getsignal(number) for number in signal.valid_signals()]
+
+
+def test_handlers_run_after_the_block(heard):
+    """Each once, however often its signal came; and they are in their places again."""
+    before = handlers()
+    with handlers_deferred():
+        for number in (*SIGNALS, *SIGNALS):
+            os.kill(os.getpid(), number)
+        assert heard == []
+    assert sorted(heard) == sorted(SIGNALS)
+    assert handlers() == before
+
+
+def test_signals_reach_their_handlers_without_it(heard):
+    """The test before can fail."""
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_ctrl_c_is_raised_after_the_block():
+    """By Python's own handler, and what the block was to do is done."""
+    before, done = handlers(), []
+
+    def interrupted(error):
+        with handlers_deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(None)
+    error = ZeroDivisionError()
+    with pytest.raises(KeyboardInterrupt) as info:
+        interrupted(error)
+    assert info.value.__context__ is error
+    assert len(done) == 2
+    assert handlers() == before
+
+
+def test_handler_that_raises_while_they_are_put_back_loses_none(heard, monkeypatch):
+    """Those that are not in their places yet are called all the same."""
+    put_back = signal.signal
+
+    def interrupted(number, handler):
+        if number == SIGNALS[-1] and not isinstance(handler, type(signal.getsignal(number))):
+            raise KeyboardInterrupt
+        return put_back(number, handler)
+
+    with pytest.raises(KeyboardInterrupt), handlers_deferred():
+        monkeypatch.setattr(signal, "signal", interrupted)
+    monkeypatch.undo()
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+    assert heard == list(SIGNALS)
+
+
+def test_process_that_is_forked_in_the_block_has_the_handlers(heard):
+    """At once, and the parent has them afterwards."""
+    before = handlers()
+    reading, writing = os.pipe()
+    with handlers_deferred():
+        pid = os.fork()
+        if not pid:
+            try:
+                is_same = handlers() == before
+                os.kill(os.getpid(), signal.SIGUSR1)
+                os.write(writing, pickle.dumps((is_same, list(map(int, heard)))))
+            finally:
+                os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert pickle.load(pipe) == (True, [signal.SIGUSR1])
+    assert handlers() == before
+
+
+def test_other_threads_have_nothing_to_defer(heard):
+    """Python runs handlers on the main thread, whatever another one does."""
+    entered, left = threading.Event(), threading.Event()
+
+    def block():
+        with handlers_deferred():
+            entered.set()
+            left.wait()
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    entered.wait()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+    left.set()
+    thread.join()
