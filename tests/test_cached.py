@@ -592,7 +592,8 @@ def output_of(program):
     reading, pid = program
     with open(reading, "rb") as pipe:
         content = pipe.read()
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
+    assert content, f"the program has ended: {os.waitstatus_to_exitcode(status)}"
     return pickle.loads(content)
 
 
