@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import decimal
 import gc
 import os
 import pickle
@@ -9,7 +10,7 @@ import threading
 import weakref
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from fractions import Fraction
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 
 import pytest
 from _gates import (
@@ -372,6 +373,38 @@ def test_process_pool_runs_the_op_in_its_processes(processes):
     assert os.getpid() not in {pid for _, pid in got}
     with pipeline_of(range(6), double, executor=processes).auto_stop() as p:
         assert list(p) == [0, 2, 4, 6, 8, 10]
+
+
+def precision_in_child(item):
+    return decimal.getcontext().prec, os.getpid()
+
+
+class WaitsInForks:
+    """Waits for ever where it is deleted in another process, as libraries with threads do."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self.pid:
+            threading.Event().wait()
+
+
+@pytest.mark.skipif("fork" not in get_all_start_methods(), reason="forks")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_process_pool_forks_the_thread_that_starts_the_pipeline():
+    """Its processes have that one's precision of decimals, and what it keeps is not deleted."""
+    local = threading.local()
+    local.kept = WaitsInForks()
+    pool = ProcessPoolExecutor(2, mp_context=get_context("fork"))
+    with pool, decimal.localcontext() as context:
+        context.prec = 40
+        p = pipeline_of(range(6), precision_in_child, executor=pool, concurrency=2)
+        with p.auto_stop():
+            got = list(p)
+    assert {precision for precision, _ in got} == {40}
+    assert os.getpid() not in {pid for _, pid in got}
+    del local.kept
 
 
 def test_exception_of_a_process_pool_names_stage_and_item(processes):

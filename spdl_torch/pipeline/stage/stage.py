@@ -25,6 +25,7 @@ from ..hooks.context_managers import LazyRunner, NotAContextError
 from ..hooks.task_hooks import TaskCell, TaskHook, TaskStatsHook
 from ..recorder.timeline import Outcome
 from .epoch_barrier import Turnstile
+from .forked_executor import fork_processes
 from .op_timing import Measured, measure, measure_list, metered, unmeasured
 from .stage_threads import Slot, StageThreads
 
@@ -144,6 +145,7 @@ class Stage:
 
     def enter(self) -> None:
         """Enter the hooks of the queue and of the stage, before any thread of the stage starts."""
+        fork_processes(self.spec.executor)
         enter_queue_hook(self._stage_hooks, self.outlet)
         for hook in self.hooks:
             if isinstance(hook, TaskStatsHook):
