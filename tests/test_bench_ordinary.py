@@ -23,6 +23,9 @@ from spdl_torch.bench.tables import BenchOptions, load_table
 
 COUNT, BATCH = 8, 4
 
+# Datasets as people write them leave the end of a connection to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import threading
 from time import monotonic
 
@@ -25,6 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
+from spdl_torch.data.child_process import connection
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.loader import moving_pool
 from spdl_torch.data.loader.moving_pool import _MOVES, MovingPool, _State
@@ -126,8 +126,10 @@ class HoldsUpForks:
             threading.Event().wait()
 
 
-def test_threads_keep_the_work_if_children_are_never_ready():
-    """The mover forks them, and what this thread keeps for itself is deleted in them."""
+def test_threads_keep_the_work_if_children_are_never_ready(monkeypatch):
+    """The mover forks them, and what this thread keeps for itself is deleted in them. They are
+    killed at once when they are not needed any more."""
+    monkeypatch.setattr(connection, "_END_SECONDS", 10 * PATIENCE_SECONDS)
     local = threading.local()
     local.kept = HoldsUpForks()
     iterator = iter(loader_of(isolation="auto"))
@@ -141,9 +143,12 @@ def test_threads_keep_the_work_if_children_are_never_ready():
     assert all(pids)
     assert rows_of(iterator) == expected()
     assert pool._state is _State.STARTING
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    del local.kept
+    del local.kept, iterator, pool
+    gc.collect()
+    end = monotonic() + PATIENCE_SECONDS
+    while any(child.pid in pids for child in multiprocessing.active_children()):
+        assert monotonic() < end, "children that were never ready live on"
+        threading.Event().wait(0.005)
 
 
 @functools.cache

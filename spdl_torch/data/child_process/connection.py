@@ -488,7 +488,9 @@ class ChildConnection:
                     each.close()
 
     def _reap(self, child: ChildProcess) -> None:
-        if not child.join(_END_SECONDS):
+        # One that was never up runs nothing of the user's, and may not hear that it is to end.
+        is_up_or_ends = self.is_up or not self._is_hung_up
+        if not (is_up_or_ends and child.join(_END_SECONDS)):
             child.kill()
             child.join(_END_SECONDS)
         self._exit_code, self._was_terminated = child.exit_code(), child.was_terminated
