@@ -18,6 +18,7 @@ from _loader_helpers import PATIENCE_SECONDS, torch_loader
 from _loader_helpers import ThreadLoader as DataLoader
 from test_isolation import bits, isolated, nothing_left, num_mapped_slabs, served
 
+from spdl_torch.data.child_process.process_pool import ProcessPool
 from spdl_torch.data.child_process.shared_memory import Mappings
 
 __all__ = ["nothing_left"]
@@ -162,6 +163,23 @@ def test_worker_that_replaces_a_killed_one_is_a_copy_of_the_same_thread(kept):
     assert len(rest) == 56
     assert {precision for *_, precision in (*first, *rest)} == {40}
     assert len({pid for _, pid, _ in (*first, *rest)}) == 3
+
+
+def test_receiver_has_begun_when_the_child_is_there(monkeypatch):
+    """It may set what the trainer then puts back: the number of intra-op threads."""
+    begun, seen = [], []
+
+    def begin():
+        threading.Event().wait(0.05)  # long enough for a caller that does not wait
+        begun.append(True)
+
+    def start(pool, child):
+        child.start(pool._threads, begin)
+        seen.append(len(begun))
+
+    monkeypatch.setattr(ProcessPool, "_start_child", start)
+    assert len(list(isolated(Images(8), 4, num_workers=2, processes=2))) == 2
+    assert seen == [1, 2]
 
 
 def test_loader_runs_in_a_forked_process():

@@ -86,8 +86,9 @@ class ChildConnection:
         self._context = context
         self._beginning: Beginning | None = beginning
         self._hear, self._ended = hear, ended
-        # Released once the receiver has tried to start a process. Not an Event: Ctrl-C during its
-        # wait may leave its lock held, and the receiver would wait for ever to set it.
+        # Released once the receiver has begun, and has tried to start a process. Not an Event:
+        # Ctrl-C during its wait may leave its lock held, and the receiver would wait for ever to
+        # set it.
         self._tried = threading.Lock()
         self._tried.acquire()
         self._was_tried = False
@@ -152,6 +153,7 @@ class ChildConnection:
             if child is not None:
                 threads.spawn("receiver", partial(self._run_receiver, begin, child))
                 is_left_to_receiver = True
+                self._tried.acquire()  # it has called ``begin``
         finally:
             if not is_left_to_receiver:
                 self._disconnect()
@@ -348,6 +350,8 @@ class ChildConnection:
         try:
             if begin is not None:
                 begin()
+            if forked is not None:
+                self._has_tried()
             for _ in range(_MOST_LIVES):
                 self._live(forked)
                 # The signals that a forked child gets while it is started wait for its handlers.
@@ -374,6 +378,7 @@ class ChildConnection:
         try:
             if child is None:
                 child = self._start_process()
+                self._has_tried()
             if child is not None:
                 self._listen(child)
         finally:
@@ -398,7 +403,6 @@ class ChildConnection:
             if control is not None:
                 control.close()
         self._child, self.pid = child, child.pid
-        self._has_tried()
         return child
 
     def _has_tried(self) -> None:
