@@ -1,12 +1,15 @@
 """States, stop, leaks, interrupts, exit, fork and garbage collection."""
 
+import decimal
 import gc
 import os
 import signal
 import threading
 import weakref
 
+import numpy as np
 import pytest
+import torch
 from _gates import (
     PATIENCE_SECONDS,
     BlockedSource,
@@ -34,6 +37,27 @@ def same(item):
 
 def state_of(pipeline):
     return repr(pipeline).split("[")[1].split("]")[0]
+
+
+# -- settings of threads
+
+
+def settings(item):
+    return decimal.getcontext().prec, np.geterr()["over"], torch.is_grad_enabled()
+
+
+def test_threads_begin_with_the_settings_of_the_one_that_starts_them():
+    """Decimals, numpy's errors and the grad mode; what a thread then changes is its own."""
+    with decimal.localcontext() as context, np.errstate(over="raise"), torch.no_grad():
+        context.prec = 40
+        with pipeline_of(range(3), settings, concurrency=2).auto_stop() as p:
+            assert list(p) == [(40, "raise", False)] * 3
+        change = pipeline_of([5], lambda prec: setattr(decimal.getcontext(), "prec", prec))
+        with change.auto_stop():
+            list(change)
+        assert context.prec == 40
+    with pipeline_of([0], settings).auto_stop() as p:
+        assert list(p) == [settings(0)]
 
 
 # -- states

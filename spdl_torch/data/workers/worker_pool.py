@@ -29,7 +29,7 @@ from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.stats.counters import TaskCounters
-from ...pipeline.threads.thread_group import ThreadGroup, takes_over
+from ...pipeline.threads.thread_group import ThreadGroup
 from ...pipeline.threads.weakly import weakly
 from ..rng.patches import process_generators_kept
 from .activity import Activity, describe_activities
@@ -67,14 +67,6 @@ _MOST_LOGGED = 1_000
 _logged: set[str] = set()  # what is shared is logged once, and not in every epoch
 
 _MAX_EPOCHS_WAITING = 1_000  # epochs that a persistent loader may begin before a worker looks
-
-
-@takes_over
-def _grad_mode() -> Callable[[], None] | None:
-    """Take over ``torch.no_grad()``, as a forked worker has it."""
-    if torch.is_grad_enabled():
-        return None
-    return lambda: torch._C._set_grad_enabled(False)
 
 
 class WorkerPool:

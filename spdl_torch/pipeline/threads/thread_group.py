@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .shared_state import LiveObjects
 from .starting import start
@@ -78,6 +78,15 @@ def _context_variables() -> Callable[[], None] | None:
             variable.set(value.copy() if is_shared else value)  # it changes with every operation
 
     return take_over
+
+
+@takes_over
+def _grad_mode() -> Callable[[], None] | None:
+    """Take over ``torch.no_grad()``, likewise."""
+    torch: Any = sys.modules.get("torch")
+    if not hasattr(torch, "is_grad_enabled") or torch.is_grad_enabled():  # or half imported
+        return None
+    return lambda: torch._C._set_grad_enabled(False)
 
 
 def exit_has_begun() -> bool:
