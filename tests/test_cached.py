@@ -568,6 +568,9 @@ def rank_folders(environ, store):
     if "MY_RANK" in environ:  # and nothing else says that this is a rank
         options = {"rank": int(environ["MY_RANK"]), "world_size": 2, "store": store}
         torch.distributed.init_process_group("gloo", **options)
+        # One that ends while the other still joins closes its connections, and the other fails.
+        store.set(f"has joined: {options['rank']}", "")
+        store.wait([f"has joined: {rank}" for rank in range(2)])
     return [cached(list(range(length)))._store.folder for length in (3, 4)]
 
 
