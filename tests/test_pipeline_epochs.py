@@ -446,7 +446,7 @@ class Hands:
         self.run = run
         return self
 
-    def report_interval(self):
+    def report_interval(self, runner):
         """The test decides."""
 
 

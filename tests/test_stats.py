@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_torch.pipeline.hooks.callbacks import call_back
+from spdl_torch.pipeline.hooks.context_managers import LazyRunner
 from spdl_torch.pipeline.hooks.stage_info import StageInfo
 from spdl_torch.pipeline.hooks.stats_queue import StatsQueue
 from spdl_torch.pipeline.hooks.task_hooks import TaskCell, TaskStatsHook
@@ -177,8 +178,9 @@ def test_call_back_logs_the_error_of_a_users_callback(caplog):
     async def asynchronous(_):
         raise ValueError("async is broken")
 
-    for callback in (plain, asynchronous):
-        call_back(callback, None, StageInfo(0, 1, "decode"))
+    with LazyRunner() as runner:
+        for callback in (plain, asynchronous):
+            call_back(callback, None, StageInfo(0, 1, "decode"), runner)
     assert "0:1:decode: interval_stats_callback failed" in caplog.text
     assert "plain is broken" in caplog.text
     assert "async is broken" in caplog.text

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..pipeline.definition.specs import StageSpec
+    from ..pipeline.hooks.context_managers import LazyRunner
     from ..pipeline.run.tunable import Adjustable
     from .meter import WindowReadings
     from .tuning import Tuning
@@ -83,7 +84,7 @@ class _Session:
         """Whether the run may still be measured."""
         return self._run is not None
 
-    def report_interval(self) -> None:
+    def report_interval(self, runner: LazyRunner) -> None:
         """Take a reading, and tune when a window is complete. The run calls this."""
         run = self._run
         if run is None:

@@ -1,8 +1,7 @@
-"""The interval callbacks of users: how one is called, and how often it may be."""
+"""The interval callbacks of users: whether one is heard, how it is called, and how often."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any
@@ -10,19 +9,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from .context_managers import LazyRunner
 
-__all__ = ["call_back", "check_interval"]
-
+__all__ = ["call_back", "check_interval", "is_heard"]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 
-def call_back(callback: Callable[[Any], Awaitable[None] | None], stats: Any, who: object) -> None:
-    """Run a user's callback, awaiting it if needed. Its error is logged, never fatal."""
+def is_heard(callback: Callable[..., Any], default: Callable[..., Any]) -> bool:
+    """Return whether a callback is another than the default, which logs at INFO level, or whether
+    that level is logged.
+    """
+    is_default = getattr(callback, "__func__", None) is default
+    return not is_default or _logger.isEnabledFor(logging.INFO)
+
+
+def call_back(
+    callback: Callable[[Any], Awaitable[None] | None], stats: Any, who: object, runner: LazyRunner
+) -> None:
+    """Run a user's callback, awaiting it on the runner's loop if needed. Its error is logged, never
+    fatal.
+    """
     try:
         result = callback(stats)
         if inspect.isawaitable(result):
-            asyncio.run(_await(result))
+            runner.run(_await(result))
     except Exception:
         _logger.exception("%s: interval_stats_callback failed; the pipeline goes on.", who)
 

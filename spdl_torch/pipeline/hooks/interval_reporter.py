@@ -6,6 +6,8 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from .context_managers import LazyRunner
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -22,15 +24,15 @@ class Reports(Protocol):
     interval: float | None
     """The seconds of an interval; None or below 0 = only one, up to the end."""
 
-    def report_interval(self) -> None:
-        """Report the figures since the last call."""
+    def report_interval(self, runner: LazyRunner) -> None:
+        """Report the figures since the last call; await on the runner's loop."""
 
 
 class Reporter:
     """Report every interval, the last and partial one included, before the run is closed.
 
-    The thread exists from the first interval on, or, if nobody asked for intervals, only at the
-    end.
+    One event loop, if any is needed, serves all asynchronous callbacks of the run: what a user's
+    one keeps open, such as a connection, belongs to a loop.
     """
 
     def __init__(self, subjects: Sequence[Reports], join: Callable[[float | None], bool]) -> None:
@@ -53,6 +55,10 @@ class Reporter:
             pass  # it was asked before
 
     def _run(self) -> None:
+        with LazyRunner() as runner:
+            self._report_until_the_end(runner)
+
+    def _report_until_the_end(self, runner: LazyRunner) -> None:
         clock = monotonic()
         # A hook made with SPDL's default has an interval of -1, which means none.
         regular = [(s, s.interval) for s in self._subjects if s.interval and s.interval > 0]
@@ -61,17 +67,17 @@ class Reporter:
             for subject, interval in regular:
                 if monotonic() >= due[id(subject)]:
                     due[id(subject)] += interval
-                    subject.report_interval()
+                    subject.report_interval(runner)
         # A stop does not wait for running ops, but the last interval does, since it includes them.
         # If that takes too long, it is reported without them, and another when they have ended.
         if not self._join_workers(_TAIL_SECONDS):
-            self._report_all()
+            self._report_all(runner)
             self._join_workers(None)
-        self._report_all()
+        self._report_all(runner)
 
     def _until(self, due: dict[int, float]) -> float:
         return max(0.0, min(due.values()) - monotonic()) if due else -1
 
-    def _report_all(self) -> None:
+    def _report_all(self, runner: LazyRunner) -> None:
         for subject in self._subjects:
-            subject.report_interval()
+            subject.report_interval(runner)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..channel.channel import Channel
 from ..stats.counters import QueueCounters
 from ..stats.perf_stats import QueuePerfStats, queue_stats
-from .callbacks import call_back, check_interval
+from .callbacks import call_back, check_interval, is_heard
 
 if TYPE_CHECKING:
-    from .context_managers import AnyContext
+    from .context_managers import AnyContext, LazyRunner
     from .stage_info import StageInfo
 
 __all__ = ["StatsQueue"]
@@ -58,8 +58,10 @@ class StatsQueue(Channel[Any]):
             stats.occupancy_rate * 100,
         )
 
-    def report_interval(self) -> None:
+    def report_interval(self, runner: LazyRunner) -> None:
         """Call ``interval_stats_callback`` with the figures since the last call."""
+        if not is_heard(self.interval_stats_callback, StatsQueue.interval_stats_callback):
+            return
         now = self.counters()
         interval, self._last = now.since(self._last), now
-        call_back(self.interval_stats_callback, queue_stats(interval), self.name)
+        call_back(self.interval_stats_callback, queue_stats(interval), self.name, runner)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from ..stats.counters import TaskCounters
 from ..stats.histogram import BUCKETS_OF_SMALL, NUM_SMALL, Histogram, bucket_of
 from ..stats.perf_stats import TaskPerfStats, task_stats
-from .callbacks import call_back, check_interval
+from .callbacks import call_back, check_interval, is_heard
 from .stage_info import StageInfo
 
 if TYPE_CHECKING:
     from ..recorder.rings import Ring
-    from .context_managers import AnyContext
+    from .context_managers import AnyContext, LazyRunner
 
 __all__ = ["HookFactory", "TaskHook", "TaskStatsHook"]
 
@@ -120,11 +120,13 @@ class TaskStatsHook(TaskHook):
         """Stop the clock at the end of the stage. Called by the engine."""
         self._ended_ns = self._ended_ns or perf_counter_ns()
 
-    def report_interval(self) -> None:
+    def report_interval(self, runner: LazyRunner) -> None:
         """Call ``interval_stats_callback`` with the figures since the last call."""
+        if not is_heard(self.interval_stats_callback, TaskStatsHook.interval_stats_callback):
+            return
         now = self.counters()
         interval, self._last = now.since(self._last), now
-        call_back(self.interval_stats_callback, task_stats(interval), self.info)
+        call_back(self.interval_stats_callback, task_stats(interval), self.info, runner)
 
 
 class TaskCell:
