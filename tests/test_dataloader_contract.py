@@ -51,6 +51,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from spdl_torch.errors import UnsupportedOptionError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+# From Python 3.12 on a fork beside threads, such as fsspec's of an earlier test, is warned of.
+other_threads = pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
 TorchLoader = torch.utils.data.DataLoader
 data8 = MapData(8)
 sampler8 = SequentialSampler(data8)
@@ -325,6 +327,7 @@ def test_length_is_a_type_error_when_the_dataset_has_none():
         len(DataLoader(Endless(), num_workers=1))
 
 
+@other_threads
 def test_iterable_longer_than_its_length_warns():
     """Two unsplit workers give twice what len(loader) said."""
     loader = DataLoader(StreamData(2), batch_size=None, num_workers=2)
@@ -762,6 +765,7 @@ def test_unpicklable_things_pass_between_workers_and_trainer():
     assert all(item is dataset.item for item in loader)
 
 
+@other_threads
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="memory can be pinned here")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pin_memory_warns_without_accelerator(num_workers):

@@ -4,6 +4,7 @@ Where the loader moves, and back, is forced at a batch here; that it decides so 
 GIL holds the threads up, and not where it does not, is shown on real datasets at the end.
 """
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -39,6 +40,7 @@ from spdl_torch.observe import (
     query_task_stats,
     recording,
     report_of_file,
+    tracing,
 )
 from spdl_torch.observe.verdict.verdict import Cause
 
@@ -149,6 +151,64 @@ def test_threads_keep_the_work_if_children_are_never_ready(monkeypatch):
     while any(child.pid in pids for child in multiprocessing.active_children()):
         assert monotonic() < end, "children that were never ready live on"
         threading.Event().wait(0.005)
+
+
+@pytest.mark.parametrize("can_loop", [True, False])
+@pytest.mark.parametrize("traced", [False, True])
+def test_loop_forks_the_children_if_those_beside_it_are_never_ready(
+    monkeypatch, tmp_path, traced, can_loop
+):
+    """They are copies of its thread, and keep what is its own. If they are not ready either, the
+    threads keep the work."""
+    monkeypatch.setattr(moving_pool, "_LONGEST_START_SECONDS", 0.0)
+    locals_of = {"loop": threading.local(), "another": threading.local()}
+    locals_of["loop"].kept = HoldsUpForks()
+    done = threading.Event()
+    if not can_loop:
+        another = threading.Thread(target=keep_until, args=(locals_of["another"], done))
+        another.start()
+    with tracing(tmp_path / "trace.json") if traced else contextlib.nullcontext():
+        iterator = iter(loader_of(isolation="auto"))
+        pool = iterator._pool
+        pool._memory.is_on_trial = True
+        pool._go(_State.STARTING)
+        mover = threading.Thread(target=pool._open)
+        mover.start()
+        mover.join()
+        pool._due_seconds = 0.0
+        first = pids_of(pool._children)
+        batches = [next(iterator)]
+        assert not first & pids_of_all()
+        if can_loop:
+            monkeypatch.setattr(moving_pool, "_LONGEST_START_SECONDS", PATIENCE_SECONDS)
+            end = monotonic() + PATIENCE_SECONDS
+            while not pool._children.is_up:
+                assert monotonic() < end, "children that are never ready"
+                threading.Event().wait(0.001)
+        else:
+            second = pids_of(pool._children)
+            batches.append(next(iterator))
+            assert not second & pids_of_all()
+        batches += iterator
+    assert rows_of(batches) == expected()
+    assert pool._state is (_State.TRIAL if can_loop else _State.STAYED)
+    if not can_loop:
+        assert "never began" in pool._memory.reason
+        done.set()
+        another.join()
+
+
+def keep_until(local, done):
+    local.kept = HoldsUpForks()
+    done.wait()
+
+
+def pids_of(children):
+    return {child.connection.pid for child in children._children.values()}
+
+
+def pids_of_all():
+    return {child.pid for child in multiprocessing.active_children()}
 
 
 @functools.cache

@@ -38,9 +38,10 @@ def late_store() -> Iterator[int]:
 
 async def _serve() -> None:
     server = await asyncio.start_server(_answer, "127.0.0.1", 0)
-    async with server:
-        print(server.sockets[0].getsockname()[1], flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    # Then the process ends, without ``async with server``: since Python 3.12 that would wait until
+    # the clients close the connections that they keep.
+    await asyncio.to_thread(sys.stdin.read)
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -251,6 +251,11 @@ class ProcessPool:
         return all(child.connection.is_up for child in self._children.values())
 
     @property
+    def are_copies(self) -> bool:
+        """Whether the children are forked: copies of this process and the thread that starts them."""
+        return forks(self._context)
+
+    @property
     def loss(self) -> BaseException | None:
         """The error that a child's end means for the epoch; None = all is well."""
         return None if self._lost is None else self._lost.death()

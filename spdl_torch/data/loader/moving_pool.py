@@ -14,6 +14,7 @@ samples have random streams of their own: any worker makes any of their batches.
 from __future__ import annotations
 
 import enum
+import logging
 import math
 import threading
 from collections import deque
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MovingPool", "settle"]
 
+_logger = logging.getLogger("spdl_torch.data")
+
 _LOOK_SECONDS = 0.6
 """The time between two looks at the threads: the probe of the GIL needs half a second."""
 _HOLDS_UP = (Cause.GIL,)
@@ -62,6 +65,9 @@ _TRIAL_SECONDS, _TRIAL_BATCHES = 0.5, 8
 _TRIAL_EPOCHS, _LONG_TRIAL_SECONDS = 2, 2.0
 """The least number of epochs in a trial that begins with one, unless they take long: in the first
 one modules are imported and caches filled."""
+_LONGEST_START_SECONDS = 5.0
+"""The time from which forked children that are not ready wait, probably, for a thread or a lock
+that they have not."""
 _GAIN = 1.1
 """The speedup of the loop from which the children keep the work; the noise of such windows is a
 few percent."""
@@ -148,6 +154,8 @@ class MovingPool:
         self._has_threads = False  # whether the threads have been started
         self._children: ProcessPool | None = None
         self._are_open = False  # set by the thread that starts the children, once they are there
+        self._opened_seconds = math.inf  # when the loop first saw that
+        self._is_second_start = False  # whether the loop's thread has forked the children
         self._is_stopped = False
         self._state = _State.THREADS
         self._segments: deque[_Segment] = deque()
@@ -385,38 +393,61 @@ class MovingPool:
         return is_unknown and use_one_core(report.stats, report.pooled)
 
     def _open(self) -> None:
-        """Start children, on a thread of its own: the loop goes on meanwhile."""
+        """Start children, at first on a thread of its own: the loop goes on meanwhile."""
         try:
             children = self._open_children(self._threads.max_outstanding)
             self._children = children
             if not self._is_stopped:
                 children.start(self._key)
-        except BaseException as error:
+        except Exception as error:  # not Ctrl-C, where this is the loop's thread
             if not self._is_stopped:  # the end of the loop says nothing about later epochs
                 self._memory.stays(_not_started(error))
         else:
             # Last of all: once the loop sees it, the children get jobs.
             self._are_open = True
-        # request_stop() sets the flag before it looks for children, and this looks for the flag
-        # after they are there: so one of the two stops them, whoever comes first.
-        if self._is_stopped and self._children is not None:
-            self._children.request_stop()
+        finally:
+            # request_stop() sets the flag before it looks for children, and this looks for the flag
+            # after they are there: so one of the two stops them, whoever comes first.
+            if self._is_stopped and self._children is not None:
+                self._children.request_stop()
 
     def _look_for_children(self, now: float) -> None:
+        """Hand over to the children if they are ready."""
         if self._memory.is_settled:  # by the mover, which failed
             self._go(_State.STAYED)
             return
         children = self._children
         if not self._are_open or children is None:
             return
-        # Not before they are ready. A fork of a program's threads may wait for ever in a library
-        # that was never told of it; the threads then keep the work.
+        self._opened_seconds = min(self._opened_seconds, now)
+        # Not before they are ready. A fork beside the program's threads may wait for ever in a
+        # library that was never told of it; the threads then keep the work.
         if children.is_up:
             self._hand_over(children)
             self._go(_State.TRIAL)
         elif (loss := children.loss) is not None:
             self._memory.stays(_not_started(loss))
             self._go(_State.STAYED)
+        elif children.are_copies and now - self._opened_seconds >= _LONGEST_START_SECONDS:
+            self._start_again(children)
+
+    def _start_again(self, children: ProcessPool) -> None:
+        """Fork children on the loop's thread, which takes as long as when torch's loader does it,
+        and is safe wherever that is: what is the thread's own stays in them.
+        """
+        children.stop()  # at once: they have done nothing yet, and are killed
+        self._children, self._are_open, self._opened_seconds = None, False, math.inf
+        if self._is_second_start:
+            self._memory.stays("worker processes that were forked never began")
+            self._go(_State.STAYED)
+            return
+        self._is_second_start = True
+        _logger.info(
+            "DataLoader: worker processes that were forked beside the training loop did not begin "
+            "within %g s; the loop forks others.",
+            _LONGEST_START_SECONDS,
+        )
+        self._open()
 
     def _hand_over(self, pool: Pool) -> None:
         """Let ``pool`` have the jobs from now on."""
