@@ -38,18 +38,30 @@ def whole_life(rng):
 
 class AtCall:
     """Interrupts the main thread at a certain one of the places where Python looks for signals:
-    where a function begins, and where one that is written in C has returned."""
+    where a function begins, and where one that is written in C has returned.
+
+    Garbage is not collected meanwhile. What a collection finds depends on the tests before, and
+    Ctrl-C in a finalizer is only printed.
+    """
 
     def __init__(self, number):
         self.number = number
         self.where = None
+        # Held here because Python 3.11 does not hold it: where the frame of a call is made, a
+        # finalizer may run whose own call raises, which unsets the profiler. The outer call then
+        # goes to freed memory ("'traceback' object is not callable").
+        self._profiler = self._look
 
     def __enter__(self):
-        sys.setprofile(self._look)
+        self._collects = gc.isenabled()
+        gc.disable()
+        sys.setprofile(self._profiler)
         return self
 
     def __exit__(self, *_):
         sys.setprofile(None)
+        if self._collects:
+            gc.enable()
 
     def _look(self, frame, event, argument):
         # A Condition that is interrupted while it is entered keeps its lock: Python's own, and met
