@@ -1,14 +1,16 @@
 """What holds for every test, and which parts of the long forms are run.
 
 ``--long`` runs all of them: the whole matrix of loaders, soaks, fuzzers. ``--rotation N`` runs one
-part of them, the (N modulo NUM_PARTS)-th, beside the short forms. Continuous integration counts N
-up, so that successive runs cover all; the first lines of a run show N, with which it can be
-repeated.
+part of them, the (N modulo NUM_PARTS)-th, beside the short forms. A test stays in its part whatever
+is added beside it. In continuous integration N is the number of the day, so that NUM_PARTS
+successive days with a run each cover all. NUM_PARTS is a prime, so that NUM_PARTS runs every second
+day or every week do, too. The first lines of a run show N, with which it can be repeated.
 """
 
 import gc
 import os
 import signal
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 # Before torch is imported. Its intra-op threads spin while they wait for one another, which is
@@ -21,8 +23,8 @@ from _gates import quiet_log
 from _memory import make_cheap_to_fork
 from hypothesis import HealthCheck, settings
 
-NUM_PARTS = 10
-"""The runs in which continuous integration covers the long forms."""
+NUM_PARTS = 11
+"""The parts of the long forms."""
 
 MANY_TESTS = 500
 """More tests than this are worth a second for memory that forks quickly."""
@@ -71,16 +73,22 @@ def pytest_report_header(config):
 
 def pytest_collection_modifyitems(config, items):
     """Leave out the long forms that are not asked for, and give the others their time."""
-    part = None if config.option.rotation is None else config.option.rotation % NUM_PARTS
+    rotation = config.option.rotation
     long_items = [item for item in items if item.get_closest_marker("long")]
     left_out = set()
-    for number, item in enumerate(long_items):
+    for item in long_items:
         item.add_marker(pytest.mark.timeout(600 + 2 * _long_seconds(config)))
-        if not config.option.long and number % NUM_PARTS != part:
+        is_due = rotation is not None and part_of(item.nodeid) == rotation % NUM_PARTS
+        if not config.option.long and not is_due:
             left_out.add(item)
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
+
+
+def part_of(nodeid):
+    """Return the part of the long forms that a test belongs to, by its name alone."""
+    return zlib.crc32(nodeid.encode()) % NUM_PARTS
 
 
 def _long_seconds(config):
