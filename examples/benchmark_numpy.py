@@ -13,15 +13,18 @@ in a data loader: by reference from threads, copied between processes from proce
 starts when every worker has done a first task. The CPU time is that of all processes over the
 pool's whole life.
 
-Prints a row for each combination; ``--csv`` writes them with the mean over the repeats and its
-95 % confidence interval, for benchmark_numpy_plot.py to draw.
+Every combination is measured once a round, in reverse order every other round, so that a machine
+that slows down slows all of them down. Prints the median of each over the rounds with the smallest
+and the largest value; ``--csv`` writes the mean and its 95 % confidence interval, for
+benchmark_numpy_plot.py to draw.
 
     python examples/benchmark_numpy.py [--workers N [N ...] | --all-workers] [--iterations N]
-        [--rounds N] [--csv FILE] [--json FILE] [--smoke]
+        [--rounds N] [--csv FILE] [--smoke]
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
 import concurrent.futures
 import csv
@@ -31,22 +34,21 @@ import itertools
 import multiprocessing
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from _bench import Metric, Report, argument_parser, interleaved, machine, run_program
 
-from spdl_torch.bench.table_arrays import encode
-from spdl_torch.bench.table_arrays import picture_and_labels as sample
 from spdl_torch.io import load_npy, load_npz
-from spdl_torch.measuring.machine import usable_cores
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
+
+    Combination = tuple[str, str, str, int]
+    Figures = dict[str, list[float]]
 
 BATCH = 16
 """Loads a task."""
@@ -56,10 +58,8 @@ CASES = (
     *(("npz-compressed", "numpy"), ("npz-compressed", "ours")),
 )
 POOLS = ("threads", "processes")
-METRICS = (
-    Metric(key="loads_per_second", heading="loads/s"),
-    Metric(key="cpu_ms_per_load", heading="CPU ms/load", digits=3),
-)
+METRICS = {"loads_per_second": "loads/s", "cpu_ms_per_load": "CPU ms/load"}
+"""Name and heading."""
 COLUMNS = (
     *("pool", "format", "loader", "num_workers", "metric"),
     *("mean", "interval_low", "interval_high", "num_repeats"),
@@ -76,14 +76,18 @@ NORMAL_QUANTILE = 1.960
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return a parser of the options of all benchmarks and some more."""
-    options = argument_parser(__doc__, rounds=5, data=False)
+    """Return a parser of the command line."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--smoke", action="store_true", help="tiny amounts; figures mean nothing")
+    options.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     options.add_argument(
         "--workers",
         type=int,
         nargs="+",
         metavar="N",
-        default=[n for n in ALL_WORKERS if n <= 2 * usable_cores()],
+        default=[n for n in ALL_WORKERS if n <= 2 * (os.cpu_count() or 1)],
         help="default: powers of two up to twice the cores and to 32",
     )
     options.add_argument(
@@ -104,31 +108,48 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def main(options: argparse.Namespace) -> Report:
-    """Measure all combinations, a repeat of each a round."""
-    workers = sorted(set(options.workers))
+def main(options: argparse.Namespace) -> None:
+    """Measure all combinations round after round, print the table and write the CSV."""
+    workers, rounds = sorted(set(options.workers)), options.rounds
     amounts = {"num_loads": options.iterations, "seconds": 0.3}
     if options.smoke:
-        workers, amounts = [1], {"num_loads": BATCH, "seconds": 0.0}
-    combinations = {
-        f"{saved_as}, {library}, {count} {pool}": (pool, saved_as, library, count)
+        workers, rounds, amounts = [1], 1, {"num_loads": BATCH, "seconds": 0.0}
+    combinations = [
+        (pool, saved_as, library, count)
         for pool, (saved_as, library), count in itertools.product(POOLS, CASES, workers)
+    ]
+    found: dict[Combination, Figures] = {
+        each: {metric: [] for metric in METRICS} for each in combinations
     }
-    report = Report(
-        title="Loads of uint8 (3, 640, 480) and (640, 480) from bytes in memory",
-        metrics=METRICS,
-        settings=machine(numpy=np.__version__, rounds=options.rounds),
-    )
-    interleaved(
-        report,
-        list(combinations),
-        options.rounds,
-        lambda row: measure(*combinations[row], **amounts),
-    )
+    for number in range(rounds):
+        for each in combinations if number % 2 == 0 else reversed(combinations):
+            print(f"round {number + 1}/{rounds}: {name_of(each)}", file=sys.stderr, flush=True)
+            for metric, value in measure(*each, **amounts).items():
+                found[each][metric].append(value)
+    print_table(found)
     if options.csv:
-        write_csv(options.csv, report, combinations)
-        report.remarks.append(f"Wrote {options.csv}.")
-    return report
+        write_csv(options.csv, found)
+        print(f"Wrote {options.csv}.")
+
+
+def name_of(combination: Combination) -> str:
+    """Return how a row is named."""
+    pool, saved_as, library, count = combination
+    return f"{saved_as}, {library}, {count} {pool}"
+
+
+def print_table(found: dict[Combination, Figures]) -> None:
+    """Print a row for each combination."""
+    print("Loads of uint8 (3, 640, 480) and (640, 480) from bytes in memory")
+    print(f"{'':<36}" + "".join(f"{heading:>36}" for heading in METRICS.values()))
+    for combination, figures in found.items():
+        print(f"{name_of(combination):<36}" + "".join(map(spread, figures.values())))
+
+
+def spread(values: list[float]) -> str:
+    """Return the median, the smallest and the largest value, as one cell of the table."""
+    low, middle, high = (f"{x:,.4g}" for x in (min(values), statistics.median(values), max(values)))
+    return f"{f'{middle} ({low}..{high})':>36}"
 
 
 def measure(
@@ -153,7 +174,28 @@ def measure(
 @functools.cache
 def encoded(saved_as: str) -> list[bytes]:
     """Return the picture and its labels as files, the same ones in every repeat."""
-    return encode(saved_as, sample())
+    arrays = sample()
+    if saved_as == "npy":
+        return [written(np.save, array) for array in arrays.values()]
+    if saved_as == "torch":
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return [written(lambda file: torch.save(tensors, file))]
+    return [written(np.savez if saved_as == "npz" else np.savez_compressed, **arrays)]
+
+
+def sample() -> dict[str, Any]:
+    """Return a smooth picture and a map of labels, for random bytes cannot be compressed."""
+    rows, columns = np.mgrid[:640, :480]
+    waves = [np.sin(rows / a + columns / b) for a, b in ((53, 71), (97, 41), (61, 83))]
+    picture = (127.5 + 127.5 * np.stack(waves)).astype(np.uint8)
+    return {"image": picture, "label": picture[0] // 32}
+
+
+def written(save: Callable[..., object], *arrays: Any, **named: Any) -> bytes:
+    """Return what ``save`` writes."""
+    file = io.BytesIO()
+    save(file, *arrays, **named)
+    return file.getvalue()
 
 
 def tree_cpu_seconds() -> float:
@@ -175,7 +217,7 @@ def make_pool(
 def run_tasks(
     executor: concurrent.futures.Executor, num_workers: int, num_tasks: int, end: float = 0.0
 ) -> int:
-    """Yield batches, made a few ahead of the caller, who drops each one.
+    """Let the workers make batches, a few ahead of this thread, which drops each one.
 
     Returns: how many, which is more than ``num_tasks`` if they were done before ``end``.
     """
@@ -230,20 +272,16 @@ def loader(saved_as: str, library: str, files: list[bytes]) -> Callable[[], Any]
     return load
 
 
-def write_csv(
-    path: Path, report: Report, combinations: dict[str, tuple[str, str, str, int]]
-) -> None:
+def write_csv(path: Path, found: dict[Combination, Figures]) -> None:
     """Write a line for each combination and metric."""
     with open(path, "w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(COLUMNS)
-        for row, combination in combinations.items():
-            for metric in METRICS:
-                values = report.rows[row][metric.key]
-                mean = statistics.mean(values)
-                half = half_interval(values)
+        for combination, figures in found.items():
+            for metric, values in figures.items():
+                mean, half = statistics.mean(values), half_interval(values)
                 numbers = [f"{x:.6g}" for x in (mean, mean - half, mean + half)]
-                lines.writerow([*combination, metric.key, *numbers, len(values)])
+                lines.writerow([*combination, metric, *numbers, len(values)])
 
 
 def half_interval(values: Sequence[float]) -> float:
@@ -256,4 +294,4 @@ def half_interval(values: Sequence[float]) -> float:
 
 
 if __name__ == "__main__":
-    run_program(main, parser())
+    main(parser().parse_args())

@@ -1,12 +1,9 @@
 """The programs under ``examples/``: their short form runs and says what it should."""
 
-import importlib
-import itertools
-import json
+import csv
 import os
 import runpy
 import sys
-import threading
 import warnings
 from pathlib import Path
 
@@ -19,9 +16,8 @@ PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.starts
 RUN_ELSEWHERE = (
     *("train_language_model", "train_video_classifier"),  # test_examples_training.py
     *("imagenet_lightning", "replace_dataloader"),  # test_examples_imagenet.py
+    "benchmark_numpy",  # below
 )
-REPORTING = ("benchmark_numpy", "transfer_benchmark")
-"""They print a report, and write it with ``--json``."""
 FRESH = ("image_dataloading", "performance_analysis")
 """Run as users run a program: what it imports is found, and it comes to its end. The one starts
 processes, which import it. Nothing in the others' short form would show more in a process of its
@@ -60,49 +56,29 @@ def run_here(program, *arguments):
 @pytest.mark.parametrize(
     "program", [p for p in PROGRAMS if p.stem not in RUN_ELSEWHERE], ids=lambda path: path.stem
 )
-def test_smoke_run(program, tmp_path, capsys):
+def test_smoke_run(program, capsys):
     """``--smoke`` does a little of everything that the long run does."""
     if program.stem in FRESH:
         run_fresh(program, "--smoke")
         return
-    if program.stem not in REPORTING:
-        run_here(program, "--smoke")
-        assert capsys.readouterr().out
-        return
-    run_here(program, "--smoke", "--json", str(tmp_path / "figures.json"))
+    run_here(program, "--smoke")
+    assert capsys.readouterr().out
+
+
+def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
+    """A line for each combination that it prints, and for each figure of it."""
+    table = tmp_path / "numpy.csv"
+    run_here(EXAMPLES / "benchmark_numpy.py", "--smoke", "--csv", str(table))
     printed = capsys.readouterr().out
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    keys = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
-    assert set(figures) == keys
-    assert figures["settings"]["rounds"] == 1
-    for row, metrics in figures["rows"].items():
-        assert any(line.startswith(row) for line in printed.splitlines()), printed
-        for summary in metrics.values():
-            assert summary["min"] <= summary["median"] <= summary["max"]
-            assert len(summary["values"]) == 1
+    lines = list(csv.DictReader(table.open(newline="")))
+    rows = {(line["format"], line["loader"], line["num_workers"], line["pool"]) for line in lines}
+    assert len(lines) == 2 * len(rows)
+    for saved_as, library, count, pool in rows:
+        assert f"\n{saved_as}, {library}, {count} {pool}  " in printed
+    assert all(float(line["mean"]) > 0 and line["num_repeats"] == "1" for line in lines)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_docstring_says_how_to_run_it(program):
     """The first thing that a reader sees has the command."""
     assert f"examples/{program.name}" in program.read_text(encoding="utf-8").split('"""')[1]
-
-
-def test_transfer_benchmark_measures_no_batch_that_was_begun_before(monkeypatch):
-    """What a thread is ahead by would count as done in no time."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    program, begun = importlib.import_module("transfer_benchmark"), []
-
-    class Go(threading.Event):
-        def wait(self, timeout=None):
-            self.num_begun = len(begun)
-            return super().wait(timeout)
-
-    go = Go()
-    batches = program.on_a_thread(
-        lambda batch: begun.append(batch) or batch, program.held_back("batch", 5, go)
-    )
-    assert list(itertools.islice(batches, program.WARM_UP)) == ["batch"] * program.WARM_UP
-    go.set()
-    assert list(batches) == ["batch"] * 5
-    assert go.num_begun == program.WARM_UP

@@ -90,17 +90,12 @@ def picture_and_labels(*, noise: int = 0) -> dict[str, Any]:
 def encode(saved_as: str, arrays: dict[str, Any]) -> list[bytes]:
     """Return the arrays as files: one for each if it is ``npy``, else one for all.
 
-    saved_as: ``torch`` (torch.save of a dict of tensors), ``npy``, ``npz``, ``npz-compressed``.
+    saved_as: ``npy``, ``npz`` or ``npz-compressed``.
     """
     import numpy as np
 
     if saved_as == "npy":
         return [_written(np.save, array) for array in arrays.values()]
-    if saved_as == "torch":
-        import torch
-
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return [_written(lambda file: torch.save(tensors, file))]
     return [_written(np.savez if saved_as == "npz" else np.savez_compressed, **arrays)]
 
 

@@ -40,6 +40,7 @@ TABLES = {
     "step": "the training step beside a loader",
     "busy-step": "a trainer that wants the interpreter all the time, beside a loader in full swing",
     "hand-over": "the CPU time of the thread that trains, for each batch that is ready",
+    "transfer": "copies to the GPU, beside a bare one from pinned memory; needs a GPU",
     "first-batch": "the wait for the first batch of photographs",
     "memory": "memory of photographs, and over 20 epochs of a dataset that holds Python objects",
     "overhead": "statistics and the flight recorder, on against off",
