@@ -3,6 +3,11 @@
 ``python tests/_house.py`` prints the longest files and functions and the fullest folders. They are
 no rule, because a file may have what its idea needs; look there first for what wants dividing.
 
+``python tests/_house.py --rooms`` prints the rooms of each layer from the ground up, with those
+that each one imports: a room is a folder of the layer, or a file that stands beside them. An arrow
+is a room that imports another one, in functions and for types too; the floor of a room is the
+length of the longest way of arrows down from it.
+
 ``python tests/_house.py --promises`` prints how many tests prove what: each file of tests with the
 promise that its docstring begins with. With ``--each``, each test with its own.
 """
@@ -18,14 +23,19 @@ import io
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "spdl_torch"
 NUM_SHOWN = 15
+LAYERS_WITH_ROOMS = ("pipeline", "observe", "io", "data")
 
 
 @dataclass(frozen=True)
@@ -64,10 +74,14 @@ def modules() -> dict[str, Module]:
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        bare = Module(path, name, tree, ())
-        found[name] = Module(path, name, tree, tuple(_imports_of(bare)))
+        found[name] = parsed(path, name, path.read_text(encoding="utf-8"))
     return found
+
+
+def parsed(path: Path, name: str, code: str) -> Module:
+    """The module of that name, as the code of its file has it."""
+    bare = Module(path, name, ast.parse(code), ())
+    return replace(bare, imports=tuple(_imports_of(bare)))
 
 
 def _imports_of(module: Module) -> list[Import]:
@@ -94,13 +108,13 @@ def _is_ours(dotted: str) -> bool:
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
-def cycles() -> list[frozenset[str]]:
+def cycles(found: Mapping[str, Module]) -> list[frozenset[str]]:
     """The groups of modules that import each other, straight or through one another, imports in
     functions and for types counted.
     """
     below = {
-        name: {i.imported for i in module.imports if i.imported in modules()} - {name}
-        for name, module in modules().items()
+        name: {i.imported for i in module.imports if i.imported in found} - {name}
+        for name, module in found.items()
     }
     for middle in below:  # Warshall: what can be reached by way of ``middle``
         for reached in below.values():
@@ -112,6 +126,34 @@ def cycles() -> list[frozenset[str]]:
         if name in reached
     }
     return sorted(groups, key=sorted)
+
+
+def room_of(dotted: str) -> str:
+    """``stage`` of ``spdl_torch.pipeline.stage.source``."""
+    return [*dotted.split("."), "__init__"][2]
+
+
+def rooms_of(layer: str) -> dict[str, set[str]]:
+    """The rooms of a layer, and which others of it each one imports."""
+    package = f"spdl_torch.{layer}"
+    inside = {name for name in modules() if f"{name}.".startswith(f"{package}.")}
+    below: dict[str, set[str]] = {room_of(name): set() for name in inside}
+    for name in inside:
+        imported = {i.imported for i in modules()[name].imports} & inside
+        below[room_of(name)] |= {room_of(other) for other in imported} - {room_of(name)}
+    return below
+
+
+def print_rooms(layer: str) -> None:
+    """Print a layer's rooms by their floors, and what each imports; rooms that import each other
+    have none."""
+    below, floors = rooms_of(layer), dict[str, int]()
+    while placed := {r for r in below.keys() - floors.keys() if below[r] <= floors.keys()}:
+        floors |= {room: 1 + max((floors[b] for b in below[room]), default=0) for room in placed}
+    top, arrows = max(floors.values(), default=0), sum(map(len, below.values()))
+    print(f"{layer}: {len(below)} rooms, {top} floors, {arrows} arrows")
+    for room in sorted(below, key=lambda room: (floors.get(room, 0), room)):
+        print(f"{floors.get(room, '-'):>4} {room:18} {', '.join(sorted(below[room]))}".rstrip())
 
 
 def promise_of(docstring: str) -> str:
@@ -190,10 +232,14 @@ def _print_longest(title: str, rows: list[tuple[int, str]]) -> None:
 def main(arguments: list[str]) -> None:
     """Print what the options ask for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--rooms", action="store_true", help="the rooms of the layers")
     parser.add_argument("--promises", action="store_true", help="how many tests prove what")
     parser.add_argument("--each", action="store_true", help="the promise of each test")
     options = parser.parse_args(arguments)
-    if options.promises or options.each:
+    if options.rooms:
+        for layer in LAYERS_WITH_ROOMS:
+            print_rooms(layer)
+    elif options.promises or options.each:
         print_promises(collected(), options.each)
     else:
         _report()

@@ -15,7 +15,7 @@ import sys
 
 import _house
 import pytest
-from _house import ROOT, Module, cycles, modules
+from _house import ROOT, Module, cycles, modules, room_of
 from packaging.version import Version
 
 import spdl_torch
@@ -38,6 +38,11 @@ ROOMS = {
         *("defs", "report", "pipeline", "builder", "caching", "profiling", "__init__"),
     ],
     "observe": ["page", "verdict", "store", "trace", "plot", "__init__"],
+    "io": [
+        *("_left_out", "_types", "_sizes", "_retry", "_opening", "_storage", "_cache", "_transfer"),
+        *("_config", "_remote", "_resuming", "_read", "_source", "_tar", "_array"),
+        *("_video", "_image", "utils", "__init__"),
+    ],
     "data": [
         *("state_fields", "error_notes", "nested_datasets", "dataset_figures", "rng", "sampling"),
         "checkpoint",
@@ -81,11 +86,6 @@ def layer_of(dotted):
     return parts[1] if len(parts) > 1 else "facade"
 
 
-def room_of(dotted):
-    """``stage`` of ``spdl_torch.pipeline.stage.source``."""
-    return [*dotted.split("."), "__init__"][2]
-
-
 def imports_of(layer):
     """Everything that a layer imports, in functions and for types too."""
     return [i for m in modules().values() if layer_of(m.name) == layer for i in m.imports]
@@ -103,7 +103,8 @@ BOUND = [layer for layer in LAYERS if layer != "facade"]
 
 @pytest.mark.parametrize("layer", BOUND)
 def test_import_goes_down_the_house(layer):
-    """errors < pipeline < observe < io < data < commands, for types as well."""
+    """Each layer imports itself and those before it in LAYERS, for types as well. observe imports
+    neither io nor data, and the modules in UPWARD may import more, in functions and for types."""
     below = {None, *LAYERS[: LAYERS.index(layer) + 1]}
     if layer == "observe":
         below -= {"io", "data"}
@@ -145,9 +146,45 @@ def test_import_goes_down_the_rooms_of_a_layer(layer):
 def test_no_files_import_each_other():
     """Neither in functions nor for types: each file can be read after those that it imports."""
     imports = {name: module.imports for name, module in modules().items()}
-    found = cycles()
+    found = cycles(modules())
     inside = [(group, i) for group in found for name in sorted(group) for i in imports[name]]
     assert_none(i for group, i in inside if i.imported in group)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from spdl_torch.io._image.decode import decode_image",
+        "def function():\n    import spdl_torch.io._image.decode",
+        "if TYPE_CHECKING:\n    from .io._image import decode",
+    ],
+    ids=["at the top", "in a function", "for types"],
+)
+def test_planted_cycle_is_found(planted):
+    """The file at the ground imports one that needs it: both are in the one group there is."""
+    ground = modules()["spdl_torch.errors"]
+    changed = _house.parsed(ground.path, ground.name, planted)
+    (group,) = cycles({**modules(), ground.name: changed})
+    assert {"spdl_torch.errors", "spdl_torch.io._image.decode"} <= group
+
+
+def test_rooms_are_printed_from_the_ground_up(capsys):
+    """Each with its floor, which is above those of all rooms that it imports."""
+    _house.main(["--rooms"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed if ":" in line] == [
+        layer for layer in LAYERS if layer in ROOMS
+    ]
+    floors = {}
+    for line in printed:
+        if ":" in line:
+            floors, count = {}, int(line.split()[1])
+        else:
+            floor, room, *imported = line.replace(",", "").split()
+            floors[room] = int(floor)
+            assert all(floors[each] < int(floor) for each in imported), line
+            count -= 1
+    assert count == 0
 
 
 def test_lightning_is_imported_by_its_own_file_alone():

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ._cache.paths import CachedPath
-from ._image import kernel
 from ._remote import is_url, read_url
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["Source", "read_source", "read_sources", "source_name"]
+__all__ = ["Source", "is_local", "read_source", "source_name"]
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Tensor | BinaryIO
 """A path, a URL that fsspec opens, the encoded bytes (as bytes or as a uint8 tensor of one
@@ -31,23 +27,12 @@ def source_name(source: Source) -> str:
     return str(getattr(source, "name", "<file object>"))
 
 
-def read_sources(sources: Sequence[Source]) -> list[Tensor]:
-    """Read every source; all paths together in one call that does not hold the GIL.
+def read_source(source: Source) -> Tensor:
+    """Read one source.
 
-    Returns: one uint8 tensor of one dimension per source, CPU.
+    Returns: a uint8 tensor of one dimension, CPU.
     Raises: OSError: a path cannot be read; TypeError: not a source.
     """
-    paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike) and _is_local(s)]
-    if len(paths) == len(sources) and paths:
-        try:
-            return kernel.read_files(paths)
-        except (RuntimeError, AttributeError):
-            pass  # a path is missing or empty (found below), or torchvision has no reader
-    return [read_source(source) for source in sources]
-
-
-def read_source(source: Source) -> Tensor:
-    """Read one source; shape, dtype and errors as :func:`read_sources`."""
     if isinstance(source, Tensor):
         if source.dtype != torch.uint8 or source.dim() != 1:
             shape = tuple(source.shape)
@@ -70,7 +55,8 @@ def read_source(source: Source) -> Tensor:
     return _to_tensor(content)
 
 
-def _is_local(source: str | os.PathLike[str]) -> bool:
+def is_local(source: str | os.PathLike[str]) -> bool:
+    """Return whether the bytes are those of a file of that name, with no cache before it."""
     return not isinstance(source, CachedPath) and not is_url(source)
 
 

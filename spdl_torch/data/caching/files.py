@@ -8,7 +8,7 @@ import torch
 
 from ...io._cache.hashing import hash_of
 from ...io._cache.places import file_stamp
-from ...io._source import read_sources
+from ...io._image.reading import read_sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

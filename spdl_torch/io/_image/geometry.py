@@ -14,7 +14,6 @@ __all__ = [
     "CropFunction",
     "center_crop_window",
     "checked_crop",
-    "fitted_size",
     "random_resized_crop",
     "random_resized_crop_params",
     "resized_size",
@@ -133,19 +132,6 @@ def resized_size(
     if max_size is not None and new_long > max_size:
         new_short, new_long = int(max_size * new_short / new_long), max_size
     return (new_long, new_short) if width <= height else (new_short, new_long)
-
-
-def fitted_size(
-    width: int | None, height: int | None, own_width: int, own_height: int
-) -> tuple[int, int]:
-    """Return width and height; if one is None the shape is kept, if both are, the size."""
-    if width is None and height is None:
-        return own_width, own_height
-    if width is None:
-        width = max(1, round(own_width * (height or 1) / own_height))
-    if height is None:
-        height = max(1, round(own_height * width / own_width))
-    return width, height
 
 
 def center_crop_window(

@@ -9,13 +9,15 @@ import torch
 from spdl_torch.errors import DecodeError
 
 from .._config import RGB24
-from .._source import read_source, read_sources, source_name
+from .._sizes import fitted_size
+from .._source import read_source, source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from . import kernel
 from .codec import check_codec, decode_regions, region_library, whole_decoder
 from .decode import decode_image, decode_tensor, header_size, none_decoded
-from .geometry import Crop, checked_crop, fitted_size
+from .geometry import Crop, checked_crop
+from .reading import read_sources
 from .scaled import decode_at_least, is_jpeg, load_scaled
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from .._source import read_sources, source_name
+from .._source import source_name
 from .._transfer import cuda
 from .._transfer.transfer import check_device_config
 from . import kernel
@@ -25,6 +25,7 @@ from .batch_resize import resize_crops
 from .decode import decode_tensor, header_size
 from .geometry import Crop, checked_crop
 from .header import jpeg_components
+from .reading import read_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

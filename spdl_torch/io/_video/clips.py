@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
 from .._config import RGB24
-from .._image.geometry import fitted_size
+from .._sizes import fitted_size
 from .._source import source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
