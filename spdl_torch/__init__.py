@@ -1,4 +1,4 @@
-"""A drop-in for PyTorch's DataLoader that loads on threads inside the training process.
+"""A drop-in for PyTorch's DataLoader: threads where safe, processes where needed.
 
 Public names are imported when they are first used, so that importing the package, asking for a
 command's help or starting a pool process costs nothing of torch.
