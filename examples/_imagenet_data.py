@@ -40,12 +40,12 @@ AUTO_AUGMENT: dict[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pixels:
-    """How a model wants its images."""
+    """The size, resampling and normalisation that a model was trained with."""
 
     size: int
     """Edge of the square, in pixels."""
     resize: int
-    """Of the shorter edge, before the central square is cut for validation."""
+    """Pixels of the shorter edge, from whose middle the square is cut for validation."""
     interpolation: v2.InterpolationMode = v2.InterpolationMode.BILINEAR
     mean: Sequence[float] = (0.485, 0.456, 0.406)
     """Red, green and blue of ImageNet, in 0 to 1."""

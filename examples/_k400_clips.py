@@ -62,7 +62,7 @@ class Request(NamedTuple):
 
     index: int
     seed: int | None
-    """Of the random clip, crop and flip; None = evenly spread clips from the middle."""
+    """The seed of the random clip, crop and flip; None = evenly spread clips of the middle."""
 
 
 class Encoded(NamedTuple):

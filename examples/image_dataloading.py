@@ -57,12 +57,12 @@ if TYPE_CHECKING:
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SECONDS_BETWEEN_REPORTS = 0.25
 NAMES_KEPT = 5
-"""Of the files that were skipped; their number is exact."""
+"""Names of skipped files that are printed; their number is exact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What one worker is to do."""
+    """The work of one process."""
 
     number: int
     num_workers: int
@@ -86,22 +86,22 @@ class Job:
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """What a worker has loaded. Times are of the machine's monotonic clock, in seconds."""
+    """The amount that a worker has loaded. Times are those of the monotonic clock, in seconds."""
 
     frames: int = 0
     batches: int = 0
     started: float = 0.0
     first: float = 0.0
-    """When the first batch was there; 0 before."""
+    """The time of the first batch; 0 before it arrives."""
     last: float = 0.0
     first_frames: int = 0
     num_skipped: int = 0
     skipped: list[str] = field(default_factory=list)
-    """Why, of the first few."""
+    """The errors of the first few."""
 
 
 def work(job: Job, boss: Boss) -> Tally:
-    """What a worker process does."""
+    """Load in a worker process: warm up, wait for the start, and report to the parent."""
     import torch
 
     torch.set_num_threads(1)  # the pipeline's threads do the work
@@ -117,7 +117,8 @@ def work(job: Job, boss: Boss) -> Tally:
 
 
 def batch_loader(job: Job) -> LoadBatch:
-    """The stage that does the work: paths in; a batch on the device out, and what was left out."""
+    """Return the stage that does the work, from paths to a batch on the device and the errors of
+    the files that were left out."""
     from spdl_torch.io import load_image_batch
 
     device_config: Any = None
@@ -147,7 +148,7 @@ def batch_loader(job: Job) -> LoadBatch:
 
 
 def sort_out(paths: list[str]) -> tuple[list[str], list[str]]:
-    """The paths that can be decoded, and why the others cannot. Rare, so it may take its time."""
+    """Return the paths that can be decoded, and the errors of the others. May be slow: it is rare."""
     from spdl_torch.io import decode_image
 
     good, bad = [], []
@@ -162,7 +163,7 @@ def sort_out(paths: list[str]) -> tuple[list[str], list[str]]:
 
 
 def a_small_image() -> bytes:
-    """A JPEG to load before the clock starts: imports, compilation, the device's context."""
+    """Return a JPEG to load before the clock starts: imports, compilation, the device's context."""
     from PIL import Image
 
     jpeg = io.BytesIO()
@@ -216,7 +217,7 @@ def count(tally: Tally, batch: Tensor | None, bad: list[str]) -> None:
 
 
 def now_of(device: str) -> float:
-    """The time at which all that was begun on the device is done."""
+    """Return the time once everything that was begun on the device is done."""
     if device != "cpu":
         import torch
 
@@ -225,7 +226,7 @@ def now_of(device: str) -> float:
 
 
 def recording(job: Job) -> contextlib.ExitStack:
-    """Traces until it is closed; without ``--trace`` it does nothing."""
+    """Return a trace that runs until it is closed; without ``--trace`` it does nothing."""
     from spdl_torch.observe import tracing
 
     trace = contextlib.ExitStack()
@@ -240,7 +241,7 @@ def recording(job: Job) -> contextlib.ExitStack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """What arrived in a span of time."""
+    """The frames and batches that arrived in a span of time."""
 
     frames: int
     batches: int
@@ -254,7 +255,7 @@ class Rate:
 
 
 def whole_run(tallies: Sequence[Tally]) -> Rate:
-    """Everything, over the seconds from the first start to the last batch of all."""
+    """Return the rate of everything, from the first start to the last batch of all."""
     seconds = 0.0
     if tallies:
         seconds = max(tally.last for tally in tallies) - min(tally.started for tally in tallies)
@@ -266,7 +267,7 @@ def whole_run(tallies: Sequence[Tally]) -> Rate:
 
 
 def steady(tallies: Sequence[Tally]) -> Rate:
-    """What came after the first batch of all, over the seconds from then to the last of all."""
+    """Return the rate after the first batch of all, from then to the last of all."""
     everything = whole_run(tallies)
     if not tallies:
         return everything
@@ -279,19 +280,19 @@ def steady(tallies: Sequence[Tally]) -> Rate:
 
 
 def line(tallies: Sequence[Tally]) -> str:
-    """How much, and how fast."""
+    """Return the amount and the rate, as text."""
     rate = whole_run(tallies)
     amount = f"{rate.frames:,} frames, {rate.batches:,} batches in {rate.seconds:.2f} s"
     return f"{amount}: {rate}"
 
 
 def loaded_by(crew: Crew) -> list[Tally]:
-    """The tallies of the workers who have loaded anything."""
+    """Return the tallies of the workers that have loaded anything."""
     return [worker.report for worker in crew.workers if worker.report and worker.report.batches]
 
 
 def summary(crew: Crew) -> str:
-    """The figures of each worker and of all of them."""
+    """Return the figures of each worker and of all of them, as text."""
     tallies = loaded_by(crew)
     lines = []
     for worker in crew.workers:
@@ -311,7 +312,7 @@ def summary(crew: Crew) -> str:
 
 
 def load_all(jobs: list[Job], interval: float) -> int:
-    """Run the workers, print the figures; returns the exit code."""
+    """Run the workers and print the figures; return the exit code."""
     began = time.monotonic()
     with Crew(work, jobs) as crew:
         for worker in crew.workers:
@@ -329,7 +330,7 @@ def load_all(jobs: list[Job], interval: float) -> int:
 
 
 def jobs_of(options: argparse.Namespace, flist: str) -> list[Job]:
-    """One for each GPU, or for each process on the CPU."""
+    """Return the jobs: one for each GPU, or for each process on the CPU."""
     num_gpus = count_gpus() if options.device != "cpu" else 0
     if options.device == "cuda" and not num_gpus:
         sys.exit("--device cuda: torch finds no GPU. Use --device cpu.")
@@ -357,7 +358,7 @@ def jobs_of(options: argparse.Namespace, flist: str) -> list[Job]:
 
 
 def most_batches(options: argparse.Namespace, number: int, num_workers: int) -> int | None:
-    """That a worker loads; ``--max-batches 5, 2 workers -> 3, 2``. None = all there are."""
+    """Return how many a worker loads, None = all: ``--max-batches 5, 2 workers -> 3, 2``."""
     limits = [] if options.worker_max_batches is None else [options.worker_max_batches]
     if options.max_batches is not None:
         each, rest = divmod(options.max_batches, num_workers)
@@ -366,7 +367,7 @@ def most_batches(options: argparse.Namespace, number: int, num_workers: int) -> 
 
 
 def count_gpus() -> int:
-    """As torch sees them."""
+    """Return how many GPUs torch sees."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -374,7 +375,7 @@ def count_gpus() -> int:
 
 @contextlib.contextmanager
 def file_list(options: argparse.Namespace) -> Iterator[str]:
-    """The list that was given, or one that is written for ``--data`` and for ``--smoke``."""
+    """Yield the list that was given, or one written for ``--data`` and for ``--smoke``."""
     if options.input_flist is not None:
         if "://" not in options.input_flist and not os.path.isfile(options.input_flist):
             sys.exit(f"--input-flist {options.input_flist}: there is no such file.")
@@ -395,14 +396,14 @@ def file_list(options: argparse.Namespace) -> Iterator[str]:
 
 
 def images_below(folder: Path) -> list[str]:
-    """Paths of all images in a folder and its subfolders, sorted."""
+    """Return the paths of all images in a folder and its subfolders, sorted."""
     walk = os.walk(folder, followlinks=True)
     paths = [os.path.join(place, name) for place, _, names in walk for name in names]
     return sorted(path for path in paths if os.path.splitext(path)[1].lower() in SUFFIXES)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options; ``--smoke`` fills in small ones."""
+    """Return the options; ``--smoke`` fills in small ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -435,7 +436,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """For argparse: a whole number of at least 1."""
+    """Return an option's whole number of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be >= 1, got {value}")
@@ -443,7 +444,7 @@ def positive(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the program; return the exit code."""
     options = parse(arguments)
     with file_list(options) as flist:
         return load_all(jobs_of(options, flist), options.interval)

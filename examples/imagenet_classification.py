@@ -169,7 +169,7 @@ class Run:
         return torch.autocast(self.options.device.type, dtype, enabled=self.options.amp is not None)
 
     def validate(self, model: nn.Module, clock: Clock | None = None) -> Figures:
-        """Every validation image once, over all ranks."""
+        """Validate: every image once, over all ranks."""
         share_buffers(model)
         model.eval()
         meter = Meter(self.options.device)
@@ -185,7 +185,7 @@ class Run:
         return meter.figures(self.group.total)
 
     def validate_and_time(self) -> None:
-        """What ``--eval-only`` does."""
+        """Validate and print the rate: the work of ``--eval-only``."""
         num_batches = len(self.validation_loader)
         clock = Clock(self.options.device, min(self.options.warm_up_batches, num_batches // 2))
         figures = self.validate(self.model, clock)
@@ -198,7 +198,7 @@ class Run:
 
 
 class Training:
-    """What training changes: weights, their average, the optimizer, and how far it is."""
+    """The state that training changes: weights, their average, the optimizer, and the progress."""
 
     def __init__(self, run: Run) -> None:
         options, group, built = run.options, run.group, run.built
@@ -250,7 +250,7 @@ class Training:
         self.group.say(f"best acc1 {self.best_acc1:.2f}; checkpoints in {self.options.output}")
 
     def train_epoch(self) -> None:
-        """One pass over the training images."""
+        """Train for one pass over the training images."""
         # All that is random in an epoch follows from here, so that it can be run again.
         torch.manual_seed(hash((self.options.seed, self.num_epochs, self.group.rank)))
         self.sampler.set_epoch(self.num_epochs)

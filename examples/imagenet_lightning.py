@@ -286,7 +286,7 @@ class Progress(Callback):
             self._say(trainer, line + describe_loading(trainer.val_dataloaders))
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, model: Classifier) -> None:
-        """What the loader's threads did."""
+        """Print the figures of the loader."""
         self._say(trainer, "loading:" + describe_loading(trainer.train_dataloader))
 
     def _say(self, trainer: lightning.Trainer, line: str) -> None:

@@ -155,19 +155,19 @@ class Tally:
         self.began = time.perf_counter()
 
     def add(self, scores: Tensor, labels: Tensor, losses: Tensor) -> None:
-        """What the model says of a batch of videos. Does not wait for the device."""
+        """Add the model's scores for a batch of videos, without waiting for the device."""
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices
         right = best == labels[:, None]
         values = (losses.sum(), right[:, 0].sum(), right.any(1).sum())
         self.sums += torch.stack([value.detach().float() for value in values])
 
     def count(self, batch: dict[str, Any]) -> None:
-        """How much there was of it."""
+        """Add the numbers of videos loaded and skipped."""
         self.counts[0] += len(batch["labels"])
         self.counts[1] += batch["num_skipped"]
 
     def figures(self, trainer: lightning.Trainer) -> dict[str, float]:
-        """Means over the videos of all ranks, and rates; nothing but counts where none was good."""
+        """Return means over the videos of all ranks, and rates; counts alone where none was good."""
         # Not self.log's means: those are of ranks, whose numbers of videos differ.
         reduce = partial(trainer.strategy.reduce, reduce_op="sum")
         num_videos, num_skipped = reduce(self.counts).tolist()
@@ -410,7 +410,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """For argparse: a whole number of at least 1."""
+    """Return an option's whole number of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be >= 1, got {value}")

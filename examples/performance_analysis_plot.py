@@ -3,10 +3,10 @@
 Shows: how a statistics file becomes pictures (``plot_stats``), for all of a run or for some stages
 and a span of time.
 
-Prints: the paths of two pictures. ``task_stats_combined.png`` has, for every stage, the tasks,
-successes and failures of each interval and the time that tasks took (mean, p90, p99, ms);
+Prints: the paths of two pictures. ``task_stats_combined.png`` has, for every stage, the rates of
+tasks and of failures (1/s) and the time that tasks took (mean, p90, p99, ms);
 ``queue_stats_combined.png`` has, for every queue, the throughput (items/s), the occupancy (% of the
-time), how long puts and gets waited (ms) and the items. Garbage collections are marked, and a
+time), and how long puts and gets waited (mean, p90, p99, ms). Garbage collections are marked, and a
 sentence above the panels names the bottleneck.
 
 Times are seconds since 1970, dates (``2026-01-31 12:00``), or after the start of the run as the

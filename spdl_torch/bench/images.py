@@ -97,8 +97,8 @@ def load_pillow(path: Any, crop: bool = False) -> Any:
 
 
 def load_drafted(path: Any, crop: bool = False) -> Any:
-    """Load as with Pillow, which decodes large JPEGs at a reduced size when it is told the size
-    wanted. Not for crops, whose size is not known when the file is opened."""
+    """Load with Pillow at a reduced size, which its ``draft`` chooses for large JPEGs. Not for
+    crops, whose size is not known when the file is opened."""
     from PIL import Image
     from torchvision.transforms.functional import pil_to_tensor
 

@@ -108,7 +108,7 @@ def compare(theirs: Sequence[Measurement], ours: Sequence[Measurement], num_core
         return Verdict(f"Ours loads {over}, which is less.", "Keep torch's for this dataset.")
     return Verdict(
         f"No clear difference: ours loads {over}, and rounds of one loader differ as much.",
-        "More rounds tell more: --rounds 5.",
+        "More rounds may show one: --rounds 5.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Files, objects and answers of web servers, opened at an offset, and what tells their versions."""
+"""Files, objects and answers of web servers, opened at an offset, with marks of their version."""
 
 from __future__ import annotations
 

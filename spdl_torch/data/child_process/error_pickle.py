@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedError", "pack_error", "pack_errors_of", "unpack_error", "unpack_errors_of"]
 
-_OURS = str(Path(__file__).parents[1])  # frames there tell users nothing
+_OURS = str(Path(__file__).parents[1])  # frames there are of no use to users
 
 _MOST_CAUSES = 8
 

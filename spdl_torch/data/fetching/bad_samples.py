@@ -43,7 +43,7 @@ DEFAULT_ERROR_BUDGET = 0.05  # the share from which a report says that failures 
 _MOST_IN_A_ROW = 100  # bad samples; more mean that the storage is gone, not one file
 _LOGGED_ERRORS = 10  # are logged one by one; later ones when the count reaches a power of two
 _KEPT_KEYS = 1_000
-# Frames in these files tell the user nothing; an error's note leaves them out.
+# Frames in these files are of no use to the user; an error's note leaves them out.
 _FETCHING = {str(path) for path in Path(__file__).parent.glob("*.py")}
 _SHOWN_KEYS = 5
 

@@ -421,7 +421,7 @@ class MovingPool:
             return
         self._opened_seconds = min(self._opened_seconds, now)
         # Not before they are ready. A fork beside the program's threads may wait for ever in a
-        # library that was never told of it; the threads then keep the work.
+        # library that does not expect a fork; the threads then keep the work.
         if children.is_up:
             self._hand_over(children)
             self._go(_State.TRIAL)

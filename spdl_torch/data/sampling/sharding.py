@@ -71,7 +71,7 @@ def rank_shard(
     if os.environ.get("LOCAL_RANK", "0") != "0":
         raise RuntimeError(
             f"{owner}: this process is LOCAL_RANK={os.environ['LOCAL_RANK']}, but there is "
-            "neither a process group nor RANK and WORLD_SIZE to tell which part of the data is "
+            "neither a process group nor RANK and WORLD_SIZE to say which part of the data is "
             "its own. Iterate after init_process_group() or pass num_replicas and rank."
         )
     return Shard()

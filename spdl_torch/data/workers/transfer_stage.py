@@ -76,7 +76,7 @@ def most_pieces(max_outstanding: int) -> int:
 
 def most_regions(max_outstanding: int, num_processes: int) -> int:
     """Return the same for batches in the shared memory of processes: each has one more, which is
-    free before the process hears of it.
+    free before the process reads so.
     """
     return most_pieces(max_outstanding) + num_processes
 

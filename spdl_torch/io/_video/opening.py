@@ -47,9 +47,9 @@ _SELF_CONTAINED = (
     "gif,gif_pipe,apng,png_pipe,jpeg_pipe,jpegxl_anim,webp_pipe,bmp_pipe,tiff_pipe,bink,smk,roq,"
     "flic,film_cpk,wc3movie,4xm,ea,idcin,thp,usm,vmd,xmv"
 )
-"""FFmpeg's names of the formats that a local file may have: they open no other file. FFmpeg tells a
-format by the content, whatever the file is called, and opens what playlists (hls, dash), lists
-(concat), numbered pictures (image2) and a few containers (imf, mlv, vobsub) name."""
+"""FFmpeg's names of the formats that a local file may have: they open no other file. FFmpeg takes
+the format from the content, whatever the file is called, and opens what playlists (hls, dash),
+lists (concat), numbered pictures (image2) and a few containers (imf, mlv, vobsub) name."""
 
 
 @contextlib.contextmanager

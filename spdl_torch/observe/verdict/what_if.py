@@ -2,7 +2,7 @@
 
 A model with few parts: a batch takes a worker, a core, the GIL and the trainer for the seconds that
 were measured, and the resource that is taken most limits all. The bounds hold the error of what was
-measured and of what cannot be told apart; where they are far from each other there is no figure.
+measured, and causes that the figures do not separate; where they are far apart there is no figure.
 """
 
 from __future__ import annotations
@@ -331,8 +331,8 @@ def _why_unknown(question: Question, now: Demands) -> str:
         return "the cost of reading a sample from a cache, beside that of collating it, counts here"
     if now.waits.high - now.waits.low > _WORTH_NAMING * (now.cpu + now.waits.low):
         return (
-            "the threads wait for the GIL, for storage or for both, and the figures do not tell "
-            "them apart. An epoch with num_workers=1 would"
+            "the threads wait for the GIL, for storage or for both, and the figures do not "
+            "separate these. An epoch with num_workers=1 would"
         )
     if now.gil is not None and now.gil.high > (1 + _WORTH_NAMING) * now.gil.low:
         return "the GIL was sampled too rarely: load for a few more seconds"
