@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import default_collate
-
 from ...io._storage import batch_room
-from ...pipeline.failures import describe
-from ..error_notes import cause_of, describe_batch, noted_call
-from . import stacking
+from ..error_notes import describe_batch
 from .bad_samples import MISSING, NoGoodSample, Tries
 from .batch import Batch
+from .collating import Collating
 from .items import EndOfIterable, Items, SingleItems
-from .rows import is_torchs_collate, row_reader
+from .rows import row_reader
 from .samples import Samples, samples_of
-from .timing import timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,16 +55,7 @@ class BatchMaker:
         fetch_cell: TaskCell | None,
         collate_cell: TaskCell | None,
     ) -> None:
-        self._collate_fn = collate_fn
-        # Of torch's batches all large tensors go to the device. Another function could keep views
-        # of the memory, from which the loop might begin copies that nobody knows of.
-        self._memory = memory if is_torchs_collate(collate_fn) else None
-        if self._memory is not None:
-            collate_into = stacking.collate_into(self._memory)
-        self._collate = collate_into or collate_fn
-        self._collate_cell = collate_cell
         self._auto_collation = auto_collation
-        self._is_collating = False
         self._batch = batch = Batch(streams, key, tolerance)
         self.items: Items | None = None
         """The items of an iterable dataset; None = map-style."""
@@ -82,6 +69,17 @@ class BatchMaker:
             self._samples = samples_of(
                 dataset, batch, fetch_cell, auto_collation=auto_collation, reader=reader
             )
+        self._collating = collating = Collating(
+            collate_fn,
+            batch,
+            collate_cell,
+            into=collate_into,
+            memory=memory,
+            describe=describe_batch if self.items is None else self.items.describe_batch,
+        )
+        self._memory = collating.memory
+        self.collate = collating.collate
+        """Collates the samples of a batch; the collating's own method, to save a call a batch."""
 
     def make(self, first: int, index: Any, number: int) -> tuple[Any, Tries | None]:
         """Return batch ``number``, and the tries that it took if samples may fail.
@@ -110,7 +108,7 @@ class BatchMaker:
 
     def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
         """Begin a batch on this thread, as ``Batch.begin``."""
-        self._is_collating = False
+        self._collating.has_begun = False
         self._batch.begin(first, bad)
         if self._memory is not None:
             self._memory.begin()
@@ -138,37 +136,9 @@ class BatchMaker:
             raise NoGoodSample(tries)
         return samples, tries
 
-    def collate(self, samples: Any, index: Any, number: int) -> Any:
-        """Collate the samples into batch ``number``, for which the sampler gave ``index``."""
-        if self._memory is None:
-            return self._collated(samples, index, number)
-        try:
-            return self._collated(samples, index, number)
-        finally:
-            self._memory.end()
-
-    def _collated(self, samples: Any, index: Any, number: int) -> Any:
-        self._is_collating = True
-        if self._batch.streams is not None:
-            self._batch.streams.at_collate()
-        if self._collate_fn is default_collate:
-            made = getattr(samples, "collated", None)
-            if made is not None:
-                return made  # the dataset has already written its samples into one batch
-        try:
-            return timed(self._collate_cell, self._collate, samples)
-        except BaseException as error:
-            which = (
-                describe_batch(number, index)
-                if self.items is None
-                else self.items.describe_batch(number)
-            )
-            given = f"{which}, given {describe(samples)}"
-            raise noted_call(error, "collate_fn", "in collate_fn", given) from cause_of(error)
-
     def at_work(self, index: Any) -> str:
         """Describe the work on the batch of ``index``. Called from other threads."""
-        if self._is_collating:
+        if self._collating.has_begun:
             return "stage 'collate'"
         source: Any = self._samples or self.items
         return f"stage 'fetch', {source.describe(index)}"

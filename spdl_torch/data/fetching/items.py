@@ -90,8 +90,10 @@ class Items:
         number = self.num_taken + len(self._under_way)
         return f"item {number} of the iterator of {self._name}"
 
-    def describe_batch(self, number: int) -> str:
-        """Name the items of batch ``number``, which were just taken, in one short line."""
+    def describe_batch(self, number: int, _index: object = None) -> str:
+        """Name the items of batch ``number``, which were just taken, in one short line; an index
+        says nothing of them.
+        """
         first, last = self._batch.first, self.num_taken - 1
         items = f"item {last}" if first >= last else f"items {first} to {last}"
         return f"batch {number}, {items} of the iterator of {self._name}"
