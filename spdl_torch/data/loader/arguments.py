@@ -1,4 +1,4 @@
-"""Refuse arguments of the wrong type, and warn at the line of the user's code."""
+"""Refuse arguments that cannot be honoured, and warn at the line of the user's code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ import numbers
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from ...autotune.workers import AutoWorkers
 from ...errors import UnsupportedOptionError
+from ..workers.transfer_stage import check_device
 
-__all__ = ["check_arguments", "refuse_foreign_state", "warn_once"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "check_arguments",
+    "check_error_options",
+    "check_options",
+    "refuse_foreign_state",
+    "warn_once",
+]
 
 # Loaders are also built for the user: by our own commands, by torch's generic classes and by
 # trainers, from the attributes of the user's own loader.
@@ -76,6 +87,103 @@ def check_arguments(
         raise UnsupportedOptionError(
             f"DataLoader: snapshot_every_n_steps={snapshot_every_n_steps!r} is torchdata's. Leave "
             "it out: state_dict() is exact after every batch, and no snapshots are taken."
+        )
+
+
+def check_options(
+    dataset: object,
+    num_workers: object,
+    device: torch.device | str | int | None,
+    isolation: object,
+    processes: Any,
+    seed: object,
+    rng: object,
+) -> None:
+    """Refuse what this release cannot honour, and say what to do instead.
+
+    Raises: UnsupportedOptionError; what ``check_device`` raises.
+    """
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        raise UnsupportedOptionError(
+            f"DataLoader: dataset must not be a DataPipe, got {type(dataset).__name__}. torch has "
+            "deprecated DataPipes; pass a Dataset or an IterableDataset."
+        )
+    check_device(device)
+    _check_isolation(num_workers, isolation, processes)
+    _check_random_options(num_workers, seed, rng)
+
+
+def _check_isolation(num_workers: Any, isolation: object, processes: Any) -> None:
+    if isolation not in ("auto", "thread", "process"):
+        raise UnsupportedOptionError(
+            f'DataLoader: isolation must be "auto", "thread" or "process", got {isolation!r}.'
+        )
+    if isolation == "process" and num_workers == 0:
+        raise UnsupportedOptionError(
+            'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
+            "calling thread. Pass num_workers=1 or more, or leave isolation out."
+        )
+    if processes is None:
+        return
+    if isolation != "process":
+        raise UnsupportedOptionError(
+            f"DataLoader: processes={processes!r} has an effect only with "
+            'isolation="process". Pass that too, or leave it out.'
+        )
+    is_number = isinstance(processes, int) and not isinstance(processes, bool)
+    if not is_number or not 1 <= processes <= num_workers:
+        raise UnsupportedOptionError(
+            "DataLoader: processes must be a number from 1 to num_workers "
+            f"({num_workers}), got {processes!r}."
+        )
+
+
+def check_error_options(
+    dataset: object, on_error: object, error_budget: Any, replace: bool
+) -> None:
+    """Refuse options for bad samples that contradict each other. Raises: UnsupportedOptionError."""
+    if on_error not in ("raise", "skip"):
+        raise UnsupportedOptionError(
+            f'DataLoader: on_error must be "raise" or "skip", got {on_error!r}.'
+        )
+    if on_error == "raise" and (error_budget is not None or replace):
+        given = f"error_budget={error_budget!r}" if error_budget is not None else "replace=True"
+        raise UnsupportedOptionError(
+            f'DataLoader: {given} has no effect with on_error="raise". Pass on_error="skip", or '
+            "leave it out."
+        )
+    is_count = isinstance(error_budget, int) and not isinstance(error_budget, bool)
+    is_share = isinstance(error_budget, float | Fraction) and 0 < error_budget <= 1
+    if error_budget is not None and not is_share and not (is_count and error_budget >= 0):
+        raise UnsupportedOptionError(
+            "DataLoader: error_budget must be a count >= 0 or a share above 0 and up to 1.0, got "
+            f"{error_budget!r}."
+        )
+    if replace and not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
+        raise UnsupportedOptionError(
+            "DataLoader: replace=True needs a dataset with a length, to know which sample is the "
+            f"next; {type(dataset).__name__} has none. Give it __len__, or leave replace out."
+        )
+
+
+def _check_random_options(num_workers: object, seed: object, rng: object) -> None:
+    if rng not in ("sample", "worker"):
+        raise UnsupportedOptionError(
+            f'DataLoader: rng must be "sample" or "worker", got {rng!r}. The default, "sample", '
+            "gives every sample a random stream of its own."
+        )
+    if seed is None:
+        return
+    if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
+        raise UnsupportedOptionError(
+            f"DataLoader: seed must be an integer or None, got {seed!r}. With None the random "
+            "streams are seeded from generator=, as in torch."
+        )
+    if rng == "worker" and num_workers == 0:
+        raise UnsupportedOptionError(
+            f'DataLoader: seed={seed!r} has no effect with rng="worker" and num_workers=0: there '
+            "torch draws from the global generators. Leave rng out, or seed with "
+            "torch.manual_seed()."
         )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 import os
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from ...autotune.tuning import Tuning
 from ...autotune.workers import AutoWorkers
@@ -23,15 +21,21 @@ from ..dataset_figures import dataset_figures
 from ..fetching.sample_calls import is_read_at_once
 from ..sampling.sharding import is_shared_out
 from ..workers.stats import start_remark, with_remarks, with_remarks_of
-from ..workers.transfer_stage import check_device
 from .accelerate import AcceleratePrepared
-from .arguments import check_arguments, refuse_foreign_state, warn_once
+from .arguments import (
+    check_arguments,
+    check_error_options,
+    check_options,
+    refuse_foreign_state,
+    warn_once,
+)
 from .base_loader import BaseLoader
 from .iterators import InlineIterator, ThreadIterator
 from .loader_state import LoaderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from fractions import Fraction
 
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -159,8 +163,8 @@ class DataLoader(BaseLoader[T_co]):
             worker_init_fn=worker_init_fn,
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
-        _check_options(dataset, num_workers, device, isolation, processes, seed, rng)
-        _check_error_options(dataset, on_error, error_budget, replace)
+        check_options(dataset, num_workers, device, isolation, processes, seed, rng)
+        check_error_options(dataset, on_error, error_budget, replace)
         # Lightning copies a loader from its attributes, so each parameter stays under its own
         # public name, as it was given.
         self.device = device
@@ -380,96 +384,3 @@ class DataLoader(BaseLoader[T_co]):
                 f"{of_ranks}, on {cores} usable cores. More workers than cores help only where "
                 "they wait for storage or a network; otherwise they slow the training step."
             )
-
-
-def _check_options(
-    dataset: object,
-    num_workers: object,
-    device: torch.device | str | int | None,
-    isolation: object,
-    processes: Any,
-    seed: object,
-    rng: object,
-) -> None:
-    """Refuse what this release cannot honour, and say what to do instead."""
-    if isinstance(dataset, IterDataPipe | MapDataPipe):
-        raise UnsupportedOptionError(
-            f"DataLoader: dataset must not be a DataPipe, got {type(dataset).__name__}. torch has "
-            "deprecated DataPipes; pass a Dataset or an IterableDataset."
-        )
-    check_device(device)
-    _check_isolation(num_workers, isolation, processes)
-    _check_random_options(num_workers, seed, rng)
-
-
-def _check_isolation(num_workers: Any, isolation: object, processes: Any) -> None:
-    if isolation not in ("auto", "thread", "process"):
-        raise UnsupportedOptionError(
-            f'DataLoader: isolation must be "auto", "thread" or "process", got {isolation!r}.'
-        )
-    if isolation == "process" and num_workers == 0:
-        raise UnsupportedOptionError(
-            'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
-            "calling thread. Pass num_workers=1 or more, or leave isolation out."
-        )
-    if processes is None:
-        return
-    if isolation != "process":
-        raise UnsupportedOptionError(
-            f"DataLoader: processes={processes!r} has an effect only with "
-            'isolation="process". Pass that too, or leave it out.'
-        )
-    is_number = isinstance(processes, int) and not isinstance(processes, bool)
-    if not is_number or not 1 <= processes <= num_workers:
-        raise UnsupportedOptionError(
-            "DataLoader: processes must be a number from 1 to num_workers "
-            f"({num_workers}), got {processes!r}."
-        )
-
-
-def _check_error_options(
-    dataset: object, on_error: object, error_budget: Any, replace: bool
-) -> None:
-    if on_error not in ("raise", "skip"):
-        raise UnsupportedOptionError(
-            f'DataLoader: on_error must be "raise" or "skip", got {on_error!r}.'
-        )
-    if on_error == "raise" and (error_budget is not None or replace):
-        given = f"error_budget={error_budget!r}" if error_budget is not None else "replace=True"
-        raise UnsupportedOptionError(
-            f'DataLoader: {given} has no effect with on_error="raise". Pass on_error="skip", or '
-            "leave it out."
-        )
-    is_count = isinstance(error_budget, int) and not isinstance(error_budget, bool)
-    is_share = isinstance(error_budget, float | Fraction) and 0 < error_budget <= 1
-    if error_budget is not None and not is_share and not (is_count and error_budget >= 0):
-        raise UnsupportedOptionError(
-            "DataLoader: error_budget must be a count >= 0 or a share above 0 and up to 1.0, got "
-            f"{error_budget!r}."
-        )
-    if replace and not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
-        raise UnsupportedOptionError(
-            "DataLoader: replace=True needs a dataset with a length, to know which sample is the "
-            f"next; {type(dataset).__name__} has none. Give it __len__, or leave replace out."
-        )
-
-
-def _check_random_options(num_workers: object, seed: object, rng: object) -> None:
-    if rng not in ("sample", "worker"):
-        raise UnsupportedOptionError(
-            f'DataLoader: rng must be "sample" or "worker", got {rng!r}. The default, "sample", '
-            "gives every sample a random stream of its own."
-        )
-    if seed is None:
-        return
-    if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
-        raise UnsupportedOptionError(
-            f"DataLoader: seed must be an integer or None, got {seed!r}. With None the random "
-            "streams are seeded from generator=, as in torch."
-        )
-    if rng == "worker" and num_workers == 0:
-        raise UnsupportedOptionError(
-            f'DataLoader: seed={seed!r} has no effect with rng="worker" and num_workers=0: there '
-            "torch draws from the global generators. Leave rng out, or seed with "
-            "torch.manual_seed()."
-        )
