@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..rng.keys import StreamKey
     from ..workers.jobs import Result
     from ..workers.moving import Moving
-    from ..workers.pool import Pool, TunedPool
+    from ..workers.pool import SinglePool, TunedPool
     from ..workers.stats import PoolFigures
     from ..workers.worker_pool import WorkerPool
 
@@ -96,7 +96,7 @@ _MOVES = {
 class _Segment:
     """Consecutive jobs of one pool."""
 
-    pool: Pool
+    pool: SinglePool
     first: int
     """The number of its first job."""
     end: int | None = None
@@ -165,10 +165,8 @@ class MovingPool:
         self._last_seconds = 0.0  # when the epoch began, or the loop had its last batch
         self._num_warm = 0  # the next batches that are not counted: those of a beginning
         self._is_first = False  # whether the epoch's first batch is still to come
-        self._asked: Pool = threads  # the pool that the trainer asked last
-        self.figures: Any = _MovingFigures(threads.figures)
-
-    # -- a Pool --------------------------------------------------------------------------------
+        self._asked: SinglePool = threads  # the pool that the trainer asked last
+        self.figures = _MovingFigures(threads.figures)
 
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
         """Start the threads or, on trial, children; see ``Pool.start``."""
@@ -225,7 +223,7 @@ class MovingPool:
         self._count(pool)
         return result
 
-    def _turn_to_current(self) -> Pool:
+    def _turn_to_current(self) -> SinglePool:
         """Return the pool from which the next result comes."""
         pool = self._current().pool
         if pool is not self._asked:
@@ -234,7 +232,7 @@ class MovingPool:
             self._num_warm = _TRIAL_BATCHES  # those of the children's start
         return pool
 
-    def _count(self, pool: Pool) -> None:
+    def _count(self, pool: SinglePool) -> None:
         """Count the batch that the loop gets now, and the time since the last one."""
         now, memory = perf_counter(), self._memory
         seconds, self._last_seconds = now - self._last_seconds, now
@@ -291,9 +289,7 @@ class MovingPool:
         self.request_stop()
         self._threads.stop()
 
-    # -- moving --------------------------------------------------------------------------------
-
-    def _begin(self, key: StreamKey, pool: Pool) -> None:
+    def _begin(self, key: StreamKey, pool: SinglePool) -> None:
         self._segments = deque((_Segment(pool, 0),))
         self._asked = pool
         self._num_submitted = 0
@@ -449,7 +445,7 @@ class MovingPool:
         )
         self._open()
 
-    def _hand_over(self, pool: Pool) -> None:
+    def _hand_over(self, pool: SinglePool) -> None:
         """Let ``pool`` have the jobs from now on."""
         # Jobs below this number stay with those who have them; their results come first.
         first = self._num_submitted
@@ -484,7 +480,7 @@ class MovingPool:
         self._go(_State.STAYED)
 
     @staticmethod
-    def _placed(pool: Pool, reason: str = "") -> Placement:
+    def _placed(pool: SinglePool, reason: str = "") -> Placement:
         """Return where the workers of ``pool`` live; ``reason``: in place of the one known."""
         placement = pool.figures.placement
         assert placement is not None, "set by whoever opened the pool"

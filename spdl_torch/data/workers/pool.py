@@ -1,4 +1,4 @@
-"""A pool of workers, as the loader's iterator sees it: in this process or in a child."""
+"""Pools of workers, as the loader's iterator sees them: in this process or in children."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from .jobs import Result
-    from .stats import PoolFigures
+    from .stats import Figures, PoolFigures
 
-__all__ = ["Pool", "TunedPool"]
+__all__ = ["Pool", "SinglePool", "TunedPool"]
 
 
 class Pool(Protocol):
     """Makes batches ahead of the trainer, in epochs. The trainer's thread calls its methods."""
 
     @property
-    def figures(self) -> PoolFigures:
+    def figures(self) -> Figures:
         """The figures of the epoch that runs or, between epochs, of the last one."""
         ...
 
@@ -67,6 +67,15 @@ class Pool(Protocol):
 
     def stop(self) -> None:
         """Stop the workers, and wait a moment for their end."""
+        ...
+
+
+class SinglePool(Pool, Protocol):
+    """A pool whose workers all live in one kind of place, threads or processes."""
+
+    @property
+    def figures(self) -> PoolFigures:
+        """The figures of the epoch that runs or, between epochs, of the last one."""
         ...
 
 
