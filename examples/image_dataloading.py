@@ -148,7 +148,7 @@ def batch_loader(job: Job) -> LoadBatch:
 
 
 def sort_out(paths: list[str]) -> tuple[list[str], list[str]]:
-    """Return the paths that can be decoded, and the errors of the others. May be slow: it is rare."""
+    """Return the paths that can be decoded, and the errors of the others. Slow, but rare."""
     from spdl_torch.io import decode_image
 
     good, bad = [], []

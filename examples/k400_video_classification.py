@@ -167,7 +167,7 @@ class Tally:
         self.counts[1] += batch["num_skipped"]
 
     def figures(self, trainer: lightning.Trainer) -> dict[str, float]:
-        """Return means over the videos of all ranks, and rates; counts alone where none was good."""
+        """Return means over the videos of all ranks, and rates; counts alone if none was good."""
         # Not self.log's means: those are of ranks, whose numbers of videos differ.
         reduce = partial(trainer.strategy.reduce, reduce_op="sum")
         num_videos, num_skipped = reduce(self.counts).tolist()

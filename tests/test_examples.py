@@ -70,7 +70,7 @@ def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
     table = tmp_path / "numpy.csv"
     run_here(EXAMPLES / "benchmark_numpy.py", "--smoke", "--csv", str(table))
     printed = capsys.readouterr().out
-    lines = list(csv.DictReader(table.open(newline="")))
+    lines = list(csv.DictReader(table.read_text().splitlines()))
     rows = {(line["format"], line["loader"], line["num_workers"], line["pool"]) for line in lines}
     assert len(lines) == 2 * len(rows)
     for saved_as, library, count, pool in rows:

@@ -1,5 +1,7 @@
 """Which long forms a run takes: parts that do not overlap, and that are all of them together."""
 
+import sys
+
 import conftest
 import pytest
 from conftest import NUM_PARTS
@@ -26,15 +28,20 @@ class Collected:
 
 
 @pytest.fixture
-def run(tmp_path, capsys):
+def run(tmp_path, capsys, monkeypatch):
     """A run, as far as the choice of tests, of 5 short ones and many long ones."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the file changes within a second
+    options = ["--collect-only", "--import-mode=importlib", "--rootdir", str(tmp_path)]
+    for plugin in ("cacheprovider", "faulthandler"):
+        options += ["-p", f"no:{plugin}"]
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
 
-    def collect(*options, num_long=300):
-        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
+    def collect(*more, num_long=300):
         (tmp_path / "test_some.py").write_text(TESTS.format(num_long))
-        without = [word for name in ("cacheprovider", "faulthandler") for word in ("-p", f"no:{name}")]
-        command = ["--collect-only", *without, "--rootdir", str(tmp_path), str(tmp_path), *options]
-        assert pytest.main(command, plugins=[conftest, found := Collected()]) == 0
+        found, known = Collected(), set(sys.modules)
+        assert pytest.main([*options, str(tmp_path), *more], plugins=[conftest, found]) == 0
+        for name in set(sys.modules) - known:
+            del sys.modules[name]
         return found.names, capsys.readouterr().out
 
     return collect
@@ -57,12 +64,10 @@ def test_parts_are_disjoint_and_all_of_the_long_forms(run):
 
 
 def test_test_stays_in_its_part(run):
-    """Whatever is added before it or behind it; else successive days could miss it for ever."""
-    before, after = (set(run("--rotation", "7", num_long=count)[0]) for count in (150, 300))
-    assert before < after
-    assert {name for name in after if is_long(name)} - before == {
-        name for name in after if is_long(name) and int(name[10:-1]) >= 150
-    }
+    """Whatever is added beside it; else successive days could miss it for ever."""
+    fewer, more = (set(run("--rotation", "7", num_long=count)[0]) for count in (150, 300))
+    assert fewer < more
+    assert all(is_long(name) and int(name[10:-1]) >= 150 for name in more - fewer)
 
 
 @pytest.mark.parametrize("days_between", [1, 2, 3, 5, 7, 10, 14, 30])
@@ -74,6 +79,7 @@ def test_schedule_covers_all(days_between):
 
 def test_first_lines_say_how_to_repeat_the_run(run):
     """The number, the part, and how many parts there are."""
-    assert f"long forms: part 3 of {NUM_PARTS}, by --rotation {2 * NUM_PARTS + 3}" in (
-        run("--rotation", str(2 * NUM_PARTS + 3))[1]
+    assert (
+        f"long forms: part 3 of {NUM_PARTS}, by --rotation {2 * NUM_PARTS + 3}"
+        in (run("--rotation", str(2 * NUM_PARTS + 3))[1])
     )
