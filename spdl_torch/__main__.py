@@ -587,7 +587,8 @@ def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     _add_file_and_run(plot)
     plot.add_argument(
-        *("-o", "--output"),
+        "-o",
+        "--output",
         type=Path,
         default=Path(),
         metavar="DIR",
@@ -625,7 +626,7 @@ def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="trace that Profile.write_trace wrote; with -o also several, or a folder of them",
     )
     trace.add_argument(
-        *("-o", "--output"), type=Path, metavar="OUT", help="write the merged trace to this file"
+        "-o", "--output", type=Path, metavar="OUT", help="write the merged trace to this file"
     )
     trace.add_argument(
         "--torch", type=Path, metavar="TRACE", help="written by torch.profiler in the same process"

@@ -111,8 +111,6 @@ class Tuner:
             return over
         return self._rest(window) if self.is_settled else self._propose(window)
 
-    # -- looking for a step --------------------------------------------------------------------
-
     def _propose(self, window: Window) -> Step:
         if window.wait_ratio <= _ENOUGH_WAIT:
             self._num_calm += 1
@@ -178,8 +176,6 @@ class Tuner:
         if busiest is not None and busiest.busy_ratio >= 0.75:
             return "max"  # its concurrency is not ours to change
         return "source"
-
-    # -- judging one ---------------------------------------------------------------------------
 
     def _judge(self, trial: _Trial, window: Window) -> Step:
         trial.num_windows += 1
@@ -248,8 +244,6 @@ class Tuner:
             )
             for name, old, new in pairs
         )
-
-    # -- resting -------------------------------------------------------------------------------
 
     def _settle(self, window: Window, reason: str) -> Step:
         self.is_settled, self._rested, self._reason = True, window, reason

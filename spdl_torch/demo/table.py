@@ -118,8 +118,6 @@ def _ratio(first: Sequence[float | None], last: Sequence[float | None]) -> str:
     return f"{median(after) / median(before):.2f}x"
 
 
-# -- when a model waits ----------------------------------------------------------------------------
-
 _MOST_SPEEDS = 5
 _RATE, _SPEED = 11, 12
 
@@ -150,8 +148,6 @@ def waiting_table(results: Mapping[str, Sequence[Measurement]]) -> str:
         lines.append(line + "".join(f"{share:>{_SPEED}}" for share in shares))
     return "\n".join(lines)
 
-
-# -- our loader's stages ---------------------------------------------------------------------------
 
 _STAGE_HEADINGS = (
     ("", "stage"),

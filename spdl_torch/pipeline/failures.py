@@ -76,7 +76,10 @@ class FailureBudget:
         if self.num_failures > _LOGGED_ERRORS:
             _logger.error(
                 "stage %r: %d of %d items failed and were dropped; the first %d are logged.",
-                *(self._stage, self.num_failures, num_tasks, _LOGGED_ERRORS),
+                self._stage,
+                self.num_failures,
+                num_tasks,
+                _LOGGED_ERRORS,
             )
 
     def _exceeded(self, num_tasks: int) -> bool:

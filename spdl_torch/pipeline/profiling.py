@@ -174,7 +174,10 @@ class _Profiling:
             stats.append(ProfileStats(concurrency, qps, occupancy))
             _logger.info(
                 "profile_pipeline: %s[%d]: %.1f items/s, occupied %.0f %%",
-                *(stage.name, concurrency, qps, occupancy * 100),
+                stage.name,
+                concurrency,
+                qps,
+                occupancy * 100,
             )
         result = ProfileResult(stage.name, stats)
         self.results.append(result)

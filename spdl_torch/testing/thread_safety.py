@@ -128,8 +128,6 @@ def _difference(expected: list[Any], got: list[Any], error: Exception | None) ->
     return None
 
 
-# -- the likely reason -----------------------------------------------------------------------
-
 _OR_PROCESSES = "or leave isolation out: then it is loaded in worker processes"
 _MOST_NAMES = 4
 

@@ -64,7 +64,11 @@ ORDINARY = (
     _one("photographs, OpenCV", "folders.opencv", 16, 600, "cv2"),
     _one(
         "photographs, albumentations",
-        *("folders.augmented", 16, 550, "cv2", "albumentations"),
+        "folders.augmented",
+        16,
+        550,
+        "cv2",
+        "albumentations",
         random=True,
     ),
     _one("segmentation, tv_tensors", "folders.segmentation", 8, 400, random=True),

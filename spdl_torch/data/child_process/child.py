@@ -169,7 +169,7 @@ class Child:
             self._pool.stop(_FINISH_SECONDS)
             sender.join(_FINISH_SECONDS)
 
-    # -- the main thread -----------------------------------------------------------------------
+    # Called on the main thread:
 
     def _hear(self, message: Any) -> None:
         if isinstance(message, Ask):
@@ -217,7 +217,7 @@ class Child:
         except PipelineStopped:
             return None
 
-    # -- the sender ----------------------------------------------------------------------------
+    # Called on the sender's thread:
 
     def _run_sender(self) -> None:
         try:

@@ -125,7 +125,7 @@ class ChildConnection:
         self._replies = Channel[Reply](1_000)
         _live.add(self)
 
-    # -- the trainer's threads -----------------------------------------------------------------
+    # Called on the trainer's threads:
 
     def start(self, threads: ThreadGroup, begin: Callable[[], None] | None = None) -> None:
         """Start the child, and return when its process exists. The receiver calls ``begin`` first.
@@ -341,7 +341,7 @@ class ChildConnection:
         end = _describe_end(self._exit_code)
         return RuntimeError(f"DataLoader: {where} {end}{'' if self._could_start else _NO_GUARD}")
 
-    # -- the receiver --------------------------------------------------------------------------
+    # Called on the receiver's thread:
 
     def _run_receiver(
         self, begin: Callable[[], None] | None, forked: ChildProcess | None = None

@@ -68,7 +68,10 @@ class LoneWorker:
         turns = _Turns(line, self._uplink, self._new_epoch)
         turns.restart(*self._begin)
         worker = Worker(
-            *(0, self._spec, turns.epochs, self._activity),
+            0,
+            self._spec,
+            turns.epochs,
+            self._activity,
             copying=threading.Lock(),  # nobody else copies: there is one worker
             cells=tuple(stage.new_cell() if self._spec.stats else None for stage in self._stages),
             could_not_start=_note_nothing,

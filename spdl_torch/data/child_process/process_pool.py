@@ -121,8 +121,6 @@ class ProcessPool:
         self._deaths: dict[int, int] = {}  # by the number of the batch that was next
         self._is_stopped = False
 
-    # -- the trainer's thread ------------------------------------------------------------------
-
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
         """Start the children, and the first epoch in them; see ``WorkerPool.start``."""
         if forks(self._context):
@@ -333,8 +331,6 @@ class ProcessPool:
             )
         return epoch
 
-    # -- beginning -----------------------------------------------------------------------------
-
     def _new_child(
         self, place: int, key: StreamKey, workers: Sequence[WorkerState]
     ) -> WorkerProcess:
@@ -355,7 +351,11 @@ class ProcessPool:
         # its own, which torch does not reuse too early.
         lock = None if self._locker is None else self._locker.region
         child = WorkerProcess(
-            *(place, spec, self._context, key, workers),
+            place,
+            spec,
+            self._context,
+            key,
+            workers,
             blocks=self._blocks,
             lock=lock,
             hear=weakly(self._hear),
@@ -415,8 +415,6 @@ class ProcessPool:
             stage.run(epochs)  # group is a default so it stays alive: the exit waits for it
 
         self._threads.spawn("transfer", run)
-
-    # -- joining and leaving -------------------------------------------------------------------
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of children of one worker each, and return the new number.
@@ -486,7 +484,7 @@ class ProcessPool:
         if self._is_stopped:
             child.connection.hang_up()
 
-    # -- the receivers' threads ----------------------------------------------------------------
+    # Called on the receivers' threads:
 
     def _hear(self, child: WorkerProcess, answer: Answer) -> None:
         mappings = child.mappings

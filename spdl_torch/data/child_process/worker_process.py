@@ -62,7 +62,9 @@ class WorkerProcess:
         is_forked = forks(context)
         beginning = Beginning(
             InheritedSpec(spec) if is_forked else PickledSpec(spec, blocks),
-            *(key, tuple(workers), torch.get_default_dtype()),
+            key,
+            tuple(workers),
+            torch.get_default_dtype(),
             None if is_forked else _environment(),
         )
         # Weakly: the connection's thread must not keep this object, whose jobs hold user's indices.
@@ -79,7 +81,9 @@ class WorkerProcess:
                 ended(found)
 
         self.connection = ChildConnection(
-            *(context, beginning, self.mappings),
+            context,
+            beginning,
+            self.mappings,
             hear=hear_answer,
             ended=has_ended,
             is_lone=spec.num_workers == 1,

@@ -194,14 +194,19 @@ class SkippedSamples(FailureBudget):
             each = self.samples[-1]
             _logger.warning(
                 "DataLoader: sample %s failed in stage %r and is skipped (%d of %d so far): %s",
-                *(describe(each.key), each.stage, count, num_tasks, each.error),
+                describe(each.key),
+                each.stage,
+                count,
+                num_tasks,
+                each.error,
             )
 
     def _log_total(self, num_tasks: int) -> None:
         if self.num_failures:
             _logger.warning(
                 "DataLoader: %d of %d samples of the epoch failed and were skipped.",
-                *(self.num_failures, num_tasks),
+                self.num_failures,
+                num_tasks,
             )
 
 

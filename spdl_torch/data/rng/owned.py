@@ -99,9 +99,6 @@ class OwnedGenerators:
         ]
 
 
-# -- finding -------------------------------------------------------------------------------------
-
-
 def _may_hold_any(roots: tuple[Any, ...]) -> bool:
     """Return False if no generator is reachable, having asked Python's garbage collector alone.
 
@@ -182,7 +179,9 @@ def _warn_of_bound(roots: tuple[Any, ...]) -> None:
         "lies deeper is not seeded for each sample, so workers repeat each other's draws. Keep "
         "generators in attributes of the dataset or its transforms, and data in arrays or in "
         "containers of more than %d entries; or draw from torch, random or numpy.random.",
-        *(" and ".join(type(root).__name__ for root in roots), _MOST_OBJECTS, _MOST_MEMBERS),
+        " and ".join(type(root).__name__ for root in roots),
+        _MOST_OBJECTS,
+        _MOST_MEMBERS,
     )
 
 
@@ -235,9 +234,6 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
         names = (slots,) if isinstance(slots, str) else slots
         found += [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     return found
-
-
-# -- seeding -------------------------------------------------------------------------------------
 
 
 def _reseed(generator: _Generator, seed: int) -> None:

@@ -135,8 +135,6 @@ def process_generators_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-# -- random ----------------------------------------------------------------------------------
-
 _Core = _random.Random
 
 
@@ -204,8 +202,6 @@ def _install_python() -> None:
     random.getrandbits = process.getrandbits
 
 
-# -- numpy.random ----------------------------------------------------------------------------
-
 # Functions that are not methods of the hidden object, and the methods that do the same.
 _NUMPY_FUNCTIONS = {"ranf": "random_sample", "sample": "random_sample", "seed": "seed"}
 
@@ -234,9 +230,6 @@ def _numpy_dispatcher(name: str, original: Callable[..., Any], method: str) -> C
     # Pickled by this name, it becomes numpy's own function in a process without a loader.
     dispatch.__module__, dispatch.__qualname__ = "numpy.random", name
     return dispatch
-
-
-# -- torch's seeding functions ---------------------------------------------------------------
 
 
 def _install_torch_seeding() -> None:
@@ -304,9 +297,6 @@ def _set_rng_state(new_state: torch.Tensor) -> None:
         ours.originals["set_rng_state"](new_state)
     else:
         generator.set_state(new_state)
-
-
-# -- torch's get_worker_info -----------------------------------------------------------------
 
 
 def _install_worker_info() -> None:

@@ -203,8 +203,6 @@ class SampleStreams:
         finally:
             self._leave(place)
 
-    # -- the generators, each ready for the present stream --------------------------------------
-
     def lead(self) -> torch.Generator:
         """Return torch's generator for an operator that is about to draw; see
         ``dispatch.Leader``."""
@@ -246,8 +244,6 @@ class SampleStreams:
             self._numpy_at = place
         return generator
 
-    # -- seeding and watching --------------------------------------------------------------------
-
     def _is_alone(self) -> bool:
         """Return whether the default generator is this thread's alone. A thread that begins is
         noticed at the next batch; one that takes the place of another, within ``_LOOK_EVERY``."""
@@ -286,8 +282,6 @@ class SampleStreams:
         self._torch, self._torch_at = self._own, None
         if self._mode is None:
             dispatch.lead(True)
-
-    # -- where the streams stand -----------------------------------------------------------------
 
     def _go_to(self, place: int) -> None:
         """Begin the stream at ``place``, even if it is the present one."""

@@ -100,8 +100,6 @@ class ThreadBudget:
         self._probes: ProbeCounters | None = None
         self._last_look = 0.0
 
-    # -- pools ---------------------------------------------------------------------------------
-
     def begin(self, pool: Member, num_workers: int) -> None:
         """Count a pool whose epoch begins, or whose number of workers changes."""
         with self._lock:
@@ -165,8 +163,6 @@ class ThreadBudget:
         # other.
         if activity.job is None:
             self.leave(activity)
-
-    # -- workers -------------------------------------------------------------------------------
 
     def belongs_to(self, activity: Activity) -> None:
         """Note the activity of the calling thread's worker."""

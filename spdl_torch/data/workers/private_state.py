@@ -161,8 +161,6 @@ class PrivateState:
         self._kept.append(value)
         return own
 
-    # -- one value -----------------------------------------------------------------------------
-
     def _own(self, value: Any, where: _Where) -> Any:
         kind = type(value)
         if is_immutable(kind):
@@ -205,8 +203,6 @@ class PrivateState:
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
             raise _Shared(f"the copies of a worker would take more than {_MOST_BYTES >> 20} MiB")
-
-    # -- containers ----------------------------------------------------------------------------
 
     def _list(self, value: list[Any], where: _Where) -> list[Any]:
         self._take(_ENTRY_BYTES * len(value))
@@ -267,7 +263,7 @@ class PrivateState:
             return value
         cells = [self._memo.get(id(cell)) or types.CellType() for cell in value.__closure__]
         own = types.FunctionType(
-            *(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+            value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells)
         )
         functools.update_wrapper(own, value)
         del own.__wrapped__  # type: ignore[attr-defined]  # update_wrapper set it
@@ -286,8 +282,6 @@ class PrivateState:
         parts = (value.func, value.args, value.keywords)
         function, args, keywords = (self._own(each, where) for each in parts)
         return self._note(value, functools.partial(function, *args, **keywords))
-
-    # -- arrays and tensors --------------------------------------------------------------------
 
     def _array(self, value: np.ndarray[Any, Any], where: _Where) -> Any:
         if value.dtype.hasobject:
@@ -342,8 +336,6 @@ class PrivateState:
             raise _Shared(f"{_text(where)} is a large {type(value).__qualname__}")
         self._take(num_bytes)
         return self._by_deepcopy(value, where)
-
-    # -- objects -------------------------------------------------------------------------------
 
     def _by_deepcopy(self, value: Any, where: _Where) -> Any:
         self._weigh(value)

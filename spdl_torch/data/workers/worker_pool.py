@@ -118,8 +118,6 @@ class WorkerPool:
         self._rest_lock = threading.RLock()
         self._is_resting = self._is_retired = False
 
-    # -- the trainer's thread ------------------------------------------------------------------
-
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
         """Start the threads, and the first epoch on them.
 
@@ -455,7 +453,7 @@ class WorkerPool:
                 f"{text_of(self._death)}. The log has its traceback; please report it."
             ) from self._death
 
-    # -- the threads ---------------------------------------------------------------------------
+    # Called on the workers' threads:
 
     def _transfer(self, say_ready: _Once) -> None:
         assert self._device_stage is not None, "guaranteed by __init__: else it is not started"
@@ -468,7 +466,10 @@ class WorkerPool:
             stages = (self._fetch_stats, self._collate_stats)
             cells = tuple(stage.new_cell() if self._spec.stats else None for stage in stages)
             worker = self._workers[number] = Worker(
-                *(number, self._spec, self._epochs[number], self._activities[number]),
+                number,
+                self._spec,
+                self._epochs[number],
+                self._activities[number],
                 copying=self._copying,
                 cells=cells,
                 could_not_start=self._could_not_start,

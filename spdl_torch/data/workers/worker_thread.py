@@ -98,7 +98,10 @@ class Worker:
         take_part(self._activity)
         budget.belongs_to(self._activity)
         info = acting_as_worker(
-            *(number, spec.announced_workers, spec.base_seed, dataset),
+            number,
+            spec.announced_workers,
+            spec.base_seed,
+            dataset,
             is_process=spec.owns_dataset,
         )
         fetch_cell, collate_cell = self._cells
@@ -279,8 +282,16 @@ class Worker:
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
                 ring.add(
-                    *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
-                    *(epoch.jobs_of(self._number), epoch.results, outcome),
+                    since_ns,
+                    started_ns,
+                    ended_ns,
+                    done_ns,
+                    cpu_ns,
+                    number,
+                    output,
+                    epoch.jobs_of(self._number),
+                    epoch.results,
+                    outcome,
                 )
             return done_ns
         finally:

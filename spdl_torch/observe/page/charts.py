@@ -157,9 +157,6 @@ def _figure(section: Chart | Lanes, x_range: Any, cursor: Any, borders: dict[str
     return drawn
 
 
-# -- a time line -----------------------------------------------------------------------------------
-
-
 def _draw_lanes(figure: Any, lanes: Lanes) -> None:
     from bokeh.models import FixedTicker, HoverTool
 
@@ -205,9 +202,6 @@ def _draw_spans(figure: Any, spans: Spans, colour: str) -> Any:
         legend_label=_literal(spans.kind),
         name=_literal(spans.kind),
     )
-
-
-# -- curves ----------------------------------------------------------------------------------------
 
 
 def _draw_chart(figure: Any, chart: Chart, top: float) -> None:
@@ -279,9 +273,6 @@ def _draw_bands(figure: Any, bands: Sequence[Band]) -> None:
     figure.add_tools(
         HoverTool(renderers=[drawn], visible=False, tooltips=[("", "@name"), ("ms", "@ms")])
     )
-
-
-# -- texts of users --------------------------------------------------------------------------------
 
 
 def _literal(text: str) -> str:

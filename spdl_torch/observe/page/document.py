@@ -122,9 +122,6 @@ def _sums_of(lanes: Lanes) -> dict[str, Any]:
     return {"title": lanes.title, "names": list(lanes.names), "spans": spans}
 
 
-# -- sections --------------------------------------------------------------------------------------
-
-
 def _before_charts(page: Page) -> Sequence[Any]:
     return page.sections[: _place_of_charts(page)]
 
@@ -194,9 +191,6 @@ def _shown(value: Any, form: Format) -> str:
     raise AssertionError(f"no such format: {form}")
 
 
-# -- charts ----------------------------------------------------------------------------------------
-
-
 def _charts(page: Page) -> str:
     if not page.has_charts:
         return ""
@@ -227,9 +221,6 @@ def _packed_script() -> str:
 def _packed(text: str, level: int = 6) -> str:
     packed = gzip.compress(text.encode("utf-8", "replace"), level, mtime=0)
     return base64.b64encode(packed).decode("ascii")
-
-
-# -- texts -----------------------------------------------------------------------------------------
 
 
 def _escaped(text: str) -> str:

@@ -152,9 +152,6 @@ def _begin(row: Row) -> float:
     return float(row["timestamp"] - row["elapsed"])
 
 
-# -- garbage collections ---------------------------------------------------------------------------
-
-
 def pair_collections(events: Iterable[EventLogEntry]) -> list[Collection]:
     """Pair each ``gc_start`` with the ``gc_stop`` of the same generation, oldest first.
 
@@ -185,9 +182,6 @@ def merge_spans(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tup
         else:
             merged.append((start, stop))
     return merged
-
-
-# -- choosing --------------------------------------------------------------------------------------
 
 
 def _read_run(db_path: str | os.PathLike[str], run_id: int, first: float) -> Run:

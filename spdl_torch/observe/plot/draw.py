@@ -99,9 +99,6 @@ def draw(
     return figure
 
 
-# -- a panel ---------------------------------------------------------------------------------------
-
-
 def _draw_panel(axes: Axes, panel: Panel, series: Sequence[Series], clock: _Clock) -> None:
     drawn: list[float] = []
     for one in series:
@@ -177,9 +174,6 @@ def _set_time_axis(axes: Axes, recording: Recording, clock: _Clock) -> None:
     axes.set_xlabel(f"time since the run's start ({clock.unit}); a point is an interval's end")
 
 
-# -- garbage collections ---------------------------------------------------------------------------
-
-
 def _draw_collections(axes: Axes, recording: Recording, clock: _Clock) -> None:
     """Draw full collections over the whole height; young ones, which are many, at the foot."""
     full, young = _collections_within(recording)
@@ -228,9 +222,6 @@ def _draw_spans(
         gid=gid,
     )
     axes.add_collection(shapes, autolim=False)
-
-
-# -- words -----------------------------------------------------------------------------------------
 
 
 def _subtitle(recording: Recording) -> str:

@@ -115,7 +115,9 @@ def recording(
         something else.
     """
     return _recording(
-        *(loaders, path, logger),
+        loaders,
+        path,
+        logger,
         interval_seconds=interval_seconds,
         prefix=prefix,
         step=step,

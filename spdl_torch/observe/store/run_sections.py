@@ -238,9 +238,6 @@ def _says_anything(chart: Chart) -> bool:
     return any(value > 0 for line in chart.lines for value in line.values)
 
 
-# -- values of an interval -------------------------------------------------------------------------
-
-
 def _wait_share(row: Row) -> float:
     return min(1.0, row["get_wait_time"] / row["elapsed"]) if row["elapsed"] else math.nan
 

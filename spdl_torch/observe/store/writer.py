@@ -150,9 +150,8 @@ class SQLiteStatsWriter:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    # -- the writer thread ---------------------------------------------------------------------
-
     def _run(self) -> None:
+        """Write every ``flush_interval``, and at the end; the writer's thread runs this."""
         try:
             while not self._stop.wait(self.flush_interval):
                 self._flush()
@@ -199,7 +198,9 @@ class SQLiteStatsWriter:
             self._has_complained = True
             _logger.warning(
                 "%s cannot be written (%s); the last %d entries wait in memory.",
-                *(self.db_path, error, _MOST_PENDING),
+                self.db_path,
+                error,
+                _MOST_PENDING,
             )
 
     def _leave_out(self, refused: Sequence[tuple[LogEntry, Exception]]) -> None:
@@ -212,7 +213,10 @@ class SQLiteStatsWriter:
             _logger.warning(
                 "%s: an entry cannot be written and is left out; later ones are left out without a "
                 "message: %s (%s: %s).",
-                *(self.db_path, _shown(entry), type(error).__name__, error),
+                self.db_path,
+                _shown(entry),
+                type(error).__name__,
+                error,
             )
 
     def _end_run(self) -> None:
@@ -226,8 +230,6 @@ class SQLiteStatsWriter:
             )
         except sqlite3.Error:
             _logger.exception("%s: the end of the run was not written.", self.db_path)
-
-    # -- rows ----------------------------------------------------------------------------------
 
     def _insert_run(
         self, config: Mapping[str, Any], rank: int | None, world_size: int | None

@@ -135,9 +135,6 @@ def _collection(event: Json, base: float) -> Band:
     return Band(name=name, start=start, stop=start + float(details.get("seconds", 0.0)))
 
 
-# -- the time line ---------------------------------------------------------------------------------
-
-
 def _lanes(events: Sequence[Json], slices: Sequence[Json], base: float, trace: Json) -> Lanes:
     places = _places(events, slices)
     kinds = _kinds(slices)
@@ -210,9 +207,6 @@ def _about(event: Json, kind: str) -> str:
     if "tdur" in event and event["dur"]:
         words.append(f"CPU {event['tdur'] / event['dur']:.0%}")
     return ", ".join(words)
-
-
-# -- counters --------------------------------------------------------------------------------------
 
 
 def _ends_of_rows(events: Sequence[Json]) -> dict[tuple[Any, str], float]:

@@ -109,9 +109,6 @@ def sections_of_comparison(
     return [*texts, _side_by_side(comparison, report, other)]
 
 
-# -- is it more than noise -------------------------------------------------------------------------
-
-
 def _into_blocks(intervals: Sequence[Interval]) -> list[Interval]:
     """Join consecutive intervals to at most 20 blocks: what follows at once is alike, and more of
     it would not be more evidence.
@@ -214,9 +211,6 @@ def _test(num_now: int, num_then: int, p_value: float | None) -> str:
     )
 
 
-# -- why -------------------------------------------------------------------------------------------
-
-
 def _reasons(
     report: Report,
     other: Report,
@@ -269,9 +263,6 @@ def _differs(now: float, then: float) -> bool:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.2f} ms" if seconds < 0.1 else f"{seconds:,.3f} s"
-
-
-# -- side by side ----------------------------------------------------------------------------------
 
 
 def _side_by_side(comparison: Comparison, report: Report, other: Report) -> Table:

@@ -88,8 +88,6 @@ class Channel(AsyncMethods, Generic[T]):
         self._ended_ns: int | None = None
         self._peak = 0
 
-    # -- producer side ---------------------------------------------------------------------
-
     def put(self, item: T) -> int:
         """Append ``item``; blocks while the channel is full. Returns the item's number, which
         ``get_numbered`` will give with it.
@@ -127,8 +125,6 @@ class Channel(AsyncMethods, Generic[T]):
                 self._end()
             self._wake_everyone()
 
-    # -- consumer side ---------------------------------------------------------------------
-
     def get(self, timeout: float | None = None) -> T:
         """Take the oldest item; blocks while there is none, for at most ``timeout`` seconds.
 
@@ -163,8 +159,6 @@ class Channel(AsyncMethods, Generic[T]):
                     self._wake_everyone()
                     raise
         return self._get_slowly(timeout)
-
-    # -- owner's side ----------------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
@@ -251,8 +245,6 @@ class Channel(AsyncMethods, Generic[T]):
                 empty_ns=self._empty_ns + max(0, open_empty),
                 peak_items=self._peak,
             )
-
-    # -- putting ---------------------------------------------------------------------------
 
     def _put_blocking(self, seq: int | None, item: Any, *, advance: bool) -> int:
         """Wait for room, then put. Returns the item's number, unless ``seq`` is given."""
@@ -352,8 +344,6 @@ class Channel(AsyncMethods, Generic[T]):
         if self._getters and not self._getter_woken:
             self._wake_getter()
 
-    # -- getting ---------------------------------------------------------------------------
-
     def _get_slowly(self, timeout: float | None) -> tuple[int, T]:
         deadline = None if timeout is None else perf_counter() + timeout
         started_ns = 0
@@ -419,8 +409,6 @@ class Channel(AsyncMethods, Generic[T]):
         self._answers_no = self._num_dismissed > 0
         if self._closed:  # perhaps just now, by a finalizer
             self._answers_no = True
-
-    # -- waking ----------------------------------------------------------------------------
 
     # The lock is held in all of these. An empty deque is not an error, though: a close() by
     # a finalizer on this very thread may have woken everyone just before. A waiter is released

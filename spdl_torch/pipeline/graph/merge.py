@@ -159,8 +159,15 @@ class BatchMerge(Merge):
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
                 ring.add(
-                    *(since_ns, started_ns, ended_ns, done_ns, -1, parts[0][0], output),
-                    *(self.inlets[0], outlet),
+                    since_ns,
+                    started_ns,
+                    ended_ns,
+                    done_ns,
+                    -1,
+                    parts[0][0],
+                    output,
+                    self.inlets[0],
+                    outlet,
                 )
             since_ns = done_ns
 

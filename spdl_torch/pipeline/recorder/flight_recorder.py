@@ -74,7 +74,7 @@ class FlightRecorder:
         self._is_chain = True
         _register(self)
 
-    # -- what the run calls --------------------------------------------------------------------
+    # Called by the run, on its threads:
 
     def belongs_to(self, owner: object) -> None:
         """Set the owner of the run: it has ``snapshot()`` or ``report()``; it is not kept alive."""
@@ -138,7 +138,7 @@ class FlightRecorder:
         for *_, ring in tuple(self._rows):
             ring.shortest_ns = self._shortest_ns(level)
 
-    # -- what readers call ---------------------------------------------------------------------
+    # Called by readers, on any thread:
 
     @property
     def owner(self) -> Any:
@@ -201,9 +201,6 @@ def _read_row(stage: str, stage_number: int, replica: int, role: Role, ring: Rin
     return Row(
         stage, stage_number, replica, role, ring.thread_id, tuple(turns), tuple(parts), num_lost
     )
-
-
-# -- the whole process -----------------------------------------------------------------------
 
 
 class _Process:

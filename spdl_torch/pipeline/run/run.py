@@ -119,8 +119,6 @@ class Run:
             subjects.append(tuner.attach(self))
         self._reporter = Reporter(subjects, self._join_workers)
 
-    # -- life --------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start every thread. Raises: PipelineStopped: it was started or stopped before."""
         self._check_process()
@@ -294,8 +292,6 @@ class Run:
                 f"{self._pid}. Build a pipeline after the fork."
             )
 
-    # -- for a tuner ---------------------------------------------------------------------------
-
     @property
     def is_taking(self) -> bool:
         """Whether it runs, and the source has more."""
@@ -344,9 +340,8 @@ class Run:
             queue.grow(capacity)
             self.recorder.set_capacity(at.stage_number, capacity)
 
-    # -- the sink's thread ---------------------------------------------------------------------
-
     def _run_sink(self) -> None:
+        """Forward items to the sink, on a thread of its own."""
         try:
             forward(self._last_queue, self._sink_queue, self._sink_ring)
         except (EndOfChannel, ChannelClosed):
@@ -364,8 +359,6 @@ class Run:
             self.fail("a queue's stage_hook raised", [error])
         finally:
             self._sink_queue.finish()
-
-    # -- statistics ----------------------------------------------------------------------------
 
     def _recorders(self) -> list[TaskStatsHook]:
         return [h for stage in self._stages for h in stage.hooks if isinstance(h, TaskStatsHook)]

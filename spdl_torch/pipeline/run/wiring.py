@@ -110,8 +110,6 @@ class Wiring:
     def _number_of(self, info: StageInfo) -> int:
         return info.stage_id - self._first_id
 
-    # -- queues ------------------------------------------------------------------------------
-
     def _queue(
         self,
         info: StageInfo,
@@ -126,8 +124,6 @@ class Wiring:
         self.queues.append(QueueAt(stage_number, queue, given is not None))
         self._recorder.add_queue(stage_number, info.stage_name, queue.buffer_size)
         return queue
-
-    # -- nodes, upstream first ---------------------------------------------------------------
 
     def _pipeline(
         self, spec: PipelineSpec[Any], takers: int, last: int | None = None

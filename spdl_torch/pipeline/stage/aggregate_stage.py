@@ -64,8 +64,16 @@ class GroupingStage(Stage):
         self._since_ns = done_ns = perf_counter_ns()
         if done_ns - since_ns >= ring.shortest_ns:
             ring.add(
-                *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
-                *(self.inlet, self.outlet, outcome),
+                since_ns,
+                started_ns,
+                ended_ns,
+                done_ns,
+                cpu_ns,
+                number,
+                output,
+                self.inlet,
+                self.outlet,
+                outcome,
             )
 
 

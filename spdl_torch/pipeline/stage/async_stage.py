@@ -125,8 +125,16 @@ class AsyncStage(Stage):
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
                 ring.add(
-                    *(since_ns, started_ns, ended_ns, done_ns, -1, number, output),
-                    *(self.inlet, self.outlet, outcome),
+                    since_ns,
+                    started_ns,
+                    ended_ns,
+                    done_ns,
+                    -1,
+                    number,
+                    output,
+                    self.inlet,
+                    self.outlet,
+                    outcome,
                 )
             since_ns = done_ns
 

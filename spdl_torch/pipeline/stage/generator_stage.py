@@ -59,8 +59,16 @@ class ExpandingStage(Stage):
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
                 ring.add(
-                    *(since_ns, started_ns, ended_ns, done_ns, spent.cpu_ns, number, spent.output),
-                    *(self.inlet, self.outlet, outcome),
+                    since_ns,
+                    started_ns,
+                    ended_ns,
+                    done_ns,
+                    spent.cpu_ns,
+                    number,
+                    spent.output,
+                    self.inlet,
+                    self.outlet,
+                    outcome,
                 )
             since_ns = done_ns
 

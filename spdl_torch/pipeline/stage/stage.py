@@ -117,8 +117,6 @@ class Stage:
     def _make_turns(self) -> Turnstile:
         return Turnstile(self.inlet.get_numbered, self.pass_sentinel)
 
-    # -- for the run -------------------------------------------------------------------------
-
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
         """Return name and target of each thread that the stage begins with."""
         return self._targets_of(self.threads.slots())
@@ -182,8 +180,6 @@ class Stage:
         if self._budget.nothing_succeeded(self.num_tasks):
             self._owner.fail(self._budget.message(self.num_tasks), self._budget.errors)
 
-    # -- for every kind of worker ------------------------------------------------------------
-
     def new_cell(self) -> TaskCell:
         """Return a new cell for one thread."""
         cell = TaskCell()
@@ -225,8 +221,6 @@ class Stage:
             if self.cut_short:  # nobody takes any more: no thread before it may wait for room
                 self.inlet.close()
             self.outlet.finish()
-
-    # -- threads -----------------------------------------------------------------------------
 
     def _run_worker(self, slot: Slot) -> None:
         try:
@@ -314,8 +308,16 @@ class Stage:
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
                 ring.add(
-                    *(since_ns, started_ns, ended_ns, done_ns, cpu_ns, number, output),
-                    *(inlet, outlet, outcome),
+                    since_ns,
+                    started_ns,
+                    ended_ns,
+                    done_ns,
+                    cpu_ns,
+                    number,
+                    output,
+                    inlet,
+                    outlet,
+                    outcome,
                 )
             since_ns = done_ns
 
@@ -335,8 +337,6 @@ class Stage:
             else:
                 self.outlet.put(result)
         self.emit_nothing(number)
-
-    # -- calling the op ----------------------------------------------------------------------
 
     def measured_op(self) -> Callable[[Any], Measured]:
         """Return the op as a call that returns its times too, measured where the op runs."""
