@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
-from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..page.content import Column, Table, Text
+from .noise import bootstrap_interval, into_blocks, permutation_test, seconds_per_item
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...pipeline.stats.perf_stats import StageStats
     from ..page.content import Tone
+    from .noise import Interval
     from .report import Report
 
 __all__ = ["Comparison", "compare", "sections_of_comparison"]
 
-_MOST_BLOCKS = 20
 _FEWEST_BLOCKS = 4
 """Blocks of a run below which no test can say much: of 4 and 4 the smallest p is 0.03."""
 
-_MOST_EXACT = 4_000
-_RANDOM = 4_000
-_RESAMPLES = 2_000
 _SIGNIFICANT = 0.05
 _WORTH_SAYING = 0.05  # smaller relative changes need no reason
-
-Interval = tuple[int, float]
-"""Items and seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,14 +67,14 @@ def compare(
     intervals, other_intervals: items and seconds of consecutive parts of each run.
     differences: known differences in the circumstances.
     """
-    now, then = _into_blocks(intervals), _into_blocks(other_intervals)
-    seconds, other_seconds = _seconds_per_item(now), _seconds_per_item(then)
+    now, then = into_blocks(intervals), into_blocks(other_intervals)
+    seconds, other_seconds = seconds_per_item(now), seconds_per_item(then)
     if not (math.isfinite(seconds) and math.isfinite(other_seconds) and seconds > 0):
         return None
     speedup = other_seconds / seconds
     enough = min(len(now), len(then)) >= _FEWEST_BLOCKS
-    p_value = _permutation_test(now, then) if enough else None
-    interval = _bootstrap_interval(now, then) if enough else None
+    p_value = permutation_test(now, then) if enough else None
+    interval = bootstrap_interval(now, then) if enough else None
     return Comparison(
         other=other_name,
         seconds_per_item=seconds,
@@ -107,73 +100,6 @@ def sections_of_comparison(
     texts.append(Text(word="test", text=comparison.test))
     texts += [Text(word="why", text=reason) for reason in comparison.reasons]
     return [*texts, _side_by_side(comparison, report, other)]
-
-
-def _into_blocks(intervals: Sequence[Interval]) -> list[Interval]:
-    """Join consecutive intervals to at most 20 blocks: what follows at once is alike, and more of
-    it would not be more evidence.
-    """
-    if not intervals:
-        return []
-    size = math.ceil(len(intervals) / _MOST_BLOCKS)
-    parts = [intervals[first : first + size] for first in range(0, len(intervals), size)]
-    if len(parts) > 1 and len(parts[-1]) < size / 2:  # the rest of a run, much shorter
-        parts[-2:] = [[*parts[-2], *parts[-1]]]
-    return [(sum(n for n, _ in part), math.fsum(s for _, s in part)) for part in parts]
-
-
-def _seconds_per_item(blocks: Sequence[Interval]) -> float:
-    num_items = sum(n for n, _ in blocks)
-    return math.fsum(s for _, s in blocks) / num_items if num_items else math.nan
-
-
-def _permutation_test(now: Sequence[Interval], then: Sequence[Interval]) -> float:
-    """Return the share of all divisions of the blocks into two groups of these sizes, that differ
-    in seconds per item by as large a factor as the runs do.
-    """
-    import numpy as np
-
-    blocks = np.array([*now, *then], dtype=float)
-    groups, is_exact = _divisions(len(blocks), len(now))
-    own = blocks[groups].sum(axis=1)
-    rest = blocks.sum(axis=0) - own
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factors = np.abs(np.log(own[:, 1] / own[:, 0]) - np.log(rest[:, 1] / rest[:, 0]))
-    observed = abs(math.log(_seconds_per_item(now) / _seconds_per_item(then)))
-    # A group without any item differs more than any measured factor.
-    as_large = int((~(factors < observed * (1 - 1e-9))).sum())
-    return as_large / len(groups) if is_exact else (as_large + 1) / (len(groups) + 1)
-
-
-@functools.cache
-def _divisions(total: int, size: int) -> tuple[Any, bool]:
-    """Return choices of ``size`` of so many blocks, shape (number, size), and whether they are all
-    that there are; otherwise 4000, drawn by a fixed seed.
-    """
-    import numpy as np
-
-    if math.comb(total, size) <= _MOST_EXACT:
-        return np.array(list(combinations(range(total), size))), True
-    generator = np.random.default_rng(0)
-    return generator.random((_RANDOM, total)).argsort(axis=1)[:, :size], False
-
-
-def _bootstrap_interval(
-    now: Sequence[Interval], then: Sequence[Interval]
-) -> tuple[float, float] | None:
-    """Return the 95 % interval of the speedup: of resampled blocks of each run."""
-    import numpy as np
-
-    generator = np.random.default_rng(0)
-    rates = []
-    for blocks in (np.array(now, dtype=float), np.array(then, dtype=float)):
-        chosen = generator.integers(0, len(blocks), (_RESAMPLES, len(blocks)))
-        sums = blocks[chosen].sum(axis=1)
-        with np.errstate(divide="ignore"):
-            rates.append(sums[:, 0] / sums[:, 1])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = np.nanquantile(rates[0] / rates[1], (0.025, 0.975))
-    return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None
 
 
 def _finding(
