@@ -12,6 +12,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import _house
 import pytest
@@ -19,6 +20,7 @@ from _house import ROOT, Module, cycles, modules, room_of
 from packaging.version import Version
 
 import spdl_torch
+from spdl_torch.pipeline.threads import stacks
 
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
@@ -286,6 +288,11 @@ def test_unknown_name_is_an_attribute_error(name):
     """The lazy package says so as any other module would."""
     with pytest.raises(AttributeError, match=f"module 'spdl_torch' has no attribute '{name}'"):
         getattr(spdl_torch, name)
+
+
+def test_files_that_stacks_leave_out_exist():
+    """A file that is renamed would show its waiting threads as busy ones."""
+    assert_none(path for path in stacks._WAITING if not Path(path).is_file())
 
 
 def test_top_level_holds_nothing_else():

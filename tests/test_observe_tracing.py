@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from spdl_torch import PipelineDataset
 from spdl_torch.observe import Profile, check_trace, flight_recorder, tracing
-from spdl_torch.observe.trace import flight_recorder as flight_recorder_module
+from spdl_torch.observe.trace import last_seconds as flight_recorder_module
 from spdl_torch.observe.trace.tracing import rank_of_process
 from spdl_torch.pipeline import PipelineBuilder
 

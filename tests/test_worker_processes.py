@@ -47,7 +47,7 @@ from torchvision.transforms import v2
 
 from spdl_torch import DistributedSampler, ImageFolder
 from spdl_torch.data.child_process.connection import _descriptor_from
-from spdl_torch.data.child_process.line import framed, socket_of
+from spdl_torch.data.child_process.framing import framed, socket_of
 from spdl_torch.data.loader import vouching
 from spdl_torch.data.loader.stateless import is_stateless
 from spdl_torch.errors import UnsupportedOptionError

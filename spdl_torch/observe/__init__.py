@@ -35,7 +35,7 @@ from spdl_torch.observe.store.summary import QueueSummary, TaskSummary, summariz
 from spdl_torch.observe.store.summary_text import log_stats_summary
 from spdl_torch.observe.store.writer import SQLiteStatsWriter
 from spdl_torch.observe.trace.check import TraceSummary, check_trace
-from spdl_torch.observe.trace.flight_recorder import flight_recorder
+from spdl_torch.observe.trace.last_seconds import flight_recorder
 from spdl_torch.observe.trace.merge import merge_ranks, merge_with_torch
 from spdl_torch.observe.trace.profile import Profile
 from spdl_torch.observe.trace.tracing import tracing

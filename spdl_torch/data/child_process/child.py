@@ -65,7 +65,7 @@ class Beginning(NamedTuple):
         return self.environment is None
 
 
-def main(line: Connection, control: Connection | None, beginning: Beginning) -> None:
+def main(connection: Connection, control: Connection | None, beginning: Beginning) -> None:
     """Run until the trainer hangs up, or is gone; then end the process.
 
     ``control``: where the trainer's questions come from if there is one worker.
@@ -74,15 +74,15 @@ def main(line: Connection, control: Connection | None, beginning: Beginning) -> 
         gc.freeze()  # collections would write to every page that is shared with the trainer
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    uplink = Uplink(line)
+    uplink = Uplink(connection)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=uplink.forget)
     uplink.carry_log_lines()
     uplink.send(Up())
     if control is None:
-        Child(line, beginning, uplink).run()
+        Child(connection, beginning, uplink).run()
     else:
-        _run_lone(line, control, beginning, uplink)
+        _run_lone(connection, control, beginning, uplink)
     # Skip the interpreter's teardown: threads may still be inside user code, and would crash. A
     # forked child has inherited the trainer's exit functions, which are not for it.
     if beginning.is_forked:
@@ -95,7 +95,9 @@ def main(line: Connection, control: Connection | None, beginning: Beginning) -> 
     os._exit(0)
 
 
-def _run_lone(line: Connection, control: Connection, beginning: Beginning, uplink: Uplink) -> None:
+def _run_lone(
+    connection: Connection, control: Connection, beginning: Beginning, uplink: Uplink
+) -> None:
     try:
         spec = _opened(beginning, uplink)
         threading.current_thread().name = f"spdl-worker-{spec.id_of(0)}"
@@ -110,7 +112,7 @@ def _run_lone(line: Connection, control: Connection, beginning: Beginning, uplin
         uplink.send_fatal("the loading process could not be set up", error)
         return
     try:
-        worker.run(line)
+        worker.run(connection)
     except BaseException as error:
         uplink.send_fatal("the loading process failed", error)
 
@@ -140,8 +142,8 @@ def _seed_process(base_seed: int, worker: int) -> None:
 class Child:
     """The pool, the messages that wait for it, and the way back to the trainer."""
 
-    def __init__(self, line: Connection, beginning: Beginning, uplink: Uplink) -> None:
-        self._line = line
+    def __init__(self, connection: Connection, beginning: Beginning, uplink: Uplink) -> None:
+        self._connection = connection
         self._beginning = beginning
         self._uplink = uplink
         # Guards _pool and _backlog: a message goes to the backlog or to the pool, never to neither.
@@ -159,7 +161,7 @@ class Child:
         sender.start()
         try:
             while True:
-                self._hear(pickle.loads(self._line.recv_bytes()))
+                self._hear(pickle.loads(self._connection.recv_bytes()))
         except (EOFError, OSError):
             pass  # the trainer has hung up, or is gone
         except BaseException as error:

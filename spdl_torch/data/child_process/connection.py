@@ -32,7 +32,7 @@ from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.threads.shared_state import LiveObjects
 from .child import main
 from .error_pickle import unpack_error
-from .line import framed, socket_of
+from .framing import framed, socket_of
 from .messages import Answer, Ask, Fatal, LogLine, Reply, Up
 from .process import ChildProcess, start_child
 from .signals import TRAINERS, handlers_deferred
@@ -115,10 +115,10 @@ class ChildConnection:
         self._num_unsent = 0  # with the one that it writes now
         self._has_sender = False
         # Re-entrant: a signal handler may ask while the thread that it interrupted sends or asks;
-        # it then gets no answer. _send_lock also guards _backlog, _num_unsent and closing the line;
-        # nobody who holds it waits for the child.
+        # it then gets no answer. _send_lock also guards _backlog, _num_unsent and closing; nobody
+        # who holds it waits for the child.
         self._send_lock = threading.RLock()
-        # Held by the sender while it writes, which may take long, and for closing the line.
+        # Held by the sender while it writes, which may take long, and for closing the connection.
         self._write_lock = threading.Lock()
         self._ask_lock = threading.RLock()
         self._is_sending = self._is_asking = False
@@ -281,14 +281,14 @@ class ChildConnection:
             if hook is not None:
                 hook.shutdown(socket.SHUT_RDWR)
             elif child is not None and os.name != "posix":
-                # On posix, no hook means that the line is closed, and the child knows: it has its
-                # seconds for the samples that it is fetching. Elsewhere there never is a hook.
+                # On posix, no hook means that the connection is closed, and the child knows: it has
+                # its seconds for the samples that it is fetching. Elsewhere there never is a hook.
                 child.kill()
         except (OSError, ValueError):
             pass  # it has ended
 
     def forget(self) -> None:
-        """Close this forked process's copy of the parent's line, which must end with the parent."""
+        """Close this forked process's copy of the connection, which must end with the parent."""
         for each in (self._connection, self._control, self._hook):
             if each is not None:
                 each.close()
@@ -427,15 +427,15 @@ class ChildConnection:
 
     def _listen(self, child: ChildProcess) -> None:
         """Read messages until one side hangs up, or the child is gone."""
-        line = self._connection
-        assert line is not None, "guaranteed by _connect"
+        own = self._connection
+        assert own is not None, "guaranteed by _connect"
         while True:
-            # The line alone may never end: a process that the dataset forked may hold it open.
-            ready = connection.wait([line, *child.ends])
-            if line not in ready and not line.poll(0):
+            # The connection alone may never end: what the dataset forked may hold it open.
+            ready = connection.wait([own, *child.ends])
+            if own not in ready and not own.poll(0):
                 return
             try:
-                content = line.recv_bytes()
+                content = own.recv_bytes()
             except (EOFError, OSError):
                 return
             if not self._take(pickle.loads(content)):
@@ -477,7 +477,7 @@ class ChildConnection:
             self._backlog.clear()
 
     def _disconnect(self) -> None:
-        """Close the line, which makes a living child end."""
+        """Close the connection, which makes a living child end."""
         hook, self._hook = self._hook, None
         if hook is not None:
             try:
@@ -485,9 +485,9 @@ class ChildConnection:
             except OSError:
                 pass  # the other side was quicker
         with self._write_lock, self._send_lock:
-            line, self._connection, self._outlet = self._connection, None, None
+            own, self._connection, self._outlet = self._connection, None, None
             control, self._control = self._control, None
-            for each in (line, control, hook):
+            for each in (own, control, hook):
                 if each is not None:
                     each.close()
 
@@ -512,20 +512,20 @@ class ChildConnection:
 _live: LiveObjects[ChildConnection] = LiveObjects()
 
 
-def _forget_parents_lines() -> None:
-    """Close the lines in a forked process, so that it does not keep its parent's child alive."""
-    for line in _live.now():
-        line.forget()
+def _forget_parents_connections() -> None:
+    """Close the connections in a forked process, which else keeps its parent's children alive."""
+    for each in _live.now():
+        each.forget()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parents_lines)
+    os.register_at_fork(after_in_child=_forget_parents_connections)
 
 
-def _descriptor_from(line: socket.socket) -> int:
+def _descriptor_from(source: socket.socket) -> int:
     """Receive a descriptor. Raises: EOFError: the child is gone; OSError: it was not received."""
     try:
-        return reduction.recvfds(line, 1)[0]
+        return reduction.recvfds(source, 1)[0]
     except ConnectionResetError as error:  # a job that it had not read yet went with it
         raise EOFError from error
     except RuntimeError as error:  # this process had no free descriptor for it

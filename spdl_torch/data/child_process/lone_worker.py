@@ -1,8 +1,8 @@
 """A worker that has a process to itself, as torch's workers have: it is the main thread.
 
-It reads its jobs from the line itself and writes its batches to it, so that no other thread of the
-process asks for the GIL. Only questions (what is at work? what did the threads do?) are answered by
-a second thread, which otherwise sleeps.
+It reads its jobs from the connection itself and writes its batches to it, so that no other thread
+of the process asks for the GIL. Only questions (what is at work? what did the threads do?) are
+answered by a second thread, which otherwise sleeps.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class LoneWorker:
         self.figures = uplink.figures = PoolFigures(stages[0], stages[1], None, spec.dataset)
         self._begin = key, tuple(workers)
 
-    def run(self, line: Connection) -> None:
+    def run(self, connection: Connection) -> None:
         """Work until the trainer hangs up, or is gone. Runs on the main thread."""
         use_one_intra_op_thread()
         count_only_this_thread()
-        turns = _Turns(line, self._uplink, self._new_epoch)
+        turns = _Turns(connection, self._uplink, self._new_epoch)
         turns.restart(*self._begin)
         worker = Worker(
             0,
@@ -93,8 +93,8 @@ class LoneWorker:
             except (EOFError, OSError):
                 break
             self._uplink.send(Reply(question, self._reply(question, argument)))
-        # The main thread finds the line closed as well, and ends the process after its sample. If
-        # that does not return, the process ends here.
+        # The main thread finds the connection closed as well, and ends the process after its
+        # sample. If that does not return, the process ends here.
         sleep(_FINISH_SECONDS)
         os._exit(0)
 
@@ -151,19 +151,19 @@ class _Epochs:
 
 
 class _Turns:
-    """The line as a worker sees it: a queue of jobs, and one of results. The main thread's alone,
-    so it needs no lock."""
+    """The connection as a worker sees it: a queue of jobs, and one of results. It is the main
+    thread's alone, so it needs no lock."""
 
-    def __init__(self, line: Connection, uplink: Uplink, new_epoch: Any) -> None:
+    def __init__(self, connection: Connection, uplink: Uplink, new_epoch: Any) -> None:
         self.epochs: Any = _Epochs()
-        self._line = line
+        self._connection = connection
         self._uplink = uplink
         self._new_epoch = new_epoch
         self._waiting: deque[Any] = deque()  # messages read before their turn
         self._waited_ns = 0
         self._poll = getattr(select, "poll", None) and select.poll()
         if self._poll is not None:
-            self._poll.register(line.fileno(), select.POLLIN)
+            self._poll.register(connection.fileno(), select.POLLIN)
 
     def get(self) -> Job:
         """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
@@ -199,7 +199,7 @@ class _Turns:
         return QueueCounters(get_wait=(self._waited_ns, 0, ()))
 
     def close(self) -> None:
-        """Do nothing: the line ends with the process."""
+        """Do nothing: the connection ends with the process."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -207,11 +207,11 @@ class _Turns:
     def _has_more(self) -> bool:
         if self._waiting and self._waiting[-1] is None:
             return False
-        return bool(self._poll.poll(0)) if self._poll is not None else self._line.poll(0)
+        return bool(self._poll.poll(0)) if self._poll is not None else self._connection.poll(0)
 
     def _read(self) -> None:
         try:
-            message = pickle.loads(self._line.recv_bytes())
+            message = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             self._waiting.append(None)
             return

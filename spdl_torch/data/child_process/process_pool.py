@@ -40,9 +40,9 @@ from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
 from .error_pickle import unpack_errors_of
 from .messages import Submit
+from .process_stats import ProcessFigures, ProcessRecorder
 from .shared_blocks import CAN_SHARE_BLOCKS, SharedBlocks
 from .start_methods import context_of, forks
-from .stats import ProcessFigures, ProcessRecorder
 from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..error_notes import Reason
 from ..workers.jobs import Failed, Loaded
 from .error_pickle import pack_error, pack_errors_of
-from .line import socket_of
+from .framing import socket_of
 from .messages import Answer, Fatal, Free, LogLine
 from .shared_memory import SlabPool
 
@@ -32,14 +32,14 @@ _READINGS_NS = 100_000_000  # least time between readings sent; the last batch a
 class Uplink:
     """Sends to the trainer. Any thread may use it; one thread at a time sends results."""
 
-    def __init__(self, line: Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.slabs = SlabPool()
         self.epoch = 0
         """The epoch of the results that are sent."""
         self.figures: PoolFigures | None = None
-        self._line = line
-        self._socket = socket_of(line)  # for descriptors
-        # Held while writing to the line. Re-entrant: sending may log, and log lines are sent too.
+        self._connection = connection
+        self._socket = socket_of(connection)  # for descriptors
+        # Held while writing. Re-entrant: sending may log, and log lines are sent too.
         self._lock = threading.RLock()
         # The thread that reads jobs counts the first, the one that sends results the second. A job
         # that comes just now at most leaves the readings to the result after this one.
@@ -63,11 +63,11 @@ class Uplink:
             self.slabs.drop(slab)
 
     def send(self, message: Any) -> None:
-        """Send a message, unless the trainer is gone: whoever reads the line notices that."""
+        """Send a message, unless the trainer is gone: whoever reads the connection notices that."""
         content = pickle.dumps(message, 5)  # outside the lock: nobody waits for it
         try:
             with self._lock:
-                self._line.send_bytes(content)
+                self._connection.send_bytes(content)
         except OSError:
             pass
 
@@ -90,7 +90,7 @@ class Uplink:
             lease = lease if is_whole else None
             content = pickle.dumps(Answer(self.epoch, pack_errors_of(result), *details), 5)
         with self._lock:
-            self._line.send_bytes(content)
+            self._connection.send_bytes(content)
             # Under the same lock: the trainer takes what follows the message for its descriptor.
             if lease is not None:
                 if lease.slab.is_new and self._socket is not None:
@@ -98,10 +98,10 @@ class Uplink:
                 lease.sent()
 
     def forget(self) -> None:
-        """Close the line in a process that the dataset forked: it must not hold it open, or the
-        trainer would not see this one's end.
+        """Close the connection in a process that the dataset forked: it must not hold it open, or
+        the trainer would not see this one's end.
         """
-        self._line.close()
+        self._connection.close()
         if self._socket is not None:
             self._socket.close()
 

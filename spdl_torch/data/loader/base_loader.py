@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 from ...autotune.tuning import TuningState
 from ...autotune.workers import AutoWorkers
 from ..child_process.start_methods import can_fork
-from .placement import declares_safe, is_vouched_for, place
+from .placing import declares_safe, is_vouched_for, place
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -39,7 +39,7 @@ from .auto_workers import LoaderTuner
 from .epoch_iterator import EpochIterator
 from .epoch_states import EpochState
 from .moving_pool import MovingPool, settle
-from .placement import moved
+from .placing import moved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -36,7 +36,7 @@ _WAITING = {
     str(_PACKAGE / "pipeline" / "hooks" / "interval_reporter.py"),
     str(_PACKAGE / "observe" / "verdict" / "probes.py"),
     str(_PACKAGE / "observe" / "store" / "writer.py"),
-    str(_PACKAGE / "observe" / "trace" / "flight_recorder.py"),
+    str(_PACKAGE / "observe" / "trace" / "last_seconds.py"),
 }
 _MOST_STACKS = 8
 

@@ -1,4 +1,4 @@
-"""What both ends of the line between trainer and child do with it beside ``Connection``."""
+"""Messages as a ``Connection`` frames them, and its descriptor as a socket."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def framed(content: bytes) -> bytes:
     return (_size(size) if size <= _MOST_SIZE else _large_size(-1, size)) + content
 
 
-def socket_of(line: Connection) -> socket.socket | None:
-    """Return another descriptor of a line, as a socket; None = it is not a socket (Windows).
+def socket_of(connection: Connection) -> socket.socket | None:
+    """Return another descriptor of a connection, as a socket; None = it is not a socket (Windows).
 
     Call it while nobody reads or writes. A new socket has the process's default timeout; with one,
-    nobody waits on the line any more: reads and writes of ``Connection`` fail instead.
+    nobody waits on the connection any more: reads and writes of ``Connection`` fail instead.
     """
     if os.name != "posix":
         return None
-    found = socket.socket(fileno=os.dup(line.fileno()))
+    found = socket.socket(fileno=os.dup(connection.fileno()))
     found.settimeout(None)
     return found
