@@ -145,7 +145,7 @@ def ranks(settings: dict[str, Any]) -> dict[str, float]:
 
 
 class _Reading(NamedTuple):
-    """What a rank has found."""
+    """The figures of one rank."""
 
     grown_bytes: int  # of the rank's own memory and its share of what ranks have in common
     folder: str

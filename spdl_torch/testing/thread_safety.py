@@ -139,10 +139,10 @@ class _Evidence:
         self._changed = shared.changed()
         self._suspects = shared.suspects()
         self.changes = _listed(changes, "; ")
-        """What changed in the process."""
+        """The settings of the process that changed."""
         calls = code.process_calls()
         self.calls = f"{_listed(calls)}, which belongs to the process. " if calls else ""
-        """What the dataset's code uses of it."""
+        """The calls of the dataset's code that use the process."""
 
     def reason(self) -> str:
         """Return the likely reason of a difference, and what to do."""

@@ -47,7 +47,7 @@ class LoaderState:
         self.figures: Figures | None = None
         """The figures of the running epoch or, between epochs, of the last one."""
         self.tuning: TuningState | None = None
-        """What ``num_workers="auto"`` has found so far."""
+        """The findings of ``num_workers="auto"`` so far."""
         self.first_seconds: float | None = None
         """The time from the beginning of the last epoch to its first batch; None = there is none
         yet, or there are no workers."""

@@ -98,7 +98,7 @@ class Recipe:
 
 
 _Scaling = Literal["none", "div", "mul"]
-"""How bytes become floats: as they are, divided by 255, or multiplied by its inverse."""
+"""The way from bytes to floats: as they are, divided by 255, or multiplied by its inverse."""
 
 
 def _as_floats(

@@ -1,4 +1,4 @@
-"""What a clip needs of its video: the facts, the spans to read, the frames on display."""
+"""The parts of a video that a clip needs: the facts, the spans to read, the frames on display."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class ConsumerRing(Ring):
         self._asked_ns = self._got_ns = 0
         self._number = -1
         self.queue: weakref.ref[Sized] | None = None
-        """Where the items come from."""
+        """The queue that the items come from."""
 
     def ask(self, before: Sized) -> None:
         """Note that the consumer asks for an item of ``before``: its last step has ended."""
