@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections import deque
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import _warm
@@ -32,6 +33,7 @@ __all__ = ["DataLoader"]
 
 PATIENCE_SECONDS = 30
 """How long a test waits for a thing that must happen; never how long it should take."""
+_COLLECTED_AGAIN_SECONDS = 0.5
 
 
 class ThreadLoader(DataLoader):
@@ -319,11 +321,20 @@ def loader_threads() -> list[threading.Thread]:
 
 
 def assert_threads_end(threads: list[threading.Thread] | None = None) -> None:
-    """Every loader thread (or each of ``threads``) ends without further help."""
+    """Every loader thread (or each of ``threads``) ends, with no help but collections of garbage.
+
+    One may come too early for an iterator that an error's traceback keeps: the worker that has
+    just delivered the error still refers to it, or another thread's collection is under way, which
+    makes this one do nothing. A program that goes on collects again.
+    """
     gc.collect()
+    until = monotonic() + PATIENCE_SECONDS
     for thread in loader_threads() if threads is None else threads:
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive(), f"{thread.name} is still alive"
+        thread.join(_COLLECTED_AGAIN_SECONDS)
+        while thread.is_alive():
+            assert monotonic() < until, f"{thread.name} is still alive"
+            gc.collect()
+            thread.join(_COLLECTED_AGAIN_SECONDS)
 
 
 @pytest.fixture(autouse=True)

@@ -314,7 +314,7 @@ def test_option_of_auto_is_refused_when_out_of_range(options, match):
 
 
 def test_noisy_windows_are_looked_at_longer_and_a_gain_within_the_noise_is_tried_twice():
-    """Neither a step nor its judgement rests on one window of which half is chance."""
+    """Neither a step nor its judgement rests on one window if half of that is chance."""
     model = Model([ModelStage("slow", 0.05, at_most=3)], counts={"slow": 2})
     tuner = Tuner(Bounds(threads=32, cores=1000), warm_up=0)
     steps = []

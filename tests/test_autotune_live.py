@@ -1,4 +1,4 @@
-"""Loaders and pipelines that are tuned while they run: the same results, and everything is told."""
+"""Loaders and pipelines that are tuned while they run: the same results, each decision reported."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_workers_join_and_leave():
 
 
 def test_worker_that_joins_is_a_worker_like_any_other():
-    """Its id is below the number that all are told, and ``worker_init_fn`` ran on its thread."""
+    """Its id is below the number of workers that all see; ``worker_init_fn`` ran on its thread."""
     began = []
     loader = DataLoader(
         WorkerInfoData(40),
@@ -229,7 +229,7 @@ def test_auto_is_refused_without_figures():
 
 
 def test_decisions_reach_the_store_the_trace_and_the_log(at_random, tmp_path, caplog):
-    """With the keys that the store promises; the settings are told as code."""
+    """With the keys that the store promises, and the settings as code."""
     caplog.set_level(logging.INFO, logger="spdl_torch.autotune")
     texts = []
     with SQLiteStatsWriter(tmp_path / "run.db") as writer:

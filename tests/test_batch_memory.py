@@ -317,7 +317,7 @@ def test_rows_of_a_batch_are_stacked_only_where_they_do_not_lie_side_by_side(kin
 
 
 def test_loop_gets_no_view_of_the_memory_of_a_collate_function_of_its_own(backends, folder):
-    """From an array in pinned memory the loop could begin copies of which nobody knows."""
+    """From an array in pinned memory the loop could begin copies that nobody waits for."""
     loader = DataLoader(pictures(folder), 4, num_workers=2, device="cuda", collate_fn=as_arrays)
     for batch in loader:
         assert not any(machine().is_locked(array.ctypes.data) for array in batch)
@@ -483,7 +483,7 @@ def test_batches_of_a_pipeline_are_not_copied_before_the_wire(
 
 
 def test_op_before_the_last_collates_into_memory_of_its_own(backends):
-    """What follows could keep views of it, from which the loop might begin copies."""
+    """Later ops could keep views of it, from which the loop might begin copies."""
     builder = PipelineBuilder().add_source(range(8)).pipe(frames_of).aggregate(4)
     builder = builder.pipe(default_collate).pipe(torch.Tensor.numpy).add_sink(2)
     arrays = list(PipelineDataset(builder, device="cuda"))

@@ -277,7 +277,7 @@ def fill_full_disk(folder, sent):
 
 
 def test_full_disk_stops_the_cache_and_not_the_training(tmp_path):
-    """What was kept is found, the rest is made; samples are right, and the log says it once."""
+    """Kept samples are found, the rest are made; all are right, and the log says so once."""
     sent = forked.SimpleQueue()
     child = forked.Process(target=fill_full_disk, args=(str(tmp_path), sent))
     child.start()
@@ -379,7 +379,7 @@ def test_other_version_or_dataset_finds_nothing(tmp_path):
 
 
 def test_dataset_that_changed_is_an_error(tmp_path):
-    """Where no version says so, the first samples of the process do."""
+    """Without a version, the first samples of the process show it."""
     list(cached(Made(10), tmp_path, version=1))
     with pytest.raises(ValueError, match=r"sample 3 in .* is not what the dataset makes now"):
         cached(Made(10, offset=1), tmp_path, version=1)[3]
@@ -489,7 +489,7 @@ def test_image_folder_reads_each_file_once(folder, place, loader, tmp_path, monk
 
 
 def test_transform_of_pillow_images_gets_them_from_the_cache(folder, tmp_path):
-    """Where no recipe is known, too."""
+    """Also if no recipe is known."""
     options = {"transform": lambda image: np.asarray(image).sum()}
     expected = [*spdl_torch.ImageFolder(folder, **options)]
     kept = spdl_torch.ImageFolder(folder, cache=tmp_path / "cache", version=1, **options)

@@ -61,7 +61,7 @@ def test_put_after_finish_is_refused():
 
 
 def test_close_discards_and_counts():
-    """close() refuses both sides at once and tells what was inside."""
+    """close() refuses both sides at once and reports what was inside."""
     channel = Channel(3)
     channel.put(1)
     channel.put(2)
@@ -137,7 +137,7 @@ def test_finish_while_several_getters_share_the_last_items():
 
 @pytest.mark.parametrize("timeout", [0, 0.001, -1])
 def test_get_timeout_is_resumable(timeout):
-    """A get that timed out took nothing and leaves no waiter behind that eats a wake-up."""
+    """A get that timed out took nothing, and leaves no waiter that would eat a wake-up."""
     channel = Channel(2)
     for n in range(3):
         with pytest.raises(TimeoutError, match="no item came within"):

@@ -1,10 +1,12 @@
-"""Workers that only take the GIL from each other work one at a time; nothing else changes."""
+"""Workers that only contend for the GIL run one at a time; nothing else changes."""
 
+import itertools
 import threading
 from contextlib import contextmanager
 
 import pytest
 import torch
+from _gates import until
 from _loader_helpers import (
     PATIENCE_SECONDS,
     MapData,
@@ -19,8 +21,10 @@ from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
 from spdl_torch.data.workers import contention as contention_module
+from spdl_torch.data.workers import stats as stats_module
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.contention import Contention, Spell
+from spdl_torch.observe.verdict.probes import probe_counters
 
 MS = 1_000_000
 pytestmark = [
@@ -143,7 +147,7 @@ def test_they_work_together_again_where_one_alone_makes_less(machine):
 
 
 def test_hopeless_trial_ends_with_its_first_batch(machine):
-    """Where one alone is twice as slow, it does not go on for a whole window."""
+    """If one alone is twice as slow, it does not go on for a whole window."""
     contention, _ = contention_until_alone(machine)
     alone = contention.alone
     for _ in range(2):  # others may still have been at work in the first one
@@ -179,7 +183,7 @@ def test_who_leaves_does_not_stay_alone(machine):
 
 
 def test_who_was_stuck_alone_is_never_left_alone_again(machine, monkeypatch):
-    """Not even by jobs that had begun before."""
+    """Nor by jobs that began before."""
     contention, activities = new_contention()
     late = contention.enter()  # of worker 1; while it lasts, no trial begins
     while contention.alone is None:
@@ -297,17 +301,39 @@ def test_threads_end_wherever_they_wait():
         assert_threads_end()
 
 
-def test_report_tells_of_it():
+def test_report_says_that_one_works_at_a_time():
     """One worker is busy; those that are parked do not count, nor would more of them help."""
-    loader = DataLoader(MapData(400_000), batch_size=4, num_workers=4)
+    loader = DataLoader(MapData(40_000), batch_size=4, num_workers=4)
     with soon_alone():
-        for number, _ in enumerate(loader):
-            # In the mean: four threads were there at the beginning, which may have taken its time.
-            if number % 300 == 299 and loader.snapshot().stages[0].concurrency == 1:
+        # In the mean: four threads were there at the beginning, which may have taken its time. A
+        # worker that the system kept waiting for a second is not left alone again in that epoch.
+        for number, _ in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
+            if number % 300 != 299:
+                continue
+            report = loader.report()
+            fetch = report.stats.stages[0]
+            if fetch.concurrency == 1 and report.probes.one_at_a_time:
                 break
-    report = loader.report()
-    fetch = report.stats.stages[0]
-    assert fetch.concurrency == 1
     assert fetch.thread_time < 2 * report.stats.elapsed  # four threads were there
-    assert report.probes.one_at_a_time
     assert "one worker at a time" in str(report)
+
+
+def test_figures_are_of_one_moment(monkeypatch):
+    """Threads' time and the part of it for which they were parked, however long it takes to read
+    the rest: one worker was there all the time."""
+    batches = iter(DataLoader(MapData(40_000), batch_size=4, num_workers=4))
+
+    def read_slowly():
+        counters = probe_counters()
+        long_ns = 4 * (counters.wall_ns - epoch.probes_before.wall_ns)
+        until(lambda: epoch.parked_ns() > long_ns)
+        return counters
+
+    with soon_alone():
+        epoch = batches._pool._epoch
+        while epoch.contention.alone is None:
+            next(batches)
+        monkeypatch.setattr(stats_module, "probe_counters", read_slowly)
+        stats = batches._pool.figures.snapshot()
+        del batches
+    assert stats.stages[0].thread_time > stats.elapsed

@@ -1,4 +1,4 @@
-"""What torch's DataLoader promises beyond the batches, and what only threads can promise."""
+"""The promises of torch's DataLoader beyond the batches, and those that only threads can keep."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ from torch.utils.data import (
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.pipeline.recorder.flight_recorder import FlightRecorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 # From Python 3.12 on a fork beside threads, such as fsspec's of an earlier test, is warned of.
@@ -132,7 +133,7 @@ def test_constructor_error_equals_torchs(dataset, options):
     ],
 )
 def test_iteration_error_is_torchs_when_options_cannot_work(options, message):
-    """What torch accepts at construction and refuses at iter() is refused there."""
+    """Options that torch accepts at construction and refuses at iter() are refused at iter()."""
     loader = DataLoader(data8, **options)
     with pytest.raises(AssertionError, match=message):
         iter(loader)
@@ -523,7 +524,7 @@ def test_zero_workers_load_in_the_calling_thread():
 
 
 def test_worker_info_is_each_workers_own():
-    """get_worker_info(), imported early, tells a worker who it is."""
+    """get_worker_info(), imported early, returns the calling worker's own."""
     seed = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(9))
     loader = ThreadLoader(
         WorkerInfoData(40),
@@ -1058,6 +1059,38 @@ def test_threads_end_when_the_dataset_raised():
     with pytest.raises(Bad, match="first"):
         next(iter(loader))
     assert_threads_end()
+
+
+def test_threads_end_when_a_worker_lets_go_of_an_error_late(monkeypatch):
+    """The one that has just delivered it still refers to it, and so to the frames of a loop that
+    keeps the error; the next collection of garbage ends the threads.
+    """
+    gate, met = threading.Event(), []
+
+    def hold(*_):
+        assert gate.wait(PATIENCE_SECONDS), "nobody opened the gate"
+
+    def collected(phase, info):
+        if phase == "stop" and info["generation"] == 2:
+            met.append(pool() is not None)
+            gate.set()
+
+    def train():
+        batches = iter(ThreadLoader(FailingData(200, 0, Bad(1, "first")), num_workers=1))
+        with pytest.raises(Bad, match="first") as caught:
+            next(batches)
+        assert caught.traceback
+        return weakref.ref(batches._pool)
+
+    monkeypatch.setattr(FlightRecorder, "failed", hold)
+    pool = train()
+    gc.callbacks.append(collected)
+    try:
+        assert_threads_end()
+    finally:
+        gc.callbacks.remove(collected)
+    assert met[0]
+    assert pool() is None
 
 
 def test_threads_end_when_the_dataset_raised_and_a_worker_found_nothing_left():

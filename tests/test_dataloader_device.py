@@ -177,7 +177,7 @@ class UnpicklableTo:
 
 @workers
 def test_error_of_the_transfer_reaches_the_loop_as_itself(backends, monkeypatch, num_workers):
-    """With a note on where; the loop can go on behind it."""
+    """With a note on where it happened; the loop can go on after it."""
     loader = DataLoader(range(4), num_workers=num_workers, device="cuda")
     monkeypatch.setattr(LazyBackend, "out_of_memory", True)
     batches = iter(loader)
@@ -474,7 +474,7 @@ def test_cuda_is_asked_for_at_iter(device, num_workers):
 
 @workers
 def test_device_is_the_current_one_when_it_has_no_index(backends, monkeypatch, num_workers):
-    """Of the thread that calls iter(), then: Lightning and torchrun choose it in between."""
+    """That of the thread that calls iter(), at that time: Lightning and torchrun set it late."""
     from spdl_torch.io._transfer import cuda
 
     loader = DataLoader(range(2), num_workers=num_workers, device="cuda")

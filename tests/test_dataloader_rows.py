@@ -189,7 +189,7 @@ def test_rows_are_counted_as_samples():
 
 
 def test_rows_count_as_tries(caplog):
-    """Of a budget of failures, too: one bad row among a hundred is one per cent."""
+    """In the error budget, too: one bad row among a hundred is one per cent."""
     data = TensorDataset(TENSORS["rows"], TENSORS["labels"])
     batches = [list(range(10))] * 9 + [[*range(9), LENGTH]]
     loader = DataLoader(data, batch_sampler=batches, on_error="skip", error_budget=0.01)
@@ -230,7 +230,7 @@ def test_user_code_in_default_collate_draws_from_its_stream():
 def test_report_recommends_getitems_where_samples_are_short(
     ave_time, num_tasks, dataset, is_advised
 ):
-    """Of a map-style dataset whose samples are made one by one, and take microseconds."""
+    """For a map-style dataset whose samples are made one by one, and take microseconds."""
     tasks = TaskPerfStats(num_tasks, 0, ave_time, ave_time, ave_time, busy_time=9.0)
     queue = QueuePerfStats(10.0, 0, 0.0, 0.0, 0.0)
     fetch = StageStats("fetch", 1, tasks, queue, 0, 0.9, 0.0, 0.0)

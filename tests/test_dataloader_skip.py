@@ -1,4 +1,4 @@
-"""on_error="skip": what becomes of samples that fail, and how the loop hears of them."""
+"""on_error="skip": failing samples are left out or replaced, and reported to the loop."""
 
 from __future__ import annotations
 
@@ -404,7 +404,7 @@ def test_figures_count_samples_when_a_batch_was_fetched_again(workers):
 
 
 def test_skipped_starts_over_with_every_epoch():
-    """It tells of the epoch that runs or ran, as the report does."""
+    """It counts in the epoch that runs or ran, as the report does."""
     loader = skipping(Noisy(8, {3}), num_workers=2, persistent_workers=True)
     assert loader.skipped == []
     for _ in range(2):
@@ -420,7 +420,7 @@ def test_copy_has_skipped_nothing():
 
 
 def test_error_does_not_keep_the_batch_alive():
-    """What is remembered of a bad sample is its error, not its neighbours."""
+    """A bad sample is remembered by its error alone, without its neighbours."""
 
     class Item:
         """Can be watched."""
@@ -468,7 +468,7 @@ def test_resume_is_exact_when_samples_are_bad(workers, replace):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resume_of_an_iterable_passes_over_its_bad_items(workers):
-    """They were told of when their turn was."""
+    """They were reported when their turn came."""
 
     def make():
         dataset = StreamData(15, {0: ValueError, 4: KeyError, 5: ValueError})

@@ -161,7 +161,7 @@ def test_error_is_raised_after_the_good_items():
 
 
 def test_failure_is_logged_when_the_loop_does_not_ask_for_more(caplog):
-    """Lightning takes ``len()`` items; what fails behind them must not go unnoticed."""
+    """Lightning takes ``len()`` items; a failure after these must not go unnoticed."""
 
     def fail_last(item):
         if item == 3:
@@ -454,7 +454,7 @@ def test_pickle_runs_on_its_own():
 
 
 def test_repr_shows_every_stage():
-    """What runs can be read off the object."""
+    """The object shows what runs."""
     lines = repr(dataset_of(range(4), double, batch=2)).splitlines()
     assert [line.split("(")[0].strip() for line in lines] == [
         *("PipelineDataset", "src", "double", "aggregate", "sink")

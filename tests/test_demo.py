@@ -298,7 +298,7 @@ def test_comparison_table_says_of_what_its_ratios_are():
 
 
 def test_comparison_table_of_an_interrupted_run():
-    """What was measured, and no ratio."""
+    """The measurements so far, and no ratio."""
     text = comparison_table({"torch": [MEASUREMENT]})
     assert "spdl_torch" not in text
     assert "ratio" not in text
@@ -406,7 +406,7 @@ def test_text_says_what_was_measured_and_how_sure_it_is(outcome):
 
 
 def test_text_of_an_interrupted_run(outcome):
-    """What was measured, without a verdict on what was not."""
+    """The measurements so far, without a verdict on the rest."""
     del outcome.rounds[PHOTOGRAPHS], outcome.rounds[PICTURES]["loader"]
     text = workload_text(outcome, PICTURES) + ending_text(outcome)
     assert "615" in text
@@ -470,7 +470,7 @@ def test_other_programs_are_not_negative():
     ],
 )
 def test_check_folder_refuses(tmp_path, names, message):
-    """What was expected, what was given, what to do."""
+    """The message says what was expected, what was given and what to do."""
     folder = tmp_path / "data"
     for name in names or []:
         (folder / name).parent.mkdir(parents=True)
@@ -557,7 +557,7 @@ def environment(tmp_path):
 
 
 def test_smoke_run(tmp_path, environment):
-    """The main job in its short form: every row, every column, nothing left behind."""
+    """The main job in its short form: every row, every column, and no file left."""
     files = [tmp_path / "demo.json", tmp_path / "demo.html"]
     command = [*DEMO, "--json", str(files[0]), "--html", str(files[1])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -598,7 +598,7 @@ def test_interrupt(tmp_path, environment, moment, table):
 
 
 def test_reader_that_has_seen_enough_gets_no_traceback():
-    """As behind ``| head``."""
+    """As with ``| head``."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "spdl_torch", "bench", "--list"]

@@ -72,7 +72,7 @@ class Campaign:
 
 
 def test_damaged_files_are_read_or_refused(tmp_path):
-    """The short form: the same inputs in every run, some of which every reader accepts."""
+    """The short form: the same inputs in every run; every reader accepts some of them."""
     campaign = Campaign(tmp_path)
     campaign.run(0, "--count", 80)
     assert not campaign.findings, campaign.complaint()
@@ -85,7 +85,7 @@ def test_damaged_files_are_read_or_refused(tmp_path):
 
 
 def test_death_of_the_reader_is_noticed_and_its_input_kept(tmp_path):
-    """What the other tests rely on, tried with a death that was ordered."""
+    """A death that was ordered shows that the other tests would notice one."""
     campaign = Campaign(tmp_path)
     assert not campaign.run(5, "--count", "3", "--readers", "npy", "--die-at", "6")
     ((name, number, what, saved),) = campaign.findings

@@ -84,6 +84,6 @@ def test_a_loop_that_is_left_early_counts():
 
 @pytest.mark.parametrize("option", ["num_batches", "num_steps"])
 def test_a_number_that_is_none_is_refused(option):
-    """Where it is asked for, not at the first batch."""
+    """At the call, not at the first batch."""
     with pytest.raises(ValueError, match=f"headspace: {option} must be >= 1, got 0"):
         loader_of().headspace(**{option: 0})

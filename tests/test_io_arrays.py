@@ -219,7 +219,7 @@ def test_view_follows_torch_memory():
 
 @both_codecs
 def test_deflated_arrays_are_writable():
-    """What was inflated belongs to its array, so torch takes it without a warning."""
+    """Inflated bytes belong to their array, so torch takes it without a warning."""
     archive = load_npz(DEFLATED)
     array = archive["smooth"]
     torch.from_numpy(array).zero_()

@@ -210,7 +210,7 @@ HONEST = {
 @both_codecs
 @pytest.mark.parametrize("form", HONEST)
 def test_load_npz_takes_every_honest_form(form):
-    """Comments, zip64 fields, sizes behind the data and folders in names are read as numpy does."""
+    """Comments, zip64 fields, sizes after the data and folders in names are read as numpy does."""
     expected, loaded = np.load(io.BytesIO(HONEST[form])), load_npz(HONEST[form], verify=True)
     assert loaded.files == expected.files
     assert np.array_equal(loaded[expected.files[0]], SMOOTH)
@@ -223,7 +223,7 @@ def test_load_npz_when_the_comment_looks_like_an_end():
 
 
 def test_load_npz_when_it_was_streamed():
-    """An archive that was written without seeking has its sizes behind the data."""
+    """An archive that was written without seeking has its sizes after the data."""
 
     class Stream(io.RawIOBase):
         def __init__(self):

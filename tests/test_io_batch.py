@@ -110,7 +110,7 @@ def test_load_image_batch_eager_equals_compiled(paths, request):
 
 
 def test_load_image_batch_without_torchvision_codec(paths, monkeypatch):
-    """Where torchvision has no codec any more, Pillow decodes and the pixels stay the same."""
+    """If torchvision has no codec any more, Pillow decodes and the pixels stay the same."""
     expected = load_image_batch(paths, width=96, height=64)
     monkeypatch.setattr(kernel, "has_codec", lambda: False)
     assert torch.equal(load_image_batch(paths, width=96, height=64), expected)
@@ -218,7 +218,7 @@ def test_load_image_batch_not_strict_drops_bad_files(mixed):
 
 
 def test_load_image_batch_takes_what_only_pillow_decodes(mixed, monkeypatch):
-    """With Pillow told to accept truncated files, a batch accepts them as well."""
+    """If Pillow is set to accept truncated files, a batch accepts them as well."""
     truncate(mixed[0])
     monkeypatch.setattr("PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True)
     expected = v2.functional.resize(decode_image(mixed[0]), [40, 40])

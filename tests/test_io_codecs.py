@@ -214,7 +214,7 @@ def test_truncated_file_has_the_same_error(size):
 
 @needs_library
 def test_bad_file_in_a_batch_is_named_or_left_out(tmp_path):
-    """What the two codecs do with it is the same, and so is the rest of the batch."""
+    """Both codecs treat it alike, and give the same rest of the batch."""
     for number in range(4):
         (tmp_path / f"{number}.jpg").write_bytes(jpeg(120, 140, seed=number))
     bad = tmp_path / "2.jpg"
@@ -264,7 +264,7 @@ def test_nothing_is_left_of_the_picture_before():
 
 @needs_library
 def test_file_that_is_refused_as_a_whole_is_refused_in_part():
-    """What is wrong far below the region has the same error: here, the start of another scan."""
+    """A defect far below the region gives the same error: here, the start of another scan."""
     content = bytearray(KINDS["4:2:0"])
     content[-200:-190] = b"\xff\xda\0\x0c\3\1\0\2\x11\3"
     messages = []

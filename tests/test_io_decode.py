@@ -138,14 +138,14 @@ def test_decode_image_equals_pillow(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_decode_image_in_strips_is_the_same(monkeypatch, kind):
-    """What Pillow decodes is converted in strips if it is large; the last one is shorter."""
+    """Large pictures that Pillow decodes are converted in strips; the last one is shorter."""
     whole = decode_image(KINDS[kind])
     monkeypatch.setattr(decode, "_STRIP_PIXELS", 4 * whole.shape[2])
     assert torch.equal(decode_image(KINDS[kind]), whole)
 
 
 def test_decode_image_in_strips_keeps_high_byte_of_16_bit_gray(monkeypatch):
-    """Of each strip."""
+    """In each strip."""
     monkeypatch.setattr(decode, "_STRIP_PIXELS", 60)
     test_decode_image_keeps_high_byte_of_16_bit_gray()
 

@@ -359,7 +359,7 @@ def test_options_are_checked(options, message):
 
 
 def test_reader_can_be_pickled():
-    """For process pools; what it counted stays behind."""
+    """For process pools; its counts stay where they are."""
     Flaky.errors = [OSError("once")]
     reader = reader_of(retries=1, keep_path=True)
     reader("flaky://a.bin")

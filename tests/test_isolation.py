@@ -354,7 +354,7 @@ def test_index_that_cannot_be_pickled_is_the_samplers_error():
 
 
 def test_bad_samples_are_skipped():
-    """on_error="skip": left out, replaced, told; as in threads."""
+    """on_error="skip": left out, replaced and reported as on threads."""
     for replace in (False, True):
         dataset = Failing({2: Coded, 7: KeyError})
         found, expected = (
@@ -474,7 +474,7 @@ def test_figures_are_those_of_the_child(tmp_path):
 
 
 def test_epoch_that_was_left_does_not_reach_the_next_one():
-    """Of a persistent loader: what was under way is dropped, its slabs are free again."""
+    """With persistent workers, batches under way are dropped and their slabs are free again."""
     loader = isolated(Images(), 4, seed=2, persistent_workers=True)
     expected = epochs_of(DataLoader(Images(), 4, num_workers=1, seed=2), 12)
     for epoch, batches in enumerate(expected[:-1]):
@@ -486,7 +486,7 @@ def test_epoch_that_was_left_does_not_reach_the_next_one():
 
 
 def test_log_of_the_child_is_the_trainers(caplog):
-    """What our loggers say there is said here."""
+    """Records of our loggers in the child reach the trainer's handlers."""
     loader = isolated(Holder(transform=Uncopyable()), 2)
     list(loader)
     assert "Uncopyable cannot be copied" in caplog.text
@@ -519,7 +519,7 @@ def test_device_stage_moves_what_has_arrived(backends):
 
 
 def test_arrays_and_numbers_come_as_they_are():
-    """Of numpy and Python, nested; what is writeable there is writeable here."""
+    """From numpy and Python, nested; writeable arrays stay writeable."""
     sample = {"a": (np.arange(30_000.0), [np.float32(1)]), "b": {"c": "text", "d": None}}
     loader = isolated([sample] * 3, None, collate_fn=as_list)
     for found in loader:

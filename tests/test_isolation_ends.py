@@ -1,4 +1,4 @@
-"""However a loading process, its trainer or its loop ends: it is told, and nothing is left."""
+"""However a loading process, its trainer or its loop ends: it is reported, and nothing is left."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_batch_changes_in_a_forked_process_when_its_slab_is_used_again(monkeypat
 
 
 def test_memory_is_not_held_for_forks_that_are_many():
-    """What is let go goes: as many slabs are mapped as without forks."""
+    """Freed slabs are unmapped: as many are mapped as without forks."""
     for number, batch in enumerate(isolated(Images(120), 4)):
         with forked(lambda: None) as done:
             del batch

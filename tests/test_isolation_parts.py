@@ -1,4 +1,4 @@
-"""What isolation="process" is made of: batches in slabs, exceptions as bytes."""
+"""The parts of isolation="process": batches in slabs, exceptions as bytes."""
 
 from __future__ import annotations
 

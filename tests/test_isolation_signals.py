@@ -183,7 +183,7 @@ def ended_by_sigterm(process):
 
 
 def test_programs_of_the_dataset_can_be_ended():
-    """What the child leaves to the trainer, the programs and processes that it starts do not."""
+    """Programs that the child starts obey the signals that it leaves to the trainer."""
     pids = next(iter(isolated(Spawning(), None, num_workers=1)))
     for pid in pids:
         process = psutil.Process(pid)

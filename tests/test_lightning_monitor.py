@@ -1,4 +1,4 @@
-"""The Lightning callback: what the trainer's real loggers get, and what the user is told."""
+"""The Lightning callback: what it logs to the trainer's real loggers and reports to the user."""
 
 from __future__ import annotations
 
@@ -528,7 +528,7 @@ class Failing(Module):
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
 def test_file_is_complete_when_training_fails(tmp_path, error):
-    """What was loaded up to then is in it, and the run has an end."""
+    """It holds the run up to the failure, and the run has an end."""
     monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
     runs = trainer(tmp_path, monitor, log_every_n_steps=0)
     with pytest.raises((ValueError, SystemExit), match=r"no|1"):
@@ -584,7 +584,7 @@ def test_picture_says_what_the_report_says(tmp_path):
 
 
 def test_path_of_a_rank_is_its_own():
-    """Where there are several ranks, or the user says where the number goes."""
+    """With several ranks, or if the user says where the number goes."""
     assert path_of_rank("logs/data.db", 0, 1) == Path("logs/data.db")
     assert path_of_rank("logs/data.db", 3, 8) == Path("logs/data.rank3.db")
     assert path_of_rank("logs/{rank}/data", 3, 8) == Path("logs/3/data")

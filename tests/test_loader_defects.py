@@ -174,7 +174,7 @@ class Awkward(Numbers):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("how", ["namedtuple", "property", "itself", "copy"])
 def test_dataset_that_cannot_be_looked_at_loads(how, num_workers):
-    """What torch does not look at decides nothing."""
+    """Attributes that torch does not look at decide nothing."""
     expected = batches_of(torch_loader(Awkward(how), 4))
     loader = DataLoader(Awkward(how), 4, num_workers=num_workers)
     assert batches_of(loader) == expected
@@ -193,7 +193,7 @@ def test_error_before_a_worker_is_ready_is_the_loops():
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_failing_thread_of_the_loader_is_no_hang(monkeypatch, num_workers, caplog):
-    """Whatever is wrong in the loader itself: the loop is told, the log has the traceback."""
+    """A bug in the loader itself raises in the loop, and the log has the traceback."""
 
     def fail(*_args, **_cells):
         raise LookupError("a mistake of ours")
@@ -210,7 +210,7 @@ def test_failing_thread_of_the_loader_is_no_hang(monkeypatch, num_workers, caplo
 
 @pytest.mark.parametrize("most", [0, 2])
 def test_threads_end_when_the_system_has_no_more(monkeypatch, most):
-    """Those that were started are not left behind, and the next epoch begins as if nothing was."""
+    """Threads that were started end, and the next epoch begins as if nothing had happened."""
     start, started = threading.Thread.start, []
 
     def start_some(thread):
@@ -440,7 +440,7 @@ def test_reproducible_iterable_passes_and_another_is_found():
 
 
 def test_threads_are_those_of_the_loader():
-    """What the checks above look for is there while a loader runs."""
+    """The threads that the checks above look for are there while a loader runs."""
     batches = iter(ThreadLoader(Numbers(), num_workers=2))
     assert len([each for each in loader_threads() if "loader" in each.name]) == 2
     del batches

@@ -1,4 +1,4 @@
-"""What a loader keeps alive: nothing once it is gone, without the garbage collector's help."""
+"""A loader that is gone keeps nothing alive, without the garbage collector's help."""
 
 from __future__ import annotations
 

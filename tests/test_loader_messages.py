@@ -1,4 +1,4 @@
-"""What the loader says about wrong arguments, too many workers and a batch that fails."""
+"""The loader's messages on wrong arguments, too many workers and a batch that fails."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ def test_seeding_functions_keep_their_meaning_on_the_trainers_thread():
 
 
 def test_collate_fn_has_a_stream_of_its_own():
-    """What collate_fn draws does not depend on the thread that finishes the batch."""
+    """Draws in collate_fn do not depend on the thread that finishes the batch."""
     mix = v2.MixUp(num_classes=3)
 
     def collate(samples):

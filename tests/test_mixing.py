@@ -111,7 +111,7 @@ def test_order_of_a_pass_is_a_permutation(length, key, number):
 
 
 def test_orders_of_passes_are_all_permutations_alike():
-    """Of 4 samples, each of the 24 orders comes about as often: within 5 standard deviations."""
+    """Each of the 24 orders of 4 samples comes about as often: within 5 standard deviations."""
     orders = shuffled_places(3, np.repeat(np.arange(24_000), 4), np.tile(range(4), 24_000), 4)
     found = Counter(map(tuple, orders.reshape(-1, 4).tolist()))
     assert len(found) == 24
@@ -158,7 +158,7 @@ def test_each_pass_of_a_source_has_every_sample_once(sizes, weights, seed):
 @settings(max_examples=40)
 @given(lengths, some_weights.filter(all), st.integers(0, 99))
 def test_epoch_ends_where_a_source_would_begin_again(sizes, weights, seed):
-    """Of the first source, or of the last one: the sample after the epoch is its repetition."""
+    """The first source that ends, or the last one: the next sample would repeat one of it."""
     endless = mix(lists(sizes), named(weights), seed=seed, stop="never", num_samples=1)
     seen, ends = Counter(), {}
     for position in itertools.count():
@@ -352,7 +352,7 @@ def test_report_counts_what_each_source_gave(workers):
 
 
 def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
-    """Of packs of a mixture of caches: counts are those of a walk, each dataset has its note."""
+    """Packs of a mixture of caches: counts are those of a walk, and each dataset has its note."""
     sources = {
         name: cached([torch.arange(n % 7 + 1) for n in range(length)], tmp_path / name, version=1)
         for name, length in (("a", 60), ("b", 20))

@@ -68,7 +68,7 @@ def test_scaled_values_are_torchvisions_to_the_last_bit(dtype):
 
 
 def test_result_has_autocasts_type_when_none_is_given():
-    """As the convolution behind it would make it; a type that is given stays."""
+    """As the convolution after it would make it; a type that is given stays."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert ToFloat(MEAN, STD)(every_byte()).dtype is torch.bfloat16
         assert ToFloat(MEAN, STD, dtype=torch.float32)(every_byte()).dtype is torch.float32

@@ -140,7 +140,7 @@ def test_recorders_keep_what_the_probes_read(tmp_path):
 
 
 def test_plain_pipeline_has_no_probes_event(tmp_path):
-    """Where nobody probes, nothing is said of it."""
+    """Without probes there is nothing to record."""
     builder = PipelineBuilder().add_source(range(4)).pipe(str, name="op").add_sink()
     with SQLiteStatsWriter(tmp_path / "s.db") as writer:
         built = builder.build(**recorders(writer.log))
@@ -258,7 +258,7 @@ def test_nothing_is_logged_of_nothing():
 
 
 def test_probes_of_several_passes_are_weighed_by_their_time():
-    """Of each pass its last reading, which is of all of it."""
+    """Each pass counts with its last reading, which covers all of it."""
 
     def event(begins, elapsed, gil):
         probes = {**asdict(Probes(gc_ratio=gil)), "gil_seconds": gil}

@@ -94,7 +94,7 @@ def test_tensorboard_and_the_file_get_the_same(tmp_path):
 
 
 def test_step_is_the_number_of_batches_or_the_programs_own():
-    """Of the first loader, also for others; epoch after epoch."""
+    """The batches of the first loader count, also for the others, epoch after epoch."""
     train, val, own, theirs = loader(), loader(num_workers=0), Calls(), Calls()
     named = {"": train, "val": val}
     with (

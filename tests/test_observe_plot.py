@@ -173,7 +173,7 @@ def test_every_stage_has_its_lines(db_path):
 
 
 def test_failed_interval_has_no_time(tmp_path):
-    """Where all tasks failed there is no time to draw, rather than 0 ms."""
+    """If all tasks failed there is no time to draw, rather than 0 ms."""
     entries = [
         task_entry(10.0 * end, "0:1:decode", num_failures=failures, ave_time=0.1 * (failures < 10))
         for end, failures in enumerate((0, 3, 10, 0), start=1)
@@ -320,7 +320,7 @@ def test_full_collections_are_spans_from_start_to_stop(tmp_path):
 
 
 def test_collections_are_left_out_when_there_were_none(db_path):
-    """Of the panels and of the legend."""
+    """Neither in the panels nor in the legend."""
     figure = plot_task_stats(db_path)
     assert not any(axes.collections for axes in figure.axes)
     assert legend_texts(figure) == ["0:1:read", "0:2:decode\n(bottleneck)", "mean", "p90", "p99"]
@@ -464,7 +464,7 @@ def test_sentence_is_that_of_the_report(db_path, real_db_path):
 
 @pytest.mark.parametrize(("wait", "marked"), [(9.0, ["0:0:src_queue\n(bottleneck)"]), (0.1, [])])
 def test_legend_points_at_the_source_or_at_nothing(tmp_path, wait, marked):
-    """Where no stage is to blame."""
+    """Nothing, if no stage is to blame."""
     entries = of_pipeline({"src": 0.1, "read": 0.9, "sink": 0.1}, get_wait_time=wait)
     figure = plot_queue_stats(write(tmp_path / "s.db", entries))
     assert [text for text in legend_texts(figure) if text.endswith("(bottleneck)")] == marked
@@ -581,7 +581,7 @@ def test_command_says_in_one_line_what_is_wrong(db_path, tmp_path, capsys):
 
 
 def test_command_names_the_extra_when_matplotlib_is_missing(db_path, monkeypatch, capsys):
-    """What to install, not a traceback."""
+    """It says what to install, without a traceback."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(db_path)]) == 2
     assert "not installed: pip install matplotlib (the extra plot)" in capsys.readouterr().err

@@ -309,7 +309,7 @@ def test_report_of_a_file_says_what_is_missing(tmp_path):
 
 
 def test_collections_are_logged_while_the_block_runs(tmp_path):
-    """Start and stop, with what Python tells of them; nothing afterwards."""
+    """Start and stop, with Python's details of them; nothing afterwards."""
     before = list(gc.callbacks)
     with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=HOUR) as writer:
         with recording_gc(writer.log, generation=2):
@@ -453,7 +453,7 @@ def test_file_is_refused_when_it_is_not_ours(tmp_path, kind):
 
 
 def test_reading_fails_when_there_is_nothing(tmp_path):
-    """No empty file is left behind by a typing error."""
+    """A typing error leaves no empty file."""
     with pytest.raises(FileNotFoundError, match=r"statistics file .*s.db does not exist"):
         log_stats_summary(tmp_path / "s.db")
     assert not list(tmp_path.iterdir())

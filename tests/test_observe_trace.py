@@ -225,7 +225,7 @@ def test_flow_goes_from_the_source_to_the_training_step():
 
 
 def test_flow_follows_the_last_sample_of_a_batch():
-    """Of several items that become one, the one that the others waited for."""
+    """If several items become one, from the one that the others waited for."""
     fetch = [turn(0, 0, end, end, n, 0) for n, end in enumerate((1, 3, 2))]
     rows = [row("fetch", 0, [one], replica=n) for n, one in enumerate(fetch)]
     consumer = row("consumer", 1, [turn(0, 3, 4, 4, 0)], role="consumer")
@@ -266,7 +266,7 @@ def test_flow_ends_where_the_item_was_lost():
 
 
 def test_consumer_that_waits_has_no_step():
-    """When it was looked at while no item had come."""
+    """In a timeline taken before any item came."""
     waiting = turn(0, 5, 5, 5, -1)
     trace = trace_of(Timeline("P", 0, CLOCK, (row("a", 1, [waiting], role="consumer"),)))
     assert [e["name"] for e in events_of(trace, "X")] == ["Wait on Input Queue"]
@@ -303,7 +303,7 @@ def test_rows_are_shared_by_epochs_unless_they_overlap():
 
 
 def test_pipelines_are_processes_of_their_own():
-    """Above all others in the viewer, and told apart by name and number."""
+    """Above all others in the viewer, with a name and a number of their own."""
     trace = trace_of(small_timeline(3), small_timeline(8), rank=2)
     titles = {e["pid"]: e["args"]["name"] for e in events_of(trace, "M", name="process_name")}
     first = FIRST_PID + 2 * 256
@@ -328,7 +328,7 @@ def test_last_seconds_leave_out_what_ended_before():
 
 @pytest.mark.parametrize("since", [0, 1_800_000_000 * 10**9, 7_900_000 * 10**9])
 def test_times_are_exact_in_floating_point(since):
-    """What viewers compute from them, by rounding or by cutting off, is what we wrote."""
+    """Viewers that round and viewers that cut off compute the time that was written."""
     draw = random.Random(0)
     for _ in range(1000):
         written = microseconds(since + draw.randrange(10**12))
@@ -546,7 +546,7 @@ def test_write_trace_as_scanner_s_guide_calls_it(tmp_path, monkeypatch):
 
 
 def test_write_trace_to_a_pipe_leaves_it_a_pipe(tmp_path):
-    """What is not a file is written to, not replaced."""
+    """Anything but a file is written to, not replaced."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "pipe")
@@ -806,7 +806,7 @@ def test_check_refuses_what_is_not_json():
 
 
 def test_command_sums_a_trace_up(tmp_path, capsys):
-    """What it holds and the verdict in it."""
+    """Its contents, and the verdict in it."""
     path = Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "x.json")
     assert main(["trace", str(path)]) == 0
     out = capsys.readouterr().out

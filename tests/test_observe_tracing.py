@@ -111,7 +111,7 @@ def test_profile_during_and_after_an_epoch(tmp_path, make):
 
 
 def test_stats_off_means_no_profile():
-    """What was not measured is refused, not made up."""
+    """A profile that was not measured is refused, not made up."""
     loader = DataLoader(MapData(4), num_workers=1, stats=False)
     list(loader)
     with pytest.raises(RuntimeError, match="stats=False was given"):
@@ -262,8 +262,8 @@ def dumps(tmp_path, monkeypatch, caplog):
 
 
 def test_a_stall_is_written_once(dumps, monkeypatch):
-    """A wait that is too long leaves one trace behind, which shows who waits, however often the
-    recorder looks; the next wait, another."""
+    """A wait that is too long leaves one trace, which shows who waits, however often the recorder
+    looks; the next wait leaves another."""
     op, looks = GatedOp(), []
     too_long = flight_recorder_module._Watch._too_long
 
@@ -289,7 +289,7 @@ def test_a_stall_is_written_once(dumps, monkeypatch):
 
 
 def test_a_step_that_takes_too_long_is_told(dumps):
-    """While batches are ready; behind the last one nobody waits for the loop."""
+    """While batches are ready; after the last one nobody waits for the loop."""
     loader = DataLoader(MapData(12), batch_size=2, num_workers=2)
     with flight_recorder(dumps.folder, stall_seconds=1):  # more than the machine takes for another
         for number, _ in enumerate(loader):
@@ -322,7 +322,7 @@ def test_a_signal_asks_for_a_trace(dumps):
 
 
 def test_nothing_is_written_when_all_is_well(dumps):
-    """Nor does a thread stay behind."""
+    """Nor does a thread stay."""
     with flight_recorder(dumps.folder):
         list(DataLoader(MapData(8), num_workers=2))
     assert list(dumps.folder.iterdir()) == []

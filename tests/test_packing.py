@@ -117,7 +117,7 @@ def test_buckets_of_images_are_within_the_budget_as_they_are_padded(shapes, extr
 
 
 def test_pack_is_within_the_budget_when_sizes_are_large():
-    """Sizes of pixels are told apart in units, which must not exceed the budget."""
+    """Sizes of pixels are counted in units, which must not exceed the budget."""
     sizes = np.random.default_rng(0).integers(1, 10**6, 500)
     for group in groups_of(packed, sizes, 10**6 + 7):
         assert sizes[group].sum() <= 10**6 + 7
@@ -350,7 +350,7 @@ def test_history_of_packs_leaves_no_trace_200_times(seed):
 
 
 def test_documents_of_a_pack_are_read_in_one_call():
-    """Where the dataset has ``__getitems__``, as those of Hugging Face do."""
+    """If the dataset has ``__getitems__``, as those of Hugging Face do."""
 
     class Batched(Texts):
         def __getitems__(self, indices):
@@ -423,7 +423,7 @@ def test_stream_has_the_same_packs_for_any_ranks_and_workers():
 
 
 def test_report_names_the_waste_of_a_stream():
-    """Of the groups so far, in packs and in padded batches alike."""
+    """In the groups so far, in packs and in padded batches alike."""
     for group, what in ((pack, "unused"), (bucket, "padding")):
         rows = group(Stream(), 64, size_of=len, look_ahead=300)
         loader = spdl_torch.DataLoader(rows, batch_size=None)

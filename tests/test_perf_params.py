@@ -56,12 +56,12 @@ shapes = st.lists(
     ],
 )
 def test_threads_are_a_share_of_the_cores(limits, cpu_util, expected):
-    """Of those of this rank, rounded down, at least one."""
+    """A share of this rank's cores, rounded down, at least one."""
     assert budget_of(limits, cpu_util, 0.7) == Budget(expected, None)
 
 
 def test_memory_is_a_share_of_the_bytes():
-    """Of this rank's part."""
+    """A share of this rank's part."""
     limits = Limits(num_cores=4, memory_bytes=1000, local_world_size=2)
     assert budget_of(limits, 1.0, 0.5) == Budget(2, 250)
 
@@ -353,7 +353,7 @@ def estimate(target, **options):
     ],
 )
 def test_element_is_measured_on_samples(target, found):
-    """Evenly chosen where there are places; what was measured is told."""
+    """Evenly chosen where there are places; the samples measured are reported."""
     _, text = estimate(target)
     assert f"element: {found}, 1 in a batch" in text.splitlines()
 
@@ -401,7 +401,7 @@ def test_nothing_is_loaded_when_the_size_is_given():
 
 
 def test_every_figure_is_printed(capsys):
-    """Where it came from and what it led to, on stdout unless told otherwise."""
+    """With its origin and its effect, on stdout by default."""
     PerfParams.estimate(
         Growing(),
         batch_size=2,

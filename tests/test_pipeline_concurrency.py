@@ -188,7 +188,7 @@ def test_num_threads_stays_a_bound_over_all_stages():
 
 
 def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
-    """As it would be, had the pipeline been built with so many threads."""
+    """To the size of a pipeline that was built with so many threads."""
     hands = Hands()
     builder = PipelineBuilder().add_source([]).pipe(abs, name="a", output_order="input")
     builder.pipe(abs, name="b", output_order="input", buffer_size=5)

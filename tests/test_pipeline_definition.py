@@ -192,7 +192,7 @@ class _Odd:
     ],
 )
 def test_builder_refuses_what_cannot_be_meant(make, error, match):
-    """Each mistake is told where it is made, with what was given."""
+    """Each mistake raises where it is made, with what was given."""
     with pytest.raises(error, match=match):
         make(PipelineBuilder())
 

@@ -303,7 +303,7 @@ class Sums(Aggregator):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_aggregator_is_flushed_at_the_end_of_each_epoch(drop_last):
-    """What it returns is passed on, or with drop_last only taken from it."""
+    """The rest that it returns is passed on, or dropped with drop_last."""
 
     class Source:
         def __iter__(self):

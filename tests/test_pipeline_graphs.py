@@ -631,7 +631,7 @@ def test_merge_op_may_have_tasks():
 
 
 def test_merge_op_may_end_early():
-    """What it has not taken is discarded, and endless sources end."""
+    """Items that it has not taken are discarded, and endless sources end."""
     pipeline = merged(config_of([1, 2, 3]), config_of(CountingSource()), op=until_one_ends)
     with no_leak(), pipeline.auto_stop():
         assert list(pipeline) == [1, 0, 2, 1, 3, 2]
@@ -678,7 +678,7 @@ def test_stop_ends_a_merge_op_wherever_it_waits(op, caplog):
 
 
 def test_merge_op_passes_the_ends_of_epochs_on():
-    """As SPDL's ops do; the end of the data is told by returning."""
+    """As SPDL's ops do; returning is the end of the data."""
 
     async def op(info, input_queues, output_queue):
         while True:
@@ -805,7 +805,7 @@ def test_collate_is_aggregate():
     ],
 )
 def test_definition_that_cannot_be_meant_is_refused(make, error, match):
-    """Where it is written."""
+    """At the line that writes it."""
     with pytest.raises(error, match=match):
         make()
 
@@ -821,7 +821,7 @@ def test_dataset_refuses_what_it_cannot_share_out():
 
 
 def test_dataset_of_path_variants_has_no_length_and_no_order():
-    """What comes in the order of arrival cannot be resumed exactly, which is said."""
+    """Items in the order of arrival cannot be resumed exactly, and the error says so."""
     builder = (
         PipelineBuilder()
         .add_source(range(4))
@@ -834,6 +834,6 @@ def test_dataset_of_path_variants_has_no_length_and_no_order():
 
 
 def test_tuner_is_refused_where_stages_do_not_follow_one_another():
-    """It goes by what waits before and behind a stage."""
+    """It goes by the queues before and after a stage."""
     with pytest.raises(ValueError, match="tuner must be None for a pipeline with path variants"):
         variants_of([1], [Pipe(same)], build={"tuner": object()})

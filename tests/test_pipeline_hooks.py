@@ -417,7 +417,7 @@ def test_figures_are_read_for_a_log_that_takes_them_alone(level, caplog):
 
 
 def test_asynchronous_callbacks_of_a_run_share_a_loop():
-    """What one opens, such as a connection, the next one uses."""
+    """A connection that one opens serves the next one."""
     loops, task_loops = [], []
 
     class Queue(StatsQueue):

@@ -47,7 +47,7 @@ def turns_of(timeline, stage):
 
 @given(capacity=st.integers(2, 20) | st.integers(60, 300), count=st.integers(0, 700))
 def test_a_ring_keeps_the_latest_and_counts_the_rest(capacity, count):
-    """What is read are the last turns, in order; what is missing is told."""
+    """It reads the last turns, in order, and the number of those missing."""
     ring = Ring(capacity, 0)
     for number in range(count):
         ring.add(number, number + 1, number + 2, number + 3, 4, number, 5, None, [0] * 7)
@@ -62,7 +62,7 @@ def test_a_ring_keeps_the_latest_and_counts_the_rest(capacity, count):
 
 
 def test_parts_keep_their_names():
-    """A part is told from a turn, and from a part of another name."""
+    """A part differs from a turn, and from a part of another name."""
     ring = Ring(10, 0)
     ring.add_part("fetch", 1, 3, 2)
     ring.add_part("collate", 3, 4, 1)
@@ -88,8 +88,8 @@ def test_parts_keep_their_names():
     fates=st.lists(st.sampled_from(["pass", "drop", "fail"]), min_size=1, max_size=7),
 )
 def test_every_item_can_be_followed(num_items, order, concurrency, group, fates):
-    """Where a result goes is where it came from: outputs of a stage are the numbers of the next
-    one, for any order, with drops and failures."""
+    """Outputs of a stage are the numbers of the next one, for any order, with drops and
+    failures."""
 
     def fate_of(item):
         return fates[item % len(fates)]
@@ -174,7 +174,7 @@ def test_turns_of_a_thread_follow_on_each_other(kind):
 
 
 def test_only_long_turns_are_kept_unless_every_item_is_asked_for():
-    """Below 0.1 ms a turn leaves nothing behind, so that tiny items cost nothing to record."""
+    """A turn below 0.1 ms is not kept, so that tiny items cost nothing to record."""
 
     def op(item):
         busy_for(200_000 if item == 30 else 0)
@@ -235,7 +235,7 @@ def test_who_asks_behind_the_end_waits_for_nothing(stopped):
 
 
 def test_failures_are_kept_with_their_error():
-    """What failed, where, and what it said, cut where it is long."""
+    """The item, the place and the error's text, which is cut where it is long."""
 
     def op(item):
         if item == 3:

@@ -1,4 +1,4 @@
-"""What programs written for SPDL pass, subclass and annotate; only their imports are changed."""
+"""Programs written for SPDL pass, subclass and annotate the same names; only imports change."""
 
 import contextlib
 import dataclasses
@@ -293,7 +293,7 @@ def test_arguments_without_effect_here_are_accepted():
 
 
 def test_stage_id_is_where_the_names_of_stages_begin():
-    """Of hooks and queues alike."""
+    """For hooks and queues alike."""
     names = []
 
     def hooks(info):
@@ -485,7 +485,7 @@ def test_fields_that_programs_read_are_there(name):
 
 
 def test_tables_of_what_is_left_out_are_no_longer_than_they_must_be():
-    """What is accepted by now stands in no table."""
+    """Options that are accepted by now stand in no table."""
     spdl = pytest.importorskip("spdl.pipeline", reason="SPDL, an optional peer, is not installed")
     for dotted, parameter in LEFT_OUT:
         assert parameter not in inspect.signature(found_in(spdl_torch.pipeline, dotted)).parameters

@@ -84,8 +84,8 @@ def test_task_time_is_the_ops_own_when_threads_are_few():
 
 @pytest.mark.parametrize("unit", [1, 1000, 2**20])
 def test_estimate_is_the_same_when_everything_is_larger(unit):
-    """Memory and element size are both in bytes: a thousand times both changes nothing. What the
-    formula was told, or shrank, is in the settings.
+    """Memory and element size are both in bytes: a thousand times both changes nothing. Numbers
+    that the formula was given, or lowered, are in the settings.
     """
 
     def estimate(memory):

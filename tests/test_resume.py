@@ -213,7 +213,7 @@ def test_tail_is_exact_with_persistent_workers(sampling, num_workers):
 @pytest.mark.parametrize("saved", [0, 2, 3])
 @pytest.mark.parametrize("resumed", [0, 2, 3])
 def test_the_number_of_workers_does_not_matter(saved, resumed):
-    """What one loader saved another one takes up, with none, in processes and on threads."""
+    """A state saved with any number of workers resumes with none, in processes and on threads."""
 
     def make(num_workers):
         return lambda: DataLoader(Drawn(23), num_workers=num_workers, **SAMPLING["generator"]())
@@ -380,7 +380,7 @@ class StatefulSampler:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_stateful_sampler_keeps_its_own_state(num_workers):
-    """As it was behind what was handed out, not behind what was prefetched."""
+    """As it was after the batches handed out, not after those prefetched."""
 
     def make(workers=num_workers):
         sampler = StatefulSampler(22)
@@ -396,7 +396,7 @@ def test_a_stateful_sampler_keeps_its_own_state(num_workers):
 @pytest.mark.parametrize("kind", ["torch", "ours"])
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (4, 2), (2, 4), (4, 1)])
 def test_any_number_of_ranks_with_the_same_global_batch(kind, before, after):
-    """Together the ranks go on behind what all of them had, with the same random numbers."""
+    """Together the ranks go on after the samples of all ranks, with the same random numbers."""
     from spdl_torch import DistributedSampler as Ours
 
     make_sampler = DistributedSampler if kind == "torch" else Ours
@@ -432,7 +432,7 @@ def test_any_number_of_ranks_with_the_same_global_batch(kind, before, after):
 
 
 def test_naming_another_epoch_begins_it():
-    """A user who sets the sampler's epoch behind a load means that epoch, from its beginning."""
+    """A user who sets the sampler's epoch after a load means that epoch, from its beginning."""
     sampler = DistributedSampler(range(12), num_replicas=1, rank=0)
     loader = DataLoader(MapDataOfNumbers(12), batch_size=4, sampler=sampler)
     next(iter(loader))
@@ -481,7 +481,7 @@ class Counting(Drawn):
 
 
 def test_a_stateful_map_style_dataset_keeps_its_own_state():
-    """Where there is one of it: with threads each has a copy."""
+    """If there is one of it: worker threads have a copy each."""
     assert_resume_exact(lambda: DataLoader(Counting(10), batch_size=3))
     assert DataLoader(Counting(10), num_workers=1).state_dict()["dataset"] is None
 
@@ -523,7 +523,7 @@ def test_a_generator_that_was_there_must_be_there():
 
 
 def test_a_smaller_dataset_is_noticed():
-    """The state stands behind its end."""
+    """The state's position is past its end."""
     loader = DataLoader(MapDataOfNumbers(20), batch_size=5)
     iterator = iter(loader)
     for _ in range(3):
@@ -535,7 +535,7 @@ def test_a_smaller_dataset_is_noticed():
 
 
 def test_an_error_counts_as_handed_out():
-    """A loop that goes on behind a bad batch goes on behind it after resuming, too."""
+    """A loop that went on after a bad batch goes on after it when it resumes, too."""
     data = MapData(8, bad={2: ValueError})
     for num_workers in (0, 2):
         loader = DataLoader(data, batch_size=2, num_workers=num_workers)
@@ -551,7 +551,7 @@ def test_an_error_counts_as_handed_out():
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_an_error_of_an_iterable_is_behind_what_comes_next(num_workers, batch_size):
-    """It goes on behind its bad item, and so does who resumes there."""
+    """It goes on after its bad item, and so does a loader that resumes there."""
 
     def make():
         data = StreamData(8, {3: KeyError})
@@ -607,8 +607,8 @@ def test_ctrl_c_in_a_sample_leaves_its_batch_to_be_made_again():
 def test_torchdata_resumes_at_the_same_batch(
     length, batch_size, drop_last, num_workers, stop, see_end
 ):
-    """What is left, and what the next epoch is, equals StatefulDataLoader's; an end that the loop
-    saw begins the next epoch, one that it did not see leaves an empty tail."""
+    """The rest, and the next epoch, equal StatefulDataLoader's; an end that the loop saw begins the
+    next epoch, one that it did not see leaves an empty tail."""
 
     from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -177,7 +177,7 @@ def test_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_estimate, 
 @with_the_estimate
 @kinds_of_loaders
 def test_every_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_estimate, num_workers):
-    """The same behind every step and every epoch."""
+    """The same after every step and every epoch."""
     options = {"steps": range(1, 12), "epochs": range(NUM_EPOCHS - 1)}
     assert_exact(tmp_path, make, touches_estimate, num_workers, **options)
 

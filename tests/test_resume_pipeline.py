@@ -146,7 +146,7 @@ def test_items_are_not_made_again_where_nothing_was_lost():
 
 
 def test_a_stateful_source_is_asked_for_nothing_twice():
-    """It goes on from its own state, behind what was handed out."""
+    """It goes on from its own state, after the items handed out."""
     dataset = dataset_of(Stateful(40), ones, group=2)
     dataset.state_dict()  # from now on somebody wants states
     iterator = iter(dataset)
@@ -163,7 +163,7 @@ def test_a_stateful_source_is_asked_for_nothing_twice():
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (4, 2), (2, 4), (3, 3)])
 def test_any_number_of_ranks_with_the_same_global_batch(before, after):
-    """All ranks together go on behind what all of them had."""
+    """Together the ranks go on after the items of all ranks."""
 
     def ranks(world):
         return [
@@ -215,7 +215,7 @@ def test_items_out_of_order_are_told_of(caplog):
 
 
 def test_naming_another_pass_begins_it():
-    """set_epoch() behind a load means that pass, from its beginning."""
+    """set_epoch() after a load means that pass, from its beginning."""
     dataset = dataset_of(Shuffled(10), ones)
     iterator = iter(dataset)
     next(iterator)

@@ -105,7 +105,7 @@ def test_order_depends_on_seed_and_epoch_alone():
 
 
 def test_memory_is_below_eight_bytes_a_sample(monkeypatch):
-    """A permutation of four bytes a sample, of which a rank keeps its part; never Python ints."""
+    """A permutation of four bytes a sample; a rank keeps its part. Never Python ints."""
     length = 400_000
     sizes = []
     randperm = torch.randperm
@@ -300,7 +300,7 @@ def test_four_ranks_and_two_have_the_same_global_batches():
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_state_is_the_same_for_every_rank(rank):
-    """Numbers that JSON and ``weights_only`` loading know; what nobody gets counts as had."""
+    """Numbers that JSON and ``weights_only`` loading know; dropped samples count as handed out."""
     sampler = DistributedSampler(11, 3, rank)
     indices = iter(sampler)
     [next(indices) for _ in range(2)]

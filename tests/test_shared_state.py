@@ -1,4 +1,4 @@
-"""What threads share holds where they meet at any step, as they do without a GIL."""
+"""Objects that threads share hold when they meet at any step, as they do without a GIL."""
 
 from __future__ import annotations
 

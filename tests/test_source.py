@@ -290,7 +290,7 @@ def test_shuffled_source_goes_on_where_it_was_when_it_is_copied():
 
 
 def test_repeat_source_goes_round_what_cannot_be_shuffled():
-    """In its own order; what ends for good is told, not waited for."""
+    """In its own order; a source that has ended for good is an error, not a wait."""
     assert list(itertools.islice(repeat_source([1, 2]), 5)) == [1, 2, 1, 2, 1]
     copy = pickle.loads(pickle.dumps(begun := repeat_source([1, 2])))
     assert [next(copy), next(begun), next(begun)] == [1, 1, 2]
@@ -330,7 +330,7 @@ def test_merging_loses_and_doubles_nothing(lists, weights, seed):
 
 
 def test_merging_draws_as_often_as_it_weighs():
-    """Of iterables without an end."""
+    """For iterables without an end."""
     sources = [itertools.repeat(0), itertools.repeat(1), itertools.repeat(2)]
     merged = MergeIterator(sources, weights=[1, 3, 0], stop_after=20_000)
     counts = Counter(merged)

@@ -138,7 +138,7 @@ def test_order_is_that_of_its_epoch(size, seed, epoch):
 
 @pytest.mark.parametrize("source", [as_source(range(50)), as_source(Countdown(50))], ids=named)
 def test_order_is_another_when_the_epoch_or_the_seed_is(source):
-    """Of 50! orders no two of these are equal."""
+    """No two of these are equal, among 50! orders."""
     shuffled = []
     for seed in range(3):
         for epoch in range(3):
@@ -218,7 +218,7 @@ def test_buffer_is_refused_when_everything_is_shuffled():
 
 
 def test_representation_shows_steps():
-    """What print() shows tells how the source was made."""
+    """print() shows how the source was made."""
     source = as_source(range(10)).shuffle(3).shard(1, 4)
     assert repr(source) == "<ListSource of 3 items, shuffle(3), shard(1, 4)>"
 

@@ -164,7 +164,7 @@ def test_local_shard_that_changed_is_read_anew(tmp_path, indexed):
 
 
 def test_report_of_a_pipeline_has_the_hits(tmp_path):
-    """Of this process, as that of a loader."""
+    """Those of this process, as in the report of a loader."""
     write_shard(tmp_path / "a.tar", shard_of(0, 4))
     source = TarShards(tmp_path / "a.tar", cache=tmp_path / "c")
     dataset = PipelineDataset(PipelineBuilder().add_source(source).add_sink())
@@ -265,7 +265,7 @@ def test_path_crosses_processes_with_its_cache(tree):
 
 
 def test_full_cache_changes_nothing(tree):
-    """What does not fit is read from where it is."""
+    """Files that do not fit are read from where they are."""
     size = sum(path.stat().st_size for path in (tree / "images").iterdir())
     source = Files(tree / "images", cache=tree / "cache", max_bytes=size // 2)
     for _ in range(2):

@@ -65,7 +65,7 @@ def shards(folder):
 @given(st.lists(st.tuples(names, st.one_of(contents, st.sampled_from("125"))), max_size=8))
 @example([("a.x", b"1"), ("a" * 120 + "/b.x", b"2"), ("a/é.x", b"3"), ("README", b""), ("d", "5")])
 def test_random_reads_equal_reads_from_the_front(tmp_path_factory, kind, files):
-    """Of tars by other programs too: long names, folders, links, files of no sample between."""
+    """In tars by other programs too: long names, folders, links, files of no sample between."""
     try:
         archive = tar_of(files, kind)
     except (ValueError, UnicodeError):

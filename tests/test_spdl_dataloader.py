@@ -93,7 +93,7 @@ def test_batches_are_as_the_functions_make_them(
     ],
 )
 def test_batches_are_spdl_s(options):
-    """Of the same call, for two passes."""
+    """For the same call, in two passes."""
     options = {"num_threads": 2, "output_order": "input", "timeout": 30.0, **options}
     ours, theirs = (
         module.DataLoader(range(11), **options) for module in (spdl_torch.dataloader, spdl())
@@ -102,7 +102,7 @@ def test_batches_are_spdl_s(options):
 
 
 def test_source_may_be_asynchronous_or_iterable_once():
-    """An iterator that is used up is told, where SPDL has an epoch without a batch."""
+    """An iterator that is used up is an error, where SPDL has an epoch without a batch."""
     assert list(DataLoader(numbers(), preprocessor=plus_one)) == [1, 2, 3, 4, 5]
     loader = DataLoader(iter(range(3)))
     assert list(loader) == [0, 1, 2]
@@ -128,7 +128,7 @@ def test_errors_reach_the_loop():
 
 
 def test_timeout_and_break_end_the_loop():
-    """The first with an error; both leave no thread behind."""
+    """The first with an error; neither leaves a thread."""
     before = set(threading.enumerate())
 
     async def wait_forever(item):
@@ -161,7 +161,7 @@ def test_cached_batches_come_back_as_spdl_s_do(num_batches, num_caches, more, st
 
 
 def test_cached_batches_need_the_loader_no_more():
-    """Its threads have ended before the first kept batch comes; its attributes can be had."""
+    """Its threads have ended before the first kept batch comes; its attributes can be read."""
     before = set(threading.enumerate())
     loader = CacheDataLoader(DataLoader(itertools.count(), preprocessor=str), 2, 3)
     batches = iter(loader)

@@ -71,7 +71,7 @@ def theirs(files, tmp_path_factory):
 
 
 def test_results_are_spdl_s_to_the_bit(files, theirs):
-    """Of every call for every file: videos, images, and what their objects say of themselves."""
+    """For every call and every file: videos, images, and the attributes of their objects."""
     ours = _spdl_calls.results(spdl_torch.io, files)
     assert ours.keys() == theirs.keys()
     assert len(ours) > len(MADE) * len(VIDEO) + len(IMAGE)
@@ -97,7 +97,7 @@ def test_plain_image_is_decode_image_s(files):
 
 
 def test_one_size_keeps_the_shape(files):
-    """Of a batch without the other; and if neither is given, all pictures have to agree."""
+    """With one side given; and if neither is, all pictures of a batch have to agree."""
     path = files / "colours.jpg"
     assert load_image_batch([path], width=48, height=None).shape == (1, 40, 48, 3)
     assert load_image_batch([path], width=None, height=40).shape == (1, 40, 48, 3)

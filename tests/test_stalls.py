@@ -1,4 +1,4 @@
-"""Whoever waits too long is told what is stuck: the stage, the item and the thread's stack."""
+"""A wait that is too long reports what is stuck: the stage, the item and the thread's stack."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_timeout_names_an_iterator_that_cannot_be_opened():
 
 
 def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
-    """Who gave no timeout hears of it in the log, and gets the batch when it comes."""
+    """Without a timeout the log says so, and the batch is handed out when it comes."""
     monkeypatch.setattr(stall, "STALL_SECONDS", 0.05)
     dataset = GatedData(4, held=2)
     told = "Waiting for batch 2"
@@ -184,7 +184,7 @@ def test_timeout_of_a_pipeline_names_what_is_at_work(where):
 
 
 def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
-    """Beside the trace, which tells when, the log tells where."""
+    """The trace shows when it was, the log where."""
     caplog.set_level(logging.WARNING)
     dataset = GatedData(2, held=0)
     opener = threading.Thread(target=_open_when_logged, args=(dataset.gate, caplog))

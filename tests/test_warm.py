@@ -190,7 +190,7 @@ def test_program_that_a_test_leaves_is_ended():
 
 
 def test_forked_programs_have_other_random_numbers():
-    """Where a program does not seed them."""
+    """If a program does not seed them."""
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
     first, second = (_warm.run(["-c", code]).stdout.split() for _ in range(2))
     assert not set(first) & set(second)

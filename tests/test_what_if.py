@@ -1,4 +1,4 @@
-"""What other settings would give: the model's promises, and a simulated loader as its oracle."""
+"""The model of other settings: its promises, and a simulated loader as its oracle."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ class Waiting:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_loader_measures_what_the_model_needs(num_workers):
     """CPU time of the process and its cores, with workers and without; of so few batches not even a
-    long window tells enough."""
+    long window is enough."""
     loader = DataLoader(Waiting(), batch_size=1024, num_workers=num_workers)
     for _ in loader:
         pass

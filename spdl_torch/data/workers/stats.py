@@ -219,15 +219,17 @@ class PoolFigures:
         return None if epoch is None else self._readings_of(epoch)
 
     def _readings_of(self, epoch: Epoch) -> Readings:
+        # The waits right after the clock of `fetch`, whose time they are part of: the probes'
+        # counters take long where threads contend for the GIL.
         return Readings(
-            self._fetch.counters().since(epoch.fetch_before),
-            self._collate.counters().since(epoch.collate_before),
-            epoch.idle_ns(),
-            epoch.probes_before,
-            probe_counters(),
-            epoch.parked_ns(),
-            epoch.contention.alone is not None,
-            self._counts.now(),
+            fetch=self._fetch.counters().since(epoch.fetch_before),
+            jobs_wait_ns=epoch.idle_ns(),
+            parked_ns=epoch.parked_ns(),
+            one_at_a_time=epoch.contention.alone is not None,
+            collate=self._collate.counters().since(epoch.collate_before),
+            probes_before=epoch.probes_before,
+            probes_now=probe_counters(),
+            data=self._counts.now(),
         )
 
     def _stats_of(self, epoch: Epoch) -> PipelineStats:
