@@ -35,8 +35,9 @@ def main():
                 browser.open(page)
                 seconds.append(perf_counter() - began)
                 assert browser.problems == []
+        num_spans, num_bytes = sum(each["num_spans"] for each in spans), page.stat().st_size
     print(
-        f"{sum(each['num_spans'] for each in spans):,} slices, {page.stat().st_size / 1e6:.1f} MB: "
+        f"{num_spans:,} slices, {num_bytes / 1e6:.1f} MB: "
         f"drawn after {median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
     )
 

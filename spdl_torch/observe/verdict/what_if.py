@@ -235,8 +235,9 @@ def _rate(plan: _Plan, now: Demands, side: str, as_computed: float = 1.0) -> tup
         return as_computed / (plan.worker + now.step), "the trainer"
     shared = max(plan.core, plan.gil)
     elsewhere = max(0.0, plan.worker - shared)
-    steady = most_rate(plan.num_workers, shared, elsewhere)
-    varied = random_rate(_at_odds(plan, now), shared, elsewhere)
+    useful = _at_odds(plan, now)
+    steady = most_rate(plan.num_workers if side == "high" else useful, shared, elsewhere)
+    varied = random_rate(useful, shared, elsewhere)
     weight = {"low": 0.0, "likely": _MOSTLY_STEADY, "high": 1.0}[side]
     workers = weight * steady + (1 - weight) * varied
     name = f"stage {now.stage!r}" if now.stage else "the workers"
