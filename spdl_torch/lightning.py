@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from .autotune.window import Decision
+    from .observe.verdict.causes import Cause
     from .observe.verdict.placement import Placement
-    from .observe.verdict.verdict import Cause
     from .pipeline.stats.perf_stats import PipelineStats
 
 __all__ = ["PipelineStatsMonitor"]

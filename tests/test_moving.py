@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import random
 import threading
+from dataclasses import replace
 from time import monotonic
 
 import numpy as np
@@ -33,16 +34,18 @@ from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.moving import Moving
 from spdl_torch.observe import (
+    Probes,
     SQLiteStatsWriter,
     check_trace,
     entries_of,
+    make_report,
     query_event_stats,
     query_task_stats,
     recording,
     report_of_file,
     tracing,
 )
-from spdl_torch.observe.verdict.verdict import Cause
+from spdl_torch.observe.verdict.causes import Cause
 
 pytestmark = [
     pytest.mark.skipif(
@@ -535,6 +538,36 @@ def test_threads_that_the_gil_does_not_hold_up_stay():
     while len(looks) < 2:
         next(iterator)
     assert pool._state is _State.THREADS
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gil_seconds", "is_held_up"),
+    [
+        (0.3, 2e-4, True),  # CIFAR through Pillow on a busy machine
+        (0.3, 1e-4, False),  # sleeps, and C code without the GIL
+        (0.5, 2e-4, True),
+        (0.75, 2e-4, False),  # more than one core: they run at the same time
+        (0.1, 2e-4, False),  # they wait for storage
+    ],
+)
+def test_threads_that_may_wait_for_the_gil_get_a_trial(monkeypatch, cpu, gil_seconds, is_held_up):
+    """Where the verdict names no cause: they use no more than a core together, and a thread that
+    wakes up has to wait for the GIL a little longer than without any. Readings as measured."""
+    iterator = iter(DataLoader(Python(), batch_size=4, num_workers=2))
+    next(iterator)
+    figures = iterator._pool._threads.figures
+    report = figures.report()
+    fetch, collate = report.stats.stages
+    tasks = replace(fetch.tasks, ave_time=0.01, ave_cpu_time=0.01 * cpu)
+    stages = (replace(fetch, busy_ratio=0.96, tasks=tasks), replace(collate, busy_ratio=0.01))
+    stats = replace(report.stats, elapsed=2.0, consumer_wait_ratio=0.9, stages=stages)
+    probes = Probes(gil_seconds=gil_seconds, run_delay_ratio=0.02, num_cores=2)
+    made = make_report(stats, probes, pooled=report.pooled)
+    assert made.verdict.cause in (Cause.UNKNOWN, Cause.IO)
+    monkeypatch.setattr(figures, "report", lambda: made)
+    assert iterator._pool._are_held_up() == is_held_up
+    assert ("turns" in made.verdict.action) == is_held_up, "and the advice does not say otherwise"
+    assert ("Raise" in made.verdict.action) != is_held_up
 
 
 class Lines(IterableDataset):

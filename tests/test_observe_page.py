@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from functools import cached_property
 from html.parser import HTMLParser
 from itertools import combinations
@@ -19,6 +20,7 @@ from _browser import NAMES, REQUIRED, VARIABLE, Browser, found_chromium
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
 from spdl_torch.observe import (
     EventLogEntry,
@@ -31,6 +33,7 @@ from spdl_torch.observe import (
     pipelines_of_file,
     query_queue_stats,
     query_task_stats,
+    recording,
     report_of_file,
 )
 from spdl_torch.observe.page.events import Event, event_tables
@@ -247,10 +250,14 @@ def test_figures_are_those_of_the_store(tmp_path):
     check_curve(page, "Waiting for data: sink", sink, lambda r: r["get_wait_time"] / r["elapsed"])
     check_curve(page, "Delivered: sink", sink, lambda r: r["num_items"] / r["elapsed"])
     assert delivered(page) == "batches/s"
+    units = {chart["title"]: chart["unit"] for chart in page.figures["charts"]}
+    assert units["Calls"] == units["Failed calls"] == "1/s"
     for name in ("fetch", "collate"):
         rows = [row for row in tasks if row["label"] == name]
         check_curve(page, f"Busy: {name}", rows, lambda r: r["busy_time"] / r["elapsed"] / 2)
         check_curve(page, f"Calls: {name}", rows, lambda r: r["num_tasks"] / r["elapsed"])
+        failed = f"Failed calls: {name}"
+        check_curve(page, failed, rows, lambda r: r["num_failures"] / r["elapsed"])
         for word, column in {"mean": "ave", "p50": "p50", "p90": "p90", "p99": "p99"}.items():
             key = f"{column}_time"
             check_curve(page, f"Time of a call: {name} {word}", rows, lambda r, k=key: 1e3 * r[k])
@@ -358,6 +365,45 @@ def test_events_of_any_name_have_a_table_with_their_details(tmp_path):
     assert {"Placed", "Weather"} <= {table["title"] for table in other["tables"]}
     (collection,) = (b for b in first["bands"] if b["name"] == "garbage collection, generation 1")
     assert collection["stop"] - collection["start"] == pytest.approx(0.1, rel=1e-5)
+
+
+class Faulty:
+    """Samples of which some fail."""
+
+    thread_safe = True
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index % 10 == 7:
+            raise ValueError(f"bad {index}")
+        return index
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "isolation": "process"}],
+    ids=["the loop's thread", "threads", "processes"],
+)
+def test_live_page_lists_skipped_samples_with_their_keys(tmp_path, options):
+    """Wherever they were loaded; beside a file, which has them too, they are listed once."""
+    loader = DataLoader(Faulty(), 4, on_error="skip", error_budget=0.5, **options)
+    with recording(loader, tmp_path / "run.db"):
+        for _ in loader:
+            pass
+    profile = loader.profile()
+    page = read(profile.write_html(tmp_path / "live.html"))
+    (table,) = (t for t in page.figures["tables"] if t["title"] == "Skipped samples")
+    assert sorted(shown(table, "Key")) == ["17", "27", "37", "7"]
+    assert len(loader.skipped) == 4
+    for key, error in zip(shown(table, "Key"), shown(table, "Error"), strict=True):
+        assert f"bad {key}" in error
+    trace, out = profile.write_trace(tmp_path / "t.json"), tmp_path / "both.html"
+    command = ["report", str(tmp_path / "run.db"), "--trace", str(trace), "--html", str(out)]
+    assert main(command) == 0
+    (table,) = (t for t in read(out).figures["tables"] if t["title"] == "Skipped samples")
+    assert sorted(shown(table, "Key")) == ["17", "27", "37", "7"]
 
 
 # -- the document ----------------------------------------------------------------------------------
@@ -702,13 +748,50 @@ def test_browser_shows_a_page_without_a_complaint(tmp_path, browser):
     stages = report_of_file(db).stats.stages
     assert [row[0] for row in cells] == [HOSTILE, FORMULAS]
     assert [row[11] for row in cells] == [f"{stage.tasks.num_tasks:,}" for stage in stages]
-    page = read(out)
+    for row, stage in zip(cells, stages, strict=True):
+        tasks = stage.tasks
+        times = tasks.ave_time, tasks.p50_time, tasks.p90_time, tasks.p99_time
+        assert row[7:11] == [f"{1e3 * seconds:.2f}" for seconds in times]
     page = read(out)
     spans = browser.evaluate(
         f"{MODELS}.filter((m) => m.data?.left).map((m) => [m.name, m.data.left.length])"
     )
     expected = {s["kind"]: s["num_spans"] for s in page.figures["timelines"][0]["spans"]}
     assert dict(spans) == expected
+
+
+def test_browser_draws_what_children_did(tmp_path, browser):
+    """Each worker process has a lane with its name, and all of its slices lie there."""
+    loader = DataLoader(Faulty(), 4, on_error="skip", error_budget=0.5, num_workers=2,
+                        isolation="process")  # fmt: skip
+    for _ in loader:
+        pass
+    out = loader.profile().write_html(tmp_path / "p.html")
+    browser.open(out)
+    assert browser.problems == []
+    (timeline,) = read(out).figures["timelines"]
+    children = ["worker process[0]", "worker process[1]"]
+    assert timeline["names"][:2] == children
+    labels = browser.evaluate(
+        f"{MODELS}.filter((m) => m.type === 'LinearAxis').map((m) => m.major_label_overrides)"
+        ".filter((m) => m.size).map((m) => [...m.values()].map((l) => l.text ?? l))[0]"
+    )
+    assert labels == timeline["names"]
+    tops = browser.evaluate(
+        f"{MODELS}.filter((m) => m.name === 'Process' && m.data?.left)"
+        ".map((m) => [...m.data.top])[0]"
+    )
+    drawn = Counter(timeline["names"][round(top + 0.35)] for top in tops)
+    trace = json.loads(loader.profile().write_trace(tmp_path / "t.json").read_text())
+    events = trace["traceEvents"]
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
+    recorded = [names[e["pid"], e["tid"]] for e in events if e["name"] == "Process"]
+    assert drawn == Counter(recorded)
+    assert set(drawn) == set(children)
 
 
 def test_browser_shows_what_the_mouse_points_at(tmp_path, browser):

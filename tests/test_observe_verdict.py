@@ -6,9 +6,12 @@ import gc
 import itertools
 import json
 import os
+import random
+import re
 import sys
 import threading
 import zlib
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -114,12 +117,12 @@ RULES = {
     "too few threads, and too few cores": (
         reading(0.9, stage("decode", busy=0.97), BATCH),
         Probes(num_cores=8),
-        (Cause.THREADS, "decode", "computes", "that keeps the 8 cores busy", 9.0),
+        (Cause.THREADS, "decode", "computes", "that keeps the 8 cores busy", 1.0),
     ),
     "a consumer that does nothing but wait": (
         reading(0.99, stage("decode", busy=0.97)),
         QUIET,
-        (Cause.THREADS, "decode", "99 % of the time", "from 4 to about 16", float("inf")),
+        (Cause.THREADS, "decode", "99 % of the time", "from 4 to about 16", 3.0),
     ),
     "busy for no known reason": (
         reading(0.5, stage("decode", busy=0.97, cpu=0.5), BATCH),
@@ -134,17 +137,37 @@ RULES = {
     "more threads than cores would keep busy": (
         reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=4), BATCH),
         Probes(gil_seconds=1e-4, num_cores=4),
-        (Cause.UNKNOWN, "decode", "is the bottleneck.", "from 4 to about 8,", 9.0),
+        (Cause.UNKNOWN, "decode", "is the bottleneck.", "from 4 to about 8,", 1.0),
     ),
     "one core for two threads, and nobody to say why": (
         reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
         Probes(num_cores=2),
-        (Cause.UNKNOWN, "decode", "is the bottleneck.", "2 threads use 1.0 cores", 9.0),
+        (Cause.UNKNOWN, "decode", "is the bottleneck.", "2 threads use 1.0 cores", 2 / 0.97 - 1),
     ),
     "one core for two threads, and short waits for the GIL": (
         reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
         Probes(gil_seconds=6e-4, num_cores=2),
-        (Cause.GIL, "decode", "wait for the GIL", "More threads will not help", 9.0),
+        (Cause.GIL, "decode", "wait for the GIL", "executor=", 2 / 0.97 - 1),
+    ),
+    "the GIL, and no core is left": (
+        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
+        Probes(gil_seconds=6e-4, num_cores=2, cores_used=1.95),
+        (Cause.GIL, "decode", "wait for the GIL", "Processes would not help either", 9.0),
+    ),
+    "one core for two threads, and a hint of the GIL": (
+        reading(0.9, stage("decode", busy=0.97, cpu=0.3, threads=2), BATCH),
+        Probes(gil_seconds=2e-4, num_cores=2),
+        (Cause.UNKNOWN, "decode", "is the bottleneck.", "2 threads use 0.6 cores", 2 / 0.582 - 1),
+    ),
+    "other programs have the cores": (
+        reading(0.5, stage("decode", busy=0.98, cpu=0.5, threads=2), BATCH),
+        Probes(gil_seconds=1e-4, run_delay_ratio=0.4, num_cores=2, cores_used=1.1),
+        (Cause.CPU, "decode", "wait for a core", "other programs take the rest. End some", 1.0),
+    ),
+    "the trainer has the cores": (
+        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
+        Probes(gil_seconds=1e-4, num_cores=4, cores_used=3.9),
+        (Cause.UNKNOWN, "decode", "is the bottleneck.", "3.9 of the 4 cores are in use", 9.0),
     ),
     "nothing delivered": (
         reading(0.0, stage("decode", num_failures=1000, num_delivered=0)),
@@ -262,6 +285,77 @@ def test_one_thread_is_told_of_processes_where_nobody_looked_at_the_gil():
         assert "GIL" not in judge(reading(0.9, one), probes, pooled=POOLED).action
 
 
+def readings(draw):
+    """A report on readings of any kind that fit together, by a random source."""
+    is_inline = draw.random() < 0.1  # a loader without workers, for which nobody probes
+    threads = 1 if is_inline else draw.choice([1, 2, 3, 4, 8, 16])
+    num_cores = draw.choice([1, 2, 4, 8, 64])
+    busy = draw.choice([0.3, 0.8, 0.97])
+    cpu = min(1.0, num_cores / threads) * draw.choice([0.02, 0.15, 0.3, 0.5, 0.9, 1.0])
+    cores = threads * busy * cpu
+    own_gil = draw.random() < 0.3
+    gil = None if own_gil or is_inline else draw.choice([None, 1e-5, 2e-4, 3e-4, 2e-3, 0.01])
+    held = None if gil is None else draw.choice([0.0, 0.2] if gil < 5e-4 else [0.5, 0.7, 0.95])
+    probes = Probes(
+        gil_seconds=gil,
+        gil_held_ratio=held,
+        run_delay_ratio=draw.choice([None, 0.0, 0.05, 0.15, 0.5]),
+        num_cores=draw.choice([None, *[num_cores] * 5]),
+        one_at_a_time=not is_inline and draw.random() < 0.1,
+        own_gil=own_gil,
+        cores_used=draw.choice([None, min(num_cores, cores + draw.choice([0.0, 0.1, 1.0, 9.0]))]),
+    )
+    load = stage("fetch", busy=busy, cpu=cpu, threads=threads)
+    busy_seconds = 10.0 * threads * busy
+    times = {"ave_time": busy_seconds / 1000, "p50_time": busy_seconds / 1000 * draw.random()}
+    times |= {"ave_cpu_time": cpu * busy_seconds / 1000, "busy_time": busy_seconds}
+    num_items = draw.choice([5, 100])
+    queue = QueuePerfStats(0.0 if is_inline else 10.0, num_items, 0.0, 0.0, 0.5)
+    tasks = replace(load.tasks, p90_time=times["ave_time"], **times)
+    load = replace(load, tasks=tasks, queue=queue, thread_time=10.0 * threads)
+    other = stage("transfer", busy=draw.choice([0.0, 0.1, 0.6]), threads=1, num_delivered=num_items)
+    stages = (load,) if is_inline or draw.random() < 0.5 else (load, other)
+    wait = draw.choice([0.0, 0.06, 0.15, 0.5, 0.9, 0.99, 1.0])
+    pooled = ("fetch", "collate") if is_inline else draw.choice([(), ("fetch", "collate")])
+    return make_report(reading(wait, *stages), probes, pooled=pooled)
+
+
+ADVICE = re.compile(r"Raise .* from (\d+) to about (\d+)")
+
+
+def test_advice_never_contradicts_the_prediction():
+    """To add workers is advised where the model finds a gain, and then for no more than that; to
+    add none where it finds none. The GIL is never answered with more threads, and no gain is beyond
+    the cores."""
+    draw, kinds = random.Random(0), Counter()
+    for _ in range(6000):
+        report = readings(draw)
+        verdict, probes = report.verdict, report.probes
+        assert verdict.gain >= 0
+        advised = ADVICE.search(verdict.action)
+        if verdict.stage != "fetch":
+            continue
+        now = int(advised[1]) if advised else report.stats.stages[0].concurrency
+        asked = int(advised[2]) if advised else now + 1
+        found = report.what_if(num_workers=asked)
+        kinds[bool(advised), found.rate is not None] += 1
+        if not advised:
+            if "will not help" in verdict.action and found.rate is not None:
+                assert found.gain < 0.05, str(report)
+            if "or run it in processes" in verdict.action:
+                processes = report.what_if(processes=max(2, now))
+                assert processes.rate is None or processes.gain >= 0.05
+            continue
+        assert verdict.cause is not Cause.GIL
+        assert asked > now
+        if found.rate is not None:
+            assert found.gain >= 0.02
+            assert verdict.gain <= found.high / found.base_rate - 1 + 1e-9
+        elif None not in (probes.cores_used, probes.num_cores):
+            assert verdict.gain <= probes.num_cores / probes.cores_used - 1
+    assert min(kinds[key] for key in itertools.product((False, True), repeat=2)) >= 50, kinds
+
+
 @pytest.mark.parametrize("one_at_a_time", [False, True])
 @pytest.mark.parametrize("wait", [0.01, 0.5, 0.9])
 @pytest.mark.parametrize("cpu", [0.05, 0.12, 0.3, 0.5, 1.0])
@@ -377,6 +471,8 @@ def test_cause_is_found_on_real_threads(cause):
             if report.verdict.cause is cause or elapsed >= 20.0:
                 break
     assert report.verdict.cause is cause, str(report)
+    assert cause is not Cause.GIL or "More threads will not help" in report.verdict.action
+    assert ("Raise" in report.verdict.action) == (cause is Cause.IO)
     assert report.verdict.stage == (None if cause in (Cause.CONSUMER, Cause.SOURCE) else "op")
     assert dataset.report().verdict.cause is cause, "the last report stays"
 
@@ -453,7 +549,7 @@ def test_report_reads_as_one_page():
     assert "GIL wait 6.1 ms, no core for 3.0 % of the threads' time" in text
     assert "step over cached batches" not in text, "it was not measured"
     assert lines[-1].startswith("ACTION   More threads will not help.")
-    assert lines[-1].endswith("At most 2.0x as fast.")
+    assert lines[-1].endswith("At most 2.0x as fast; then training waits no more.")
 
 
 def test_report_is_shown_by_a_prompt_and_a_notebook():

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -162,6 +163,30 @@ def test_cache_leads_to_the_next_limit():
     assert found.limit == "the trainer"
     assert found.rate == pytest.approx(100, rel=0.05)
     assert "in the cache" in found.assumption
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_advice_is_worth_what_it_says(name):
+    """In a simulated loader: with the workers that it advises the gain is there, and is not above
+    the one it gives at most; where more would not help, they do not."""
+    checked = 0
+    for num_workers, num_cores, step in itertools.product((1, 2, 4), (2, 4, 8), (0.0, 6 * MS)):
+        loader = Loader(num_workers=num_workers, num_cores=num_cores, step=step, **SAMPLES[name])
+        before = Simulation(loader, 4 * NUM_BATCHES)
+        verdict = report_of(before).verdict
+        advised = re.search(r"from \d+ to about (\d+)", verdict.action)
+        if advised is None and "will not help" not in verdict.action:
+            continue
+        then = int(advised[1]) if advised else 2 * num_workers
+        after = Simulation(replace(loader, num_workers=then), NUM_BATCHES, seed=1)
+        gain = after.rate / before.rate - 1
+        if advised:
+            assert gain > 0
+            assert 1 + gain <= 1.15 * (1 + verdict.gain)
+        else:
+            assert gain < 0.15, verdict
+        checked += 1
+    assert checked >= 5
 
 
 # -- what cannot be known --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from ..observe.verdict.probes import probe_counters, probes_between
 from .window import Part
 
 if TYPE_CHECKING:
-    from ..observe.verdict.verdict import Probes
+    from ..observe.verdict.causes import Probes
     from ..pipeline.stats.perf_stats import PipelineStats
 
 __all__ = ["PARTS", "Meter", "WindowReadings"]

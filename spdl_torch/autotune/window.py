@@ -7,8 +7,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..observe.verdict.causes import Probes
 from ..observe.verdict.intervals import thread_seconds
-from ..observe.verdict.verdict import Probes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -35,6 +35,7 @@ TABLES = {
     "tiny": "64 floats of a table, and tokenised text of different lengths",
     "small-images": "images of 32 x 32 in batches of 1024",
     "remote": "a store that answers late",
+    "remote-s3": "an S3 server that answers late, read by Reader in every loader",
     "cache": "photographs from a cache in memory, and what four ranks take for it",
     "plans": "the order of a mixture, and which documents are packed together",
     "step": "the training step beside a loader",

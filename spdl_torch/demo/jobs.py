@@ -46,6 +46,8 @@ class Variant:
 
     heading: tuple[str, str]
     """Two lines above its column."""
+    subject: str
+    """What is compared with torch's, in a sentence."""
     loader: str
     folder: str
 
@@ -58,16 +60,19 @@ class Variant:
 VARIANTS = {
     "torch": Variant(
         heading=("torch", "DataLoader"),
+        subject="torch's DataLoader",
         loader="torch.utils.data:DataLoader",
         folder="torchvision.datasets:ImageFolder",
     ),
     "loader": Variant(
         heading=("spdl_torch", "DataLoader"),
+        subject="our DataLoader",
         loader="spdl_torch:DataLoader",
         folder="torchvision.datasets:ImageFolder",
     ),
     "both": Variant(
         heading=("spdl_torch", "+ ImageFolder"),
+        subject="our DataLoader and our ImageFolder",
         loader="spdl_torch:DataLoader",
         folder="spdl_torch:ImageFolder",
     ),

@@ -51,12 +51,16 @@ class Outcome:
         return sum(map(len, self.rounds[workload].values())) - sum(map(len, kept))
 
     def verdict(self, workload: str) -> Verdict | None:
-        """Compare ours, with all imports changed, and torch's; None until both are measured."""
-        first, *_, last = WORKLOADS[workload].variants
+        """Compare ours, with all imports changed and with one, and torch's; None until the first
+        and the last are measured.
+        """
+        first, *between, last = WORKLOADS[workload].variants
         rounds = self.quiet(workload)
         if self.is_smoke or first not in rounds or last not in rounds:
             return None
-        return compare(rounds[first], rounds[last], self.num_cores)
+        fewer = {VARIANTS[each].subject: rounds[each] for each in between if each in rounds}
+        subject = VARIANTS[last].subject
+        return compare(rounds[first], rounds[last], self.num_cores, subject=subject, fewer=fewer)
 
     def stages(self, workload: str) -> tuple[Sequence[StageRow], Verdict] | None:
         """Return what our loader's stages did while it fed the light network, and the bottleneck;

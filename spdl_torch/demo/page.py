@@ -44,10 +44,14 @@ def _comparison(outcome: Outcome, workload: str) -> Table:
     with_ratio = len(quiet) > 1 and not outcome.is_smoke
     columns = [Column("figure"), Column("unit"), *(Column(VARIANTS[key].name) for key in quiet)]
     if with_ratio:
-        ratio = Column(f"ratio {over_what(len(quiet))}", meaning="The last loader over torch's.")
-        columns += [ratio, Column("better is")]
+        names = [VARIANTS[key].name for key in quiet]
+        columns += [
+            Column(f"ratio {over}", meaning=f"{name} over {names[0]}.")
+            for over, name in zip(over_what(len(quiet)), names[1:], strict=True)
+        ]
+        columns.append(Column("better is"))
     rows = [
-        (row.name, row.unit, *row.cells, *((row.ratio, row.better) if with_ratio else ()))
+        (row.name, row.unit, *row.cells, *((*row.ratios, row.better) if with_ratio else ()))
         for row in comparison_rows(quiet)
     ]
     return Table(

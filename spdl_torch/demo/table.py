@@ -27,9 +27,9 @@ _Figure = tuple[str, str, "Callable[[Measurement], float | None]", float, str]
 _FIGURES: tuple[_Figure, ...] = (
     ("loading alone", "images/s", lambda m: m.loading_images_per_second, 1, "higher"),
     ("training light network", "images/s", lambda m: m.light.images_per_second, 1, "higher"),
-    ("  waiting for data", "% of training", lambda m: m.light.wait_ratio, 100, "lower"),
+    ("  waiting for data", "% of time", lambda m: m.light.wait_ratio, 100, "lower"),
     ("training resnet18", "images/s", lambda m: m.resnet.images_per_second, 1, "higher"),
-    ("  waiting for data", "% of training", lambda m: m.resnet.wait_ratio, 100, "lower"),
+    ("  waiting for data", "% of time", lambda m: m.resnet.wait_ratio, 100, "lower"),
     ("time to first batch", "ms", lambda m: m.first_batch_seconds, 1e3, "lower"),
     ("CPU time, loading alone", "ms/image", lambda m: m.loading_cpu_seconds, 1e3, "lower"),
     ("memory, all processes", "MiB, peak", lambda m: m.peak_bytes, 2**-20, "lower"),
@@ -38,7 +38,7 @@ _FIGURES: tuple[_Figure, ...] = (
 """Name, unit, where it is, factor from the measurement to the unit, which way is better; a figure
 that is not the loader's has no better, and no ratio."""
 
-_LABEL, _UNIT, _CELL, _RATIO, _BETTER = 24, 14, 15, 9, 7
+_LABEL, _UNIT, _CELL, _RATIO, _BETTER = 24, 10, 14, 8, 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +48,8 @@ class Row:
     name: str
     unit: str
     cells: tuple[str, ...]
-    ratio: str
-    """The last cell over the first; "" = none."""
+    ratios: tuple[str, ...]
+    """Every further cell over the first; "" = none."""
     better: str
 
 
@@ -63,38 +63,40 @@ def comparison_rows(results: Mapping[str, Sequence[Measurement]]) -> list[Row]:
     for name, unit, value_of, factor, better in _FIGURES:
         rounds = [[value_of(m) for m in results[key]] for key in results]
         cells = tuple(_cell([v * factor for v in values if v is not None]) for values in rounds)
-        ratio = _ratio(rounds[0], rounds[-1]) if better and len(rounds) > 1 else ""
-        rows.append(Row(name=name, unit=unit, cells=cells, ratio=ratio, better=better))
+        ratios = tuple(_ratio(rounds[0], each) if better else "" for each in rounds[1:])
+        rows.append(Row(name=name, unit=unit, cells=cells, ratios=ratios, better=better))
     return rows
 
 
 def comparison_table(
     results: Mapping[str, Sequence[Measurement]], *, with_ratio: bool = True
 ) -> str:
-    """Return the rows as a table; the ratio is the last column over the first."""
+    """Return the rows as a table; each ratio is a further column over the first."""
     with_ratio = with_ratio and len(results) > 1
     lines = _headings(list(results), with_ratio)
     for row in comparison_rows(results):
         line = f"{row.name:{_LABEL}}{row.unit:{_UNIT}}"
         line += "".join(f"{cell:>{_CELL}}" for cell in row.cells)
         if with_ratio:
-            line += f"{row.ratio:>{_RATIO}}{row.better:>{_BETTER}}"
+            line += "".join(f"{ratio:>{_RATIO}}" for ratio in row.ratios)
+            line += f"{row.better:>{_BETTER}}"
         lines.append(line)
     return "\n".join(lines)
 
 
-def over_what(num_columns: int) -> str:
-    """``3rd/1st``: which columns a ratio compares."""
-    return f"{('1st', '2nd', '3rd')[num_columns - 1]}/1st"
+def over_what(num_columns: int) -> tuple[str, ...]:
+    """``2nd/1st``, ``3rd/1st``: which columns each ratio compares."""
+    return tuple(f"{each}/1st" for each in ("2nd", "3rd")[: num_columns - 1])
 
 
 def _headings(measured: Sequence[str], with_ratio: bool) -> list[str]:
     lines = []
-    for row, extra in enumerate((("ratio", "better"), (over_what(len(measured)), "is"))):
+    over = over_what(len(measured))
+    for row, extra in enumerate(((("ratio",) * len(over), "better"), (over, "is"))):
         line = " " * (_LABEL + _UNIT)
         line += "".join(f"{VARIANTS[key].heading[row]:>{_CELL}}" for key in measured)
         if with_ratio:
-            line += f"{extra[0]:>{_RATIO}}{extra[1]:>{_BETTER}}"
+            line += "".join(f"{each:>{_RATIO}}" for each in extra[0]) + f"{extra[1]:>{_BETTER}}"
         lines.append(line)
     return [*lines, "-" * len(lines[0])]
 
@@ -119,7 +121,7 @@ def _ratio(first: Sequence[float | None], last: Sequence[float | None]) -> str:
 
 
 _MOST_SPEEDS = 5
-_RATE, _SPEED = 11, 12
+_NAME, _RATE, _SPEED = 27, 11, 12
 
 
 def model_speeds(rates: Sequence[float]) -> list[int]:
@@ -137,13 +139,12 @@ def waiting_table(results: Mapping[str, Sequence[Measurement]]) -> str:
     others."""
     rates = {key: rate_of(rounds) for key, rounds in results.items()}
     speeds = model_speeds(list(rates.values()))
-    label = _LABEL + _UNIT - _RATE
-    line = f"{'':{label}}{'N':>{_RATE}}"
+    line = f"{'':{_NAME}}{'N':>{_RATE}}"
     line += "".join(f"{f'at {speed:,}/s':>{_SPEED}}" for speed in speeds)
     lines = ["A model faster than N images/s waits for its loader, this part of its time:", line]
     lines.append("-" * len(line))
     for key, rate in rates.items():
-        line = f"{VARIANTS[key].name:{label}}{f'{rate:,.0f}':>{_RATE}}"
+        line = f"{VARIANTS[key].name:{_NAME}}{f'{rate:,.0f}':>{_RATE}}"
         shares = (f"{100 * wait_at(speed, rate):.0f} %" for speed in speeds)
         lines.append(line + "".join(f"{share:>{_SPEED}}" for share in shares))
     return "\n".join(lines)

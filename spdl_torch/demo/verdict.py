@@ -89,8 +89,18 @@ def noise_of(results: Mapping[str, Sequence[Measurement]]) -> float | None:
     )
 
 
-def compare(theirs: Sequence[Measurement], ours: Sequence[Measurement], num_cores: int) -> Verdict:
-    """Sum up the rounds of torch's loader and of ours, by the loading alone."""
+def compare(
+    theirs: Sequence[Measurement],
+    ours: Sequence[Measurement],
+    num_cores: int,
+    *,
+    subject: str = "our DataLoader",
+    fewer: Mapping[str, Sequence[Measurement]] | None = None,
+) -> Verdict:
+    """Sum up the rounds of torch's loader and of ours, by the loading alone.
+
+    subject: what of ours was imported. fewer: the same and the rounds where less of it was.
+    """
     disturbed = [m for m in (*theirs, *ours) if _is_disturbed(m, num_cores)]
     if disturbed:
         others = max(m.other_cores or 0.0 for m in disturbed)
@@ -100,14 +110,17 @@ def compare(theirs: Sequence[Measurement], ours: Sequence[Measurement], num_core
         )
     before, after = ([m.loading_images_per_second for m in rounds] for rounds in (theirs, ours))
     gain = median(after) / median(before)
-    over = f"{gain:.2f}x torch's images/s ({median(after):,.0f} over {median(before):,.0f})"
+    over = f"with {subject} {gain:.2f}x torch's images/s ("
+    over += f"{median(after):,.0f} over {median(before):,.0f})"
+    for name, rounds in (fewer or {}).items():
+        over += f"; with {name} alone {rate_of(rounds) / median(before):.2f}x"
     # Rounds that overlap could come from one loader measured twice.
     if gain >= 1 + _INPUT_BOUND and min(after) > max(before):
-        return Verdict(f"Ours loads {over}.", _who_gains(theirs, ours))
+        return Verdict(f"Faster: {over}.", _who_gains(theirs, ours))
     if gain <= 1 - _INPUT_BOUND and max(after) < min(before):
-        return Verdict(f"Ours loads {over}, which is less.", "Keep torch's for this dataset.")
+        return Verdict(f"Slower: {over}.", "Keep torch's for this dataset.")
     return Verdict(
-        f"No clear difference: ours loads {over}, and rounds of one loader differ as much.",
+        f"No clear difference: {over}. Rounds of one loader differ as much.",
         "More rounds may show one: --rounds 5.",
     )
 

@@ -166,14 +166,18 @@ class Reader:
         if isinstance(name, CachedPath):
             return name.content()
         if is_url(name):
-            return fetch_url(name, self._options, timeout_seconds=self._timeout_seconds)
+            return fetch_url(
+                name, self._options, timeout_seconds=self._timeout_seconds, is_repeated=True
+            )
         return _read_local(name)
 
     async def _aread(self, name: str) -> bytes:
         if isinstance(name, CachedPath):
             return await name.acontent()
         if is_url(name):
-            return await afetch_url(name, self._options, timeout_seconds=self._timeout_seconds)
+            return await afetch_url(
+                name, self._options, timeout_seconds=self._timeout_seconds, is_repeated=True
+            )
         return await asyncio.to_thread(_read_local, name)
 
 

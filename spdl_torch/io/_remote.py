@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import re
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,6 @@ from ._retry import note_failure
 
 if TYPE_CHECKING:
     import concurrent.futures
-    import os
     from collections.abc import Iterator, Mapping
 
 __all__ = [
@@ -38,6 +38,9 @@ _CHANGING = {
     *("generation", "versionid"),
 }
 
+_S3FS_RETRIES = 5
+"""Its attempts unless a program sets ``S3FileSystem.retries``; it has no option for them."""
+
 # pip's names of the packages whose modules have another name.
 _PIP_NAMES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
 
@@ -62,16 +65,18 @@ def fetch_url(
     storage_options: Mapping[str, Any] | None = None,
     *,
     timeout_seconds: float | None = None,
+    is_repeated: bool = False,
 ) -> bytes:
     """Read the whole content in one attempt.
 
     storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
     timeout_seconds: the limit on network file systems, after which TimeoutError is raised; reads of
         other file systems cannot be cancelled.
+    is_repeated: as for :func:`file_system`.
     Raises: ImportError: the protocol needs a package that is not installed; OSError: no such file,
         and whatever else the file system reports; ValueError: an unknown protocol.
     """
-    system, path = file_system(url, storage_options)
+    system, path = file_system(url, storage_options, is_repeated=is_repeated)
     if timeout_seconds is None or not is_async(system, url):
         return _read_all(system, path, url)
     future = _submit(system, path)
@@ -113,13 +118,14 @@ async def afetch_url(
     storage_options: Mapping[str, Any] | None = None,
     *,
     timeout_seconds: float | None = None,
+    is_repeated: bool = False,
 ) -> bytes:
     """Read like :func:`fetch_url`; any number of coroutines may await this at once.
 
     The network file systems (http, s3, gs, abfs) read on fsspec's own event loop, which outlives
     the caller's, so that connections are kept; others read on a thread of the caller's loop.
     """
-    system, path = file_system(url, storage_options)
+    system, path = file_system(url, storage_options, is_repeated=is_repeated)
     if not is_async(system, url):
         return await asyncio.to_thread(_read_all, system, path, url)
     limit = asyncio.timeout(timeout_seconds)
@@ -162,12 +168,23 @@ def _noted(url: str) -> Iterator[None]:
         raise
 
 
-def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
-    """Return fsspec's file system and the path in it; errors as :func:`fetch_url`."""
+def file_system(
+    url: str, storage_options: Mapping[str, Any] | None, *, is_repeated: bool = False
+) -> tuple[Any, str]:
+    """Return fsspec's file system and the path in it; errors as :func:`fetch_url`.
+
+    is_repeated: the caller repeats what fails, so the file system does not do so by itself unless
+        its options say how often.
+    """
     import fsspec
 
+    options = dict(storage_options or {})
+    is_once = is_repeated and _repeats_unasked(url, options)
+    if is_once:
+        once = {"retries": {"max_attempts": 0}}  # of botocore; besides, s3fs has its own
+        options["config_kwargs"] = {**(options.get("config_kwargs") or {}), **once}
     try:
-        system, path = fsspec.core.url_to_fs(url, **(storage_options or {}))
+        system, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         raise _missing_package(url, error) from error
     except ValueError as error:
@@ -177,7 +194,16 @@ def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[An
             f"{url}: unknown protocol. Expected one that fsspec opens, such as s3://, gs://, "
             "abfs://, http://, file:// or memory://."
         ) from error
+    if is_once and type(system).retries == _S3FS_RETRIES:
+        system.retries = 1
     return system, path
+
+
+def _repeats_unasked(url: str, options: Mapping[str, Any]) -> bool:
+    """Return whether s3fs would try again, up to 25 times, though nobody said so."""
+    if not url.startswith(("s3://", "s3a://")) or "AWS_MAX_ATTEMPTS" in os.environ:
+        return False
+    return "retries" not in (options.get("config_kwargs") or {})
 
 
 def _is_known(protocol: str) -> bool:

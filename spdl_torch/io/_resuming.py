@@ -48,7 +48,7 @@ def open_resuming(
         return cast("BinaryIO", io.BufferedReader(local, _LOCAL_BUFFER_BYTES))
 
     def open_at(offset: int, again: bool) -> Opened:
-        system, path = file_system(name, storage_options)
+        system, path = file_system(name, storage_options, is_repeated=policy is not None)
         if again:
             system.invalidate_cache(path)  # a listing may be older than the object
         if name.startswith(("http://", "https://")):

@@ -39,9 +39,10 @@ from spdl_torch.observe.trace.last_seconds import flight_recorder
 from spdl_torch.observe.trace.merge import merge_ranks, merge_with_torch
 from spdl_torch.observe.trace.profile import Profile
 from spdl_torch.observe.trace.tracing import tracing
+from spdl_torch.observe.verdict.causes import Cause, Probes
 from spdl_torch.observe.verdict.placement import Placement
 from spdl_torch.observe.verdict.report import Report, make_report
-from spdl_torch.observe.verdict.verdict import Cause, Probes, Verdict, judge
+from spdl_torch.observe.verdict.verdict import Verdict, judge
 from spdl_torch.observe.verdict.what_if import Prediction
 
 __all__ = [

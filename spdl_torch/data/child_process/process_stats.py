@@ -19,9 +19,9 @@ from ..workers.stats import PoolFigures, Readings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ...observe.verdict.causes import Probes
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
-    from ...observe.verdict.verdict import Probes
     from ...pipeline.recorder.timeline import Timeline
     from ...pipeline.threads.thread_group import ThreadGroup
     from ..workers.epoch import Epoch

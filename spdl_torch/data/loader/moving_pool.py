@@ -23,9 +23,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ...autotune.limits import Limits
+from ...observe.verdict.causes import (
+    Cause,
+    bottleneck_of,
+    load_of,
+    may_wait_for_gil,
+    use_one_core,
+)
 from ...observe.verdict.probes import probe_counters, probes_between
 from ...observe.verdict.report import make_report
-from ...observe.verdict.verdict import Cause, use_one_core
 from ...pipeline.recorder.timeline import joined
 from ...pipeline.threads.starting import start
 from ...pipeline.threads.thread_group import taking_over
@@ -385,8 +391,13 @@ class MovingPool:
         if report.verdict.cause in _HOLDS_UP:
             return True
         # The probe looks ten times a second: of epochs that are shorter it knows nothing.
-        is_unknown = report.probes.gil_seconds is None
-        return is_unknown and use_one_core(report.stats, report.pooled)
+        if report.probes.gil_seconds is None and use_one_core(report.stats, report.pooled):
+            return True
+        stage = bottleneck_of(report.stats.stages)
+        if stage is None:
+            return False
+        load = load_of(stage, report.stats.stages, report.pooled)
+        return may_wait_for_gil(load, report.verdict.cause, report.probes)
 
     def _open(self) -> None:
         """Start children, at first on a thread of its own: the loop goes on meanwhile."""

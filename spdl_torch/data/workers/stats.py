@@ -29,9 +29,9 @@ from ..dataset_figures import all_datasets, loading_counts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ...observe.verdict.causes import Probes
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
-    from ...observe.verdict.verdict import Probes
     from ...pipeline.hooks.task_hooks import TaskStatsHook
     from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.recorder.timeline import Timeline

@@ -9,14 +9,17 @@ from .content import Column, Table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Event", "event_tables"]
+__all__ = ["SKIPPED", "Event", "event_tables", "title_of"]
+
+SKIPPED = "skipped"
+"""The name of an event: a sample that failed, and that its batch does without."""
 
 _MOST_ROWS = 500
 
 _TITLES = {
     "decision": "Decisions of tuning",
     "failure": "Failures",
-    "skipped": "Skipped samples",
+    SKIPPED: "Skipped samples",
 }
 
 
@@ -37,6 +40,11 @@ def event_tables(events: Iterable[Event]) -> list[Table]:
     return [_table(name, those) for name, those in sorted(by_name.items())]
 
 
+def title_of(name: str) -> str:
+    """Return the title of the table of events of a name."""
+    return _TITLES.get(name) or _words(name)
+
+
 def _table(name: str, events: Sequence[Event]) -> Table:
     # A detail that no event has, such as a remedy where there is none, gets no column.
     given = [item for each in events for item in each.details.items()]
@@ -44,7 +52,7 @@ def _table(name: str, events: Sequence[Event]) -> Table:
     shown = events[-_MOST_ROWS:]
     left_out = len(events) - len(shown)
     return Table(
-        title=_TITLES.get(name) or _words(name),
+        title=title_of(name),
         columns=[Column("at s", "seconds"), *(Column(_words(key)) for key in keys)],
         rows=[(event.time, *(_value(event.details.get(key)) for key in keys)) for event in shown],
         note=f"The last {len(shown)}; {left_out} earlier ones are left out." if left_out else "",

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..store.stored_run import probes_of_events, stats_of_rows
-from ..verdict.verdict import Cause, judge
+from ..verdict.causes import Cause
+from ..verdict.verdict import judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..verdict.verdict import Probes
+    from ..verdict.causes import Probes
     from .data import Recording
 
 __all__ = ["Finding", "find_bottlenecks"]

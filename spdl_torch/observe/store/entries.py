@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats, TaskPerfStats
+    from ..verdict.causes import Probes
     from ..verdict.report import Report
-    from ..verdict.verdict import Probes
 
 __all__ = [
     "DATA_EVENT",

@@ -134,7 +134,7 @@ class StoredRun:
             _percentiles(
                 "Wait for room", queues, ("ave_put_time", "p90_put_time", "p99_put_time"), origin
             ),
-            _chart("Failed calls", "count", tasks, lambda row: float(row["num_failures"]), origin),
+            _chart("Failed calls", "1/s", tasks, _rate_of("num_failures"), origin),
         ]
         return [
             Chart(

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ..verdict.causes import Probes
 from ..verdict.placement import Placement
 from ..verdict.report import Report, make_report
-from ..verdict.verdict import Probes
 from .entries import DATA_EVENT, PLACEMENT_EVENT, PROBES_EVENT
 from .query import (
     choose_run,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..page.content import Band, Chart, Lanes, Line, Spans, Table
-from ..page.events import Event, event_tables
+from ..page.events import SKIPPED, Event, event_tables, title_of
 from .json_file import owned_pids
 from .rows import PROCESS, STEP, WAIT_IN, WAIT_OUT
 
@@ -21,7 +21,7 @@ _MOST_KINDS = 12
 
 _OTHERS = "other parts"
 
-_GC = "gc"
+_GC, _FAILURE = "gc", "failure"
 
 Json = dict[str, Any]
 
@@ -63,8 +63,11 @@ class OverTime:
 
 def _is_within(table: Table, other: Table) -> bool:
     """Return whether the other one, of the same run, has the same rows, each at its moment or not:
-    a trace and a statistics file note some moments on clocks that differ by a little.
+    a trace and a statistics file note some moments on clocks that differ by a little. A table of
+    skipped samples, which a file has in full, may describe their keys in other words.
     """
+    if (table.title, table.run) == (title_of(SKIPPED), other.run) and other.title == table.title:
+        return True
     names, others = ([column.name for column in each.columns[1:]] for each in (table, other))
     if (table.title, table.run) != (other.title, other.run) or not set(names) <= set(others):
         return False
@@ -94,14 +97,18 @@ def sections_of_trace(trace: Json, origin: float) -> OverTime:
     if slices:
         charts.append(_lanes(events, slices, base, trace))
     charts += _curves(events, base)
-    noted = [
-        Event(base + event["ts"] / 1e6, event["name"], event.get("args", {}))
-        for event in instants
-        if event["name"] != _GC
-    ]
+    noted = [_event(event, base) for event in instants if event["name"] != _GC]
     bands = [Band(name=event.name, start=event.time, stop=event.time) for event in noted]
     bands += [_collection(event, base) for event in instants if event["name"] == _GC]
     return OverTime(charts, event_tables(noted), bands)
+
+
+def _event(event: Json, base: float) -> Event:
+    name, details = event["name"], event.get("args", {})
+    if name == _FAILURE and "key" in details:  # of a sample that its batch does without
+        name = SKIPPED
+        details = {key: details[key] for key in ("key", "stage", "error") if key in details}
+    return Event(base + event["ts"] / 1e6, name, details)
 
 
 def turns_of_training(trace: Json) -> list[tuple[int, float]]:

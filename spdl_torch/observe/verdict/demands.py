@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from .causes import Cause, bottleneck_of, is_inline, load_of, may_wait_for_gil, num_delivered
 from .intervals import thread_seconds
-from .verdict import Cause, is_inline, num_delivered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
+    from .causes import Probes
     from .placement import Placement
-    from .verdict import Probes, Verdict
 
 __all__ = ["Between", "Demands", "NotKnown", "demands_of"]
 
@@ -90,7 +90,7 @@ class Demands:
 def demands_of(
     stats: PipelineStats,
     probes: Probes,
-    verdict: Verdict,
+    cause: Cause,
     pooled: Sequence[str],
     placement: Placement | None,
 ) -> Demands:
@@ -100,12 +100,13 @@ def demands_of(
         raise NotKnown("the number of cores is unknown")
     if probes.cores_used is None:
         raise NotKnown("the CPU time of the training process was not measured")
-    own = _workers_stages(stats.stages, verdict, pooled)
+    _check_turns(stats, probes, cause, pooled)
+    own = _workers_stages(stats.stages, cause, pooled)
     seconds = stats.elapsed / num_batches
     inline = is_inline(stats, pooled)
     num_workers = _num_workers(own[0], placement, inline)
     ops = _ops_of(own, num_batches)
-    is_gil_bound = verdict.cause is Cause.GIL
+    is_gil_bound = cause is Cause.GIL
     has = seconds if inline else thread_seconds(own[0]) / num_batches
     waits = ops.busy - ops.cpu
     waits -= min(waits, (probes.run_delay_ratio or 0.0) * has)
@@ -179,13 +180,13 @@ def _enough_batches(stats: PipelineStats, pooled: Sequence[str]) -> int:
 
 
 def _workers_stages(
-    stages: Sequence[StageStats], verdict: Verdict, pooled: Sequence[str]
+    stages: Sequence[StageStats], cause: Cause, pooled: Sequence[str]
 ) -> list[StageStats]:
     """Return the stages of a loader's workers, or the busiest one of a pipeline."""
     is_short_of_time = pooled and stages and stages[0].wait_in_ratio < _IDLE
-    if verdict.cause is Cause.START and not is_short_of_time:
+    if cause is Cause.START and not is_short_of_time:
         raise NotKnown("the wait is the start of the pass, and no worker is short of time")
-    if verdict.cause is Cause.SOURCE:
+    if cause is Cause.SOURCE:
         raise NotKnown("every stage waits for the source, whose time is not measured")
     if pooled:
         return [stage for stage in stages if stage.name in pooled]
@@ -200,9 +201,10 @@ def _gil_seconds(
     """
     if probes.own_gil:
         return Between(0.0, 0.0, 0.0)
-    if is_gil_bound and num_workers > 1:
-        return Between(0.85, 1.0, 1.0).times(seconds)
     held = probes.gil_held_ratio
+    if is_gil_bound:  # one worker may share the GIL with the trainer, and for less of the time
+        least = 0.85 if num_workers > 1 or held is None else min(0.85, held)
+        return Between(least, 1.0, 1.0).times(seconds)
     if held is None:
         return None
     spread = 2 * (held * (1 - held) / max(1.0, _PROBES_PER_SECOND * elapsed)) ** 0.5
@@ -230,6 +232,17 @@ def _waits(
     # Of the others each holds the GIL once while a batch is made.
     meetings = min(rest, (num_workers - 1) * gil.high) * (probes.gil_held_ratio or 0.0)
     return Between(rest - meetings, rest - meetings / 2, rest)
+
+
+def _check_turns(stats: PipelineStats, probes: Probes, cause: Cause, pooled: Sequence[str]) -> None:
+    """Raise if the workers seem to take something in turns, and nothing shows what it is."""
+    if cause is Cause.GIL:
+        return
+    if probes.one_at_a_time:
+        raise NotKnown("the workers were faster one at a time than together, and nothing shows why")
+    stage = bottleneck_of(stats.stages)
+    if stage and may_wait_for_gil(load_of(stage, stats.stages, pooled), cause, probes):
+        raise NotKnown("the workers may wait for the GIL, and the figures do not show for how long")
 
 
 def _check_cores(probes: Probes, busy: float, waits: float) -> None:

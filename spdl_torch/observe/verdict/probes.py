@@ -19,7 +19,7 @@ from time import monotonic, perf_counter_ns, process_time_ns
 from ...pipeline.recorder.flight_recorder import garbage_was_collected
 from ...pipeline.stats.histogram import Histogram, bucket_of, percentile
 from ...pipeline.threads.starting import start
-from .verdict import Probes, could_go_without_gil, has_gil
+from .causes import Probes, could_go_without_gil, has_gil
 
 __all__ = [
     "ProbeCounters",

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ..page.content import Page, Text
 from ..page.document import fragment_of, write_page
+from .causes import Cause, Probes
 from .placement import Placement, lines_of
 from .sections import data_lines, prediction_table, sentences, stage_table
-from .verdict import Cause, Probes, Verdict, judge
-from .what_if import Question, predict, worth_asking
+from .verdict import Verdict, judge
+from .what_if import Question, limiting, predict, worth_asking
 
 if TYPE_CHECKING:
     import os
@@ -57,7 +58,7 @@ class Report:
         lines += [f"workers  {line}" for line in lines_of(self.placements)]
         lines += [f"data     {line}" for line in data_lines(self.stats)]
         lines += [f"note     {remark}" for remark in self.verdict.remarks]
-        lines.append(f"ACTION   {self.verdict.action}{_gain(self.verdict.gain)}")
+        lines.append(f"ACTION   {self.verdict.action}{_gain(self.verdict)}")
         return "\n".join([*lines, *(f"WHAT IF  {each}" for each in self.predictions)])
 
     __repr__ = __str__
@@ -66,7 +67,8 @@ class Report:
     def predictions(self) -> tuple[Prediction, ...]:
         """Predictions for the settings that the verdict suggests to ask about; () if
         training hardly waits, or nothing can be known yet."""
-        asked = worth_asking(self.stats, self.verdict, self.pooled, self.placement)
+        verdict = self.verdict
+        asked = worth_asking(self.stats, verdict.stage, verdict.cause, self.pooled, self.placement)
         found = (self._predict(question) for question in asked)
         return tuple(each for each in found if each.base_rate)
 
@@ -105,7 +107,7 @@ class Report:
             question,
             self.stats,
             self.probes,
-            self.verdict,
+            self.verdict.cause,
             pooled=self.pooled,
             placement=self.placement,
         )
@@ -226,7 +228,7 @@ def sections_of(report: Report) -> list[Section]:
     verdict, stats = report.verdict, report.stats
     notes = [report._note_on(stage) for stage in stats.stages]
     return [
-        *sentences(verdict, _gain(verdict.gain), report._checks(), stats.elapsed),
+        *sentences(verdict, _gain(verdict), report._checks(), stats.elapsed),
         *(Text(word="workers", text=line) for line in lines_of(report.placements)),
         *(Text(word="data", text=line) for line in data_lines(stats)),
         stage_table(stats, verdict.stage, notes),
@@ -251,13 +253,17 @@ def _stage(content: Mapping[str, Any]) -> StageStats:
     return StageStats(**{**content, **parts})
 
 
-def _gain(gain: float) -> str:
-    """Return the gain in words; "" where there is none, or no bound."""
+def _gain(verdict: Verdict) -> str:
+    """Return the gain in words, and what limits it; "" where there is none, or no bound."""
+    gain, limit = verdict.gain, verdict.limit
     if gain == 0 or not math.isfinite(gain):
         return ""
-    return (
-        f" At most {_percent(gain)} faster." if gain < 1 else f" At most {1 + gain:.1f}x as fast."
-    )
+    most = f"{_percent(gain)} faster" if gain < 1 else f"{1 + gain:.1f}x as fast"
+    if verdict.cause is Cause.INTERFERENCE:
+        return f" At most {most}."
+    if not limit or limit == "the trainer":
+        return f" At most {most}; then training waits no more."
+    return f" At most {most}; then {limiting(limit)}."
 
 
 def _rate(per_second: float) -> str:

@@ -11,19 +11,19 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from .causes import Cause
 from .closed_network import most_rate, random_rate
 from .demands import Between, NotKnown, demands_of
-from .verdict import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...pipeline.stats.perf_stats import PipelineStats
+    from .causes import Probes
     from .demands import Demands
     from .placement import Placement
-    from .verdict import Probes, Verdict
 
-__all__ = ["Prediction", "Question", "predict", "worth_asking"]
+__all__ = ["Prediction", "Question", "limiting", "predict", "worth_asking"]
 
 _TOO_WIDE = 1.6
 """The ratio of the bounds above which no figure is given."""
@@ -82,7 +82,7 @@ class Prediction:
             known = f", somewhere in {bounds} batches/s" if bounds else ""
             return f"{self.setting}: cannot be known{known}: {self.reason}."
         gain = f"{100 * (self.gain or 0.0):+.0f} %"
-        then = f"; then {self.limit} {'are' if self.limit.endswith('s') else 'is'} the limit"
+        then = f"; then {limiting(self.limit)}"
         if self.assumption:
             then += f", if {self.assumption}"
         return f"{self.setting}: {_number(self.rate)} batches/s ({bounds}), {gain}{then}."
@@ -135,18 +135,24 @@ class Question:
         return ", ".join(filter(None, (workers, cache, reads)))
 
 
+def limiting(limit: str) -> str:
+    """Return the clause: ``the cores are the limit``."""
+    return f"{limit} {'are' if limit.endswith('s') else 'is'} the limit"
+
+
 def predict(
     question: Question,
     stats: PipelineStats,
     probes: Probes,
-    verdict: Verdict,
+    cause: Cause,
     *,
     pooled: Sequence[str] = (),
     placement: Placement | None = None,
 ) -> Prediction:
-    """Return what the settings would give; arguments as those of a :class:`Report`."""
+    """Return what the settings would give, where ``cause`` is what holds training back now; other
+    arguments as those of a :class:`Report`."""
     try:
-        now = demands_of(stats, probes, verdict, pooled, placement)
+        now = demands_of(stats, probes, cause, pooled, placement)
     except NotKnown as unknown:
         return Prediction(setting=str(question), base_rate=0.0, reason=str(unknown))
     try:
@@ -157,24 +163,25 @@ def predict(
 
 def worth_asking(
     stats: PipelineStats,
-    verdict: Verdict,
+    bottleneck: str | None,
+    cause: Cause,
     pooled: Sequence[str],
     placement: Placement | None,
 ) -> list[Question]:
     """Return the settings that a report answers by itself, none where nothing is to gain."""
-    if stats.consumer_wait_ratio < _INPUT_BOUND or verdict.stage is None:
+    if stats.consumer_wait_ratio < _INPUT_BOUND or bottleneck is None:
         return []
-    stage = next(stage for stage in stats.stages if stage.name == verdict.stage)
+    stage = next(stage for stage in stats.stages if stage.name == bottleneck)
     count = placement.num_workers if placement is not None else stage.concurrency
     if stage.queue.elapsed == 0 and pooled:
         count = 0
     asked = [Question(num_workers=2 * count or 2)]
     on_threads = placement is not None and not placement.num_processes
-    if on_threads and verdict.cause is Cause.GIL:
+    if on_threads and cause is Cause.GIL:
         asked.append(Question(processes=max(2, count)))
-    if verdict.cause is Cause.IO:
+    if cause is Cause.IO:
         asked.append(Question(read_speedup=2.0))
-    if verdict.stage in pooled:
+    if bottleneck in pooled:
         asked.append(Question(cache=True))
     return asked[:_MOST_SHOWN]
 
@@ -228,8 +235,9 @@ def _rate(plan: _Plan, now: Demands, side: str, as_computed: float = 1.0) -> tup
         return as_computed / (plan.worker + now.step), "the trainer"
     shared = max(plan.core, plan.gil)
     elsewhere = max(0.0, plan.worker - shared)
-    steady = most_rate(plan.num_workers, shared, elsewhere)
-    varied = random_rate(_at_odds(plan, now), shared, elsewhere)
+    useful = _at_odds(plan, now)
+    steady = most_rate(plan.num_workers if side == "high" else useful, shared, elsewhere)
+    varied = random_rate(useful, shared, elsewhere)
     weight = {"low": 0.0, "likely": _MOSTLY_STEADY, "high": 1.0}[side]
     workers = weight * steady + (1 - weight) * varied
     name = f"stage {now.stage!r}" if now.stage else "the workers"

@@ -1,0 +1,284 @@
+"""What to do about a stage that holds training back, and the gain to expect.
+
+The advice never says more than the model of :mod:`what_if` does: where that knows what more workers
+would give, it decides; elsewhere the cores that are left are the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from .causes import Cause, is_inline, lacks_gil_probe, may_wait_for_gil
+from .what_if import Question, limiting, predict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
+    from .causes import Load, Probes
+    from .what_if import Prediction
+
+__all__ = ["Advice", "Ceiling", "advise", "ceiling_of"]
+
+_IDLE_CONSUMER = 0.95
+"""Share of waiting above which the consumer works too little to predict its speed."""
+_MOST_AT_ONCE = 4
+"""Factor of concurrency beyond which a stage may behave differently: measure again there."""
+_WORTH_IT = 0.05
+"""The gain below which nothing is changed for it: that much is noise."""
+_NEAR = 0.02
+"""The part of the best rate that fewer workers may lack."""
+_TAKEN_CORES = 0.85
+"""The share of the cores in use below which threads that have none wait for other programs."""
+_THE_CORES = "the cores"
+
+
+class Ceiling(NamedTuple):
+    """The gain that the rest of the program leaves to a stage, however fast that gets."""
+
+    gain: float
+    """0.45 = 45 %; infinite where nothing else limits it."""
+    limit: str = ""
+    """What limits the speed then; "" = the trainer, which waits no more."""
+
+    def at_most(self, gain: float, limit: str) -> Ceiling:
+        """Return the lower one of two."""
+        return Ceiling(gain, limit) if gain < self.gain else self
+
+
+class Advice(NamedTuple):
+    """What to do, and the gain."""
+
+    action: str
+    ceiling: Ceiling
+
+
+class _Question(NamedTuple):
+    """A stage that holds training back, with all that is known of it."""
+
+    stats: PipelineStats
+    probes: Probes
+    pooled: Sequence[str]
+    cause: Cause
+    load: Load
+    is_workers: bool
+    """Whether it runs on a loader's workers, rather than on threads of its own."""
+
+    @property
+    def threads(self) -> int:
+        """The number of threads beside the trainer's."""
+        return 0 if is_inline(self.stats, self.pooled) else self.load.threads
+
+    @property
+    def knob(self) -> str:
+        """The name of the setting of that number."""
+        return "num_workers" if self.is_workers else "its concurrency"
+
+    @property
+    def crew(self) -> str:
+        """The name of those that work."""
+        return "workers" if self.is_workers and self.probes.own_gil else "threads"
+
+    @property
+    def cores_used(self) -> float:
+        """The number of cores in use, of the stage's threads alone where nobody counted all."""
+        used = self.probes.cores_used
+        return self.load.cores if used is None else used
+
+    @property
+    def free_cores(self) -> float:
+        """The gain once all cores are in use: every batch takes what it takes of them now."""
+        if self.probes.num_cores is None or self.cores_used <= 0:
+            return math.inf
+        return max(0.0, self.probes.num_cores / self.cores_used - 1)
+
+    def ask(self, question: Question) -> Prediction:
+        """Return the model's answer."""
+        return predict(question, self.stats, self.probes, self.cause, pooled=self.pooled)
+
+
+def ceiling_of(
+    stats: PipelineStats, stage: StageStats | None = None, pooled: Sequence[str] = ()
+) -> Ceiling:
+    """Return the gain if the consumer never waited, or what the stages beside ``stage`` leave of
+    it."""
+    waiting = stats.consumer_wait_ratio
+    ceiling = Ceiling(1 / (1 - waiting) - 1 if waiting < _IDLE_CONSUMER else math.inf)
+    if stage is None:
+        return ceiling
+    changed = pooled if stage.name in pooled else (stage.name,)
+    others = [each for each in stats.stages if each.name not in changed]
+    if not others:
+        return ceiling
+    busiest = max(others, key=lambda each: each.busy_ratio)
+    return ceiling.at_most(1 / max(busiest.busy_ratio, 0.01) - 1, f"stage {busiest.name!r}")
+
+
+def advise(
+    stats: PipelineStats,
+    probes: Probes,
+    pooled: Sequence[str],
+    stage: StageStats,
+    cause: Cause,
+    load: Load,
+) -> Advice:
+    """Return what to do about a stage, the bottleneck, that is busy for this cause."""
+    asked = _Question(stats, probes, pooled, cause, load, stage.name in pooled)
+    ceiling = ceiling_of(stats, stage, pooled)
+    if cause is Cause.GIL:
+        return _against_gil(asked, ceiling)
+    if probes.one_at_a_time:
+        action = f"More {asked.crew} will not help: one at a time is faster than several together."
+        return Advice(action, Ceiling(0.0))
+    if may_wait_for_gil(load, cause, probes):
+        return _perhaps_against_gil(asked, ceiling)
+    more = _with_more(asked, ceiling)
+    return more if isinstance(more, Advice) else Advice(_with_less_work(asked, more), ceiling)
+
+
+def _against_gil(asked: _Question, ceiling: Ceiling) -> Advice:
+    processes = _of_processes(asked, ceiling)
+    action = "More threads will not help. "
+    if processes.gain >= _WORTH_IT:
+        action += _without_gil(asked)
+    else:
+        action += (
+            f"{_IN_FEW_CALLS}. Processes would not help either: {asked.cores_used:.1f} of the "
+            f"{asked.probes.num_cores} cores are in use."
+        )
+    if asked.probes.could_go_without_gil:
+        action += f" {_SWITCH_OFF}"
+    return Advice(action, processes if processes.gain >= _WORTH_IT else ceiling)
+
+
+def _of_processes(asked: _Question, ceiling: Ceiling) -> Ceiling:
+    """Return the gain of a GIL for each worker, as far as it is known."""
+    if asked.is_workers:
+        found = asked.ask(Question(processes=max(2, asked.threads)))
+        if found.rate is not None:
+            gain = found.gain if (found.gain or 0.0) < _WORTH_IT else _highest(found)
+            return ceiling.at_most(gain or 0.0, found.limit)
+    return ceiling.at_most(asked.free_cores, _THE_CORES)
+
+
+def _perhaps_against_gil(asked: _Question, ceiling: Ceiling) -> Advice:
+    action = (
+        f"Its {asked.threads} threads use {asked.load.cores:.1f} cores together, as threads do "
+        f"that take the GIL in turns; then more will not help. {_without_gil(asked)}"
+    )
+    if lacks_gil_probe(asked.probes):
+        action += " Load for a few seconds to be sure."
+    return Advice(action, ceiling.at_most(asked.free_cores, _THE_CORES))
+
+
+def _with_more(asked: _Question, ceiling: Ceiling) -> Advice | str:
+    """Return the advice to add threads, or what is the limit where they would not help."""
+    wanted = math.ceil(max(1, asked.threads) * min(1 + ceiling.gain, _MOST_AT_ONCE))
+    for each in sorted({wanted, asked.threads + 2, asked.threads + 1}, reverse=True):
+        found = asked.ask(Question(num_workers=each))
+        if found.rate is None:
+            continue
+        if (found.gain or 0.0) >= _WORTH_IT:
+            number, found = _fewest(asked, each, found)
+            most = ceiling.at_most(_highest(found), found.limit)
+            return Advice(_raise(asked, number, wanted), most)
+        if each >= wanted:
+            return found.limit
+    number = int(min(wanted, _most_useful(asked)))
+    if number <= asked.threads or asked.cause is Cause.CPU or asked.free_cores < _WORTH_IT:
+        return _THE_CORES
+    ceiling = ceiling.at_most(asked.free_cores, _THE_CORES)
+    ceiling = ceiling.at_most(number / max(1, asked.threads) - 1, f"the {asked.crew}")
+    return Advice(_raise(asked, number, wanted), ceiling)
+
+
+def _most_useful(asked: _Question) -> float:
+    """Return the number of threads above which there are no cores for them."""
+    num_cores = asked.probes.num_cores
+    if asked.cause is Cause.IO or num_cores is None:
+        return math.inf  # threads that wait for storage use no core
+    return max(num_cores, math.ceil(num_cores / max(0.01, asked.load.cpu)))
+
+
+def _fewest(asked: _Question, most: int, best: Prediction) -> tuple[int, Prediction]:
+    """Return the least number of threads that comes near the rate of ``most``, with its rate."""
+    low, high, found = asked.threads, most, best
+    while high - low > 1:
+        middle = (low + high) // 2
+        each = asked.ask(Question(num_workers=middle))
+        if each.rate is not None and best.rate is not None and each.rate >= best.rate * (1 - _NEAR):
+            high, found = middle, each
+        else:
+            low = middle
+    return high, found
+
+
+def _highest(found: Prediction) -> float:
+    return math.inf if found.high is None else found.high / found.base_rate - 1
+
+
+def _raise(asked: _Question, number: int, wanted: int) -> str:
+    num_cores = asked.probes.num_cores
+    action = f"Raise {asked.knob} from {asked.threads} to about {number}"
+    if asked.cause is Cause.IO:
+        return f"{action}: its threads use no core while they wait."
+    action += _unless_gil(asked)
+    if num_cores is not None and wanted > num_cores and asked.cause is not Cause.UNKNOWN:
+        return f"{action}: that keeps the {num_cores} cores busy. For more, {_less_work(asked)}."
+    return f"{action}, as long as cores are idle."
+
+
+def _with_less_work(asked: _Question, limit: str) -> str:
+    """Return the advice where more threads would not help, since ``limit`` is the limit."""
+    num_cores, used = asked.probes.num_cores, asked.cores_used
+    start, less = f"More {asked.crew} will not help", _less_work(asked)
+    if asked.cause is Cause.CPU and limit == _THE_CORES:
+        is_known = asked.probes.cores_used is not None and num_cores is not None
+        if is_known and used < _TAKEN_CORES * (num_cores or 0):
+            return (
+                f"{start}: this training uses {used:.1f} of the {num_cores} cores, and other "
+                f"programs take the rest. End some of those, or {less}."
+            )
+        return f"{start}. Give it more cores, or less work for each item{_HOW[asked.is_workers]}."
+    if limit != _THE_CORES:
+        return f"{start}: {limiting(limit)}. {less[:1].upper()}{less[1:]}."
+    why = f"{used:.1f} of the {num_cores} cores are in use"
+    if num_cores is None or asked.threads >= num_cores:
+        why = f"they compute on all of the {num_cores} cores already"
+    return f"{start}: {why}. {less[:1].upper()}{less[1:]}, or more cores."
+
+
+def _less_work(asked: _Question) -> str:
+    return f"give it less work for each item{_HOW[asked.is_workers]}"
+
+
+_HOW = {
+    False: "",
+    True: " (whole batches in one call by __getitems__, or cached() around the dataset)",
+}
+"""How to do it, by whether it is a loader's dataset."""
+
+_SWITCH_OFF = (
+    "This Python can run without its GIL, which an extension module or PYTHON_GIL=1 has switched "
+    "on: with PYTHON_GIL=0 it stays off."
+)
+
+_IN_FEW_CALLS = "Do its work in few calls that release the GIL, best a batch at a time"
+
+
+def _unless_gil(asked: _Question) -> str:
+    """Return the condition on the advice to add threads where nobody looked at the GIL."""
+    if not lacks_gil_probe(asked.probes):
+        return ""
+    elsewhere = "in processes" if asked.is_workers else "on a process pool (executor=)"
+    return f", {elsewhere} if the work holds the GIL"
+
+
+def _without_gil(asked: _Question) -> str:
+    of_its_own = (
+        'in processes (isolation="process", processes=num_workers)'
+        if asked.is_workers
+        else "on a process pool (executor=)"
+    )
+    return f"{_IN_FEW_CALLS}, or run it {of_its_own}."
