@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
+from spdl_torch.check_gpu.gpu import STREAMS, CudaGpu
 from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import cuda, slabs
 
@@ -42,26 +43,69 @@ def staged(count):
         yield copies.stage(torch.full((1, MEBI), value, dtype=torch.uint8)).receive()
 
 
+@contextmanager
+def no_waiting():
+    """torch raises where this program waits for the device, on any thread, or would have to."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def num_wrong(batches, *, on_side_stream=False):
     """How many are wrong when a copy, which stands for a kernel, reads them at the very end."""
     side = torch.cuda.Stream() if on_side_stream else torch.cuda.current_stream()
-    found = []
+    found, remaining = [], iter(batches)
     with torch.cuda.stream(side):
-        for batch in batches:
-            target = torch.zeros(batch.shape, dtype=torch.uint8, pin_memory=True)
-            torch.cuda.set_sync_debug_mode("error")  # the loop's thread waits for nothing
-            target.copy_(batch, non_blocking=True)
+        while True:
+            target = torch.zeros((1, MEBI), dtype=torch.uint8, pin_memory=True)
+            with no_waiting():
+                batch = next(remaining, None)
+                if batch is None:
+                    break
+                target.copy_(batch, non_blocking=True)
+                del batch
             found.append(target)
-            del batch
-            torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     values = [np.unique(target.numpy()).tolist() for target in found]
     return sum(value != [number] for number, value in enumerate(values)) + abs(len(found) - COUNT)
 
 
+class MovesLate:
+    """Moves itself at the hand-over, from memory that is not pinned."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def to(self, device):
+        return type(self)(self.tensor.to(device))
+
+
+def complaint(content):
+    """What torch says when such a batch is received; "" if nothing."""
+    batch = Transfer("cuda").stage(content)
+    try:
+        with no_waiting():
+            batch.receive()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def loaded(**options):
     """Batches of a loader."""
     return DataLoader(Filled(), 1, device="cuda", **options)
+
+
+def is_torchs():
+    """Whether the streams on which ``check-gpu`` trains are among those that torch hands out."""
+    gpu, handles = CudaGpu(), {}
+    for kind in STREAMS:
+        with gpu.on_stream(kind):
+            handles[kind] = torch.cuda.current_stream().cuda_stream
+    torchs = {torch.cuda.Stream().cuda_stream for _ in range(64)}
+    return {kind: handle in torchs for kind, handle in handles.items()}
 
 
 @contextmanager
@@ -74,6 +118,7 @@ def without(owner, name):
 def main():
     """Run all."""
     facts = {"device": torch.cuda.get_device_name(), "backend": cuda.CudaBackend.__module__}
+    facts["is_torchs"] = is_torchs()
     facts["wrong"] = {
         "packed": num_wrong(staged(COUNT)),
         "packed, side stream": num_wrong(staged(COUNT), on_side_stream=True),
@@ -84,6 +129,8 @@ def main():
             on_side_stream=True,
         ),
     }
+    pageable = torch.ones(1)
+    facts["complaints"] = [complaint(each) for each in (pageable, MovesLate(pageable))]
     facts["reserved"] = torch.cuda.memory_reserved() / MEBI
     facts["without"] = {}
     for owner, name in (

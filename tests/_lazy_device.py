@@ -9,12 +9,13 @@ whoever reads without waiting, writes too early or lets go too early gets wrong 
 from __future__ import annotations
 
 import ctypes
+import functools
+import operator
 import random
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,9 +89,12 @@ class LazyDevice:
     def current_device(self):
         return getattr(self.of_thread, "device", 0)
 
-    def set_device(self, device):
+    def set_device_index(self, device):
         self.of_thread.device = index_of(device)
         self.used.add(index_of(device))
+
+    def _cuda_hasPrimaryContext(self, index):
+        return index in self.used
 
     @contextmanager
     def device(self, device):
@@ -138,6 +142,7 @@ class LazyDevice:
     # -- as the functions of CUDA's runtime that torch has no call for ---------------------------
 
     def cudaThreadExchangeStreamCaptureMode(self, mode):
+        self.used.add(self.current_device())  # as any call may
         before = getattr(self.of_thread, "capture_mode", GLOBAL)
         self.of_thread.capture_mode, mode._obj.value = mode._obj.value, before
         return 0
@@ -173,7 +178,7 @@ class LazyDevice:
     # -- as those that it has --------------------------------------------------------------------
 
     def cudart(self):
-        return self
+        return Offered("torch._C._cudart", self)
 
     def cudaHostRegister(self, address, num_bytes, flags):
         self.touch("pages were locked")
@@ -201,7 +206,8 @@ class LazyDevice:
     # -- memory ----------------------------------------------------------------------------------
 
     def is_locked(self, address):
-        return any(start <= address < start + size for start, size in tuple(self.locked.items()))
+        locked = self.locked.copy()  # in one step: meanwhile a finalizer may unlock some
+        return any(start <= address < start + size for start, size in locked.items())
 
     def empty(self, num_bytes):
         """The block that was freed last, if it has that size, with what it had in it."""
@@ -305,6 +311,7 @@ class LazyStream:
 
     def synchronize(self):
         """Wait for all that it has."""
+        self.machine.waiters.add(threading.current_thread().name)
         self.do_until(self.mark())
 
     def wait_event(self, event):
@@ -511,12 +518,37 @@ class LazyRing(slabs.SlabRing):
 rings = weakref.WeakSet()
 
 
+class Offered:
+    """A stand-in for a module of torch, which offers only names that torch has, too: code that asks
+    for another one would find it here, and on no GPU."""
+
+    def __init__(self, name, stand_in):
+        self._name, self._stand_in = name, stand_in
+
+    def __getattr__(self, name):
+        if torch.version.cuda is not None and not hasattr(modules()[self._name], name):
+            raise AttributeError(f"{self._name} has no {name}")
+        return getattr(self._stand_in, name)
+
+
+@functools.cache
+def modules():
+    """Those that are stood in for, as this torch has them."""
+    names = ("torch.cuda", "torch.accelerator", "torch._C", "torch._C._cudart")
+    runtime_library = {"CUDA's runtime": ctypes.PyDLL(None)}
+    return {name: operator.attrgetter(name.removeprefix("torch."))(torch) for name in names} | (
+        runtime_library
+    )
+
+
 class TorchWith:
     """torch with another ``torch.cuda``, whose devices are the accelerators."""
 
-    def __init__(self, device):
-        self.cuda = device
-        self.accelerator = SimpleNamespace(set_device_index=device.set_device)
+    def __init__(self, device, programs=None):
+        self.machine = device
+        self.cuda = Offered("torch.cuda", device if programs is None else programs)
+        self.accelerator = Offered("torch.accelerator", device)
+        self._C = Offered("torch._C", device)
 
     def __getattr__(self, name):
         return getattr(torch, name)
@@ -538,15 +570,15 @@ def is_mapped(address, size):
 
 
 def machine():
-    """The one that is installed."""
-    return cuda.torch.cuda
+    """The one that is installed; None when a test is over."""
+    return getattr(cuda.torch, "machine", None)
 
 
 def install(device, patch=setattr, backend=LazyBackend):
     """Put it in place of CUDA, for transfers that are made from now on."""
     patch(cuda, "torch", TorchWith(device))
     patch(cuda, "_own_streams", {})
-    patch(runtime, "_library", lambda: device)
+    patch(runtime, "_library", lambda: Offered("CUDA's runtime", device))
     patch(cuda, "CudaBackend", backend)
     patch(transfer, "_shared", {})
     patch(transfer, "SlabRing", LazyRing)

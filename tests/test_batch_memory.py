@@ -30,7 +30,7 @@ from spdl_torch.data.workers import transfer_stage
 from spdl_torch.data.workers.transfer_stage import DeviceStage
 from spdl_torch.io import batch_storage, load_clip_batch, uniform_frames
 from spdl_torch.io._storage import room_in_batch
-from spdl_torch.io._transfer import transfer
+from spdl_torch.io._transfer import slabs, transfer
 from spdl_torch.io._transfer.batch_memory import BatchMemory
 from spdl_torch.io._transfer.region import LimitedLocker, Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
@@ -115,6 +115,24 @@ def test_pieces_have_the_exact_size_of_equal_batches():
     for _ in range(10):
         made(memory, [size])
     assert list(locker.locked.values()) == [size]
+
+
+def test_pieces_have_the_exact_size_of_equal_batches_of_several_tensors():
+    """Of which the first one asks for its first tensor alone."""
+    locker, sizes = Locker(), [9 * SMALL_BYTES + 512, 10 * SMALL_BYTES]
+    memory = BatchMemory(locker, 1)
+    for _ in range(3):
+        made(memory, sizes)
+    assert list(locker.locked.values()) == [sum(sizes)]
+
+
+def test_pieces_are_larger_when_sizes_are_always_rounded_up(monkeypatch):
+    """The tests before can fail."""
+    monkeypatch.setattr(
+        BatchMemory, "_size_for", lambda memory, num_bytes: slabs.rounded_up(num_bytes)
+    )
+    made(BatchMemory(locker := Locker(), 1), [size := 588 * SMALL_BYTES])
+    assert locker.peak > size
 
 
 def test_pinned_memory_is_flat_over_a_thousand_sizes():
@@ -223,11 +241,11 @@ WHOLE = ("kernel", "floats", "new floats", "clips")
 """Those whose batches have one large tensor, which is made as one."""
 
 
-def epoch(dataset, num_workers, device, epochs=2):
-    """Batches of as many epochs, and the sizes in bytes of the tensors that were packed."""
+def epoch(dataset, num_workers, device, epochs=2, **options):
+    """Batches of as many epochs, and the sizes in bytes of the tensors that this process packed."""
     packed, alone = [], transfer.copy_alone
-    options = {"persistent_workers": True} if num_workers else {}
-    loader = DataLoader(dataset, 4, num_workers=num_workers, seed=1, device=device, **options)
+    options |= {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    loader = DataLoader(dataset, 4, seed=1, device=device, **options)
 
     def noting(target, source):
         packed.append(source.nbytes)
@@ -272,6 +290,24 @@ def test_large_tensors_are_packed_when_there_is_no_such_memory(backends, folder,
     monkeypatch.setattr(DeviceStage, "batch_memory", lambda stage, most: None)
     _, packed = epoch(pictures(folder), 2, "cuda")
     assert sum(size >= SMALL_BYTES for size in packed) == 6
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("is_locked", [True, False])
+@pytest.mark.parametrize("kind", DATA)
+def test_large_tensors_of_processes_leave_from_where_the_child_made_them(
+    backends, folder, kind, is_locked, monkeypatch
+):
+    """The trainer copies none of them. Where it may lock no memory it packs every one."""
+    if not is_locked:
+        monkeypatch.setattr(LimitedLocker, "lock_pages", lambda *_: False)
+    dataset = DATA[kind](folder)
+    batches, packed = epoch(dataset, 1, "cuda", isolation="process", **FORKED)
+    assert same(batches, epoch(dataset, 1, None)[0])
+    num_packed = sum(size >= SMALL_BYTES for size in packed)
+    num_large = sum(size >= SMALL_BYTES for backend in backends for size in backend.copy_sizes)
+    assert num_large >= 6
+    assert num_packed == (0 if is_locked else num_large)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="counts in a forked child")
@@ -376,20 +412,21 @@ class Sizes(Dataset):
         return large, large[: 1 << 16]
 
 
-@pytest.mark.parametrize(
-    ("count", "most", "options"),
+BOUNDS = pytest.mark.parametrize(
+    ("most", "options"),
     [
-        (1000, 2 + 3, {"num_workers": 0}),
-        (1000, 2 * 2 + 3, {"num_workers": 2}),
-        (200, 2 * 2 + 3 + 2, {"num_workers": 2, "isolation": "process", **FORKED}),
+        (2 + 3, {"num_workers": 0}),
+        (2 * 2 + 3, {"num_workers": 2}),
+        (2 * 2 + 3 + 2, {"num_workers": 2, "isolation": "process", **FORKED}),
     ],
 )
-def test_all_pinned_memory_of_a_loader_is_bounded(
-    one_intra_op_thread, backends, count, most, options
-):
+
+
+@BOUNDS
+def test_all_pinned_memory_of_a_loader_is_bounded(one_intra_op_thread, backends, most, options):
     """Pieces, slabs, and the shared memory of all processes together: in batches of the largest
-    size, three more than can be outstanding, and one for each process; flat over all sizes."""
-    data = Sizes(count)
+    size, three more than can be outstanding, and one for each process; flat over 1000 sizes."""
+    data = Sizes(1000)
     largest = max(data.sizes) + (1 << 16)
     bound = most * (largest * 9 // 8 + SMALL_BYTES)
     for index, (large, small) in enumerate(DataLoader(data, 1, device="cuda", **options)):
@@ -397,6 +434,19 @@ def test_all_pinned_memory_of_a_loader_is_bounded(
         assert (large[:, ::997] == index % 251).all()
         assert (small[:, ::997] == index % 251).all()
         assert 0 < sum(machine().locked.values()) <= bound
+
+
+@BOUNDS
+def test_pinned_memory_of_equal_batches_has_their_exact_size(backends, most, options):
+    """Not a byte more for any of them, of two tensors each."""
+    data = Sizes(60)
+    data.sizes = [(1 << 19) + (3 << 12)] * 60
+    size = data.sizes[0] + (1 << 16)
+    for _ in DataLoader(data, 1, device="cuda", **options):
+        locked = list(machine().locked.values())
+        assert max(locked) <= size
+        assert sum(locked) <= most * size
+    assert max(locked) == size
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 100])

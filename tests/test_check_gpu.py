@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import threading
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +19,12 @@ from _loader_helpers import no_thread_left
 from test_transfer_races import FreeAtOnce
 
 from spdl_torch.__main__ import main
+from spdl_torch.bench.statistics import quantile
 from spdl_torch.check_gpu import command, correctness, exits, races
 from spdl_torch.check_gpu.gpu import unguarded
-from spdl_torch.check_gpu.rates import quantile
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.io import load_clip
+from spdl_torch.io._image import nvjpeg
 from spdl_torch.io._transfer import transfer
 from spdl_torch.io._video import torchcodec_video
 
@@ -105,6 +109,48 @@ def test_batches_of_loaders_are_compared(monkeypatch):
         patched.setattr(correctness, "DataLoader", Backwards)
         found = lines_of(correctness.check_loaders)
         assert [outcome for _, outcome in found] == ["FAIL"] * 3
+
+
+WHOLE = [f"nvjpeg_{kind}" for kind in correctness._pictures()]
+CROPPED = ["nvjpeg_crop", "nvjpeg_crop_together"]
+
+
+def jpegs_found(gpu, monkeypatch, off_by=0):
+    """The names of the lines that fail, with torchvision's decoder of the CPU in nvJPEG's place."""
+
+    def decode(coded, device):
+        pictures = [torch.ops.image.decode_jpeg(each, 0, False) for each in coded]
+        return [(each.expand(3, -1, -1).int() + off_by).clamp(0, 255).byte() for each in pictures]
+
+    monkeypatch.setattr(nvjpeg, "_gpu_decoder", lambda: decode)
+    found = lines_of(partial(correctness.check_nvjpeg, device_index=0))
+    assert [name for name, _ in found] == WHOLE + CROPPED
+    return [name for name, outcome in found if outcome == "FAIL"]
+
+
+def test_jpegs_are_compared(gpu, monkeypatch):
+    """Of every kind, whole, and cropped and flipped; those that are not nvJPEG's are the CPU's."""
+    assert jpegs_found(gpu, monkeypatch) == []
+    others = ["nvjpeg_cmyk", "nvjpeg_png"]
+    expected = [name for name in WHOLE + CROPPED if name not in others]
+    assert jpegs_found(gpu, monkeypatch, off_by=9) == expected
+
+
+def test_jpegs_that_are_not_flipped_are_found(gpu, monkeypatch):
+    """Or are cropped elsewhere, one by one and together."""
+    box = nvjpeg._box
+    monkeypatch.setattr(nvjpeg, "_box", lambda *args: box(*args)._replace(flip=False))
+    assert jpegs_found(gpu, monkeypatch) == CROPPED
+
+
+def test_jpegs_are_skipped_where_there_is_no_decoder(gpu, monkeypatch):
+    """The sheet says so."""
+
+    def missing():
+        raise RuntimeError("load_image_batch_nvjpeg needs nvJPEG, which this torchvision lacks")
+
+    monkeypatch.setattr(nvjpeg, "_gpu_decoder", missing)
+    assert lines_of(correctness.check_nvjpeg) == [("nvjpeg", "SKIP")]
 
 
 CLIPS = [f"clips_torchcodec_{name}" for name in ("one", "batch", "video")]
@@ -212,6 +258,26 @@ def test_check_that_hangs_is_named_and_ended():
     out, ended = io.StringIO(), threading.Event()
     command.run_checks([("copies", lambda: ended.wait(10))], Sheet(out, {}), 0.01, end=ended.set)
     assert out.getvalue().startswith("copies (unfinished after 0.01 s in all) - FAIL\n")
+
+
+ENDS = """
+import sys, tempfile
+from spdl_torch.check_gpu.command import _end_process
+with tempfile.TemporaryDirectory() as folder:
+    print(folder)
+    open(folder + "/photograph", "w").close()
+    _end_process(sys.stdout, folder)
+"""
+
+
+def test_nothing_is_left_when_the_time_is_up():
+    """The photographs go with the process, whose ``with`` does not come to its end."""
+    options = {"capture_output": True, "text": True, "timeout": 50}
+    ended = subprocess.run([sys.executable, "-c", ENDS], check=False, **options)
+    assert ended.returncode == 1
+    folder = Path(ended.stdout.strip())
+    assert folder.parent.is_dir()
+    assert not folder.exists()
 
 
 PRELUDE = 'import os, sys, time\nif True:  # {options}\n    print("READY", flush=True)\n'

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torchvision
 from _lazy_device import LazyBackend
-from _lazy_gpu import FULL_BYTES, as_torchs, gpu, lines_of
+from _lazy_gpu import FULL_BYTES, Cuda, Torch, as_torchs, gpu, lines_of
 from _loader_helpers import no_thread_left
 
-from spdl_torch.check_gpu import races, rates, resources
+from spdl_torch import DataLoader
+from spdl_torch.check_gpu import devices, races, rates, resources
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.data.child_process import worker_process
 from spdl_torch.data.child_process.shared_memory import Mappings
@@ -49,12 +50,41 @@ def test_copies_are_measured(gpu, monkeypatch):
     with as_torchs(gpu, monkeypatch, rates):
         rates.check_copies(sheet := Sheet(io.StringIO(), {}), rounds=1)
     found = {line.name: line for line in sheet._lines}
-    ways = "bare_gigabytes_per_second", "pinned_over_bare", "pageable_over_bare"
+    ways = "slots_over_bare", "pinned_over_bare", "pageable_over_bare"
+    ways = "bare_gigabytes_per_second", *ways
     assert list(found) == [f"copy_{size}MB_{way}" for size in ("0.1", "0.2") for way in ways]
     assert all(math.isfinite(line.value) and line.value > 0 for line in found.values())
-    assert {line.limit for line in found.values()} == {"-", ">= 0.95"}
-    # From pinned memory the copy begins where the batch is; from pageable it is packed.
-    assert gpu.device.num_copied >= 2 * 2 * (rates.WARM_UP + 5)
+    judged = [name for name, line in found.items() if line.limit == ">= 0.95"]
+    assert judged == ["copy_0.2MB_slots_over_bare", "copy_0.2MB_pinned_over_bare"]
+    assert gpu.device.num_copied >= 2 * 3 * (rates.WARM_UP + 5)
+
+
+@PROMPT
+@pytest.mark.parametrize(("name", "num_packed"), [("slots", 0), ("pinned", 0), ("pageable", 8)])
+def test_copies_begin_where_they_are_said_to(gpu, monkeypatch, name, num_packed):
+    """In slots and in torch's pinned memory, which are not packed; pageable memory is."""
+    packed, alone = [], transfer.copy_alone
+
+    def noting(target, source):
+        packed.append(source.nbytes)
+        alone(target, source)
+
+    monkeypatch.setattr(transfer, "copy_alone", noting)
+    monkeypatch.setattr(rates, "_num_copies", lambda num_bytes: 5)
+    with as_torchs(gpu, monkeypatch, rates):
+        rates._staged_copies(1 << 17, rates._SOURCES[name])
+    assert packed == [1 << 17] * num_packed
+
+
+@PROMPT
+def test_copies_fail_when_there_are_no_slots(gpu, monkeypatch):
+    """They would be packed, and nobody would see it in the rate's name."""
+    gpu.device.is_refusing = True
+    with (
+        as_torchs(gpu, monkeypatch, rates),
+        pytest.raises(RuntimeError, match="no pinned memory is free"),
+    ):
+        rates._staged_copies(1 << 17, rates._SOURCES["slots"])
 
 
 @PROMPT
@@ -65,30 +95,64 @@ def test_copies_say_so_when_staging_fails(gpu, monkeypatch):
         as_torchs(gpu, monkeypatch, rates),
         pytest.raises(torch.OutOfMemoryError, match="lazy device is full"),
     ):
-        rates._staged_copies(torch.zeros(1000))
+        rates._staged_copies(1000, rates._SOURCES["pageable"])
 
 
 @PROMPT
 def test_hand_over_is_the_loops_own_time(gpu, monkeypatch):
-    """On threads and in processes."""
+    """On threads and in processes: what has a goal, what has none, and the sum."""
     with as_torchs(gpu, monkeypatch, rates):
-        found = figures_of(rates.check_hand_over, num_batches=10)
-    assert list(found) == ["hand_over_threads_microseconds", "hand_over_processes_microseconds"]
-    assert all(value > 0 for value in found.values())
+        rates.check_hand_over(sheet := Sheet(io.StringIO(), {}), num_batches=10)
+    found = {line.name: line for line in sheet._lines}
+    parts = {"hand_over": "<= 40", "asking": "-", "next": "-"}
+    assert {name: line.limit for name, line in found.items()} == {
+        f"{part}_{place}_microseconds": limit
+        for place in ("threads", "processes")
+        for part, limit in parts.items()
+    }
+    assert all(line.value > 0 for line in found.values())
+
+
+class Timed:
+    """An iterator that looks at a clock so often in each ``next``, and so often while it asks."""
+
+    def __init__(self, clock, receiving, asking):
+        self.clock = clock
+        self.looks = zip(receiving, asking, strict=True)
+
+    def __next__(self):
+        receiving, self.asking = next(self.looks)
+        self._look(receiving)
+        self._submit_more()
+
+    def _submit_more(self):
+        self._look(self.asking)
+
+    def _look(self, times):
+        for _ in range(times):
+            next(self.clock)
 
 
 def test_hand_over_is_the_time_within_next(monkeypatch):
-    """Of this thread's work; what it does before, and the first batches, do not count."""
-    clock = iter(range(0, 10**9, 3_000))
+    """Of this thread's work, in two parts; what it does before, and the first batches, do not
+    count. The iterator has its own methods again in the end."""
+    clock = iter(range(0, 10**9, 3_000))  # 3 us a look; the watch's own are two in asking
     monkeypatch.setattr(hand_over.time, "thread_time_ns", lambda: next(clock))
-    took = [*[9] * hand_over.WARM_UP, 1, 2, 3]  # in looks at the clock
+    first = [9] * hand_over.WARM_UP
+    batches = Timed(clock, [*first, 1, 2, 3], [*first, 5, 0, 7])
+    found = hand_over.hand_overs(batches, 3, lambda: next(clock))
+    assert found == [(9.0, 18.0), (12.0, 3.0), (15.0, 24.0)]
+    assert [each.total_us for each in found] == [27.0, 15.0, 39.0]
+    assert set(vars(batches)) == {"clock", "looks", "asking"}
 
-    def batches():
-        for looks in took:
-            yield [next(clock) for _ in range(looks)]
 
-    found = hand_over.hand_over_microseconds(batches(), 3, lambda: next(clock))
-    assert found == [6.0, 9.0, 12.0]
+@pytest.mark.parametrize("load", [DataLoader, torch.utils.data.DataLoader])
+def test_what_is_asked_for_is_told_apart(load):
+    """In our iterators, and in torch's: they ask on this thread, by a method of that name."""
+    batches = iter(load(list(range(60)), num_workers=2))
+    took = hand_over.hand_overs(batches, 5, lambda: None)
+    assert min(each.asking_us for each in took) > 0
+    assert min(each.receiving_us for each in took) > 0
 
 
 @PROMPT
@@ -158,24 +222,98 @@ def test_graphs_are_captured_beside_a_loader(gpu, monkeypatch):
         monkeypatch.setattr(runtime, "_library", lambda: None)  # as without CUDA's runtime
 
 
-def test_last_device_is_loaded_to(gpu, monkeypatch):
-    """Alone; a loader that sends elsewhere is found. With one device there is nothing to see."""
-    check = partial(resources.check_devices, gpu)
-    with as_torchs(gpu, monkeypatch, resources):
-        assert lines_of(check) == [("devices_wrong", "PASS")]
-        with monkeypatch.context() as patched:
-            patched.setattr(resources, "DataLoader", ToTheFirst)
-            assert lines_of(check) == [("devices_wrong", "FAIL")]
-        monkeypatch.setattr(gpu.device, "num_devices", 1)
-        check(sheet := Sheet(io.StringIO(), {}))
-        assert [line.outcome for line in sheet._lines] == ["SKIP"]
+WAYS_TO_A_DEVICE = ("inline", "threads", "processes", "pipeline")
 
 
-class ToTheFirst(resources.DataLoader):
+@pytest.fixture
+def elsewhere(gpu, monkeypatch):
+    """What the check of the devices finds, in a program that has used none."""
+
+    def found():
+        gpu.device.used.clear()
+        with as_torchs(gpu, monkeypatch, devices):
+            return devices.num_elsewhere(gpu, 3)
+
+    return found
+
+
+@PROMPT
+def test_last_device_is_loaded_to(elsewhere):
+    """Alone, on every way."""
+    assert elsewhere() == dict.fromkeys(WAYS_TO_A_DEVICE, 0)
+
+
+@PROMPT
+def test_loader_that_sends_elsewhere_is_found(elsewhere, monkeypatch):
+    """By its batches, and by the device that it uses."""
+    monkeypatch.setattr(devices, "DataLoader", ToTheFirst)
+    assert elsewhere()["inline"] == devices.NUM_BATCHES + 1
+
+
+@PROMPT
+def test_context_on_another_device_is_found(elsewhere, monkeypatch):
+    """Though every batch is where it shall be: pages are locked where the thread is."""
+
+    def lock_pages(self, address, num_bytes):
+        return self.machine.cudaHostRegister(address, num_bytes, 0) == 0
+
+    monkeypatch.setattr(LazyBackend, "lock_pages", lock_pages)
+    assert elsewhere() == {**dict.fromkeys(WAYS_TO_A_DEVICE, 0), "inline": 1}
+
+
+class ToTheFirst(devices.DataLoader):
     """A loader that does not listen."""
 
     def __init__(self, data, **options):
         super().__init__(data, **{**options, "device": "cuda:0"})
+
+
+PROGRAM = "# {device}\nprint('a word'); "
+OUTCOMES = {
+    """print('{{"inline": 0, "threads": 2}}')""": [
+        ("devices_inline_elsewhere", "PASS"),
+        ("devices_threads_elsewhere", "FAIL"),
+    ],
+    "1 / 0": [("devices", "FAIL")],
+}
+
+
+@pytest.mark.parametrize(("code", "lines"), OUTCOMES.items())
+def test_devices_are_checked_in_a_program(gpu, monkeypatch, code, lines):
+    """Each way has its line; a program that fails is one, too."""
+    with as_torchs(gpu, monkeypatch, devices):
+        assert lines_of(devices.check_devices, program=PROGRAM + code) == lines
+
+
+def test_program_of_the_devices_runs():
+    """Here up to the first question that only a machine with a GPU answers."""
+    with pytest.raises((RuntimeError, AssertionError), match="CUDA"):
+        exec(devices._PROGRAM.format(device=1), {"__name__": "__main__"})
+
+
+def test_one_device_is_not_checked(gpu, monkeypatch):
+    """There is no other one to see anything on."""
+    monkeypatch.setattr(gpu.device, "num_devices", 1)
+    with as_torchs(gpu, monkeypatch, devices):
+        assert lines_of(devices.check_devices) == [("devices", "SKIP")]
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is not built for CUDA")
+def test_stand_in_offers_only_what_torch_has(gpu):
+    """Code that asks torch for another name fails here as it would on a GPU."""
+    offered = Torch(gpu.device)
+    gpu.device._primary_context_devices = gpu.device.invented = list
+    for module, name in (
+        *((offered.cuda, "_primary_context_devices"), (offered._C, "invented")),
+        *((offered.cuda.cudart(), "invented"), (offered.accelerator, "invented")),
+        (runtime._library(), "invented"),
+    ):
+        with pytest.raises(AttributeError, match=f"has no {name}"):
+            getattr(module, name)
+    for stand_in in (Cuda, Torch):
+        of_torch = torch.cuda if stand_in is Cuda else torch
+        names = {name for name in vars(stand_in) if not name.startswith("__")}
+        assert [name for name in names if not hasattr(of_torch, name)] == []
 
 
 SIZES = ("packed", "made", "isolated")

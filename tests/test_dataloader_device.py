@@ -91,6 +91,20 @@ def test_thread_that_trains_never_waits_for_the_device(backends, num_workers, wa
     assert ("spdl-transfer" in waiters) is not waits
 
 
+@pytest.mark.parametrize("waited_for", ["event", "stream"])
+def test_thread_that_waits_for_the_device_is_found(backends, monkeypatch, waited_for):
+    """The test before can fail, whatever the hand-over waits for."""
+    hand_over = LazyBackend.hand_over
+
+    def waiting(backend, event, blocks):
+        (event if waited_for == "event" else backend._stream).synchronize()
+        return hand_over(backend, event, blocks)
+
+    monkeypatch.setattr(LazyBackend, "hand_over", waiting)
+    next(iter(DataLoader(MapData(4), batch_size=2, num_workers=2, device="cuda")))
+    assert threading.current_thread().name in machine().waiters
+
+
 class Operations(TorchDispatchMode):
     """torch's, on this thread."""
 
@@ -452,10 +466,18 @@ def test_intra_op_threads_are_the_trainers_own_setting(backends):
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("device", ["mps", "xpu:1", "meta"])
-def test_device_is_refused_when_it_is_no_cuda_device(device):
-    """At construction; the message says what to do."""
-    with pytest.raises(UnsupportedOptionError, match=rf"device='{device}' is not in this release"):
+@pytest.mark.parametrize(
+    ("device", "why", "instead"),
+    [
+        ("mps", "MPS has a single stream", r"Leave .* batch\.to\('mps'\)"),
+        ("xpu:1", "tested for CUDA alone", r"pin_memory=True .*\('xpu:1', non_blocking=True\)"),
+        ("meta", "CUDA's streams and events", r"Leave .* batch\.to\('meta'\)"),
+    ],
+)
+def test_device_is_refused_when_it_is_no_cuda_device(device, why, instead):
+    """At construction; the message says why, and what to do."""
+    message = rf"DataLoader: device must be .* got '{device}': .*{why}.*{instead}"
+    with pytest.raises(UnsupportedOptionError, match=message):
         DataLoader([1], device=device)
 
 
@@ -527,5 +549,5 @@ def test_pipeline_dataset_stays_in_host_memory_on_the_cpu():
     dataset = dataset_to("cpu")
     assert [item.item() for item in dataset] == list(range(9))
     assert [stage.name for stage in dataset.snapshot().stages] == ["tensor"]
-    with pytest.raises(UnsupportedOptionError, match="PipelineDataset: device='mps' is not in"):
+    with pytest.raises(UnsupportedOptionError, match=r"PipelineDataset: device .* got 'mps'"):
         dataset_to("mps")

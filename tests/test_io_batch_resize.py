@@ -61,6 +61,19 @@ def test_flip_that_is_forgotten_is_noticed(monkeypatch):
     assert torch.equal(out[0], out[1])
 
 
+@pytest.mark.parametrize("least", [1, 9])
+def test_autocast_of_who_calls_takes_no_precision(least):
+    """As in the loop of a model that trains in half of it; together and one by one."""
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (3, 90, 90), generator=generator, dtype=torch.uint8)] * 3
+    boxes = [Crop(3, 5, 80, 70, True)] * 3
+    found, expected = (torch.empty(3, 3, 24, 32, dtype=torch.uint8) for _ in range(2))
+    resize_crops(images, boxes, expected, least_together=least)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        resize_crops(images, boxes, found, least_together=least)
+    assert torch.equal(found, expected)
+
+
 class Operations(TorchDispatchMode):
     """Counts what would be launched."""
 

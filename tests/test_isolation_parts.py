@@ -183,6 +183,25 @@ def test_slab_that_is_too_small_is_replaced():
     assert list(passage.mappings._regions) == [2]
 
 
+@pytest.mark.parametrize("is_made_there", [True, False])
+def test_slabs_have_the_exact_size_of_equal_batches(is_made_there):
+    """Whether they are made there or copied there; where batches grow, an eighth more at most."""
+    sizes = [9 * LARGE_BYTES + 128, 10 * LARGE_BYTES]
+    writer = SlabWriter(SlabPool())
+    for _ in range(3):
+        writer.begin()
+        rooms = [writer.room(size) if is_made_there else None for size in sizes]
+        batch = [
+            torch.zeros(size, dtype=torch.uint8) if room is None else room
+            for room, size in zip(rooms, sizes, strict=True)
+        ]
+        taken = writer.pack(batch).lease.slab.size
+        del rooms, batch
+    assert taken == sum(sizes)
+    grown = writer.pack(torch.zeros(sum(sizes) + 1, dtype=torch.uint8)).lease.slab.size
+    assert sum(sizes) < grown <= sum(sizes) * 9 / 8 + LARGE_BYTES
+
+
 def test_batch_that_was_never_sent_gives_its_slab_back():
     """An epoch that was left drops what was ready."""
     slabs = SlabPool()

@@ -321,6 +321,22 @@ def test_object_is_moved_by_itself_at_the_hand_over(transfer):
     assert tensor.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(("late", "num_walks"), [((), 0), ((MovesItself(),), 1)])
+def test_batch_is_not_walked_at_the_hand_over(transfer, monkeypatch, late, num_walks):
+    """However many names are in it: only what moves there is looked for."""
+    transfer, _ = transfer
+    staged = transfer.stage([torch.ones(2), ["a name"] * 1000, *late])
+    walked, walk = [], transfer_module.map_leaves
+
+    def noting(batch, function):
+        walked.append(batch)
+        return walk(batch, function)
+
+    monkeypatch.setattr(transfer_module, "map_leaves", noting)
+    assert staged.receive()[0].tolist() == [1, 1]
+    assert len(walked) == num_walks
+
+
 TENSORS = {
     "subclass": (lambda: tv_tensors.Image(torch.zeros(3, 4, 4)), 1),
     "sparse": (lambda: torch.eye(3).to_sparse(), 2),
@@ -524,8 +540,9 @@ def test_cuda_config_is_refused_when_it_cannot_be_honoured(arguments, error, mes
 
 @pytest.mark.parametrize("device", ["mps", "meta", "cpu", torch.device("xpu", 1)])
 def test_transfer_is_refused_when_the_device_is_not_cuda(device):
-    """The message says what was given and how to get there."""
-    with pytest.raises(UnsupportedOptionError, match=r"must be a CUDA device, got '\w+.*\.to\("):
+    """The message says what was given, why not, and how to get there."""
+    message = r"must be a CUDA device, got '\w+(:1)?': .*(stream|CUDA).*\. .*batch\.to\('\w"
+    with pytest.raises(UnsupportedOptionError, match=message):
         Transfer(device)
 
 

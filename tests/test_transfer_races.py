@@ -16,6 +16,7 @@ import threading
 import weakref
 from contextlib import nullcontext
 from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +26,7 @@ from _gates import in_thread, result_of
 from _lazy_device import HOST, LazyDevice, install, machine
 from PIL import Image
 
+from spdl_torch.data import dataset
 from spdl_torch.data.child_process import batch_packing as packing
 from spdl_torch.data.child_process import shared_memory
 from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
@@ -35,7 +37,7 @@ from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.data.workers.transfer_stage import DeviceStage
 from spdl_torch.io import Transfer, cuda_config, decode_image
 from spdl_torch.io._image import nvjpeg
-from spdl_torch.io._transfer import batch_memory, cuda, region, slabs, transfer
+from spdl_torch.io._transfer import batch_memory, cuda, region, slabs, team, transfer
 from spdl_torch.io._video import torchcodec_video
 from spdl_torch.pipeline.channel.channel import Channel, ChannelClosed
 
@@ -335,6 +337,49 @@ def ended_while_a_loader_waits_for_the_model(device):
     return ["the model was not waited for"]
 
 
+def ended_while_a_pipeline_waits_for_the_model(device):
+    """As before, on the last stage of a pipeline, whose pass has ended."""
+    copies, ended = Transfer("cuda"), threading.Event()
+    last = dataset._transfer_stage(copies, ended)
+    device.is_model_stuck = True
+    for _ in range(transfer.MOST_BEHIND + 1):
+        copies.stage([torch.ones(1)]).receive()
+    ended.set()
+    copies.stage = lambda item: item  # it would wait for ever
+    try:
+        last.op(None)
+    except ChannelClosed:
+        return []
+    return ["the model was not waited for"]
+
+
+class LateHelpers:
+    """Threads that take a part at once, and copy it when somebody waits for them."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, function, parts):
+        taken = list(islice(parts, 1))
+        return SimpleNamespace(cancel=lambda: False, result=lambda: function(taken))
+
+
+def packed_by_several_threads(device):
+    """A batch is packed when all of them are done."""
+    problems, readings = [], []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(team, "ThreadPoolExecutor", LateHelpers)
+        patched.setattr(team, "LEAST_BYTES", LARGE)
+        patched.setattr(team, "_PART_BYTES", LARGE // 4)
+        copies = Transfer("cuda")
+        copies._team = team.Team(3)
+        for value in range(1, 4):
+            batch = copies.stage(torch.full((LARGE,), value, dtype=torch.uint8)).receive()
+            readings.append((device.read(batch), value))
+            del batch
+    return judged(device, readings, problems)
+
+
 def decoded_on_the_device(device):
     """JPEGs, by a library with a stream of its own, which writes into memory of the caller's stream
     at once. They are there when the call returns, and they may be read late.
@@ -439,6 +484,8 @@ OF_ROOMS = {
     nvjpeg: [decoded_on_the_device],
     torchcodec_video: [clips_decoded_on_the_device],
     transfer_stage: [ended_while_a_loader_waits_for_the_model],
+    dataset: [ended_while_a_pipeline_waits_for_the_model],
+    team: [packed_by_several_threads],
     shared_memory: [kept_on_both_sides_of_the_border, written_by_a_child],
     batch_memory: [given_out_again_where_batches_grow, made_where_they_leave_from],
 }
@@ -470,13 +517,14 @@ def test_batches_are_right_in_every_order(scenario, monkeypatch):
 GUARDS = {
     *("record_stream", "wait_event", "synchronize", "record", "wait", "busy_until", "hand_over"),
     *("_hand_over", "_await_the_model", "await_model", "unlock_pages", "captures_unharmed"),
+    *("_wait_while", "other.result"),
     # Of memory that is given out again: who has it, and when that ends.
     *("finalize", "_free.remove", "_viewed.add", "_live.add", "_lent.add", "mappings.spend"),
 }
 
 WAYS = (
     *(cuda, region, slabs, transfer, nvjpeg, torchcodec_video),
-    *(transfer_stage, shared_memory, batch_memory),
+    *(transfer_stage, shared_memory, batch_memory, dataset, team),
 )
 
 
@@ -514,7 +562,7 @@ def calls_a_guard(statement):
         statement = ast.Tuple(statement.targets)
     called = (each.func for each in ast.walk(statement) if isinstance(each, ast.Call))
     names = (ast.unparse(each).split(".") for each in called)
-    return any(".".join(name[-n:]) in GUARDS for name in names if name[1:] for n in (1, 2))
+    return any(".".join(name[-n:]) in GUARDS for name in names for n in (1, 2))
 
 
 def tree_of(function):
@@ -539,9 +587,10 @@ class Without(ast.NodeTransformer):
 
     def visit_With(self, node):
         self.generic_visit(node)
-        left = [item for item in node.items if item.context_expr.lineno != self.line]
-        # Contexts on one line: the first one of them guards.
-        node.items = left or node.items[1:] or NOTHING.items
+        contexts = [item.context_expr for item in node.items]
+        guards = [each for each in contexts if each.lineno == self.line and calls_a_guard(each)]
+        left = [item for item in node.items if item.context_expr not in guards]
+        node.items = left or NOTHING.items
         return node
 
 

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 
+import _warm
 import pytest
 import torch
 
 HERE = pathlib.Path(__file__).parent
+REQUIRED = "SPDL_TORCH_REQUIRE_CUDART"
 
 HOST_DEFINES = """
 #define CUDARTAPI
@@ -29,7 +31,10 @@ def facts(tmp_path_factory):
     headers = pathlib.Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "include"
     compiler = shutil.which("g++")
     if compiler is None or not headers.is_dir() or not (torch.version.cuda or "").startswith("13."):
-        pytest.skip("needs g++, and a wheel of torch for CUDA 13 with the headers of its runtime")
+        missing = "needs g++, and a wheel of torch for CUDA 13 with the headers of its runtime"
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(f"{REQUIRED}=1, but this {missing}", pytrace=False)
+        pytest.skip(missing)
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, for which there are other tests")
     folder = tmp_path_factory.mktemp("cudart")
@@ -56,10 +61,22 @@ def test_it_is_the_stand_in_that_runs(facts):
 
 
 def test_batches_are_right_however_late_they_are_read(facts):
-    """Packed, made in pinned memory, in shared memory of processes; on two streams. The loop's
-    thread synchronises with nothing."""
+    """Packed, made in pinned memory, in shared memory of processes; on two streams. Neither asking
+    for a batch nor using it synchronises: torch would raise."""
     assert facts["wrong"] == dict.fromkeys(facts["wrong"], 0)
     assert len(facts["wrong"]) == 5
+
+
+def test_hand_over_that_waits_is_found(facts):
+    """The test before can fail: what moves itself from pageable memory makes the thread wait."""
+    packed, moved_late = facts["complaints"]
+    assert packed == ""
+    assert "synchronizing CUDA operation" in moved_late
+
+
+def test_streams_of_the_check_are_of_three_kinds(facts):
+    """The default one, one of torch's 32, and one that torch knows by its handle alone."""
+    assert facts["is_torchs"] == {"default": False, "side": True, "external": False}
 
 
 def test_memory_of_the_device_is_used_again(facts):
@@ -71,3 +88,15 @@ def test_guard_that_is_taken_out_is_missed(facts):
     """The tests before can fail."""
     assert set(facts["without"]) == {"record_stream", "wait_event", "wait"}
     assert min(facts["without"].values()) >= 1
+
+
+@pytest.mark.parametrize(("required", "outcome"), [("0", "skipped"), ("1", "error")])
+def test_stand_in_fails_instead_of_being_skipped_when_it_is_required(required, outcome):
+    """So that a machine without a compiler does not pass."""
+    done = _warm.run(
+        ["-m", "pytest", "-q", "-k", "it_is_the_stand_in", pathlib.Path(__file__)],
+        env={**os.environ, REQUIRED: required, "PATH": ""},
+        timeout=50,
+    )
+    assert outcome in done.stdout, done.stdout
+    assert "passed" not in done.stdout

@@ -18,6 +18,7 @@ from test_isolation import bits, isolated, nothing_left, num_mapped_slabs
 from spdl_torch import PipelineDataset
 from spdl_torch.data.child_process import worker_process as child
 from spdl_torch.io import Transfer, transfer_tensor
+from spdl_torch.io._transfer import transfer
 from spdl_torch.io._transfer.region import Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES, copy_alone
 from spdl_torch.pipeline import PipelineBuilder
@@ -48,7 +49,7 @@ def place_of_a_stage(backends):
 def test_stage_sends_to_the_device_of_who_starts_the_pipeline(backends, monkeypatch):
     """Not to the one that is current on every new thread."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    machine().set_device(2)
+    machine().set_device_index(2)
     assert place_of_a_stage(backends) == 2
     assert machine().used == {2}
 
@@ -57,7 +58,7 @@ def test_stage_sends_elsewhere_when_threads_take_nothing_over(backends, monkeypa
     """The test before can fail."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr(threads, "_taken_over", [])
-    machine().set_device(2)
+    machine().set_device_index(2)
     assert place_of_a_stage(backends) == 0
 
 
@@ -177,8 +178,8 @@ def test_copy_of_a_view_that_is_conjugated_is_torchs(dtype):
         assert torch.equal(target, each)
 
 
-def test_packing_wakes_no_team(backends, monkeypatch):
-    """The cores are those of the stages, and one thread copies as fast as memory lets it."""
+def torchs_copies(monkeypatch):
+    """The thread and the size of each copy by torch, while a pipeline's items go to the device."""
     sizes, copy = [], torch.Tensor.copy_
 
     def copied(tensor, source, *args):
@@ -189,22 +190,45 @@ def test_packing_wakes_no_team(backends, monkeypatch):
     builder = PipelineBuilder().add_source(range(3)).pipe(lambda k: (large(k), large(k)[:8]))
     items = list(PipelineDataset(builder.add_sink(), device="cuda"))
     assert [int(item[0][-1]) for item in items] == [0, 1, 2]
-    assert sizes == [("spdl-transfer-0", 8)] * 3
+    return sizes
+
+
+def test_packing_wakes_no_team(backends, monkeypatch):
+    """The cores are those of the stages, and one thread copies as fast as memory lets it."""
+    assert torchs_copies(monkeypatch) == [("spdl-transfer-0", 8)] * 3
+
+
+def test_packing_wakes_a_team_when_torch_copies_all(backends, monkeypatch):
+    """The test before can fail: torch is given what is too large for one thread."""
+    monkeypatch.setattr(transfer, "copy_alone", lambda target, source: target.copy_(source))
+    assert ("spdl-transfer-0", LARGE) in torchs_copies(monkeypatch)
 
 
 # -- where there is no CUDA ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("load", [isolated, DataLoader])
-def test_cuda_is_not_asked_for_when_batches_stay_on_the_host(load, monkeypatch):
-    """It takes time, and in a process that will be forked it must not be touched."""
+@pytest.fixture
+def no_questions(monkeypatch):
+    """Whoever asks for CUDA fails."""
 
     def asked():
         raise AssertionError("CUDA is asked for")
 
     for name in ("is_available", "current_device", "device_count", "cudart"):
         monkeypatch.setattr(torch.cuda, name, asked)
+
+
+@pytest.mark.parametrize("load", [isolated, DataLoader])
+def test_cuda_is_not_asked_for_when_batches_stay_on_the_host(load, no_questions):
+    """It takes time, and in a process that will be forked it must not be touched."""
     assert len(list(load(Images(8), 4, num_workers=1))) == 2
+
+
+@pytest.mark.parametrize("load", [isolated, DataLoader])
+def test_cuda_is_asked_for_when_batches_go_there(load, no_questions):
+    """The test before can fail."""
+    with pytest.raises(AssertionError, match="CUDA is asked for"):
+        iter(load(Images(8), 4, num_workers=1, device="cuda"))
 
 
 def test_forked_process_is_told_why_it_has_no_cuda(monkeypatch):

@@ -5,6 +5,9 @@
 cached batches (headspace: what training could do if loading were free), and the loader, in full
 swing. ``step / headspace`` is the median, over pairs of adjacent blocks, of the median step with
 the loader, waiting for its batch included, over the median step without.
+
+``p50`` and ``p99`` are of single steps, waiting not included: all of a run with the loader over all
+without. The 99th percentile of fewer than 100 steps is the longest of them.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ import itertools
 import time
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import images, table_photographs, table_tiny
 from .image_peers import spdl_decoding
 from .loaders import Work, ours, spdl_batches, spdl_subprocess, torch_loader
 from .report import Goal, Metric
+from .statistics import quantile
 from .tables import Contender, Table
 from .trainers import make_trainer
 
@@ -37,6 +41,8 @@ _TRAINED_PIXELS = 64
 """The size of pictures on a CPU, which would train a second on a batch of whole ones."""
 METRICS = (
     Metric(key="step_ratio", heading="step / headspace", digits=3, higher_is_better=False),
+    Metric(key="step_p50_ratio", heading="p50 / idle", digits=3, higher_is_better=False),
+    Metric(key="step_p99_ratio", heading="p99 / idle", digits=3, higher_is_better=False),
     Metric(key="step_ms", heading="step, ms", digits=1, higher_is_better=False),
     Metric(key="headspace_ms", heading="headspace, ms", digits=1, higher_is_better=False),
     Metric(key="wait_ratio", heading="waiting for data, %", digits=1, higher_is_better=False),
@@ -90,24 +96,29 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
     loaded_batch = work.load_group(list(range(work.batch_size)))
     cached = _pictures(loaded_batch).to(device)
     batches = iter(_run_of(contender, settings)(work)())
-    synchronize = torch.cuda.synchronize if device == "cuda" else _nothing
+    clock: Clock = DeviceClock() if device == "cuda" else Clock()
     for _ in range(_WARM_STEPS):
         train(cached)
         train(next(batches, cached))
     blocks: list[dict[bool, float]] = []
+    singles: dict[bool, list[float]] = {False: [], True: []}
     waits = []
     for number in range(pairs):
         block: dict[bool, float] = {}
         for with_loader in (False, True) if number % 2 == 0 else (True, False):
             idle = not with_loader or contender.run is cached_batches
             source = itertools.repeat(cached) if idle else batches
-            block[with_loader], waited = _block(train, cached, source, steps, synchronize)
+            found = _block(train, cached, source, steps, clock)
+            block[with_loader] = found.seconds / steps
+            singles[with_loader] += found.singles
             if with_loader:
-                waits.append(waited / (block[True] * steps))
+                waits.append(found.waited / found.seconds)
         blocks.append(block)
         reporter.done(number + 1)
     return {
         "step_ratio": median(block[True] / block[False] for block in blocks),
+        "step_p50_ratio": quantile(singles[True], 0.5) / quantile(singles[False], 0.5),
+        "step_p99_ratio": quantile(singles[True], 0.99) / quantile(singles[False], 0.99),
         "step_ms": median(block[True] for block in blocks) * 1e3,
         "headspace_ms": median(block[False] for block in blocks) * 1e3,
         "wait_ratio": median(waits) * 100,
@@ -122,29 +133,68 @@ def cached_batches(work: Work) -> Callable[[], Iterator[Any]]:
     return lambda: iter(())
 
 
+class Block(NamedTuple):
+    """What steps one after the other took, in seconds."""
+
+    seconds: float
+    """All of them."""
+    waited: float
+    """Waiting for batches."""
+    singles: list[float]
+    """Each of them, without that."""
+
+
 def _block(
-    train: Callable[[Any], None],
-    cached: Any,
-    source: Iterator[Any],
-    steps: int,
-    synchronize: Callable[[], None],
-) -> tuple[float, float]:
-    """Return the seconds of a step, and the seconds of all of them that were spent waiting."""
-    waited = 0.0
+    train: Callable[[Any], None], cached: Any, source: Iterator[Any], steps: int, clock: Clock
+) -> Block:
+    waited, marks = 0.0, []
     train(cached)  # meanwhile the loader makes up for the batches of the block before
-    synchronize()
+    clock.settle()
     start = time.perf_counter()
     for _ in range(steps):
         asked = time.perf_counter()
         batch = next(source)
         waited += time.perf_counter() - asked
+        before = clock.mark()
         train(batch)
-    synchronize()
-    return (time.perf_counter() - start) / steps, waited
+        marks.append((before, clock.mark()))
+    clock.settle()
+    seconds = time.perf_counter() - start
+    return Block(seconds, waited, [clock.between(*each) for each in marks])
 
 
-def _nothing() -> None:
-    """Do nothing: a CPU has no work left in flight."""
+class Clock:
+    """The time of a CPU, which has done a step when the call returns."""
+
+    def settle(self) -> None:
+        """Wait for what was launched."""
+
+    def mark(self) -> Any:
+        """Return this point of the work."""
+        return time.perf_counter()
+
+    def between(self, one: Any, other: Any) -> float:
+        """Return the seconds between two points that have passed."""
+        return float(other - one)
+
+
+class DeviceClock(Clock):
+    """The time of a GPU."""
+
+    def settle(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def mark(self) -> Any:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in torch
+        event.record()
+        return event
+
+    def between(self, one: Any, other: Any) -> float:
+        return float(one.elapsed_time(other)) / 1e3
 
 
 def _pictures(batch: Any) -> Any:
@@ -203,6 +253,8 @@ def _goals(model: str) -> tuple[Goal, ...]:
     goal = partial(Goal, metric="step_ratio", row=f"{model}: ours, threads")
     return (
         goal(at_most=1.05),
+        goal(metric="step_p50_ratio", at_most=1.03),
+        goal(metric="step_p99_ratio", at_most=1.10),
         goal(row=f"{model}: ours, process", at_most=1.02),
         goal(over=f"{model}: torch", at_most=1.0),
         goal(over=f"{model}: SPDL"),

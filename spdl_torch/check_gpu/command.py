@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -75,7 +76,7 @@ def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
             for check in checks
         ]
         with ended_by_force(MOST_SECONDS + _GRACE_SECONDS):
-            run_checks(chosen, sheet, MOST_SECONDS, end=partial(_end_process, out))
+            run_checks(chosen, sheet, MOST_SECONDS, end=partial(_end_process, out, folder))
     return 0 if sheet.has_passed else 1
 
 
@@ -123,14 +124,15 @@ def ended_by_force(seconds: float) -> Iterator[None]:
             faulthandler.cancel_dump_traceback_later()
 
 
-def _end_process(out: TextIO) -> None:
+def _end_process(out: TextIO, folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # nothing else runs any more
     out.flush()
     sys.stderr.flush()
     os._exit(1)
 
 
 def _groups(sheet: Sheet, data: Path | None, folder: Path) -> dict[str, list[Check]]:
-    from . import correctness, exits, races, rates, resources
+    from . import correctness, devices, exits, races, rates, resources
     from .gpu import CudaGpu
 
     gpu = CudaGpu()
@@ -146,11 +148,11 @@ def _groups(sheet: Sheet, data: Path | None, folder: Path) -> dict[str, list[Che
 
     return {
         "correctness": [
+            ("devices", partial(devices.check_devices, sheet)),
             ("batches", partial(correctness.check_batches, sheet)),
             ("loaders", partial(correctness.check_loaders, sheet)),
             ("nvjpeg", partial(correctness.check_nvjpeg, sheet)),
             ("clips", partial(correctness.check_clips, gpu, sheet)),
-            ("devices", partial(resources.check_devices, gpu, sheet)),
         ],
         "races": [
             ("race_self_test", partial(races.check_self_test, gpu, sheet)),

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from ..bench.videos import write_video
 from ..data.loader.dataloader import DataLoader
+from ..io._image.geometry import Crop
 from ..io._image.images import load_image_batch
 from ..io._transfer.transfer import Transfer, cuda_config
 from ..io._video.clips import load_clip, load_clip_batch
@@ -74,23 +75,37 @@ def check_loaders(sheet: Sheet, device: str = "cuda") -> None:
 
 
 def check_nvjpeg(sheet: Sheet, device_index: int = 0) -> None:
-    """Check JPEGs decoded on the GPU against those of the CPU: levels of 255, the worst picture."""
-    from ..io._image.nvjpeg import load_image_batch_nvjpeg
-
-    pictures = _pictures()
+    """Check JPEGs decoded on the GPU against those of the CPU: levels of 255, each picture whole;
+    cropped and flipped the worst one, of some that are resized apart and of many together.
+    """
+    pictures, config = _pictures(), cuda_config(device_index)
     try:
-        batch = load_image_batch_nvjpeg(
-            [*pictures.values()], device_config=cuda_config(device_index), width=160, height=128
-        )
+        levels = _levels_apart([*pictures.values()], config)
     except RuntimeError as error:
         if "needs nvJPEG" not in str(error):
             raise
         sheet.skip("nvjpeg", "no nvJPEG here")
         return
-    expected = load_image_batch([*pictures.values()], width=160, height=128).permute(0, 3, 1, 2)
-    levels = (batch.cpu().int() - expected.int()).abs().float().mean(dim=(1, 2, 3))
-    for name, value in zip(pictures, levels.tolist(), strict=True):
+    for name, value in zip(pictures, levels, strict=True):
         sheet.at_most(f"nvjpeg_{name}", value, 2)
+    for name, times in (("crop", 1), ("crop_together", 3)):
+        levels = _levels_apart([*pictures.values()] * times, config, crop=_flipped_middle)
+        sheet.at_most(f"nvjpeg_{name}", max(levels), 2)
+
+
+def _levels_apart(sources: list[bytes], config: CUDAConfig, **options: Any) -> list[float]:
+    """Return by how much the GPU's pictures differ from the CPU's, on average."""
+    from ..io._image.nvjpeg import load_image_batch_nvjpeg
+
+    options = {"width": 160, "height": 128, **options}
+    batch = load_image_batch_nvjpeg(sources, device_config=config, **options)
+    expected = load_image_batch(sources, **options).permute(0, 3, 1, 2)
+    levels = (batch.cpu().int() - expected.int()).abs().float().mean(dim=(1, 2, 3))
+    return [float(value) for value in levels]
+
+
+def _flipped_middle(height: int, width: int) -> Crop:
+    return Crop(height // 8, width // 4, height // 2, width // 2, flip=True)
 
 
 def _pictures() -> dict[str, bytes]:

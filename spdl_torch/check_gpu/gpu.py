@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
 
+from ..io._transfer import runtime
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -45,12 +47,15 @@ class Gpu(Protocol):
         ...
 
     def on_stream(self, kind: StreamKind) -> AbstractContextManager[None]:
-        """Train on another stream: torch's, or one that somebody else made."""
+        """Train on another stream: one of torch's, or one that torch did not make."""
         ...
 
 
 class CudaGpu:
     """The current CUDA device."""
+
+    def __init__(self) -> None:
+        self._foreign: torch.cuda.Stream | None = None  # one is enough: it is never destroyed
 
     def make_late(self) -> None:
         torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]  # untyped in torch
@@ -70,14 +75,22 @@ class CudaGpu:
 
     @contextmanager
     def on_stream(self, kind: StreamKind) -> Iterator[None]:
-        own = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # untyped in torch
-        streams: dict[StreamKind, AbstractContextManager[Any]] = {
-            "default": nullcontext(),
-            "side": torch.cuda.stream(own),
-            "external": torch.cuda.stream(torch.cuda.ExternalStream(own.cuda_stream)),  # type: ignore[no-untyped-call]  # untyped in torch
+        streams: dict[StreamKind, Callable[[], AbstractContextManager[Any]]] = {
+            "default": nullcontext,
+            "side": lambda: torch.cuda.stream(torch.cuda.Stream()),  # type: ignore[no-untyped-call]  # untyped in torch
+            "external": lambda: torch.cuda.stream(self._foreign_stream()),
         }
-        with streams[kind]:
+        with streams[kind]():
             yield
+
+    def _foreign_stream(self) -> torch.cuda.Stream:
+        """Return a stream that torch knows by its handle alone."""
+        if self._foreign is None:
+            handle = runtime.new_stream()
+            if handle is None:  # where CUDA's runtime makes none for us: one of torch's, as such
+                handle = torch.cuda.Stream().cuda_stream  # type: ignore[no-untyped-call]  # untyped in torch
+            self._foreign = torch.cuda.ExternalStream(handle)  # type: ignore[no-untyped-call]  # untyped in torch
+        return self._foreign
 
 
 @contextmanager

@@ -18,11 +18,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, RandomSampler
 
+from ..bench.statistics import quantile
 from ..data.folder import ImageFolder
 from ..data.loader.dataloader import DataLoader
+from ..data.workers.transfer_stage import most_pieces
 from ..io._transfer.transfer import Staged, Transfer
 from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP
-from ..measuring.hand_over import hand_over_microseconds
+from ..measuring.hand_over import hand_overs
 from ..measuring.machine import usable_cores
 from ..nn import ToFloat
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from .sheet import Sheet
 
-__all__ = ["check_copies", "check_hand_over", "check_training", "quantile"]
+__all__ = ["check_copies", "check_hand_over", "check_training"]
 
 BATCH = 256
 PIXELS = 224
@@ -50,20 +52,20 @@ def check_copies(sheet: Sheet, rounds: int = 3) -> None:
         num_bytes = int(megabytes * 1e6)
         ways: dict[str, Callable[[], float]] = {
             "bare": partial(_bare_copies, num_bytes),
-            "pinned": partial(
-                _staged_copies, torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()
-            ),
-            "pageable": partial(_staged_copies, torch.zeros(num_bytes, dtype=torch.uint8)),
+            **{
+                name: partial(_staged_copies, num_bytes, sources)
+                for name, sources in _SOURCES.items()
+            },
         }
         rates = _interleaved(ways, rounds)
         size = f"{megabytes:g}MB"
         sheet.note(f"copy_{size}_bare_gigabytes_per_second", num_bytes * rates["bare"] / 1e9)
-        ratio = rates["pinned"] / rates["bare"]
-        if megabytes >= _LEAST_JUDGED_MEGABYTES:
-            sheet.at_least(f"copy_{size}_pinned_over_bare", ratio, 0.95)
-        else:
-            sheet.note(f"copy_{size}_pinned_over_bare", ratio)
-        sheet.note(f"copy_{size}_pageable_over_bare", rates["pageable"] / rates["bare"])
+        for name in _SOURCES:
+            ratio = rates[name] / rates["bare"]
+            if megabytes >= _LEAST_JUDGED_MEGABYTES and name != "pageable":
+                sheet.at_least(f"copy_{size}_{name}_over_bare", ratio, 0.95)
+            else:
+                sheet.note(f"copy_{size}_{name}_over_bare", ratio)
 
 
 def _num_copies(num_bytes: int) -> int:
@@ -86,11 +88,48 @@ def _bare_copies(num_bytes: int) -> float:
         return count / (time.perf_counter() - start)
 
 
-def _staged_copies(source: Tensor) -> float:
-    """Return batches per second that one thread stages and this one receives, from ``source``."""
+def _slots(transfer: Transfer, num_bytes: int) -> Callable[[], Tensor]:
+    """Return what gives each batch the memory in which a loader would have made it."""
+    memory = transfer.batch_memory(most_pieces(OUTSTANDING))
+
+    def slot() -> Tensor:
+        memory.begin()
+        found = memory.room(num_bytes)
+        memory.end()
+        if found is None:
+            raise RuntimeError(f"no pinned memory is free for {num_bytes} bytes")
+        return found
+
+    return slot
+
+
+def _pinned(transfer: Transfer, num_bytes: int) -> Callable[[], Tensor]:
+    """Return what gives each batch the same memory, pinned by torch."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()
+    return lambda: source
+
+
+def _pageable(transfer: Transfer, num_bytes: int) -> Callable[[], Tensor]:
+    """Return what gives each batch the same memory, from which it is packed."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8)
+    return lambda: source
+
+
+_SOURCES: dict[str, Callable[[Transfer, int], Callable[[], Tensor]]] = {
+    "slots": _slots,
+    "pinned": _pinned,
+    "pageable": _pageable,
+}
+
+
+def _staged_copies(
+    num_bytes: int, sources: Callable[[Transfer, int], Callable[[], Tensor]]
+) -> float:
+    """Return batches per second that one thread makes and stages, and this one receives."""
     staged: queue.SimpleQueue[Staged | BaseException] = queue.SimpleQueue()
     places, go = threading.Semaphore(OUTSTANDING), threading.Event()
-    count, transfer = _num_copies(source.nbytes), Transfer("cuda")
+    count, transfer = _num_copies(num_bytes), Transfer("cuda")
+    source = sources(transfer, num_bytes)
 
     def stage() -> None:
         try:
@@ -98,7 +137,7 @@ def _staged_copies(source: Tensor) -> float:
                 if number == WARM_UP:
                     go.wait()
                 places.acquire()
-                staged.put(transfer.stage(source))
+                staged.put(transfer.stage(source()))
         except BaseException as error:
             staged.put(error)
 
@@ -123,13 +162,19 @@ def _staged_copies(source: Tensor) -> float:
 
 def check_hand_over(sheet: Sheet, num_batches: int = 300) -> None:
     """Measure the CPU time that the loop's thread spends on a batch that is ready: to receive it,
-    to let its stream wait for the copy, to guard its memory, and to ask for another one.
+    to let its stream wait for the copy and to guard its memory; and to ask for another one.
     """
     data = _Pictures(8 * (HAND_OVER_WARM_UP + num_batches))
     for name, isolation in _PLACES.items():
         loader = DataLoader(data, 8, num_workers=2, isolation=isolation, device="cuda")
-        took = hand_over_microseconds(iter(loader), num_batches, _settle)
-        sheet.at_most(f"hand_over_{name}_microseconds", statistics.median(took), 40)
+        took = hand_overs(iter(loader), num_batches, _settle)
+        receiving, asking, total = (
+            statistics.median(figures)
+            for figures in zip(*((*each, each.total_us) for each in took), strict=True)
+        )
+        sheet.at_most(f"hand_over_{name}_microseconds", receiving, 40)
+        sheet.note(f"asking_{name}_microseconds", asking)
+        sheet.note(f"next_{name}_microseconds", total)
 
 
 _PLACES: dict[str, Literal["thread", "process"]] = {"threads": "thread", "processes": "process"}
@@ -279,9 +324,3 @@ def _interleaved(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str,
         for name, measure in ways.items():
             found[name].append(measure())
     return {name: statistics.median(figures) for name, figures in found.items()}
-
-
-def quantile(values: list[float], share: float) -> float:
-    """Return the value that a share of all values, 0-1, does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

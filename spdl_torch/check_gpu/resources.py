@@ -1,4 +1,4 @@
-"""Check memory, devices and graphs beside a loader."""
+"""Check memory, and graphs beside a loader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .gpu import Gpu
     from .sheet import Sheet
 
-__all__ = ["check_capture", "check_devices", "check_full_device", "check_memory", "check_sizes"]
+__all__ = ["check_capture", "check_full_device", "check_memory", "check_sizes"]
 
 
 def check_capture(sheet: Sheet, num_graphs: int = 50) -> None:
@@ -103,17 +103,3 @@ def check_sizes(
         wrong = num_wrong(gpu, loader, data.expected(), use=seen)
         sheet.at_most(f"sizes_{name}_wrong", wrong, 0)
         sheet.at_most(f"sizes_{name}_pinned_batches", (max(pinned) - before) / largest, most)
-
-
-def check_devices(gpu: Gpu, sheet: Sheet) -> None:
-    """Load to the last device: nothing is made on any other."""
-    last = torch.cuda.device_count() - 1
-    if last == 0:
-        sheet.skip("devices", "one GPU")
-        return
-    contexts = getattr(torch.cuda, "_primary_context_devices", list)
-    before = set(contexts())
-    data = Filled([MEBI] * 20)
-    loader = DataLoader(data, num_workers=2, isolation="thread", device=f"cuda:{last}")
-    elsewhere = sum(gpu.index_of(batch) != last for batch in loader)
-    sheet.at_most("devices_wrong", elsewhere + len(set(contexts()) - before - {last}), 0)

@@ -3,30 +3,76 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["hand_over_microseconds"]
+__all__ = ["WARM_UP", "HandOver", "hand_overs"]
 
 WARM_UP = 20
 
+_ASKING = ("_submit_more", "_try_put_index")  # the methods of our iterators, and of torch's
 
-def hand_over_microseconds(
-    batches: Iterator[Any], num_batches: int, settle: Callable[[], object]
-) -> list[float]:
-    """Return the CPU time of this thread in each of ``num_batches`` calls of ``next``: to receive a
-    batch, let the model's stream wait for it and guard its memory, and to ask for another one.
 
-    settle: called before each; returns when the next batch is there. ``WARM_UP`` more are taken
-    before. CPU time: what the thread waits for is not its work.
+class HandOver(NamedTuple):
+    """The CPU time of a loop's thread in one call of ``next``. What it waits for is not its work.
+
+    An iterator that does not ask ahead, as without workers, has it all in ``receiving_us``.
     """
+
+    receiving_us: float
+    """To take the batch, let the model's stream wait for it, guard its memory, and note how far the
+    epoch is."""
+    asking_us: float
+    """To ask for another batch: to draw its indices, and give them to a worker."""
+
+    @property
+    def total_us(self) -> float:
+        """All of it."""
+        return self.receiving_us + self.asking_us
+
+
+def hand_overs(
+    batches: Iterator[Any], num_batches: int, settle: Callable[[], object]
+) -> list[HandOver]:
+    """Measure ``num_batches`` calls of ``next``, after ``WARM_UP`` others.
+
+    settle: called before each; returns when the next batch is there.
+    """
+    asking = _Stopwatch()
+    names = [name for name in _ASKING if hasattr(batches, name)]
+    for name in names:
+        setattr(batches, name, asking.around(getattr(batches, name)))
     took = []
-    for _ in range(WARM_UP + num_batches):
-        settle()
-        start_ns = time.thread_time_ns()
-        batch = next(batches)
-        took.append((time.thread_time_ns() - start_ns) / 1e3)
-        del batch
+    try:
+        for _ in range(WARM_UP + num_batches):
+            settle()
+            asking.elapsed_ns, start_ns = 0, time.thread_time_ns()
+            batch = next(batches)
+            total_ns = time.thread_time_ns() - start_ns
+            took.append(HandOver((total_ns - asking.elapsed_ns) / 1e3, asking.elapsed_ns / 1e3))
+            del batch
+    finally:
+        for name in names:  # its own methods again, which do not keep it alive
+            delattr(batches, name)
     return took[WARM_UP:]
+
+
+class _Stopwatch:
+    """Adds up the CPU time of calls on one thread."""
+
+    def __init__(self) -> None:
+        self.elapsed_ns = 0
+
+    def around(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the function, which is now measured."""
+
+        def measured() -> Any:
+            start_ns = time.thread_time_ns()
+            try:
+                return function()
+            finally:
+                self.elapsed_ns += time.thread_time_ns() - start_ns
+
+        return measured

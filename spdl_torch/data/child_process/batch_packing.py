@@ -89,7 +89,9 @@ class SlabWriter(threading.local):
         if num_bytes < LARGE_BYTES:
             return None
         if self._lease is None:
-            self._lease = self._slabs.take(max(self._expected, num_bytes))
+            # The first batch cannot know how many tensors follow.
+            is_guess = self._expected == 0
+            self._lease = self._slabs.take(max(self._expected, num_bytes), is_guess=is_guess)
         start = self._end
         if start + num_bytes > self._lease.slab.size:
             return None

@@ -136,15 +136,21 @@ class SlabPool:
         self._unviewed: deque[int] = deque()  # by finalizers, on any thread, without a lock
         self._num_made = 0
         self._largest = 0
+        self._is_known = False  # the size of a whole batch
 
-    def take(self, num_bytes: int) -> Lease:
+    def take(self, num_bytes: int, *, is_guess: bool = False) -> Lease:
         """Lease a free slab of at least ``num_bytes``, preferably the one used last, whose memory
-        is warm. If none is large enough, a new one replaces a free one.
+        is warm. If none is large enough, a new one replaces a free one: of that size, and where
+        batches grow up to an eighth larger.
+
+        is_guess: the batch may turn out to be larger.
         """
         with self._lock:
             while self._unviewed:
                 self._viewed.discard(self._unviewed.popleft())
-            self._largest = max(self._largest, rounded_up(num_bytes))
+            if num_bytes > self._largest:
+                self._largest = rounded_up(num_bytes) if self._is_known else num_bytes
+            self._is_known = self._is_known or not is_guess
             unseen = [n for n, number in enumerate(self._free) if number not in self._viewed]
             for place in reversed(unseen):
                 if self._slabs[self._free[place]].size >= num_bytes:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import UnsupportedOptionError
+from ...io._transfer.cuda import refusal
 from ...io._transfer.transfer import Transfer
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
@@ -61,8 +62,8 @@ def check_device(
         ) from error
     if place.type not in ("cpu", "cuda"):
         raise UnsupportedOptionError(
-            f"{where}: device={str(place)!r} is not in this release; only None, the CPU and "
-            "CUDA devices are. Move each batch with batch.to(device)."
+            f"{where}: device must be None, the CPU or a CUDA device, got {str(place)!r}: "
+            f"{refusal(place)}"
         )
     return place if place.type == "cuda" else None
 

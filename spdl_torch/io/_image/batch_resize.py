@@ -46,6 +46,18 @@ def resize_crops(
         most_bytes: memory on the device for the work on it; a larger picture is done alone.
         least_together: fewer that go together are done one after the other.
     """
+    # Autocast of the thread that calls would multiply the weights in half of their precision.
+    with torch.autocast(out.device.type, enabled=False):
+        _resize_all(images, boxes, out, most_bytes, least_together)
+
+
+def _resize_all(
+    images: Sequence[Tensor],
+    boxes: Sequence[Crop],
+    out: Tensor,
+    most_bytes: int,
+    least_together: int,
+) -> None:
     order = sorted(range(len(images)), key=lambda place: boxes[place].height * boxes[place].width)
     for places in _groups(order, images, boxes, most_bytes):
         if len(places) < least_together:

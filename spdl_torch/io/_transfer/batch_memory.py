@@ -45,6 +45,7 @@ class BatchMemory:
         self._num_pieces = 0
         self._largest = 0
         self._expected = 0  # the bytes of the last batch
+        self._is_known = False  # the size of a whole batch
         self._current = _Current()  # of each thread
 
     def grow(self, most_pieces: int) -> None:
@@ -102,7 +103,8 @@ class BatchMemory:
 
     def _size_for(self, num_bytes: int) -> int:
         if num_bytes > self._largest:
-            self._largest = rounded_up(num_bytes) if self._largest else num_bytes
+            self._largest = rounded_up(num_bytes) if self._is_known else num_bytes
+        self._is_known = self._expected > 0  # the first batch asks for its first tensor alone
         return self._largest
 
     def _new(self, size: int) -> Region | None:

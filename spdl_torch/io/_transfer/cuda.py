@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .leaves import Recordable
     from .slabs import Event
 
-__all__ = ["PER_THREAD_STREAM", "Backend", "CudaBackend", "Use", "resolve"]
+__all__ = ["PER_THREAD_STREAM", "Backend", "CudaBackend", "Use", "refusal", "resolve"]
 
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``, SPDL's default for ``cuda_config(stream=)``. Here it stands for this
@@ -86,7 +86,7 @@ class CudaBackend:
         self._stream = _stream_of(stream, device, use)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
-        with runtime.captures_unharmed(), torch.cuda.device(self.device):
+        with torch.cuda.device(self.device), runtime.captures_unharmed():
             is_locked = int(_runtime().cudaHostRegister(address, num_bytes, 0)) == 0
             if not is_locked:
                 runtime.forget_error()
@@ -94,7 +94,7 @@ class CudaBackend:
 
     def unlock_pages(self, address: int) -> None:
         # The last view may die on the trainer's thread, even while it captures a graph itself.
-        with runtime.captures_unharmed(), torch.cuda.device(self.device):
+        with torch.cuda.device(self.device), runtime.captures_unharmed():
             _runtime().cudaHostUnregister(address)
 
     def pinned(self, num_bytes: int) -> Tensor:
@@ -111,11 +111,11 @@ class CudaBackend:
 
     @contextmanager
     def on_copy_stream(self) -> Iterator[None]:
-        # The device first: selecting a stream of another device would create a context (500 MB)
-        # on the one that is current on this thread.
+        # The device first, here and elsewhere: whatever is asked of CUDA may create a context (500
+        # MB) on the one that is current on this thread.
         with (
-            runtime.captures_unharmed(),
             torch.cuda.device(self.device),
+            runtime.captures_unharmed(),
             torch.cuda.stream(self._stream),
         ):
             yield
@@ -153,11 +153,11 @@ class _Event(NamedTuple):
 
     def synchronize(self) -> None:
         # CUDA would create a context (500 MB) on the device that is current on this thread.
-        with runtime.captures_unharmed(), torch.cuda.device(self.device):
+        with torch.cuda.device(self.device), runtime.captures_unharmed():
             self.event.synchronize()
 
     def query(self) -> bool:
-        with runtime.captures_unharmed(), torch.cuda.device(self.device):
+        with torch.cuda.device(self.device), runtime.captures_unharmed():
             return bool(self.event.query())  # type: ignore[no-untyped-call]  # untyped in torch
 
 
@@ -187,6 +187,21 @@ def resolve(device: torch.device) -> torch.device:
             "'cuda:0' on. Pass another index, or look at CUDA_VISIBLE_DEVICES."
         )
     return torch.device("cuda", index)
+
+
+_REASONS = {
+    "mps": "MPS has a single stream, on which no copy can run beside the model",
+    "xpu": "what keeps a batch whole while it is copied has been tested for CUDA alone",
+}
+
+
+def refusal(place: torch.device) -> str:
+    """Return why batches are not sent to a device that is not CUDA's, and what to do instead."""
+    reason = _REASONS.get(place.type, "the owner of the copies uses CUDA's streams and events")
+    how, move = "Leave the device out", repr(str(place))
+    if place.type == "xpu":  # torch pins for it
+        how, move = "Pass pin_memory=True to the loader instead", f"{move}, non_blocking=True"
+    return f"{reason}. {how}, and move each batch in the loop with batch.to({move})."
 
 
 def _runtime() -> Any:
@@ -224,7 +239,7 @@ def _stream_of(handle: int, device: torch.device, use: Use) -> torch.cuda.Stream
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    with runtime.captures_unharmed(), torch.cuda.device(device):
+    with torch.cuda.device(device), runtime.captures_unharmed():
         handle = runtime.new_stream()
     if handle is not None:
         return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]  # untyped in torch

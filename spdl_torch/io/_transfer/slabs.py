@@ -172,9 +172,11 @@ class Slab:
         if self._memory is None:
             self._memory = self._allocate(max(num_bytes, SMALL_BYTES))
         elif self._memory.numel() < num_bytes:
-            # Batches differ in size: take enough for one that is a little larger.
+            # Batches differ in size: take enough for one that is a little larger. One that is twice
+            # as large is of another kind: before it, only parts of batches had to be packed.
+            is_alike = num_bytes < 2 * self._memory.numel()
             self._memory = None  # frees the old memory before it takes new
-            self._memory = self._allocate(rounded_up(num_bytes))
+            self._memory = self._allocate(rounded_up(num_bytes) if is_alike else num_bytes)
         return self._memory
 
     def busy_until(self, event: Event, sources: Sequence[Any]) -> None:

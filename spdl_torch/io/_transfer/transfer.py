@@ -459,8 +459,7 @@ def _cuda_device(device: torch.device | str | int | CUDAConfig, where: str) -> t
     place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if place.type != "cuda":
         raise UnsupportedOptionError(
-            f"{where}: device must be a CUDA device, got {str(place)!r}. Move batches to other "
-            "devices with batch.to(device)."
+            f"{where}: device must be a CUDA device, got {str(place)!r}: {cuda.refusal(place)}"
         )
     return place
 
