@@ -250,7 +250,7 @@ class ProcessPool:
 
     @property
     def are_copies(self) -> bool:
-        """Whether the children are forked: copies of this process and of the thread that forks."""
+        """Whether children are forked: copies of this process and the thread that starts them."""
         return forks(self._context)
 
     @property
