@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import itertools
 import os
 import signal
@@ -34,6 +35,13 @@ __all__ = ["DataLoader"]
 PATIENCE_SECONDS = 30
 """How long a test waits for a thing that must happen; never how long it should take."""
 _COLLECTED_AGAIN_SECONDS = 0.5
+
+
+def library(name: str) -> Any:
+    """Import a library; where it is missing the test is skipped, or fails if it may not be."""
+    if os.environ.get("SPDL_TORCH_REQUIRE_LIBRARIES") == "1":
+        return importlib.import_module(name)
+    return pytest.importorskip(name)
 
 
 class ThreadLoader(DataLoader):

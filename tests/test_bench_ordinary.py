@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from _loader_helpers import library
 from _measures_here import measure_here
 
 import spdl_torch
@@ -37,7 +38,7 @@ def folder(tmp_path_factory):
 def test_dataset_gives_torchs_batches(ordinary, folder):
     """Where nothing is random; the others give whole batches. All can be sent to a worker."""
     for module in ordinary.needs:
-        pytest.importorskip(module)
+        library(module)
     make = partial(replace(ordinary, batch_size=BATCH).arguments, folder, COUNT)
     dataset = pickle.loads(pickle.dumps(make()["dataset"]))
     assert getattr(type(dataset), "__getitems__", None) is None or "TensorDataset" in ordinary.name

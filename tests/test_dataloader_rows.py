@@ -238,3 +238,37 @@ def test_report_recommends_getitems_where_samples_are_short(
     one_by_one = not is_read_at_once(dataset, default_collate)
     (*_, remark) = ("", *with_remarks_of(dataset, measured, one_by_one=one_by_one).verdict.remarks)
     assert ("__getitems__(indices)" in remark) == is_advised
+
+
+class Squared(Dataset):
+    """Rows with some arithmetic, as people write them."""
+
+    def __init__(self):
+        self.x = torch.arange(1_500.0).reshape(-1, 1)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index] ** 2
+
+
+class SquaredAtOnce(Squared):
+    """The same as the report would have it."""
+
+    def __getitems__(self, indices):
+        return list(self.x[indices] ** 2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_report_of_a_run_recommends_getitems(num_workers, monkeypatch):
+    """It names the dataset, and says nothing more once the dataset has the method."""
+    monkeypatch.setattr("spdl_torch.data.workers.stats._SHORT_SAMPLE_SECONDS", 1.0)
+    reports = []
+    for dataset in (Squared(), SquaredAtOnce()):
+        loader = DataLoader(dataset, 100, num_workers=num_workers)
+        for batch in loader:
+            assert batch.shape == (100, 1)
+        reports.append(str(loader.report()))
+    assert "If Squared has __getitems__(indices)" in reports[0]
+    assert "__getitems__" not in reports[1]

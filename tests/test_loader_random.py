@@ -1,6 +1,7 @@
 """Random numbers while loading: a stream for each sample, and the trainer's left alone."""
 
 import hashlib
+import itertools
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from torch.utils.data import (
 from torchvision.transforms import v2
 
 from spdl_torch.data.rng.keys import Purpose, StreamKey
+from spdl_torch.data.rng.patches import install
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.testing import assert_reproducible
 
@@ -91,6 +93,14 @@ class Drawing(Dataset):
         return self.draw(index)
 
 
+@pytest.fixture(params=["key", "mode"])
+def led_by(request, monkeypatch):
+    """Draws are led by the dispatch key, or by what takes its place where torch has none."""
+    if request.param == "mode":
+        monkeypatch.setattr("spdl_torch.data.rng.streams.install", lambda: install() and False)
+    return request.param
+
+
 def two_epochs(dataset, num_workers, **options):
     """Every batch of two shuffled epochs, and what the trainer draws afterwards."""
     torch.manual_seed(7)
@@ -115,6 +125,7 @@ def three_draws(_=None):
     return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
 
 
+@pytest.mark.usefixtures("led_by")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("kind", [Augmented, InOneCall])
 def test_augmentations_are_equal_for_any_number_of_workers(kind, persistent):
@@ -130,6 +141,7 @@ def test_augmentations_are_equal_for_any_number_of_workers(kind, persistent):
     assert torch.equal(after, trainer)
 
 
+@pytest.mark.usefixtures("led_by")
 def test_augmentations_are_equal_when_threads_are_delayed_at_random():
     """Whoever comes first, every sample draws the same, from all three libraries."""
     for _ in range(2):
@@ -146,6 +158,7 @@ def test_dataset_is_left_as_it_was_when_loaded_without_threads():
     assert dataset.sample_context is None
 
 
+@pytest.mark.usefixtures("led_by")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [None, 1, 3, 8, 24])
 def test_streams_do_not_depend_on_batch_size(batch_size, num_workers):
@@ -247,6 +260,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.usefixtures("led_by")
 @pytest.mark.parametrize("name", DRAWS)
 def test_draw_comes_from_the_samples_stream(name):
     """The same numbers from a thread and from 2 processes, and none taken from the trainer."""
@@ -261,6 +275,7 @@ def test_draw_comes_from_the_samples_stream(name):
     assert torch.equal(torch.rand(3), trainer)
 
 
+@pytest.mark.usefixtures("led_by")
 def test_manual_seed_on_a_worker_seeds_that_worker():
     """The usual way to treat image and mask alike holds, and the trainer is not reseeded."""
 
@@ -276,6 +291,7 @@ def test_manual_seed_on_a_worker_seeds_that_worker():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.usefixtures("led_by")
 def test_rng_state_on_a_worker_is_that_workers():
     """``get_rng_state``, ``set_rng_state``, ``fork_rng`` and ``initial_seed`` agree with draws."""
 
@@ -305,6 +321,7 @@ def test_seeding_functions_keep_their_meaning_on_the_trainers_thread():
     assert isinstance(torch.seed(), int)
 
 
+@pytest.mark.usefixtures("led_by")
 def test_collate_fn_has_a_stream_of_its_own():
     """Draws in collate_fn do not depend on the thread that finishes the batch."""
     mix = v2.MixUp(num_classes=3)
@@ -345,6 +362,7 @@ class Numbers(IterableDataset):
             yield torch.cat([begun, three_draws()])
 
 
+@pytest.mark.usefixtures("led_by")
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_iterables_item_draws_from_its_own_stream(batch_size):
     """By its position, so an iterable that deals items out in turn draws the same for any split."""
@@ -367,6 +385,36 @@ def test_iterables_epochs_are_replayable():
     assert epochs[0] != epochs[1]
 
 
+def named_draw(_=None):
+    """Two numbers in the way that torch offers to code that may run on threads."""
+    return torch.rand(2, generator=torch.thread_safe_generator())
+
+
+class NamedNumbers(IterableDataset):
+    """Asks for its generator once and draws from it for each item; splits itself by worker."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        generator = torch.thread_safe_generator()
+        for _ in range(first, 12, step):
+            yield torch.rand(2, generator=generator)
+
+
+@pytest.mark.usefixtures("led_by")
+@pytest.mark.parametrize(
+    ("num_workers", "isolation"),
+    [(0, "auto"), *itertools.product((1, 2, 8), ("thread", "process", "auto"))],
+)
+def test_thread_safe_generator_follows_the_samples_stream(num_workers, isolation):
+    """The draws are those of code that names no generator, whoever makes a sample."""
+    options = {"seed": 3, "num_workers": num_workers, "isolation": isolation}
+    expected = drawn(DataLoader(Drawing(lambda _: torch.rand(2)), 5, seed=3))
+    assert drawn(DataLoader(Drawing(named_draw), 5, **options)) == expected
+    items = [tuple(item.tolist()) for item in DataLoader(NamedNumbers(), None, **options)]
+    assert sorted(items) == sorted(expected)
+
+
 class FromWorkers(Dataset):
     """What each library draws, and the worker's seed."""
 
@@ -375,7 +423,8 @@ class FromWorkers(Dataset):
 
     def __getitem__(self, index):
         info = get_worker_info()
-        return three_draws(), torch.randperm(5), 0 if info is None else info.seed
+        seed = 0 if info is None else info.seed
+        return three_draws(), torch.randperm(5), seed, named_draw()
 
 
 class IterableFromWorkers(IterableDataset):
@@ -406,6 +455,7 @@ def flat(value):
     return [flat(part) for part in value]
 
 
+@pytest.mark.usefixtures("led_by")
 @pytest.mark.parametrize("dataset", [FromWorkers(), IterableFromWorkers()], ids=["map", "iterable"])
 @pytest.mark.parametrize("init_fn", [None, seed_workers])
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
@@ -550,6 +600,7 @@ def test_spawned_process_takes_over_what_random_is_pickled_as():
         assert b"spdl" not in pickle.dumps(value)
 
 
+@pytest.mark.usefixtures("led_by")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["map", "iterable"])
 def test_trainers_generators_stand_still_while_loading(kind, num_workers):
@@ -591,6 +642,7 @@ def test_threads_of_the_trainer_draw_from_the_process_while_a_batch_is_made():
     assert torch.equal(torch.cat(drawn), torch.rand(12, generator=generator))
 
 
+@pytest.mark.usefixtures("led_by")
 def test_trainer_draws_between_batches_from_its_own():
     """With 0 workers the streams end where the batch does, and after an error too."""
 
@@ -610,6 +662,7 @@ def test_trainer_draws_between_batches_from_its_own():
     assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
 
 
+@pytest.mark.usefixtures("led_by")
 def test_draws_on_another_default_device_are_left_alone():
     """Without threads the trainer's default device is in force in the dataset."""
     iterator = iter(DataLoader(Drawing(lambda _: torch.rand(2)), 3))
@@ -618,6 +671,7 @@ def test_draws_on_another_default_device_are_left_alone():
     assert batch.device.type == "meta"
 
 
+@pytest.mark.usefixtures("led_by")
 def test_loader_inside_a_dataset_gives_the_streams_back():
     """A sample that itself loads, without threads, goes on in its own stream."""
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from spdl_torch import DataLoader
 from spdl_torch.data.rng.keys import Purpose, StreamKey, epoch_seed
+from spdl_torch.data.rng.patches import install
 
 KEPT = Path(__file__).with_name("rng_bits.json")
 NOTE = (
@@ -149,9 +150,13 @@ def test_seeds_of_the_streams_are_those_of_before():
     assert seeds() == json.loads(KEPT.read_text())["seeds"]
 
 
+@pytest.mark.parametrize("by_mode", [False, True], ids=["key", "mode"])
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_draws_are_those_of_before(num_workers):
-    """Whole numbers exactly; others to 5 digits, for vectorised kernels differ among processors."""
+def test_draws_are_those_of_before(num_workers, by_mode, monkeypatch):
+    """Whole numbers exactly; others to 5 digits, for vectorised kernels differ among processors.
+    By the dispatch key, and by the mode that takes its place where torch has none."""
+    if by_mode:
+        monkeypatch.setattr("spdl_torch.data.rng.streams.install", lambda: install() and False)
     kept = json.loads(KEPT.read_text())["draws"]
     found = loads(num_workers)
     assert set(found) == set(kept) - ({"iterable"} if num_workers > 1 else set())

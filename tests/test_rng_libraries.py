@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from _loader_helpers import library
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
@@ -15,12 +16,12 @@ class Albumentations:
     """A crop, a flip and a change of brightness of one picture."""
 
     def __init__(self, seed):
-        library = pytest.importorskip("albumentations")
-        self.compose = library.Compose(
+        transforms = library("albumentations")
+        self.compose = transforms.Compose(
             [
-                library.RandomResizedCrop(size=(8, 8)),
-                library.HorizontalFlip(p=0.5),
-                library.RandomBrightnessContrast(p=1.0),
+                transforms.RandomResizedCrop(size=(8, 8)),
+                transforms.HorizontalFlip(p=0.5),
+                transforms.RandomBrightnessContrast(p=1.0),
             ],
             seed=seed,
         )
@@ -36,9 +37,13 @@ class Monai:
     """Noise, a flip and a turn of one volume."""
 
     def __init__(self, seed):
-        library = pytest.importorskip("monai.transforms")
-        self.compose = library.Compose(
-            [library.RandGaussianNoise(prob=1.0), library.RandFlip(0.5), library.RandRotate90(0.5)]
+        transforms = library("monai.transforms")
+        self.compose = transforms.Compose(
+            [
+                transforms.RandGaussianNoise(prob=1.0),
+                transforms.RandFlip(0.5),
+                transforms.RandRotate90(0.5),
+            ]
         )
         self.compose.set_random_state(seed)
         self.volume = torch.arange(36.0).reshape(1, 6, 6)
@@ -60,21 +65,22 @@ class Transformed(Dataset):
         return self.transform()
 
 
-@pytest.mark.parametrize("library", [Albumentations, Monai])
+@pytest.mark.parametrize("isolation", ["thread", "auto"])
+@pytest.mark.parametrize("transform", [Albumentations, Monai])
 @pytest.mark.parametrize("own_seed", [3, None])
-def test_every_sample_draws_its_own_numbers(library, own_seed):
+def test_every_sample_draws_its_own_numbers(transform, own_seed, isolation):
     """64 of 64, others in the next epoch, the same for 0 to 8 workers; by the library's own seed,
     or by the loader's where it has none.
     """
     expected = []
     for num_workers in (0, 1, 2, 8):
-        dataset = Transformed(library(own_seed))
+        dataset = Transformed(transform(own_seed))
         assert OwnedGenerators(dataset)
         loader = DataLoader(
             *(dataset, 8),
             seed=5 if own_seed is None else None,
             num_workers=num_workers,
-            isolation="thread",
+            isolation=isolation,
         )
         epochs = [torch.cat(list(loader)).reshape(64, -1) for _ in range(2)]
         expected = expected or epochs

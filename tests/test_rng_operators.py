@@ -1,17 +1,21 @@
 """Every random operator of torch draws from the sample's stream, and from nothing else."""
 
-import copy
+import inspect
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
+from _loader_helpers import run_script
 from torch import rand as rand_imported_early
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import DataLoader
-from spdl_torch.data.rng import dispatch
+from spdl_torch.data.rng import dispatch, function_mode
 from spdl_torch.data.rng.function_mode import FunctionMode
 from spdl_torch.data.rng.keys import StreamKey
 from spdl_torch.data.rng.streams import SampleStreams
@@ -47,7 +51,6 @@ VALUES = {
     "p": 0.5,
     "std": 1.0,
     "mean": 0.0,
-    "training": True,
     "replacement": False,
 }
 
@@ -56,6 +59,9 @@ def arguments_of(schema, device):
     """Arguments for one call; tensors lie between 0 and 1, where every distribution is defined."""
     args, kwargs = [], {}
     for argument in schema.arguments:
+        if argument.name == "training":
+            kwargs["training"] = True  # else rrelu draws nothing
+            continue
         if argument.name == "generator" or argument.default_value is not None:
             continue
         if str(argument.type).startswith("Optional") and argument.name not in VALUES:
@@ -181,21 +187,13 @@ class Counting(SampleStreams):
         return super().generator()
 
 
-def counting(by_mode):
-    """Streams that lead draws by the key, or by the fallback."""
-    with pytest.MonkeyPatch.context() as patch:
-        if by_mode:
-            patch.setattr("spdl_torch.data.rng.streams.install", lambda: False)
-        return Counting(0)
-
-
 @pytest.mark.parametrize("by_mode", [False, True], ids=["key", "mode"])
 def test_operators_on_another_device_are_left_alone(by_mode):
     """What does not draw on the CPU goes on as it came, with a generator or without: no stream is
     asked for one.
     """
     assert len(ON_META) > 60
-    streams = counting(by_mode)
+    streams = Counting(0, by_mode=by_mode)
     for name in ON_META:
         for each in (call, call_from_python) if name in FROM_PYTHON else (call,):
             for generator in (None, torch.Generator()):
@@ -239,7 +237,7 @@ def test_functions_draw_from_the_samples_stream(by_mode):
     with the sample's seed; a generator that is named is used, and the process's own stands still.
     """
     assert len(FROM_PYTHON) > 40
-    streams, process = counting(by_mode), torch.get_rng_state()
+    streams, process = Counting(0, by_mode=by_mode), torch.get_rng_state()
     for name in FROM_PYTHON:
         expected = [
             call_from_python(name, generator=torch.Generator().manual_seed(KEY.seed(10 + position)))
@@ -256,7 +254,131 @@ def test_functions_draw_from_the_samples_stream(by_mode):
     assert torch.equal(torch.get_rng_state(), process)
 
 
-def test_where_torch_lacks_the_key_a_mode_gives_the_same_bits(monkeypatch):
+BY_POSITION = {
+    function_of(name): places.index("generator")
+    for name in RUNNING
+    for places in [[each.name for each in SCHEMAS[name].arguments if not each.kwarg_only]]
+    if "generator" in places and function_of(name) is not None
+}
+
+
+def test_places_of_the_generator_are_what_torch_has():
+    """The fallback's table has every function that takes a generator by its place, as the last."""
+    builtin = {
+        function: at
+        for function, at in function_mode._GENERATOR_AT.items()
+        if at is not None and not inspect.isfunction(function)
+    }
+    assert builtin == BY_POSITION
+
+
+GIVEN_BY_POSITION = {
+    "poisson": lambda generator: torch.poisson(torch.full((4,), 20.0), generator),
+    "binomial": lambda generator: torch.binomial(
+        torch.full((4,), 9.0), torch.ones(4) / 2, generator
+    ),
+    "rrelu": lambda generator: torch.rrelu(-torch.ones(4), 0.1, 0.9, True, generator),
+    "rrelu_": lambda generator: torch.rrelu_(-torch.ones(4), 0.1, 0.9, True, generator),
+    "gamma": lambda generator: torch._standard_gamma(torch.ones(4), generator),
+    "init": lambda generator: torch.nn.init.uniform_(torch.empty(4), 0, 1, generator),
+    "trunc": lambda generator: torch.nn.init.trunc_normal_(torch.empty(4), 0, 1, -2, 2, generator),
+    "kaiming": lambda generator: torch.nn.init.kaiming_uniform_(
+        *(torch.empty(2, 2), 0, "fan_in", "relu", generator)
+    ),
+}
+
+
+@pytest.mark.parametrize("by_mode", [False, True], ids=["key", "mode"])
+@pytest.mark.parametrize("name", GIVEN_BY_POSITION)
+def test_generator_may_be_given_by_its_place(name, by_mode):
+    """One that is given there is used; None there is none."""
+    draw = GIVEN_BY_POSITION[name]
+    generators = [torch.Generator().manual_seed(KEY.seed(10 + place)) for place in range(3)]
+    streams = Counting(0, by_mode=by_mode)
+    drawn = drawn_by_samples(streams, lambda: [draw(None)])
+    assert all(map(same, drawn, [[draw(generator)] for generator in generators]))
+    streams.num_asked = 0
+    given = drawn_by_samples(streams, lambda: [draw(torch.Generator().manual_seed(5))])
+    assert all(same(each, [draw(torch.Generator().manual_seed(5))]) for each in given)
+    assert streams.num_asked == 0
+
+
+NEEDED_OF_TORCH = (
+    *("torch._C._dispatch_key_parse", "torch._C._dispatch_keyset_full_after"),
+    *("torch._C._dispatch_tls_set_dispatch_key_included",),
+    *("torch._C._dispatch_tls_is_dispatch_key_included",),
+    *("torch.library.Library.fallback", "torch.library.Library.impl"),
+    *("torch._C._DispatchOperatorHandle.redispatch_boxed", "torch.library.fallthrough_kernel"),
+)
+
+
+def test_torch_without_a_name_that_the_key_needs_leaves_nothing_behind():
+    """Whichever is missing, or does something else, no kernel stays registered and the key is not
+    on the thread; with all of them, the kernels are there.
+    """
+    program = f"""
+        import threading, torch
+        from unittest import mock
+        from spdl_torch.data.rng import dispatch
+
+        class Thread(threading.local):
+            streams = None
+
+        def registered():
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            names = [f"aten::{{name}}" for name in dispatch.DRAWING]
+            return sum(has(name, dispatch._KEY_NAME) for name in names)
+
+        def install():
+            installed = dispatch.install(thread)
+            assert torch.rand(3).shape == (3,) and not dispatch.is_led() and thread.streams is None
+            return installed, registered()
+
+        thread = Thread()
+        for name in {NEEDED_OF_TORCH}:
+            holder, _, last = name.rpartition(".")
+            for does in ("nothing", "anything"):
+                with mock.patch.object(eval(holder), last):
+                    if does == "nothing" or last == "fallthrough_kernel":  # which is only a mark
+                        delattr(eval(holder), last)
+                    print(name, *install())
+        print("all", *install(), len(dispatch.DRAWING))
+    """
+    done = run_script(program)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[:-1] == [[name, "False", "0"] for name in NEEDED_OF_TORCH for _ in range(2)], done
+    assert lines[-1][:2] == ["all", "True"]
+    assert lines[-1][2] == lines[-1][3]
+
+
+@pytest.mark.parametrize("name", NEEDED_OF_TORCH)
+def test_loader_draws_the_same_where_torch_lacks_a_name_that_the_key_needs(name):
+    """A program with another torch loads as this one does, by the mode."""
+    program = """
+        import os, torch
+        name = os.environ["LACKS"]
+        if name:
+            holder, _, last = name.rpartition(".")
+            delattr(eval(holder), last)
+
+        class Drawing(torch.utils.data.Dataset):
+            def __len__(self):
+                return 6
+
+            def __getitem__(self, index):
+                return torch.cat([torch.rand(2), torch.empty(1).uniform_(), torch.randn(1)])
+
+        for num_workers in (0, 1, 2):
+            loader = DataLoader(Drawing(), 2, seed=3, num_workers=num_workers, isolation="thread")
+            print([batch.tolist() for batch in loader])
+    """
+    without, whole = run_script(program, LACKS=name), run_script(program, LACKS="")
+    assert without.stdout == whole.stdout
+    assert len(set(whole.stdout.splitlines())) == 1
+    assert not without.stderr + whole.stderr
+
+
+def test_where_torch_lacks_the_key_a_mode_gives_the_same_bits():
     """Calls that both ways cover draw the same numbers by both."""
 
     def draws():
@@ -273,15 +395,50 @@ def test_where_torch_lacks_the_key_a_mode_gives_the_same_bits(monkeypatch):
         ]
 
     by_key = drawn_by_samples(SampleStreams(0), draws)
-    monkeypatch.setattr("spdl_torch.data.rng.streams.install", lambda: False)
-    streams = SampleStreams(0)
+    streams = SampleStreams(0, by_mode=True)
     assert isinstance(streams._mode, FunctionMode)
     assert all(map(same, drawn_by_samples(streams, draws), by_key))
 
 
-@torch.jit.ignore
-def nothing():
-    return None
+class Drawing(torch.utils.data.Dataset):
+    """Samples are what a function draws."""
+
+    def __init__(self, draw, length=8):
+        self.draw = draw
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.draw()
+
+
+def loaded_inside():
+    """What a loader with a worker draws that a sample opens, and what the sample draws after it."""
+    inner = DataLoader(Drawing(lambda: torch.rand(2), 4), 2, num_workers=1, isolation="thread")
+    return torch.cat([torch.cat(list(inner)).flatten(), torch.rand(2)])
+
+
+def drawn_beside_fakes():
+    """What a sample draws that has also traced some code: tensors without data draw nothing."""
+    first = torch.rand(1)
+    with FakeTensorMode():
+        functional.dropout(torch.rand(9).uniform_())
+    return torch.cat([first, torch.rand(1)])
+
+
+class Passing(TorchDispatchMode):
+    """A mode that does what would be done without it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def drawn_under_a_mode():
+    """What operators draw that write into a tensor which is there."""
+    with Passing():
+        return torch.cat([torch.empty(2).uniform_(), functional.dropout(torch.ones(64))])
 
 
 OUT_OF_SIGHT = {
@@ -295,44 +452,48 @@ OUT_OF_SIGHT = {
     ),
     "vmap": lambda: torch.vmap(lambda x: x + torch.rand(2), randomness="different")(torch.zeros(3)),
     "compiled": lambda: COMPILED(torch.zeros(64)),
+    "by inductor": lambda: BY_INDUCTOR(torch.zeros(64)),
     "module": lambda: torch.nn.Linear(3, 2).weight.detach(),
     "scripted": lambda: SCRIPTED(torch.ones(64)),
     "imported by name": lambda: torch.cat([rand_imported_early(2), torch.randn(1)]),
+    "loader inside": loaded_inside,
+    "beside fake tensors": drawn_beside_fakes,
+    "under a mode": drawn_under_a_mode,
 }
 SCRIPTED = torch.jit.CompilationUnit(
     "def draw(x: Tensor) -> Tensor:\n  return torch.dropout(x, 0.5, True) + torch.rand(64)\n"
 ).draw
 COMPILED = torch.compile(lambda x: functional.dropout(x + 1), backend="aot_eager")
+BY_INDUCTOR = torch.compile(lambda x: functional.dropout(x + 1) + torch.rand(64))
+NEEDS = {
+    "by inductor": pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
+}
 
 
-class Drawing(torch.utils.data.Dataset):
-    """Samples are what a function draws."""
-
-    def __init__(self, draw):
-        self.draw = draw
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return self.draw()
-
-
-@pytest.mark.parametrize("name", OUT_OF_SIGHT)
-def test_draw_inside_torch_comes_from_the_samples_stream(name):
+@pytest.mark.parametrize(
+    ("isolation", "numbers"),
+    [("thread", (0, 2, 8)), ("auto", (1, 3))],
+    ids=["threads", "processes"],
+)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=NEEDS.get(n, ())) for n in OUT_OF_SIGHT])
+def test_draw_inside_torch_comes_from_the_samples_stream(name, isolation, numbers):
     """Draws made in C++, by compiled functions and under transformations of functions: the same
     for any number of workers, another for each sample, and none taken from the trainer. (Not while
-    a function is compiled: torch does so again for threads with another number of their own.)
+    a function is compiled: torch does so again for threads with another number of their own, so
+    each worker calls it once before.)
     """
-    process = torch.get_rng_state()
+    draw, process = OUT_OF_SIGHT[name], torch.get_rng_state()
+    draw()
+    torch.set_rng_state(process)
     epochs = []
-    for num_workers in (0, 0, 2, 8):
+    for num_workers in (0, 0, *numbers):
         loader = DataLoader(
-            Drawing(OUT_OF_SIGHT[name]), 3, seed=4, num_workers=num_workers, isolation="thread"
+            *(Drawing(draw), 3),
+            seed=4,
+            num_workers=num_workers,
+            isolation=isolation,
+            worker_init_fn=lambda _: draw(),
         )
-        if name == "compiled":
-            list(loader)
-            loader = copy.copy(loader)  # which begins at epoch 0
         epochs.append(torch.cat(list(loader)).reshape(8, -1))
         torch.set_rng_state(process)  # what the order took from it
     assert torch.equal(torch.get_rng_state(), process)

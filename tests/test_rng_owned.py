@@ -29,6 +29,8 @@ class Draws:
         generator = self.generator
         if isinstance(generator, torch.Generator):
             return torch.rand((), generator=generator, dtype=torch.float64).item()
+        if isinstance(generator, np.random.BitGenerator):
+            generator = np.random.Generator(generator)
         return generator.random()
 
 
@@ -36,6 +38,30 @@ class Slotted(Draws):
     """The same without a ``__dict__``."""
 
     __slots__ = ("generator",)
+
+
+class Steps(list):
+    """A list of transforms with a generator of its own."""
+
+    def __init__(self, generator):
+        super().__init__([len])
+        self.draw = Draws(generator)
+
+    def __call__(self):
+        return self.draw()
+
+
+class NamedSteps(dict):
+    """The same with names, and with slots."""
+
+    __slots__ = ("draw",)
+
+    def __init__(self, generator):
+        super().__init__(first=len)
+        self.draw = Draws(generator)
+
+    def __call__(self):
+        return self.draw()
 
 
 KINDS = {
@@ -47,6 +73,8 @@ KINDS = {
     "random_state": lambda seed: np.random.RandomState(seed),
     "random_state_of_pcg64": lambda seed: np.random.RandomState(np.random.PCG64(seed)),
     "torch": lambda seed: torch.Generator().manual_seed(seed),
+    "bits": lambda seed: np.random.PCG64(seed),
+    "bits_of_mt19937": lambda seed: np.random.MT19937(seed),
 }
 
 PLACES = {
@@ -56,6 +84,8 @@ PLACES = {
     "method": lambda generator: {"draw": Draws(generator).__call__},
     "named": lambda generator: {"steps": {"first": Draws(generator)}},
     "slots": lambda generator: {"transform": Slotted(generator)},
+    "list with attributes": lambda generator: {"transform": Steps(generator)},
+    "dict with attributes": lambda generator: {"transform": NamedSteps(generator)},
 }
 
 
@@ -75,9 +105,9 @@ class Owner(Dataset):
 
 def draw_from(part):
     """One number from the first thing that draws in a nested part."""
-    if isinstance(part, dict):
+    if type(part) is dict:
         part = list(part.values())
-    if isinstance(part, list | tuple):
+    if type(part) in (list, tuple):
         return next(
             number for number in map(draw_from, part) if number is not None and number != "none"
         )
@@ -103,6 +133,8 @@ def test_every_sample_draws_its_own_number_for_any_number_of_workers(kind):
     for num_workers in WORKERS:
         torch.manual_seed(num_workers)  # not what they draw from
         assert epochs(dataset, num_workers, persistent_workers=num_workers == 2) == expected
+    for num_workers in (2, 8):
+        assert epochs(dataset, num_workers, isolation="thread") == expected
     assert epochs(Owner({"transform": Draws(KINDS[kind](3))}), 2) == expected
     assert epochs(Owner({"transform": Draws(KINDS[kind](4))}), 2) != expected
     assert before() == dataset.parts["transform"]()
@@ -115,6 +147,7 @@ def test_generator_is_found_where_datasets_keep_it(place):
     expected = epochs(dataset, 0)
     assert [len(set(epoch)) for epoch in expected] == [64, 64]
     assert epochs(dataset, 2) == expected
+    assert epochs(dataset, 3, isolation="thread") == expected
 
 
 def test_generator_of_the_dataset_itself_is_each_workers_own():
@@ -130,12 +163,17 @@ def test_generator_of_the_dataset_itself_is_each_workers_own():
 
     dataset = Direct()
     expected = epochs(dataset, 0)
-    assert all(epochs(dataset, n) == expected for n in WORKERS)
+    for isolation in (None, "thread"):
+        assert all(epochs(dataset, n, isolation=isolation) == expected for n in WORKERS)
 
 
 def test_seed_of_the_loader_seeds_generators_without_one():
     """With ``seed=`` nothing depends on what the system gave them."""
-    runs = [epochs(Owner({"a": Draws(random.Random())}), workers, seed=5) for workers in WORKERS]
+    runs = [
+        epochs(Owner({"a": Draws(random.Random())}), workers, seed=5, isolation=isolation)
+        for workers in WORKERS
+        for isolation in (None, "thread")
+    ]
     assert all(run == runs[0] for run in runs)
     assert epochs(Owner({"a": Draws(random.Random())}), 2, seed=6) != runs[0]
     assert epochs(Owner({"a": Draws(random.Random())}), 2) != epochs(
@@ -156,7 +194,9 @@ def test_collate_function_with_a_generator_draws_for_its_batch():
     dataset, collate = Owner({"a": Draws(random.Random(1))}), Mixing()
     expected = epochs(dataset, 0, collate_fn=collate)
     assert len(set(expected[0])) == 8
-    assert all(epochs(dataset, n, collate_fn=collate) == expected for n in WORKERS)
+    for isolation in (None, "thread"):
+        options = {"collate_fn": collate, "isolation": isolation}
+        assert all(epochs(dataset, n, **options) == expected for n in WORKERS)
 
 
 class Shuffled(IterableDataset):
@@ -177,10 +217,12 @@ class Shuffled(IterableDataset):
             yield torch.tensor([file, self.transform()], dtype=torch.float64)
 
 
+@pytest.mark.parametrize("isolation", [None, "thread"])
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
-def test_iterable_datasets_own_generator_is_left_to_it(num_workers):
+def test_iterable_datasets_own_generator_is_left_to_it(num_workers, isolation):
     """Every item once, whatever the number of workers; each with a draw of its own."""
-    items = torch.stack(list(DataLoader(Shuffled(), None, num_workers=num_workers)))
+    loader = DataLoader(Shuffled(), None, num_workers=num_workers, isolation=isolation)
+    items = torch.stack(list(loader))
     assert sorted(items[:, 0].tolist()) == list(range(24))
     assert len(set(items[:, 1].tolist())) == 24
 

@@ -11,8 +11,8 @@ Only operators that draw by themselves have a kernel. All others draw through th
 ``randint`` fill a new tensor by ``uniform_`` and ``random_``. Under a TorchDispatchMode the inner
 call is not seen; the first call of a compiled function runs under one.
 
-The names are private to torch. Where they are missing, :func:`install` returns False and
-``function_mode.py`` takes over, with the same bits at a higher cost.
+The names are private to torch. Where one is missing or has another meaning, :func:`install` returns
+False and ``function_mode.py`` takes over, with the same bits at a higher cost.
 """
 
 from __future__ import annotations
@@ -73,29 +73,56 @@ lead: Callable[[bool], None] = _has_no_key
 
 
 def install(thread: Thread) -> bool:
-    """Register the kernels, once per process; takes 5 ms. Return False if torch has no such key."""
+    """Register the kernels, once per process; takes 5 ms.
+
+    Return False if this torch has no such key, or does not let a draw be redirected by it. Then
+    nothing stays registered.
+    """
     global _key, lead
     if _key is not None:
         return True
+    libraries: list[Any] = []
     try:
         key = _C._dispatch_key_parse(_KEY_NAME)
-        include = _C._dispatch_tls_set_dispatch_key_included
-        is_included = _C._dispatch_tls_is_dispatch_key_included(key)
+        if _C._dispatch_tls_is_dispatch_key_included(key):
+            return False  # other code uses the key
+        # Called twice a batch, so no function of Python's stands between.
+        include = partial(_C._dispatch_tls_set_dispatch_key_included, key)
         below = _C._dispatch_keyset_full_after(key)
-        operators = {name: _operator(name) for name in DRAWING}
-        fall_through = torch.library.fallthrough_kernel
-        libraries = [_Library(space, "IMPL", _KEY_NAME) for space in ("_", "aten")]
-    except (AttributeError, RuntimeError):
-        return False
-    if is_included:
-        return False  # other code uses the key
-    libraries[0].fallback(fall_through)
-    for name, operator in operators.items():
-        kernel = _kernel(operator, below, thread)
-        libraries[1].impl(name, kernel, _KEY_NAME, with_keyset=True)
-    _libraries.extend(libraries)
-    _key, lead = key, partial(include, key)  # called twice a batch: no function of Python's between
-    return True
+        libraries += [_Library(space, "IMPL", _KEY_NAME) for space in ("_", "aten")]
+        libraries[0].fallback(torch.library.fallthrough_kernel)
+        for name in DRAWING:
+            kernel = _kernel(_operator(name), below, thread)
+            libraries[1].impl(name, kernel, _KEY_NAME, with_keyset=True)
+        is_led = _redirects(include, thread)
+    except Exception:  # whatever a release of torch has changed, the mode takes over
+        is_led = False
+    if is_led:
+        _libraries.extend(libraries)
+        _key, lead = key, include
+    return is_led
+
+
+def _redirects(include: Callable[[bool], None], thread: Any) -> bool:
+    """Return whether a draw on this thread asks its streams for a generator."""
+    streams, thread.streams = thread.streams, _Trial()
+    include(True)
+    try:
+        torch.empty(1, device="cpu").uniform_()
+        return bool(thread.streams.was_asked)
+    finally:
+        include(False)
+        thread.streams = streams
+
+
+class _Trial:
+    """Streams that note whether they were asked for a generator."""
+
+    was_asked = False
+
+    def lead(self) -> torch.Generator:
+        self.was_asked = True
+        return torch.Generator()
 
 
 def is_led() -> bool:

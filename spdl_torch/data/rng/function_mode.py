@@ -7,6 +7,7 @@ inside C++ (dropout) and TorchScript.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ __all__ = ["FunctionMode"]
 _FUNCTIONS = (
     *("_sample_dirichlet", "_standard_gamma", "bernoulli", "binomial", "multinomial", "normal"),
     *("poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
-    *("randperm", "rrelu"),
+    *("randperm", "rrelu", "rrelu_"),
 )
 _METHODS = (
     *("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_"),
@@ -32,12 +33,17 @@ _INIT = (
     *("trunc_normal_", "uniform_", "xavier_normal_", "xavier_uniform_"),
 )
 
-_TAKES_GENERATOR: frozenset[Callable[..., Any]] = frozenset(
-    getattr(holder, name)
+_GENERATOR_AT: dict[Callable[..., Any], int | None] = {
+    getattr(holder, name): None
     for holder, names in ((torch, _FUNCTIONS), (torch.Tensor, _METHODS), (torch.nn.init, _INIT))
     for name in names
     if hasattr(holder, name)
-)
+}
+"""The place of the argument ``generator``, which is always the last; None = only by its name."""
+_GENERATOR_AT |= {torch._sample_dirichlet: 1, torch._standard_gamma: 1, torch.poisson: 1}
+_GENERATOR_AT |= {torch.binomial: 2, torch.rrelu: 4, torch.rrelu_: 4}
+for _init in (getattr(torch.nn.init, name) for name in _INIT):
+    _GENERATOR_AT[_init] = list(inspect.signature(_init).parameters).index("generator")
 
 
 class FunctionMode(TorchFunctionMode):
@@ -66,17 +72,19 @@ class FunctionMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in _TAKES_GENERATOR and self._draws_on_cpu(args, kwargs or {}):
-            return func(*args, **{**(kwargs or {}), "generator": self._generator()})
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in _GENERATOR_AT and self._draws_on_cpu(args, kwargs):
+            args = args[: _GENERATOR_AT[func]]  # without a None in the generator's place
+            kwargs = {**kwargs, "generator": self._generator()}
+        return func(*args, **kwargs)
 
     def _draws_on_cpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if kwargs.get("generator") is not None:
+        given = (*args, *kwargs.values())  # out= is named
+        if any(isinstance(each, torch.Generator) for each in given):
             return False
         device = kwargs.get("device")
         if device is not None:
             return torch.device(device).type == "cpu"
-        given = (*args, *kwargs.values())  # out= is named
         tensors = [each for each in given if isinstance(each, torch.Tensor)]
         if tensors:
             return all(tensor.device.type == "cpu" for tensor in tensors)

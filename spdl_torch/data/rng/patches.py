@@ -48,8 +48,9 @@ PATCHES = (
     Patch(
         "torch's random operators (rand, uniform_, bernoulli_, ...)",
         "kernels under a dispatch key that only a thread of a loader includes",
-        "draws on an accelerator, draws that name a generator, threads of the dataset's own, "
-        "the first call of a compiled function",
+        "draws on an accelerator, draws that name a generator, threads of the dataset's own, under "
+        "a TorchDispatchMode functions that make a tensor (rand, bernoulli), the first call of a "
+        "compiled function",
     ),
     Patch(
         "torch.manual_seed, seed, initial_seed, get_rng_state, set_rng_state",

@@ -73,12 +73,12 @@ class SampleStreams:
     for the main thread, while the program has no other (but daemons) and samples do draw: now and
     then the key looks whether they still do.
 
-    number: the worker's.
+    number: the worker's. by_mode: lead draws as where torch lacks the dispatch key, which gives the
+    same bits at a cost for every call.
     """
 
-    def __init__(self, base_seed: int, number: int = 0) -> None:
-        # The fallback where torch lacks the dispatch key: the same bits, at a cost for every call.
-        self._mode = None if install() else FunctionMode(self.generator)
+    def __init__(self, base_seed: int, number: int = 0, *, by_mode: bool = False) -> None:
+        self._mode = FunctionMode(self.generator) if not install() or by_mode else None
         self._own = self._torch = torch.Generator()
         self._python: random.Random | None = None
         self._numpy: np.random.RandomState | None = None

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import types
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
-from numpy.random import default_rng  # numpy loads it lazily: 13 ms, not in the first batch
 from torch.utils.data._utils import worker as torch_worker
 
 from ..rng.patches import install, of_thread
@@ -28,10 +25,19 @@ def acting_as_worker(
 
     ``is_process``: the worker has the process to itself, so threads that the dataset starts get the
     same answer, as in torch's workers.
+
+    The field ``rng`` stays empty, as in torch's workers, which are processes. A generator in it
+    would be that of a worker: ``torch.thread_safe_generator()`` returns it on threads and None
+    elsewhere, so draws would depend on which thread makes a sample. None are the thread's streams.
     """
     install()
-    method = "multiprocessing" if is_process else "thread"
-    info = _make_info(number, num_workers, base_seed, dataset, method)
+    info = torch_worker.WorkerInfo(
+        id=number,
+        num_workers=num_workers,
+        seed=base_seed + number,
+        dataset=dataset,
+        worker_method="multiprocessing" if is_process else "thread",
+    )
     of_thread.worker_info = info
     if is_process:
         torch_worker._worker_info = info
@@ -54,23 +60,3 @@ def use_one_intra_op_thread() -> None:
     # torch copies its process-wide setting to a thread when the thread first reads it: read it
     # now, before _start_threads restores the trainer's setting.
     torch.get_num_threads()
-
-
-def _make_info(number: int, num_workers: int, base_seed: int, dataset: Any, method: str) -> Any:
-    seed = base_seed + number
-    details: dict[str, Any] = {
-        "id": number,
-        "num_workers": num_workers,
-        "seed": seed,
-        "dataset": dataset,
-    }
-    known = {field.name for field in fields(torch_worker.WorkerInfo)}
-    if "worker_method" in known:  # torch 2.15 and later
-        details["worker_method"] = method
-    if "rng" in known:
-        details["rng"] = torch_worker._RNG(
-            random.Random(seed),
-            torch.Generator().manual_seed(seed),
-            default_rng([number, seed]),
-        )
-    return torch_worker.WorkerInfo(**details)
