@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,6 +145,29 @@ def test_hand_over_is_the_time_within_next(monkeypatch):
     assert found == [(9.0, 18.0), (12.0, 3.0), (15.0, 24.0)]
     assert [each.total_us for each in found] == [27.0, 15.0, 39.0]
     assert set(vars(batches)) == {"clock", "looks", "asking"}
+
+
+class Filling:
+    """A queue that is empty at the first looks."""
+
+    closed = False
+
+    def __init__(self, lengths):
+        self.lengths = iter(lengths)
+
+    def __len__(self):
+        return next(self.lengths)
+
+
+def test_hand_over_begins_when_the_batch_is_there():
+    """On a busy machine it may come late; what the loop does while it waits is not measured."""
+    epoch = SimpleNamespace(outlet=Filling([0, 0, 1]))
+    batches = SimpleNamespace(_pool=SimpleNamespace(_epoch=epoch))
+    hand_over._wait_for_batch(batches)
+    assert next(epoch.outlet.lengths, None) is None
+    epoch.outlet = Filling([0])
+    epoch.outlet.closed = True  # no more will come
+    hand_over._wait_for_batch(batches)
 
 
 @pytest.mark.parametrize("load", [DataLoader, torch.utils.data.DataLoader])
