@@ -146,6 +146,11 @@ def _environment_of_this_test_alone():
             os.environ[name] = before[name]
 
 
+def pytest_configure(config):
+    """Files in the order of ``_order.py``."""
+    config.pluginmanager.import_plugin("_order")
+
+
 def pytest_unconfigure():
     """At the end of the process all garbage counts again: some libraries complain of any left."""
     gc.unfreeze()

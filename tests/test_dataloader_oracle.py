@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from _fuzz import in_both_forms
 from _loader_helpers import (
     PATIENCE_SECONDS,
     BulkData,
@@ -180,23 +181,33 @@ def test_model_agrees_with_torch(case):
     assert case.play(ModelLoader) == case.play(TorchLoader)
 
 
-@settings(quick, max_examples=500)
-@given(case=map_cases())
-@example(case=Case(length=0))
-@example(case=Case(length=7, num_workers=4, batch_size=7, bad={6: KeyError, 2: ValueError}))
-@example(case=Case(order="batch_sampler", indices=[[], [1], []], num_workers=4))
-def test_epochs_equal_torchs_for_a_map_dataset(case):
+@in_both_forms(short=120, long=500)
+def test_epochs_equal_torchs_for_a_map_dataset(num_examples):
     """Batches, order, errors, len, sampler pulls and generator states are torch's."""
-    assert case.play(ThreadLoader) == case.play(ModelLoader)
+
+    @settings(quick, max_examples=num_examples)
+    @given(case=map_cases())
+    @example(case=Case(length=0))
+    @example(case=Case(length=7, num_workers=4, batch_size=7, bad={6: KeyError, 2: ValueError}))
+    @example(case=Case(order="batch_sampler", indices=[[], [1], []], num_workers=4))
+    def check(case):
+        assert case.play(ThreadLoader) == case.play(ModelLoader)
+
+    check()
 
 
-@settings(quick, max_examples=300)
-@given(case=stream_cases())
-@example(case=Case(data="split", length=3, num_workers=4, batch_size=2, drop_last=True))
-@example(case=Case(data="stream", length=0, num_workers=2))
-def test_epochs_equal_torchs_for_an_iterable_dataset(case):
+@in_both_forms(short=80, long=300)
+def test_epochs_equal_torchs_for_an_iterable_dataset(num_examples):
     """Round robin over the workers, ended workers skipped, batches and errors as torch's."""
-    assert case.play(ThreadLoader) == case.play(ModelLoader)
+
+    @settings(quick, max_examples=num_examples)
+    @given(case=stream_cases())
+    @example(case=Case(data="split", length=3, num_workers=4, batch_size=2, drop_last=True))
+    @example(case=Case(data="stream", length=0, num_workers=2))
+    def check(case):
+        assert case.play(ThreadLoader) == case.play(ModelLoader)
+
+    check()
 
 
 @settings(quick, max_examples=15)
@@ -208,11 +219,16 @@ def test_epochs_equal_torchs_when_workers_are_processes(case):
     assert case.play(DataLoader) == case.play(ModelLoader)
 
 
-@settings(quick, max_examples=200)
-@given(case=st.one_of(map_cases(), stream_cases()))
-def test_epochs_hold_the_same_batches_when_out_of_order(case):
+@in_both_forms(short=60, long=200)
+def test_epochs_hold_the_same_batches_when_out_of_order(num_examples):
     """in_order=False changes the order alone: nothing lost, nothing twice."""
-    _assert_same_batches_out_of_order(case, ThreadLoader)
+
+    @settings(quick, max_examples=num_examples)
+    @given(case=st.one_of(map_cases(), stream_cases()))
+    def check(case):
+        _assert_same_batches_out_of_order(case, ThreadLoader)
+
+    check()
 
 
 @settings(quick, max_examples=8)

@@ -471,7 +471,7 @@ def test_resume_of_an_iterable_passes_over_its_bad_items(workers):
     """They were reported when their turn came."""
 
     def make():
-        dataset = StreamData(15, {0: ValueError, 4: KeyError, 5: ValueError})
+        dataset = StreamData(9, {0: ValueError, 4: KeyError, 5: ValueError})
         return skipping(dataset, batch_size=3, num_workers=workers)
 
     assert_resume_exact(make)

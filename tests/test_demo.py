@@ -114,10 +114,10 @@ def photographs(tmp_path_factory):
 
 def test_photographs_are_the_same_for_the_same_seed(photographs, tmp_path):
     """A seed fixes every byte, and the number of photographs does not change the first ones."""
-    write_photographs(tmp_path / "same", 12, seed=1)
-    write_photographs(tmp_path / "other", 12, seed=2)
+    write_photographs(tmp_path / "same", 6, seed=1)
+    write_photographs(tmp_path / "other", 6, seed=2)
     same, other, all_of_them = map(files_of, (tmp_path / "same", tmp_path / "other", photographs))
-    assert len(same) == 12
+    assert len(same) == 6
     assert same.items() <= all_of_them.items()
     assert not set(same.values()) & set(other.values())
 
@@ -584,11 +584,14 @@ def test_smoke_run(tmp_path, environment):
     assert not list(tmp_path.glob("spdl-torch-demo-*"))
 
 
-@pytest.mark.parametrize(("moment", "table"), [("writing photographs", 0), ("2/5", 1)])
-def test_interrupt(tmp_path, environment, moment, table):
-    """Ctrl-C: what was measured so far, status 130, no traceback, no folder left."""
+@pytest.mark.parametrize(
+    ("moment", "is_given", "table"), [("writing photographs", False, 0), ("2/3", True, 1)]
+)
+def test_interrupt(tmp_path, photographs, environment, moment, is_given, table):
+    """Ctrl-C: the measurements so far, status 130, no traceback, no folder left."""
+    command = [*DEMO, "--data", str(photographs)] if is_given else DEMO
     with subprocess.Popen(
-        DEMO, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as demo:
         assert any(moment in line for line in demo.stderr)
         demo.send_signal(signal.SIGINT)

@@ -205,27 +205,33 @@ def test_tail_is_exact_with_persistent_workers(sampling, num_workers):
 
     def make():
         options = {**SAMPLING[sampling](), "num_workers": num_workers}
-        return DataLoader(Drawn(23), persistent_workers=True, **options)
+        return DataLoader(Drawn(13), persistent_workers=True, **options)
 
     check_exact(make)
 
 
-@pytest.mark.parametrize("saved", [0, 2, 3])
-@pytest.mark.parametrize("resumed", [0, 2, 3])
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [
+        *((saved, resumed) for saved in (0, 2, 3) for resumed in (0, 2, 3) if saved + resumed != 4),
+        pytest.param(2, 2, marks=pytest.mark.long),
+    ],
+)
 def test_the_number_of_workers_does_not_matter(saved, resumed):
     """A state saved with any number of workers resumes with none, in processes and on threads."""
 
     def make(num_workers):
-        return lambda: DataLoader(Drawn(23), num_workers=num_workers, **SAMPLING["generator"]())
+        return lambda: DataLoader(Drawn(13), num_workers=num_workers, **SAMPLING["generator"]())
 
     check_exact(make(saved), 2, make(resumed))
 
 
-def test_a_given_generator_makes_every_epoch_behind_it_exact():
+@pytest.mark.parametrize("num_workers", [0, 3, pytest.param(2, marks=pytest.mark.long)])
+def test_a_given_generator_makes_every_later_epoch_exact(num_workers):
     """Whatever else draws from torch's global generator meanwhile."""
 
     def make():
-        return DataLoader(Drawn(10), num_workers=2, seed=1, **SAMPLING["generator"]())
+        return DataLoader(Drawn(10), num_workers=num_workers, seed=1, **SAMPLING["generator"]())
 
     epochs, states = run(make, 3)
     for epoch, position, state, _ in states:
@@ -647,10 +653,14 @@ def test_samplers_in_order_need_no_drawing():
 # -- spdl_torch.testing ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(
-    ("sampling", "workers"),
-    [("sequential", 1), ("shuffle", 3), ("generator", 2), ("batch_sampler", 1)],
+    ("sampling", "workers", "persistent"),
+    [
+        *itertools.product(["sequential", "batch_sampler"], [1], [False, True]),
+        *itertools.product(["shuffle"], [3], [False, True]),
+        ("generator", 2, False),
+        pytest.param("generator", 2, True, marks=pytest.mark.long),
+    ],
 )
 def test_assert_resume_exact_agrees(sampling, workers, persistent):
     """The shipped check finds nothing to complain of, also with another number of workers; two of
@@ -670,6 +680,13 @@ def test_assert_resume_exact_of_an_iterable():
     """With a state of its own, in processes, and without, on threads."""
     assert_resume_exact(lambda: DataLoader(StatefulStream(9), 3, num_workers=2))
     assert_resume_exact(lambda: DataLoader(Stream(17), 4, num_workers=3))
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", [Drawn, Stream, StatefulStream])
+def test_assert_resume_exact_agrees_on_few_batches(kind, num_batches):
+    """Fewer than the times that it resumes in one epoch."""
+    assert_resume_exact(lambda: DataLoader(kind(2 * num_batches), 2))
 
 
 class Forgetful(StatefulSampler):

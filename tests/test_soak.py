@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 PROGRAM = Path(__file__).with_name("_soak.py")
-NUM_ROUNDS = 9
+NUM_ROUNDS = 6
 HANG_SECONDS = 300
 """More than the rounds take on any machine; this test does not ask how fast they are."""
 MOST_RSS_GROWTH = {"short": 1 / 10, "long": 1 / 50}
