@@ -164,6 +164,11 @@ RULES = {
         Probes(gil_seconds=1e-4, run_delay_ratio=0.4, num_cores=2, cores_used=1.1),
         (Cause.CPU, "decode", "wait for a core", "other programs take the rest. End some", 1.0),
     ),
+    "other programs have the cores, and the threads wait in their calls": (
+        reading(0.85, stage("decode", busy=0.81, cpu=0.09, threads=2), BATCH),
+        Probes(gil_seconds=2e-4, run_delay_ratio=0.36, num_cores=2, cores_used=0.3),
+        (Cause.IO, "decode", "storage", "other programs take the rest", 1 / 0.15 - 1),
+    ),
     "the trainer has the cores": (
         reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
         Probes(gil_seconds=1e-4, num_cores=4, cores_used=3.9),

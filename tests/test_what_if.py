@@ -165,6 +165,14 @@ def test_cache_leads_to_the_next_limit():
     assert "in the cache" in found.assumption
 
 
+def test_computing_workers_beyond_the_cores_fill_no_moment():
+    """Where they hardly wait, more of them only take the cores from each other."""
+    found = simulated(num_workers=2, num_cores=2, cpu=2 * MS, waits=0.05 * MS)
+    assert found.probes.cores_used < 1.97
+    assert found.what_if(num_workers=8).gain == pytest.approx(0.0, abs=0.005)
+    assert found.what_if(num_workers=8).limit == "the cores"
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_advice_is_worth_what_it_says(name):
     """In a simulated loader: with the workers that it advises the gain is there, and is not above

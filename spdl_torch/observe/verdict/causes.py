@@ -30,6 +30,7 @@ __all__ = [
     "load_of",
     "may_wait_for_gil",
     "num_delivered",
+    "others_have_cores",
     "use_one_core",
 ]
 
@@ -49,6 +50,12 @@ to 0.024)."""
 
 _RUN_DELAY = 0.10
 """Share of the threads' time in which they could run and had no core (saturated: 0.2 to 0.7)."""
+
+_TAKEN_CORES = 0.85
+"""The share of the cores in use below which threads that have none wait for other programs."""
+_MOSTLY_WAITING = 0.7
+"""The least share of the ops' time without a core that counts as waiting for storage, whoever
+has the cores."""
 
 _WAITING_OP = 0.2
 """CPU over wall time below which an op waits for something other than a core."""
@@ -205,6 +212,16 @@ def may_wait_for_gil(load: Load, cause: Cause, probes: Probes) -> bool:
     least = {Cause.UNKNOWN: _LEAST_CORES, Cause.IO: _ONE_CORE[0]}.get(cause, _ONE_CORE[1])
     is_hinted = probes.gil_seconds >= _GIL_HINT * probes.switch_interval
     return is_hinted and least <= load.cores < _ONE_CORE[1]
+
+
+def others_have_cores(load: Load, probes: Probes) -> bool:
+    """Return whether other programs take the cores that the threads would use; False = not
+    known."""
+    delay, used = probes.run_delay_ratio or 0.0, probes.cores_used
+    if used is None or probes.num_cores is None or delay < _RUN_DELAY:
+        return False
+    waits = max(0.0, load.busy * (1 - load.cpu) - delay)
+    return used < _TAKEN_CORES * probes.num_cores and waits < _MOSTLY_WAITING * load.busy
 
 
 def lacks_gil_probe(probes: Probes) -> bool:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .causes import Cause, bottleneck_of, is_inline, load_of, may_wait_for_gil, num_delivered
+from .causes import (
+    Cause,
+    is_inline,
+    load_of,
+    may_wait_for_gil,
+    num_delivered,
+    others_have_cores,
+)
 from .intervals import thread_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
-    from .causes import Probes
+    from .causes import Load, Probes
     from .placement import Placement
 
 __all__ = ["Between", "Demands", "NotKnown", "demands_of"]
@@ -20,12 +27,6 @@ __all__ = ["Between", "Demands", "NotKnown", "demands_of"]
 _SHORT_SECONDS = 1.0
 _FEW_BATCHES = 10
 _PROBES_PER_SECOND = 10
-_TAKEN_CORES = 0.85
-"""The share of the cores in use below which threads that have none wait for other programs."""
-_RUN_DELAY = 0.10
-_MOSTLY_WAITING = 0.7
-"""The least share of the ops' time without a core that counts as waiting for storage, whoever
-has the cores."""
 _MODEL_ERROR = 0.05
 _IDLE = 0.3
 """The least share of their time without a job at which workers are not short of time."""
@@ -100,8 +101,10 @@ def demands_of(
         raise NotKnown("the number of cores is unknown")
     if probes.cores_used is None:
         raise NotKnown("the CPU time of the training process was not measured")
-    _check_turns(stats, probes, cause, pooled)
     own = _workers_stages(stats.stages, cause, pooled)
+    load = load_of(max(own, key=lambda stage: stage.busy_ratio), stats.stages, pooled)
+    _check_turns(load, cause, probes)
+    _check_cores(load, probes)
     seconds = stats.elapsed / num_batches
     inline = is_inline(stats, pooled)
     num_workers = _num_workers(own[0], placement, inline)
@@ -110,7 +113,6 @@ def demands_of(
     has = seconds if inline else thread_seconds(own[0]) / num_batches
     waits = ops.busy - ops.cpu
     waits -= min(waits, (probes.run_delay_ratio or 0.0) * has)
-    _check_cores(probes, ops.busy, waits)
     gil = None
     if not inline:
         gil = _gil_seconds(probes, stats.elapsed, seconds, num_workers, is_gil_bound)
@@ -234,25 +236,23 @@ def _waits(
     return Between(rest - meetings, rest - meetings / 2, rest)
 
 
-def _check_turns(stats: PipelineStats, probes: Probes, cause: Cause, pooled: Sequence[str]) -> None:
+def _check_turns(load: Load, cause: Cause, probes: Probes) -> None:
     """Raise if the workers seem to take something in turns, and nothing shows what it is."""
     if cause is Cause.GIL:
         return
     if probes.one_at_a_time:
         raise NotKnown("the workers were faster one at a time than together, and nothing shows why")
-    stage = bottleneck_of(stats.stages)
-    if stage and may_wait_for_gil(load_of(stage, stats.stages, pooled), cause, probes):
+    if may_wait_for_gil(load, cause, probes):
         raise NotKnown("the workers may wait for the GIL, and the figures do not show for how long")
 
 
-def _check_cores(probes: Probes, busy: float, waits: float) -> None:
+def _check_cores(load: Load, probes: Probes) -> None:
     """Raise if other programs take the cores that the workers would use."""
-    used, delay = probes.cores_used or 0.0, probes.run_delay_ratio or 0.0
-    is_disturbed = delay >= _RUN_DELAY and used < _TAKEN_CORES * (probes.num_cores or 1)
-    if is_disturbed and waits < _MOSTLY_WAITING * busy:
+    if others_have_cores(load, probes):
+        delay = probes.run_delay_ratio or 0.0
         raise NotKnown(
             f"the workers had no core for {100 * delay:.0f} % of their time, though this training "
-            f"used {used:.1f} of {probes.num_cores}: other programs took them"
+            f"used {probes.cores_used:.1f} of {probes.num_cores}: other programs took them"
         )
 
 

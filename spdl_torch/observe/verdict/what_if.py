@@ -32,6 +32,9 @@ _OTHERWISE = 1.25
 lacks something."""
 _MOSTLY_STEADY = 0.7
 """The weight of the rate for times that do not vary, against that for random ones."""
+_HARDLY_WAITS = 0.1
+"""The share of a worker's time without a core below which another one in its place finds no moment
+to fill."""
 _CACHE_HIT_SECONDS = 30e-6
 """The time of finding a sample in a cache, without copying it."""
 _HAND_OVER_SECONDS = Between(0.1e-3, 0.35e-3, 0.7e-3)
@@ -259,6 +262,7 @@ def _at_odds(plan: _Plan, now: Demands) -> int:
     if not beyond or plan.gil > plan.core:
         return plan.num_workers
     waiting = max(0.0, 1 - plan.core * now.num_cores / plan.worker) if plan.worker else 0.0
+    waiting = waiting if waiting >= _HARDLY_WAITS else 0.0
     return plan.num_workers - beyond + math.ceil(beyond * waiting)
 
 
