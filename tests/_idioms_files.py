@@ -328,7 +328,7 @@ def database(folder):
 
 @crashing
 def sqlite_cursor(folder):
-    """One cursor for all threads ends the process with a segmentation fault."""
+    """A helper's cursor: one for all threads ends the process with a segmentation fault."""
 
     class OneCursor(Samples):
         def __init__(self):

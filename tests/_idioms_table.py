@@ -76,7 +76,9 @@ def on_threads(name):
         child.kill()
         child.join()
         return HANGS
-    return found.get() if child.exitcode == 0 else ENDS
+    if child.exitcode < 0:
+        return ENDS
+    return WRONG if child.exitcode else found.get()
 
 
 def _load_on_threads(name, found):

@@ -17,7 +17,7 @@ import _idioms_process
 import pytest
 import torch
 from _idioms import CRASHING, IDIOMS
-from _idioms_table import ENDS, RIGHT, SECTIONS, names_of, ours_by_default, rows_of_page, what
+from _idioms_table import RIGHT, SECTIONS, names_of, ours_by_default, rows_of_page, what
 
 import spdl_torch
 from spdl_torch.data.loader import vouching
@@ -242,7 +242,6 @@ def test_table_of_the_docs_agrees_with_these_tests():
     on_threads = {name: row[-1] for name, row in rows_of_page().items()}
     assert {on_threads[name] for name in PRIVATE} == {RIGHT}
     assert RIGHT not in {on_threads[name] for name in WRONG_ON_THREADS}
-    assert {on_threads[name] for name in CRASHING} == {ENDS}
 
 
 @pytest.mark.long
