@@ -101,7 +101,7 @@ def simple(kind):
     def make(folder):
         return Idiom(dataset=kind(folder))
 
-    make.__name__ = kind.__name__
+    make.__name__, make.__module__ = kind.__name__, kind.__module__
     make.__doc__ = kind.__doc__
     idiom(make)
     return kind

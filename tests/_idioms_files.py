@@ -62,16 +62,19 @@ class Lazy(Samples):
 
 @idiom
 def lazily_on_self(folder):
+    """A file that is opened on the first sample, on self."""
     return Idiom(dataset=Lazy(folder))
 
 
 @idiom
 def lazily_in_a_subset(folder):
+    """The same inside of a Subset."""
     return Idiom(dataset=Subset(Lazy(folder), list(range(N))[::-1]))
 
 
 @idiom
 def lazily_in_a_concatenation(folder):
+    """The same twice in a ConcatDataset."""
     return Idiom(dataset=ConcatDataset([Lazy(folder)] * 2), epochs=[PAIRS * 2])
 
 
@@ -325,7 +328,7 @@ def database(folder):
 
 @crashing
 def sqlite_cursor(folder):
-    """One cursor for all threads ends the process with a segmentation fault."""
+    """A helper's cursor: one for all threads ends the process with a segmentation fault."""
 
     class OneCursor(Samples):
         def __init__(self):

@@ -1,7 +1,8 @@
 """A program that is interrupted at random moments while it loads, and looks for what is left.
 
-``python tests/_interrupts.py COUNT SEED [ISOLATION]``: prints JSON. An interrupt is a timer's
-signal whose handler is that of Ctrl-C, so that nothing has to sleep until its moment.
+``python tests/_interrupts.py COUNT SEED [ISOLATION]``: prints JSON. With ``auto``, workers begin on
+threads, move to processes as soon as they can, and return or stay there by chance. An interrupt is
+a timer's signal whose handler is that of Ctrl-C, so that nothing has to sleep until its moment.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -22,6 +24,8 @@ from _state_data import share_of_worker
 from torch.utils.data import Dataset, IterableDataset
 
 from spdl_torch import DataLoader
+from spdl_torch.data.loader import moving_pool
+from spdl_torch.observe.verdict.verdict import Cause
 
 PATIENCE_SECONDS = 30
 """For what is to end."""
@@ -54,6 +58,38 @@ class Stream(Numbers, IterableDataset):
         return iter(share_of_worker(40))
 
 
+class SlowNumbers(Numbers):
+    """The same on threads, slowly enough for processes to be started meanwhile."""
+
+    thread_safe = True
+
+    def __getitem__(self, index):
+        threading.Event().wait(0.005)
+        return index
+
+
+class SlowStream(Stream):
+    """The same, which moves between epochs."""
+
+    thread_safe = True
+
+
+KINDS = {
+    "thread": [Numbers, Bulk, Stream],
+    "process": [Numbers, Bulk, Stream],
+    "auto": [SlowNumbers, SlowNumbers, SlowStream],
+}
+
+
+def move_at_once():
+    """Let any verdict lead to a trial of processes, which ends with the first look at it."""
+    for name in ("_LEAST_WAIT", "_LOOK_SECONDS", "_LEAST_BATCHES", "_TRIAL_SECONDS"):
+        setattr(moving_pool, name, 0)
+    for name in ("_TRIAL_BATCHES", "_TRIAL_EPOCHS", "_LONG_TRIAL_SECONDS"):
+        setattr(moving_pool, name, 0)
+    moving_pool._HOLDS_UP = tuple(Cause)
+
+
 def set_up(number):
     """A worker_init_fn that takes its time."""
     sum(range(2_000 * (1 + number % 3)))
@@ -67,6 +103,8 @@ class Rounds:
         self.isolation = isolation
         self.num_interrupted = self.num_finished = self.num_cut_short = 0
         self.longest = 0.02 if isolation == "thread" else 0.3
+        if isolation == "auto":
+            move_at_once()
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         # What a finalizer was doing when Ctrl-C came is printed and ends: no reason to stop.
         sys.unraisablehook = lambda _: None
@@ -74,6 +112,7 @@ class Rounds:
     def loader(self):
         """One of many kinds."""
         pick = self.random.choice
+        moving_pool._GAIN = pick([0.0, math.inf])
         options = {"num_workers": pick([1, 2, 4]), "isolation": self.isolation}
         if self.random.random() < 0.3:
             options["worker_init_fn"] = set_up
@@ -81,7 +120,7 @@ class Rounds:
             options["persistent_workers"] = True
         if self.random.random() < 0.3:
             options["stats"] = False
-        return DataLoader(pick([Numbers, Bulk, Stream])(), 4, **options)
+        return DataLoader(pick(KINDS[self.isolation])(), 4, **options)
 
     def run(self):
         """One round."""

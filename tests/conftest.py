@@ -8,6 +8,7 @@ day or every week do, too. The first lines of a run show N, with which it can be
 """
 
 import gc
+import multiprocessing
 import os
 import signal
 import zlib
@@ -41,6 +42,15 @@ settings.load_profile("same")
 # being ignored, is not inherited by a new program.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def forks_by_default():
+    """Workers are forked, as by default on Linux up to Python 3.13."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 def pytest_addoption(parser):

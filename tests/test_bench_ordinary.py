@@ -1,5 +1,6 @@
 """``python -m spdl_torch bench ordinary``: the datasets, what is compared, what is a loss."""
 
+import argparse
 import importlib
 import io
 import itertools
@@ -14,6 +15,7 @@ from _measures_here import measure_here
 
 import spdl_torch
 from spdl_torch.bench import table_ordinary
+from spdl_torch.bench.arguments import _options, add_bench
 from spdl_torch.bench.command import run_bench
 from spdl_torch.bench.ordinary.catalogue import ORDINARY
 from spdl_torch.bench.ordinary.data import written
@@ -136,34 +138,42 @@ def report_of(ratios):
     report = Report(title="", metrics=load_table("ordinary").metrics, settings={})
     for name, ratio in ratios.items():
         for number, factor in enumerate((1.0, 1.1)):
-            values = {"ratio_0": ratio * factor, "ratio_2": 2.0, "torch_0": 1000.0 + number}
+            values = {"ratio_0": ratio * factor, "ratio_2": 0.95 * ratio * factor}
+            values |= {"ratio_4": 2.0, "torch_0": 1000.0 + number}
             report.add(name, values, number)
     return report
 
 
 def test_losses_are_marked_and_the_geometric_mean_ends_the_table():
-    """Each round has its mean; a median below 0.97 is a loss, in its row and in a line."""
+    """Each round has its mean. A median below 0.97, with workers below 1, is a loss, in its row and
+    in a line; more so if every round is below."""
     report = report_of({"slow": 0.5, "quick": 2.0, "even": 1.0})
-    report.add("quick", {"ratio_0": 100.0, "ratio_2": 2.0}, 2)  # and then it was interrupted
+    report.add("quick", {"ratio_0": 100.0, "ratio_2": 2.0, "ratio_4": 2.0}, 2)  # then interrupted
     remarks = table_ordinary.conclude(report)
     assert set(report.rows[table_ordinary.MEAN]["ratio_0"]) == {0, 1}
     assert report.median(table_ordinary.MEAN, "ratio_0") == pytest.approx(1.05)
-    assert report.median(table_ordinary.MEAN, "ratio_2") == pytest.approx(2.0)
+    assert report.median(table_ordinary.MEAN, "ratio_4") == pytest.approx(2.0)
     assert remarks == [
-        "LOSSES with 0 workers (below 0.97): 1 of 3: slow 0.53.",
-        "LOSSES with 2 workers (below 0.97): 0 of 3.",
+        "LOSSES with 0 workers: 1 of 3 medians are below 0.97, 1 in every round: slow 0.53 in "
+        "every round.",
+        "LOSSES with 2 workers: 2 of 3 medians are below 1.00, 1 in every round: slow 0.50 in "
+        "every round; even 1.00.",
+        "LOSSES with 4 workers: 0 of 3 medians are below 1.00, 0 in every round.",
     ]
     rows = {line.split("  ")[0]: line for line in report.text().splitlines()}
     assert list(rows)[-1] == table_ordinary.MEAN
     assert "LOSS 0.53 (0.50..0.55)" in rows["slow"]
+    assert "LOSS 0.50 (0.47..0.52)" in rows["slow"]
+    assert "loss 1.00 (0.95..1.04)" in rows["even"]
     assert "LOSS" not in rows["quick"] + rows["even"]
+    assert "loss" not in rows["quick"]
     assert "1,000" in rows["even"]
     assert "(1,000..1,001)" not in rows["even"], "a speed is there to be read beside its ratio"
 
 
 def test_busy_machine_is_mentioned():
     """Beside other programs the ratios with workers are too good."""
-    for cores, remarks in ((0.0, 2), (1.0, 3)):
+    for cores, remarks in ((0.0, 3), (1.0, 4)):
         report = report_of({"one": 1.0, "two": 1.0})
         for row in ("one", "two"):
             report.rows[row]["other_cores"] = {0: cores, 1: cores}
@@ -172,11 +182,23 @@ def test_busy_machine_is_mentioned():
 
 
 def test_samples_of_a_pass_are_whole_batches_for_each_worker():
-    """For any length of a pass and any number of workers, and two batches each at least."""
+    """For any length of a pass and any number of workers, and eight batches each at least."""
     for ordinary, seconds, workers in itertools.product(ORDINARY, (1e-3, 0.1, 2), (1, 2, 3, 16)):
         batches, rest = divmod(samples_of(ordinary, seconds, workers), ordinary.batch_size)
         assert (batches % workers, rest) == (0, 0)
-        assert batches >= 2 * workers
+        assert batches >= 8 * workers
+
+
+def test_numbers_of_workers_without_the_option():
+    """The command that the README names gives all its columns."""
+    parser = argparse.ArgumentParser()
+    add_bench(parser.add_subparsers())
+    options = _options(parser.parse_args(["bench", "ordinary"]))
+    assert (options.num_workers, *options.more_workers) == (2, 4)
+    keys = {metric.key for metric in load_table("ordinary").metrics}
+    assert {"ratio_0", "ratio_2", "ratio_4"} <= keys
+    options = _options(parser.parse_args(["bench", "step"]))
+    assert (options.num_workers, options.more_workers) == (2, ())
 
 
 def test_fixed_costs_are_found_in_their_own_sums():

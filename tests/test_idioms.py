@@ -17,6 +17,7 @@ import _idioms_process
 import pytest
 import torch
 from _idioms import CRASHING, IDIOMS
+from _idioms_table import RIGHT, SECTIONS, names_of, ours_by_default, rows_of_page, what
 
 import spdl_torch
 from spdl_torch.data.loader import vouching
@@ -32,8 +33,9 @@ NUM_WORKERS_FOR_LONG = 4
 
 pytestmark = [
     pytest.mark.skipif(
-        multiprocessing.get_start_method() != "fork", reason="idioms of forked workers"
+        "fork" not in multiprocessing.get_all_start_methods(), reason="idioms of forked workers"
     ),
+    pytest.mark.usefixtures("forks_by_default"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore::ResourceWarning"),
     pytest.mark.timeout(180 + 5 * NUM_RUNS),
 ]
@@ -123,22 +125,23 @@ def test_idiom_is_right_in_every_run(name, tmp_path):
     check_apart(name, tmp_path, NUM_RUNS_FOR_LONG, NUM_WORKERS_FOR_LONG)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "shard_in_a_global",
-        "shard_in_the_environment",
-        "shard_by_process_identity",
-        "worker_sets_torchs_settings",
-        "worker_sets_folders",
-        "worker_sets_what_is_printed",
-        "worker_sets_its_own_ways",
-        "EnvironmentOfSample",
-        "GlobalBetweenFunctions",
-        "SingletonClient",
-        "FolderOfSample",
-    ],
-)
+WRONG_ON_THREADS = [
+    "shard_in_a_global",
+    "shard_in_the_environment",
+    "shard_by_process_identity",
+    "worker_sets_torchs_settings",
+    "worker_sets_folders",
+    "worker_sets_what_is_printed",
+    "worker_sets_its_own_ways",
+    "EnvironmentOfSample",
+    "GlobalBetweenFunctions",
+    "SingletonClient",
+    "FolderOfSample",
+]
+"""What goes wrong on threads in every run."""
+
+
+@pytest.mark.parametrize("name", WRONG_ON_THREADS)
 def test_threads_get_wrong_what_belongs_to_the_process(name, tmp_path):
     """This file finds it when loading stays on threads: its own control."""
     with threads_interleaved():
@@ -217,3 +220,35 @@ def test_signals_need_a_process_of_their_own(name, tmp_path):
     """Its handlers are set by its main thread alone."""
     with pytest.raises(ValueError, match="signal only works in main thread"):
         load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
+
+
+def test_table_of_the_docs_has_every_idiom():
+    """In order, with what its docstring says: ``_idioms_table.py`` makes it anew."""
+    names = [name for module in SECTIONS for name in names_of(module)]
+    assert sorted(names) == sorted(IDIOMS)
+    rows = rows_of_page()
+    assert list(rows) == names
+    assert {name: row[0] for name, row in rows.items()} == {name: what(name) for name in names}
+
+
+def test_table_of_the_docs_says_where_workers_live(tmp_path):
+    """Right beside torch's workers, as the test of all idioms shows; and in which place."""
+    for name, (_, torchs, ours, _) in rows_of_page().items():
+        assert (torchs, ours) == (RIGHT, ours_by_default(name, tmp_path / name))
+
+
+def test_table_of_the_docs_agrees_with_these_tests():
+    """What they show to be right on threads, and what they show to be wrong there."""
+    on_threads = {name: row[-1] for name, row in rows_of_page().items()}
+    assert {on_threads[name] for name in PRIVATE} == {RIGHT}
+    assert RIGHT not in {on_threads[name] for name in WRONG_ON_THREADS}
+
+
+@pytest.mark.long
+def test_threads_get_right_what_the_table_says(tmp_path):
+    """All of it, once more."""
+    for name, row in rows_of_page().items():
+        if row[-1] == RIGHT:
+            with threads_interleaved():
+                _, faults = load(spdl_torch.DataLoader, name, tmp_path / name, isolation="thread")
+            assert not faults, name

@@ -27,6 +27,7 @@ from _loader_helpers import ThreadLoader as DataLoader
 from test_isolation import bits, isolated, nothing_left, num_mapped_slabs, served
 
 from spdl_torch.data.child_process import process as child_process
+from spdl_torch.data.child_process import process_pool
 
 __all__ = ["nothing_left"]
 
@@ -181,6 +182,56 @@ def test_waiting_loop_is_told_what_the_child_does(tmp_path):
     told = r"(?s)Waiting for batch 1.*Busy threads:.*worker-0, batch 1.*sample index 1.*_isolation_"
     assert re.search(told, str(caught.value))
     os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def held_child(tmp_path):
+    """Three children, one of which is at sample 4, and will not get past it: an iterator that has
+    handed out the batches before, and that child's pid."""
+    os.mkfifo(tmp_path / "held")
+    dataset, begun = Waiting(tmp_path / "held", held=4), []
+
+    def begin(**options):
+        loader = isolated(dataset, 1, num_workers=3, processes=3, **options)
+        batches = iter(loader)
+        begun.append(int((tmp_path / "held").read_text(encoding="utf-8")))
+        received = [next(batches) for _ in range(4)]
+        assert len(received) == 4
+        return batches, begun[0]
+
+    yield begin
+    os.kill(begun[0], signal.SIGKILL)
+
+
+def test_timeout_is_told_what_the_child_with_the_batch_does(held_child):
+    """Of several children, that one alone."""
+    batches, _ = held_child(timeout=3)
+    with pytest.raises(RuntimeError, match="timed out after 3 seconds") as caught:
+        next(batches)
+    told = (
+        r"(?s)Waiting for batch 4.*Busy threads:.*worker-\d, batch 4.*sample index 4.*_isolation_"
+    )
+    assert re.search(told, str(caught.value))
+    assert "None of its threads is at work" not in str(caught.value)
+
+
+def test_wait_for_any_batch_is_told_what_all_children_do(held_child, monkeypatch):
+    """One that does not answer does not hide the others."""
+    monkeypatch.setattr(process_pool, "_ASK_SECONDS", 0.5)
+    batches, pid = held_child(in_order=False)
+    until(lambda: batches._at_work().count("None of its threads is at work") == 2)
+    text = batches._at_work()
+    assert text.startswith("Waiting for any batch. ")
+    assert text.count("sample index 4") == 1
+    children = [child.connection.pid for child in batches._pool._children.values()]
+    other = next(each for each in children if each != pid)
+    os.kill(other, signal.SIGSTOP)
+    try:
+        text = batches._at_work()
+    finally:
+        os.kill(other, signal.SIGCONT)
+    assert f"The loading process (pid {other}) is being started, or did not answer" in text
+    assert "sample index 4" in text
 
 
 def test_iterator_in_a_forked_process_says_so():

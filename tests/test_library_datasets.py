@@ -18,8 +18,10 @@ import spdl_torch
 
 pytestmark = [
     pytest.mark.skipif(
-        multiprocessing.get_start_method() != "fork", reason="compared with forked workers"
+        "fork" not in multiprocessing.get_all_start_methods(),
+        reason="compared with forked workers",
     ),
+    pytest.mark.usefixtures("forks_by_default"),
     pytest.mark.filterwarnings("ignore"),  # of the libraries, in this and in later versions
 ]
 

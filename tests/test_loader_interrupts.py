@@ -38,13 +38,14 @@ def assert_nothing_left(told, count):
 
 
 @pytest.mark.timeout(2 * HANG_SECONDS)
-def test_nothing_is_left_after_random_interrupts():
-    """The short form."""
-    assert_nothing_left(interrupted(25, 1, "thread", HANG_SECONDS), 25)
+@pytest.mark.parametrize(("isolation", "count"), [("thread", 25), ("auto", 10)])
+def test_nothing_is_left_after_random_interrupts(isolation, count):
+    """The short form; with ``auto`` while workers move."""
+    assert_nothing_left(interrupted(count, 1, isolation, HANG_SECONDS), count)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("isolation", ["thread", "process", "auto"])
 def test_nothing_is_left_after_many_random_interrupts(isolation, long_seconds):
     """Others in every run, of threads and of children."""
     count = round(INTERRUPTS_PER_SECOND * long_seconds)

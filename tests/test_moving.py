@@ -15,6 +15,7 @@ import random
 import threading
 from dataclasses import replace
 from time import monotonic
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,8 +50,10 @@ from spdl_torch.observe.verdict.causes import Cause
 
 pytestmark = [
     pytest.mark.skipif(
-        multiprocessing.get_start_method() != "fork", reason="workers move where they can be forked"
+        "fork" not in multiprocessing.get_all_start_methods(),
+        reason="workers move where they can be forked",
     ),
+    pytest.mark.usefixtures("forks_by_default"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
@@ -592,6 +595,30 @@ def test_stays_on_threads_where_it_may_not_move(dataset, options):
     iterator = iter(DataLoader(dataset, **options))
     assert not isinstance(iterator._pool, MovingPool)
     next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "why"),
+    [
+        (Draws(), {}, ""),
+        (Draws(), {"isolation": "thread"}, ""),
+        (Draws(), {"rng": "worker"}, "with rng='worker' each worker makes its own batches"),
+        (Draws(), {"multiprocessing_context": "spawn"}, "processes would not be forked"),
+        (Draws(), {"multiprocessing_context": "forkserver"}, "processes would not be forked"),
+        (Draws(), {"device": "cuda:3"}, "with device='cuda:3' batches are on their way"),
+        (Lines(), {"persistent_workers": True}, "with persistent_workers=True each keeps its"),
+    ],
+)
+def test_report_says_why_threads_that_the_gil_holds_up_may_not_move(dataset, options, why):
+    """And which option loads in processes all the same."""
+    loader = DataLoader(dataset, **{"batch_size": 4, "num_workers": 2} | options)
+    for cause in Cause:
+        report = SimpleNamespace(verdict=SimpleNamespace(cause=cause), placement=loader.placement())
+        remark = loader._remark_on_threads(report)
+        is_said = bool(why) and cause is Cause.GIL
+        assert is_said == bool(remark)
+        assert is_said == ('isolation="process", processes=num_workers' in remark)
+        assert not is_said or why in remark
 
 
 @pytest.mark.usefixtures("moves")

@@ -22,8 +22,10 @@ __all__ = ["nothing_left"]
 
 pytestmark = [
     pytest.mark.skipif(
-        multiprocessing.get_start_method() != "fork", reason="workers move where they can be forked"
+        "fork" not in multiprocessing.get_all_start_methods(),
+        reason="workers move where they can be forked",
     ),
+    pytest.mark.usefixtures("forks_by_default"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 

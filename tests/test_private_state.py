@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from spdl_torch import DataLoader
+from spdl_torch.data.loader import plain_data
 from spdl_torch.data.loader.plain_data import is_plain_data
 from spdl_torch.data.workers import worker_pool
 from spdl_torch.data.workers.private_state import PrivateState
@@ -366,6 +367,17 @@ def test_lists_load_on_threads_if_they_hold_nothing_but_data(dataset, is_plain):
     assert loader.is_vouched_for(loader.placement()) == is_plain
     if isinstance(dataset, list | tuple | np.ndarray):
         assert is_plain_data(dataset) == is_plain
+
+
+def test_a_long_list_is_not_looked_at(monkeypatch):
+    """Its length says that looking at every object would take too long: no look at any."""
+    monkeypatch.setattr(plain_data, "_MOST_OBJECTS", 3)
+    looks, members = [], plain_data._members
+    monkeypatch.setattr(plain_data, "_members", lambda *args: looks.append(1) or members(*args))
+    assert is_plain_data([1, 2, 3])
+    assert len(looks) == 1
+    assert not is_plain_data([1, 2, 3, 4])
+    assert len(looks) == 1
 
 
 def test_threads_of_a_process_have_private_state_too():

@@ -121,3 +121,16 @@ def test_other_threads_have_nothing_to_defer(heard):
     assert heard == [signal.SIGUSR1]
     left.set()
     thread.join()
+
+
+def test_block_inside_of_a_block_ends_with_it(heard):
+    """The handlers run once both have ended, and later blocks defer as the first one did."""
+    before = handlers()
+    for _ in range(2):
+        with handlers_deferred():
+            with handlers_deferred():
+                os.kill(os.getpid(), signal.SIGUSR1)
+            assert heard == []
+        assert heard == [signal.SIGUSR1]
+        assert handlers() == before
+        heard.clear()

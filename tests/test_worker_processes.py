@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from _gates import in_thread, num_fds, result_of
+from _gates import in_thread, num_fds, result_of, until
 from _isolation_data import Coded, Crashing, Failing, Images, ImageStream, WhoAmI, as_list
 from _loader_helpers import (
     PATIENCE_SECONDS,
@@ -46,6 +46,8 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 from spdl_torch import DistributedSampler, ImageFolder
+from spdl_torch.data.child_process import connection
+from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.child_process.connection import _descriptor_from
 from spdl_torch.data.child_process.framing import framed, socket_of
 from spdl_torch.data.loader import vouching
@@ -164,7 +166,7 @@ def test_batches_of_a_child_that_is_killed_are_made_again(tmp_path, caplog, proc
     assert epochs_of(loader, 1) == expected[:1]
     (record,) = [each for each in caplog.records if "killed" in each.message]
     assert "was killed by SIGKILL" in record.message
-    made_again = record.message.rpartition("makes its batches again: ")[2].rstrip(".").split(", ")
+    made_again = record.message.rpartition("its batches again: ")[2].rstrip(".").split(", ")
     assert "3" in made_again  # of samples 12 to 15
     assert "killed" in str(loader.report())
     assert epochs_of(loader, 1) == expected[1:]
@@ -215,14 +217,44 @@ def test_batches_of_a_child_that_something_else_kills_are_made_again():
     assert found == expected
 
 
-def test_batch_that_always_kills_its_child_is_an_error(caplog):
-    """After the second child; and asked again it says so again."""
-    loader = divided(Crashing(signal.SIGKILL), 1, processes=2, timeout=PATIENCE_SECONDS)
+def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypatch, caplog):
+    """One that is not forked may import for seconds. The loop gets all its batches meanwhile, in
+    order and with equal bits, and the successor gets work once it is there."""
+    expected = epochs_of(DataLoader(Images(40), 2, seed=1), 1)[0]
+    options = {"seed": 1, "timeout": PATIENCE_SECONDS, "multiprocessing_context": "forkserver"}
+    batches = iter(divided(Images(40), 2, processes=3, **options))
+    found = [bits(next(batches)) for _ in range(3)]
+    until(lambda: batches._pool.is_up)
+    begin, started = threading.Event(), child_process.start_child
+
+    def late(*args):
+        assert begin.wait(PATIENCE_SECONDS)
+        return started(*args)
+
+    monkeypatch.setattr(connection, "start_child", late)
+    killed = batches._pool._children[1].connection.pid
+    os.kill(killed, signal.SIGKILL)
+    found += [bits(next(batches)) for _ in range(10)]
+    until(lambda: "The others make its batches again: " in caplog.text)
+    successor = batches._pool._children[1]
+    assert not successor.jobs
+    assert batches._pool._places_at_work() == [0, 2]
+    begin.set()
+    until(lambda: batches._pool.is_up)
+    assert batches._pool._places_at_work() == [0, 1, 2]
+    assert found + list(map(bits, batches)) == expected
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_batch_that_always_kills_its_child_is_an_error(caplog, method):
+    """After the second child, be it a new one or another; and asked again it says so again."""
+    options = {"timeout": PATIENCE_SECONDS, "multiprocessing_context": method}
+    loader = divided(Crashing(signal.SIGKILL), 1, processes=2, **options)
     batches = iter(loader)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
             list(batches)
-    assert caplog.text.count("makes its batches again: 5") == 1
+    assert caplog.text.count("its batches again: 5") == 1
 
 
 @pytest.mark.parametrize("rng", ["sample", "worker"])

@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .tables import TABLES, BenchOptions
+from .tables import TABLES, BenchOptions, load_table
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _SubParsersAction
@@ -45,9 +45,8 @@ def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
         "--workers",
         type=whole_number,
         nargs="+",
-        default=[2],
         metavar="N",
-        help="num_workers (default: 2); ordinary takes several",
+        help="num_workers (default: 2; for ordinary, which takes several, 2 4)",
     )
     bench.add_argument(
         "--data",
@@ -89,12 +88,22 @@ def _bench(arguments: Namespace) -> int:
     if arguments.table is None:
         print("spdl-torch bench: name a table, or --list them.", file=sys.stderr)
         return 2
-    options = BenchOptions(
+    try:
+        return run_bench(_options(arguments), sys.stdout, sys.stderr)
+    except (OSError, ValueError, SystemExit) as error:  # a folder without data ends the examples
+        print(f"spdl-torch bench: {error}", file=sys.stderr)
+        return 2
+
+
+def _options(arguments: Namespace) -> BenchOptions:
+    """Return the options of a table. Raises: ValueError: there is no such table."""
+    workers = arguments.workers or load_table(arguments.table).workers
+    return BenchOptions(
         table=arguments.table,
         rounds=arguments.rounds or (1 if arguments.smoke else 5),
         seconds=arguments.seconds,
-        num_workers=arguments.workers[0],
-        more_workers=tuple(arguments.workers[1:]),
+        num_workers=workers[0],
+        more_workers=tuple(workers[1:]),
         data=arguments.data,
         only=tuple(arguments.only),
         goals_only=arguments.goals,
@@ -105,11 +114,6 @@ def _bench(arguments: Namespace) -> int:
         json=arguments.json,
         picture=arguments.picture,
     )
-    try:
-        return run_bench(options, sys.stdout, sys.stderr)
-    except (OSError, ValueError, SystemExit) as error:  # a folder without data ends the examples
-        print(f"spdl-torch bench: {error}", file=sys.stderr)
-        return 2
 
 
 def whole_number(text: str) -> int:

@@ -25,7 +25,9 @@ _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1, higher_is
 _SECONDS_OF_A_START = 4.0
 """The time until a process measures: torch's import, and a first pass that is not counted."""
 
-_NOT_SHOWN = frozenset(("folder", "shards", "no_spdl_decoder", "crop", "num_workers", "workers"))
+_NOT_SHOWN = frozenset(
+    ("folder", "shards", "no_spdl_decoder", "crop", "num_workers", "workers", "smoke")
+)
 
 
 def list_tables(out: TextIO) -> int:

@@ -24,12 +24,14 @@ def measure_pass(
     num_samples: int,
     size_of: Callable[[Any], int],
     reporter: Reporter | None = None,
-    num_workers: int = 1,
+    num_skipped: int = 1,
 ) -> dict[str, float]:
     """Go through the batches once.
 
-    Returns: ``per_second``: samples a second, from the batch in hand that is as many batches from
-        the beginning as there are workers, which all make one at first, to the last;
+    num_skipped: batches after which the speed is measured, at most half of all: those that the
+        workers make all at once at first, and are not of a rate that lasts.
+    Returns: ``per_second``: samples a second, from the last of these batches in hand to the last
+        one of all;
         ``end_to_end``: from ``iter()`` until the workers have ended; ``cpu_ms``, ``cpu_us``: CPU
         of the process and its workers over the same time, a sample; ``first_batch_ms``: from
         ``iter()``; ``at_end_mib``: memory of the process tree with the last batch in hand.
@@ -44,7 +46,7 @@ def measure_pass(
     count = size_of(batch)
     first = steady = last = time.perf_counter()
     num_first = count
-    num_skipped = max(1, min(num_workers, num_samples // count // 2))
+    num_skipped = max(1, min(num_skipped, num_samples // count // 2))
     looking, looking_cpu, at_end = 0.0, 0.0, 0.0
     for number, batch in enumerate(batches, 2):
         count += size_of(batch)

@@ -29,7 +29,7 @@ class Metric:
     has_spread: bool = True
     """Whether the text shows the smallest and the largest value beside the median."""
     loss_below: float | None = None
-    """Medians below it are marked as a loss."""
+    """Medians below it are marked as a ``loss``, and as a ``LOSS`` where every round is below."""
     section: str = ""
     """The heading of a table of its own, for rows that have other metrics than the others."""
 
@@ -192,9 +192,10 @@ class Report:
         if not found:
             return "-"
         middle = summarize(found).median
-        is_loss = metric.loss_below is not None and middle < metric.loss_below
         text = cell(found if metric.has_spread else [middle], metric.digits)
-        return f"LOSS {text}" if is_loss and self.shows_goals else text
+        if metric.loss_below is None or not self.shows_goals or middle >= metric.loss_below:
+            return text
+        return f"{'LOSS' if max(found) < metric.loss_below else 'loss'} {text}"
 
     def _goal_line(self, goal: Goal) -> str:
         values = self.values_of(goal)

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FIXED", "MEAN", "PROFILE", "TABLES", "conclude"]
 
-_LOSS = 0.97
-"""Ratios below it are losses; above it is the noise of two loaders that do the same."""
+_LOSS_WITHOUT_WORKERS, _LOSS = 0.97, 1.0
+"""Ratios below it are losses. Without workers both loaders do the same in the loop's thread, with
+a noise of a few percent."""
 _QUIET_CORES = 0.2
 """Cores that other programs may use before the ratios with workers mean little."""
+_WORKERS = (2, 4)
+"""The numbers of workers besides 0, unless others are given."""
 MEAN = "geometric mean"
 """The last row, over the datasets, a value each round."""
 FIXED = "fixed costs, 0 workers"
@@ -41,7 +44,13 @@ def _pair(count: int) -> Iterator[Metric]:
     """The columns for one number of workers."""
     for name, heading in (("torch", f"{_workers(count)}: torch, 1/s"), ("ours", "ours, 1/s")):
         yield Metric(key=f"{name}_{count}", heading=heading, has_spread=False)
-    yield Metric(key=f"ratio_{count}", heading="ours / torch", digits=2, loss_below=_LOSS)
+    yield Metric(
+        key=f"ratio_{count}", heading="ours / torch", digits=2, loss_below=_least_ratio(count)
+    )
+
+
+def _least_ratio(count: int) -> float:
+    return _LOSS if count else _LOSS_WITHOUT_WORKERS
 
 
 def _workers(count: int) -> str:
@@ -152,11 +161,18 @@ def conclude(report: Report) -> list[str]:
 
 
 def _losses(report: Report, datasets: list[str], key: str) -> str:
-    workers = _workers(int(key.removeprefix("ratio_")))
+    count = int(key.removeprefix("ratio_"))
+    least = _least_ratio(count)
     found = sorted((report.median(row, key), row) for row in datasets)
-    losses = [f"{row} {value:.2f}" for value, row in found if value < _LOSS]
-    named = f": {'; '.join(losses)}." if losses else "."
-    return f"LOSSES with {workers} (below {_LOSS}): {len(losses)} of {len(datasets)}{named}"
+    losses = [(value, row) for value, row in found if value < least]
+    always = [row for _, row in losses if max(report.rows[row][key].values()) < least]
+    named = "; ".join(
+        f"{row} {value:.2f}{' in every round' if row in always else ''}" for value, row in losses
+    )
+    return (
+        f"LOSSES with {_workers(count)}: {len(losses)} of {len(datasets)} medians are below "
+        f"{least:.2f}, {len(always)} in every round{named and f': {named}'}."
+    )
 
 
 def _disturbance(report: Report, datasets: list[str]) -> list[str]:
@@ -174,7 +190,7 @@ def _has_others(report: Report, row: str) -> bool:
     return bool(report.rows[row].get("other_cores"))
 
 
-def _table(counts: tuple[int, ...]) -> Table:
+def _table(counts: tuple[int, ...] = _WORKERS) -> Table:
     """Return the table for these numbers of workers, besides 0."""
     return Table(
         name="ordinary",
@@ -195,8 +211,9 @@ def _table(counts: tuple[int, ...]) -> Table:
         conclude=conclude,
         passes=4.0 + 3.0 * len(counts),
         is_strict=True,
+        workers=_WORKERS,
         with_workers=_table,
     )
 
 
-TABLES = {"ordinary": _table((2,))}
+TABLES = {"ordinary": _table()}

@@ -43,12 +43,13 @@ TABLES = {
     "hand-over": "the CPU time of the thread that trains, for each batch that is ready",
     "transfer": "copies to the GPU, beside a bare one from pinned memory; needs a GPU",
     "first-batch": "the wait for the first batch of photographs",
+    "move": "the wait for a batch while workers move to processes, and after one was killed",
     "memory": "memory of photographs, and over 20 epochs of a dataset that holds Python objects",
     "overhead": "statistics and the flight recorder, on against off",
     "draws": "samples that draw a random number, and samples that do not",
     "autotune": "tuning while running, against every point of a grid",
     "engine": "stages that do nothing",
-    "ordinary": "datasets as people write them, 0 and 2 workers, over torch's loader",
+    "ordinary": "datasets as people write them, 0, 2 and 4 workers, over torch's loader",
     "what-if": "what reports predict of other settings, beside what is then measured",
     "scale": "threads, stages, batch size, queue depth, dataset size, ranks",
 }
@@ -150,6 +151,8 @@ class Table:
     """Passes of ``--seconds`` that a measurement makes, for the time that is said at the start."""
     is_strict: bool = False
     """Whether a row that fails makes the exit status 1: here a row is also a check."""
+    workers: tuple[int, ...] = (2,)
+    """The numbers of workers, unless others are given."""
     with_workers: Callable[[tuple[int, ...]], Table] | None = None
     """Makes the table for several numbers of workers; None = it takes one."""
 

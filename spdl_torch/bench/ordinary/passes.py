@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DifferentBatches", "check_batches", "samples_of", "speeds"]
 
+_AHEAD = 2
+"""The batches that each worker of either loader is asked for at ``iter()``."""
+_LEAST_BATCHES = 8
+"""The fewest batches of an epoch for each worker. The first ``_AHEAD`` of each are made before the
+clock runs, and further ones are half done when it begins; in a short epoch that would be much of
+the work, and more of it or less by chance."""
+
 _LOADERS = {"torch": torch.utils.data.DataLoader, "ours": spdl_torch.DataLoader}
 """The one import that users change."""
 
@@ -64,21 +71,22 @@ def speeds(ordinary: Ordinary, settings: Mapping[str, Any], reporter: Reporter) 
 
 
 def samples_of(ordinary: Ordinary, seconds: float, num_workers: int) -> int:
-    """Return the samples of an epoch, in whole batches, equally many for each worker: those that
-    share out an iterable have no partial batches then.
+    """Return the samples of an epoch, in whole batches, equally many for each worker, and
+    ``_LEAST_BATCHES`` at least: workers that share out an iterable have no partial batches then.
     """
     share = ordinary.batch_size * num_workers
-    return max(2, round(ordinary.per_second * seconds / share)) * share
+    return max(_LEAST_BATCHES, round(ordinary.per_second * seconds / share)) * share
 
 
 def _second_epoch(name: str, arguments: Mapping[str, Any], num_workers: int, count: int) -> float:
-    """Return samples a second, once all workers are at work."""
+    """Return samples a second, from the batch in hand that is the last of those which ``iter()``
+    asked for."""
     loader: Any = _LOADERS[name](**arguments, num_workers=num_workers)
     for _ in loader:
         pass
     batch_size = arguments["batch_size"]
     figures = measure_pass(
-        lambda: iter(loader), count, lambda batch: batch_size, num_workers=num_workers
+        lambda: iter(loader), count, lambda batch: batch_size, num_skipped=_AHEAD * num_workers
     )
     return figures["per_second"]
 

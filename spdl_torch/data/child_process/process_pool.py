@@ -1,9 +1,10 @@
 """A pool with the interface of WorkerPool whose workers live in child processes.
 
 A job goes to the child that has the fewest, or to the worker whose turn it is; each child sends
-batches as they are done, and the trainer puts them in order. If a child is killed, a new one makes
-its batches again. Children may join and leave while an epoch runs: one that leaves gets no more
-jobs, and ends when it has answered those that it has.
+batches as they are done, and the trainer puts them in order. If a child is killed, a new one takes
+its place, and its batches are made again: by the new one, or by the others if it would have to
+import everything first. Children may join and leave while an epoch runs: one that leaves gets no
+more jobs, and ends when it has answered those that it has.
 
 Nothing here refers to the iterator that the trainer holds, so dropping it ends the children.
 """
@@ -79,6 +80,12 @@ class ProcessPool:
     ``break``, an exception and Ctrl-C call ``request_stop``, which asks the children to end. Each
     has 5 s to finish the sample that it is fetching; then it is killed. Only the interpreter's exit
     waits for that.
+
+    Owners of its state: the loop's thread writes ``_epoch``, ``_spec`` and ``_places``;
+    ``request_stop``, on any thread, sets ``_epoch`` to None, for good. The children, their jobs,
+    the deaths and who is late change under ``_lock``, by the loop's thread and by each child's
+    receiver. ``_lost`` is written by the receiver that then closes the epoch, and read by the loop
+    after that has woken it.
     """
 
     def __init__(
@@ -114,8 +121,12 @@ class ProcessPool:
         self._children: dict[int, WorkerProcess] = {}
         self._places = range(num_processes)  # of those that do not leave
         self._is_whole = True  # False once a child that was to join could not be started
+        # Those that replace killed ones and get no jobs until they are up, which takes seconds.
+        # Replaced and never changed, like _children, and only while _lock is held.
+        self._late: tuple[WorkerProcess, ...] = ()
         # Those that replace killed ones and are to be forked by the loop's thread, whose copies the
-        # others are too: see ChildConnection.
+        # others are too: see ChildConnection. A receiver appends, the loop's thread takes: each of
+        # these is one step of a deque.
         self._unstarted: deque[WorkerProcess] = deque()
         self._lost: ChildConnection | None = None  # the child whose end ended the epoch
         self._deaths: dict[int, int] = {}  # by the number of the batch that was next
@@ -148,13 +159,22 @@ class ProcessPool:
             self._part()
         job = Submit(number, index, worker, first, wants_state)
         with self._lock:
-            children, places = self._children, self._places
+            children = self._children
+            places = self._places_at_work() if self._late else self._places
             child = children[places[worker % len(places) if self._has_turns else 0]]
             if not self._has_turns:
                 for place in places:  # by hand: min() with its functions takes 5 µs
                     if len(children[place].jobs) < len(child.jobs):
                         child = children[place]
             child.submit(job)
+
+    def _places_at_work(self) -> Sequence[int]:
+        """Return the places of the children that are not late; all if every one is. _lock is held:
+        a receiver's thread asks, too.
+        """
+        self._late = tuple(child for child in self._late if not child.connection.is_up)
+        children = self._children
+        return [n for n in self._places if children[n] not in self._late] or self._places
 
     @property
     def num_taken(self) -> int:
@@ -227,7 +247,7 @@ class ProcessPool:
         self._epoch = None  # a child that dies from here on is replaced below, or by the next epoch
         new: list[WorkerProcess] = []
         with self._lock:
-            self._lost, self._deaths = None, {}
+            self._lost, self._deaths, self._late = None, {}, ()
             leaving = [c for place, c in self._children.items() if place not in self._places]
             stay = {place: self._children[place] for place in self._places}
             for place, child in stay.items():
@@ -517,7 +537,12 @@ class ProcessPool:
         return loaded
 
     def _child_has_ended(self, child: WorkerProcess) -> None:
-        """Have the child's batches made again by a new one, or end the epoch."""
+        """Have the child's batches made again, or end the epoch.
+
+        A forked successor is there in milliseconds, and makes them. One that imports torch takes
+        seconds, in which the loop would wait for the first of them: the others make them.
+        """
+        is_late = not forks(self._context)
         with self._lock:
             epoch = self._epoch
             if epoch is None or self._children.get(child.place) is not child:
@@ -529,18 +554,22 @@ class ProcessPool:
                 epoch.close()  # wakes a waiting get(), which raises the reason
                 return
             self._children = {**self._children, child.place: successor}
+            if is_late:
+                self._late = (*self._late, successor)
+            places = self._places_at_work() if is_late else (child.place,)
             for job in jobs:
-                successor.submit(job)  # waits until it is up
+                # A successor gets them once it is up. Behind the jobs that another one has: if the
+                # batch kills it, too, it is its first again, and the second death is counted.
+                heir = min((self._children[n] for n in places), key=lambda each: len(each.jobs))
+                heir.submit(job)
         self.figures.replaced(child)  # before the log says so: whoever reads it finds it reported
-        _logger.warning(
-            "%s A new process makes its batches again: %s.",
-            child.connection.death(),
-            ", ".join(str(job.number) for job in jobs) or "none was begun",
-        )
-        if forks(self._context):
-            self._unstarted.append(successor)
-        else:
+        made_again = ", ".join(str(job.number) for job in jobs) or "none was begun"
+        who = "The others make" if is_late and child.place not in places else "A new process makes"
+        _logger.warning("%s %s its batches again: %s.", child.connection.death(), who, made_again)
+        if is_late:
             self._start_successor(successor)
+        else:
+            self._unstarted.append(successor)
 
     def _start_successors(self) -> None:
         """Fork those that replace killed children."""

@@ -105,8 +105,8 @@ class ProcessFigures(PoolFigures):
         if self.num_replaced:
             noun = "process was" if self.num_replaced == 1 else "processes were"
             remarks += (
-                f"{self.num_replaced} worker {noun} killed, and the batches made again in a new "
-                "one. The log says by which signal.",
+                f"{self.num_replaced} worker {noun} killed and replaced, and the batches made "
+                "again. The log says by which signal.",
             )
         return replace(report, verdict=replace(report.verdict, remarks=remarks))
 

@@ -59,11 +59,13 @@ def trainers_signals_held() -> Iterator[None]:
 def handlers_deferred() -> Iterator[None]:
     """Let the program's signal handlers run after the block, so that none raises in its middle.
 
-    Python runs them on the main thread; on another one there is nothing to do. Not by blocking the
-    signals: the system would give them to another thread, and Python to this one all the same.
+    Python runs them on the main thread; on another one there is nothing to do, nor inside of such a
+    block. Not by blocking the signals: the system would give them to another thread, and Python to
+    this one all the same.
     """
     global _deferral
-    if threading.current_thread() is not threading.main_thread():
+    is_inside = _deferral is not None and _deferral.is_on
+    if is_inside or threading.current_thread() is not threading.main_thread():
         yield
         return
     deferral = _deferral = _Deferral()
@@ -71,8 +73,10 @@ def handlers_deferred() -> Iterator[None]:
         deferral.begin()
         yield
     finally:
-        deferral.end()
-        _deferral = None
+        try:
+            deferral.end()
+        finally:  # a handler that runs at the end may raise
+            _deferral = None
         for number in dict.fromkeys(deferral.noted):
             signal.raise_signal(number)
 
@@ -83,13 +87,14 @@ class _Deferral:
     def __init__(self) -> None:
         found = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._handlers: dict[int, Any] = {n: each for n, each in found.items() if callable(each)}
-        self._is_on = True
+        self.is_on = True
+        """Whether signals are noted; False while the handlers are put back, and then."""
         self.noted: list[int] = []
         """The signals that came meanwhile."""
 
     def __call__(self, number: int, frame: Any) -> None:
         # A handler that raises while they are put back leaves some in this one's care.
-        if self._is_on:
+        if self.is_on:
             self.noted.append(number)
         else:
             self._handlers[number](number, frame)
@@ -101,7 +106,7 @@ class _Deferral:
 
     def end(self) -> None:
         """Put the handlers back."""
-        self._is_on = False
+        self.is_on = False
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 from ...autotune.tuning import TuningState
 from ...autotune.workers import AutoWorkers
 from ..child_process.start_methods import can_fork
+from ..workers.transfer_stage import check_device
 from .placing import declares_safe, is_vouched_for, place
 
 if TYPE_CHECKING:
@@ -80,26 +81,32 @@ class BaseLoader(TorchDataLoader[T_co]):
 
     @property
     def may_move(self) -> bool:
-        """Whether workers on threads may move to processes.
+        """Whether workers on threads may move to processes."""
+        is_open = self.isolation == "auto" and not self._state.moving.is_settled
+        return is_open and not self.held_on_threads
+
+    @property
+    def held_on_threads(self) -> str:
+        """What keeps workers on threads from moving to processes; "" = nothing does.
 
         Children have to be forked, which needs neither pickling nor a guard in the script. While
         an epoch runs, any worker has to be able to make any batch. An iterable dataset moves
         between epochs if it says that it is safe on threads, and if no worker keeps it for the
         next epoch.
         """
-        if isinstance(self.dataset, IterableDataset):
-            may_move = not self.persistent_workers and declares_safe(
-                self.dataset, self.collate_fn, self.worker_init_fn
-            )
-        else:
-            may_move = True
-        return (
-            may_move
-            and self.isolation == "auto"
-            and not self._state.moving.is_settled
-            and self.rng == "sample"
-            and can_fork(self.multiprocessing_context)
-        )
+        if not can_fork(self.multiprocessing_context):
+            return "processes would not be forked: multiprocessing_context says so, or the platform"
+        if self.rng != "sample":
+            return f"with rng={self.rng!r} each worker makes its own batches"
+        if check_device(self.device) is not None:
+            return f"with device={self.device!r} batches are on their way to it already"
+        if not isinstance(self.dataset, IterableDataset):
+            return ""
+        if self.persistent_workers:
+            return "with persistent_workers=True each keeps its part of the iterable dataset"
+        if not declares_safe(self.dataset, self.collate_fn, self.worker_init_fn):
+            return "the iterable dataset does not say thread_safe = True"
+        return ""
 
     def tuning_state(self) -> TuningState:
         """Return what tuning has found so far, over all epochs. Requires ``is_tuned``.

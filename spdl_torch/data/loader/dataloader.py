@@ -15,6 +15,7 @@ from ...errors import UnsupportedOptionError
 from ...observe.store.recording import between_epochs
 from ...observe.trace.tracing import profile_of_run
 from ...observe.verdict.cached_steps import cached_batches
+from ...observe.verdict.verdict import Cause
 from ...pipeline.recorder.flight_recorder import new_pipeline_number
 from ..dataset import PipelineDataset
 from ..dataset_figures import dataset_figures
@@ -294,7 +295,19 @@ class DataLoader(BaseLoader[T_co]):
         )
         report = replace(report, stats=self._with_data(report.stats))
         decided = (f'num_workers="auto": {each}' for each in self.decisions[-_MOST_DECISIONS:])
-        return with_remarks(report, *decided, *filter(None, (self._remark_on_start(report),)))
+        further = (self._remark_on_start(report), self._remark_on_threads(report))
+        return with_remarks(report, *decided, *filter(None, further))
+
+    def _remark_on_threads(self, report: Report) -> str:
+        """Return the remark on threads that the GIL holds up, and that may not move."""
+        place = report.placement
+        if self.isolation != "auto" or place is None or place.num_processes or not self.num_workers:
+            return ""
+        held = self.held_on_threads if report.verdict.cause is Cause.GIL else ""
+        return held and (
+            "The GIL holds the threads up, and they do not move to processes by themselves: "
+            f'{held}. isolation="process", processes=num_workers loads there.'
+        )
 
     def _remark_on_start(self, report: Report) -> str:
         """Return the remark on workers that the next epoch would start anew, once it is known that

@@ -216,6 +216,11 @@ class ThreadIterator(EpochIterator):
 
     As in torch, the trainer's thread advances the sampler: by ``prefetch_factor * num_workers``
     batches at ``iter()``, then by one at each ``next()``.
+
+    All state is that thread's alone; workers know the pool, and not this object. What can come
+    into the middle of it is Ctrl-C, after which the loop may go on: without the batch that was
+    being handed over, and to the end only if no job was being given out, which ``_is_cut_short``
+    keeps.
     """
 
     def __init__(

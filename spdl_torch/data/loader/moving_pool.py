@@ -35,6 +35,7 @@ from ...observe.verdict.report import make_report
 from ...pipeline.recorder.timeline import joined
 from ...pipeline.threads.starting import start
 from ...pipeline.threads.thread_group import taking_over
+from ..child_process.signals import handlers_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,17 +130,26 @@ def settle(memory: Moving) -> None:
     if tally.seconds + tally.num_epochs * min(tally.start_seconds, least) < least:
         return
     gain = memory.gain
-    if gain >= _GAIN:
-        memory.moved(gain)
-    else:
-        memory.stays(f"the loop was {gain:.2f} times as fast with processes")
+    with handlers_deferred():  # Ctrl-C comes before a decision or after it
+        if gain >= _GAIN:
+            memory.moved(gain)
+        else:
+            memory.stays(f"the loop was {gain:.2f} times as fast with processes")
 
 
 class MovingPool:
     """Threads, and children where they are faster; a ``Pool``.
 
     The loop's thread owns the state and the segments. One other thread, the mover, starts the
-    children; it writes ``_children`` and ``_are_open``, and the memory only if it fails.
+    children; it writes ``_children`` and ``_are_open``, and the memory only if it fails. The loop's
+    thread writes these three only while no mover runs: before it starts one, and once ``_are_open``
+    is set, which is the last thing that a mover does. ``request_stop`` may run on any thread, in
+    the middle of anything; it writes ``_is_stopped`` alone.
+
+    Ctrl-C may end ``get`` at any place, and the loop may call it again. A step of moving takes
+    several lines, of which each leaves something that the next ``get`` could not go on from (a
+    segment that ends and has no successor, children without an epoch). So signal handlers wait
+    while a step is taken: Ctrl-C comes before it or after it.
     """
 
     def __init__(
@@ -369,11 +379,12 @@ class MovingPool:
             memory.stays("there is only one core for each rank")
             self._go(_State.STAYED)
         elif self._within_epochs:
-            memory.is_on_trial = True
-            self._go(_State.STARTING)
-            self._due_seconds = now  # look for the children before every batch
-            run = taking_over(self._open)
-            start(threading.Thread(target=run, name="spdl-mover", daemon=True))
+            with handlers_deferred():
+                memory.is_on_trial = True
+                self._go(_State.STARTING)
+                self._due_seconds = now  # look for the children before every batch
+                run = taking_over(self._open)
+                start(threading.Thread(target=run, name="spdl-mover", daemon=True))
         else:
             memory.is_on_trial = True
             self._due_seconds = math.inf
@@ -414,9 +425,11 @@ class MovingPool:
             self._are_open = True
         finally:
             # request_stop() sets the flag before it looks for children, and this looks for the flag
-            # after they are there: so one of the two stops them, whoever comes first.
-            if self._is_stopped and self._children is not None:
-                self._children.request_stop()
+            # after they are there: so one of the two stops them, whoever comes first. Once they are
+            # open, the loop's thread may put others in their place: look at them once.
+            opened = self._children
+            if self._is_stopped and opened is not None:
+                opened.request_stop()
 
     def _look_for_children(self, now: float) -> None:
         """Hand over to the children if they are ready."""
@@ -430,13 +443,15 @@ class MovingPool:
         # Not before they are ready. A fork beside the program's threads may wait for ever in a
         # library that does not expect a fork; the threads then keep the work.
         if children.is_up:
-            self._hand_over(children)
-            self._go(_State.TRIAL)
+            with handlers_deferred():
+                self._hand_over(children)
+                self._go(_State.TRIAL)
         elif (loss := children.loss) is not None:
             self._memory.stays(_not_started(loss))
             self._go(_State.STAYED)
         elif children.are_copies and now - self._opened_seconds >= _LONGEST_START_SECONDS:
-            self._start_again(children)
+            with handlers_deferred():
+                self._start_again(children)
 
     def _start_again(self, children: ProcessPool) -> None:
         """Fork children on the loop's thread, which takes as long as when torch's loader does it,
@@ -476,11 +491,12 @@ class MovingPool:
         settle(self._memory)
         if not self._memory.is_settled:
             return
-        if self._memory.has_moved:
-            self._go(_State.CHILDREN)
-            current.pool.figures.place(self._placed(current.pool, self._memory.reason))
-        else:
-            self._return()
+        with handlers_deferred():
+            if self._memory.has_moved:
+                self._go(_State.CHILDREN)
+                current.pool.figures.place(self._placed(current.pool, self._memory.reason))
+            else:
+                self._return()
 
     def _return(self) -> None:
         """Let the threads have the work back, for good."""

@@ -35,8 +35,10 @@ def is_plain_data(dataset: Any) -> bool:
     while groups:
         kind, values = groups.pop()
         num_seen += sum(map(len, values))
+        if num_seen > _MOST_OBJECTS:  # before a look at any of them
+            return False
         kinds = set(map(type, _members(kind, values)))  # in C, and without a list of them all
-        if num_seen > _MOST_OBJECTS or not all(map(_is_known, kinds)):
+        if not all(map(_is_known, kinds)):
             return False
         if any(map(_may_hold_objects, kinds)):
             groups += _groups(list(_members(kind, values)), kinds)

@@ -75,6 +75,13 @@ class WorkerPool:
     ``break``, an exception and Ctrl-C call ``request_stop``: every wait ends at once; a thread
     that is fetching a sample finishes it and then ends. Only the interpreter's exit waits for
     that, for a bounded time.
+
+    Owners of its state: the loop's thread writes ``_epoch``, ``_spec`` and who is resting;
+    ``request_stop``, on any thread, sets ``_epoch`` to None, for good. A worker removes itself from
+    ``_epochs`` and ``_workers`` as it leaves. It writes ``_init_errors`` and ``_is_whole`` before
+    it says that it is ready, for which the loop's thread waits in ``_start_threads``: nobody goes
+    through the errors meanwhile. ``_death`` is written before the epoch is closed, and read by the
+    loop after that has woken it.
     """
 
     def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
