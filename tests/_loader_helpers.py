@@ -41,7 +41,7 @@ def library(name: str) -> Any:
     """Import a library; where it is missing the test is skipped, or fails if it may not be."""
     if os.environ.get("SPDL_TORCH_REQUIRE_LIBRARIES") == "1":
         return importlib.import_module(name)
-    return pytest.importorskip(name)
+    return pytest.importorskip(name, exc_type=ImportError)
 
 
 class ThreadLoader(DataLoader):

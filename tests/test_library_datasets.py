@@ -1,6 +1,6 @@
 """Datasets of other libraries, written for worker processes, each beside torch's loader.
 
-They are not dependencies: ``pip install timm datasets litdata`` makes these tests run.
+They are not dependencies: ``tox -e libraries`` installs them, and runs these tests.
 """
 
 import io
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from _idioms import samples_of
+from _loader_helpers import library
 from PIL import Image
 
 import spdl_torch
@@ -32,7 +33,7 @@ def imported(name):
     """Import a library, or skip; it may warn as it is imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip(name, exc_type=ImportError)
+        return library(name)
 
 
 def epochs_of(loader_type, dataset, **options):

@@ -15,7 +15,7 @@ from ...errors import UnsupportedOptionError
 from ...observe.store.recording import between_epochs
 from ...observe.trace.tracing import profile_of_run
 from ...observe.verdict.cached_steps import cached_batches
-from ...observe.verdict.verdict import Cause
+from ...observe.verdict.causes import Cause
 from ...pipeline.recorder.flight_recorder import new_pipeline_number
 from ..dataset import PipelineDataset
 from ..dataset_figures import dataset_figures
