@@ -227,6 +227,7 @@ def test_wait_for_any_batch_is_told_what_all_children_do(held_child, monkeypatch
     other = next(each for each in children if each != pid)
     os.kill(other, signal.SIGSTOP)
     try:
+        until(lambda: psutil.Process(other).status() == psutil.STATUS_STOPPED)
         text = batches._at_work()
     finally:
         os.kill(other, signal.SIGCONT)
