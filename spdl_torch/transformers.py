@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 try:
     import transformers as _transformers
@@ -20,7 +20,7 @@ from .accelerate import loader_like
 from .data.loader.dataloader import DataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Trainer", "TrainerMixin"]
 
@@ -42,14 +42,44 @@ class TrainerMixin:
         return self._on_our_loader(trainer.get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the Trainer's own, on our loader."""
+        """Return the Trainer's own, on our loader; the same one for the same dataset, if workers
+        are persistent."""
         trainer: Any = super()
-        return self._on_our_loader(trainer.get_eval_dataloader(eval_dataset))
+        given: Any = self
+        name = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        dataset = given.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            dataset = given.eval_dataset[eval_dataset]
+
+        def make() -> Any:
+            # The Trainer, too, keeps one by its name, and returns it for any other dataset.
+            getattr(self, "_eval_dataloaders", {}).pop(name, None)
+            return trainer.get_eval_dataloader(eval_dataset)
+
+        return self._kept(f"evaluate {name}", dataset, make)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the Trainer's own, on our loader."""
+        """Return the Trainer's own, on our loader; the same one for the same dataset, if workers
+        are persistent."""
         trainer: Any = super()
-        return self._on_our_loader(trainer.get_test_dataloader(test_dataset))
+        return self._kept(
+            "predict", test_dataset, lambda: trainer.get_test_dataloader(test_dataset)
+        )
+
+    def _kept(self, use: str, dataset: Any, make: Callable[[], Any]) -> Any:
+        """Return the loader of the last such call, if that was for the same dataset and its workers
+        are persistent, else a new one."""
+        trainer: Any = self
+        arguments = trainer.args
+        is_persistent = arguments.dataloader_persistent_workers
+        if not self.loader_options.get("persistent_workers", is_persistent):
+            return self._on_our_loader(make())
+        all_kept: dict[str, _Kept] = self.__dict__.setdefault("_kept_loaders", {})
+        made_from = dataset, trainer.data_collator, arguments.eval_batch_size
+        if use not in all_kept or not all_kept[use].is_made_from(*made_from):
+            all_kept.pop(use, None)  # its workers end before others begin
+            all_kept[use] = _Kept(self._on_our_loader(make()), *made_from)
+        return all_kept[use].loader
 
     def _on_our_loader(self, prepared: Any) -> Any:
         """Return a loader of Accelerate's that has ours in it."""
@@ -68,6 +98,19 @@ class TrainerMixin:
         prepared.base_dataloader = loader_like(plain, DataLoader, options)
         prepared.dl_state_dict = prepared.base_dataloader.state_dict()
         return prepared
+
+
+class _Kept(NamedTuple):
+    """A loader, and what it was made from."""
+
+    loader: Any
+    dataset: Any
+    collator: Any
+    batch_size: int
+
+    def is_made_from(self, dataset: Any, collator: Any, batch_size: int) -> bool:
+        is_same = self.dataset is dataset and self.collator is collator
+        return is_same and self.batch_size == batch_size
 
 
 class Trainer(TrainerMixin, _transformers.Trainer):  # type: ignore[misc]  # not installed for mypy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import pickle
 from typing import ClassVar
 
@@ -135,3 +136,112 @@ def test_trainer_keeps_its_order_on_our_loader(tmp_path):
             assert trainer.callback_handler.train_dataloader.report().stats.elapsed > 0
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 2 * 6 + 3 + 3
+
+
+class Whereabouts(Points):
+    """Samples are labelled with the process that made them."""
+
+    def __getitem__(self, index):
+        return {"x": torch.zeros(2), "labels": float(os.getpid())}
+
+
+def test_prepared_loader_keeps_its_workers():
+    """With ``persistent_workers``, from loop to loop, as before it was prepared."""
+    for persistent_workers in (True, False):
+        given = DataLoader(
+            Whereabouts(), batch_size=4, num_workers=1, persistent_workers=persistent_workers
+        )
+        prepared = Accelerator(cpu=True).prepare(given)
+        first, second = ({batch["labels"][0].item() for batch in prepared} for _ in range(2))
+        assert len(first) == len(second) == 1
+        assert os.getpid() not in first
+        assert (first == second) is persistent_workers
+
+
+def trainer_of(kind, folder, **options):
+    """A trainer of either kind, whose evaluation samples say where they were made."""
+    transformers = pytest.importorskip("transformers")
+    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    arguments = transformers.TrainingArguments(
+        str(folder), dataloader_num_workers=1, dataloader_pin_memory=False, **quiet, **options
+    )
+    datasets = {"train_dataset": Points(), "eval_dataset": Whereabouts()}
+    return kind(model=Model(), args=arguments, **datasets)
+
+
+def labels_of(trainer, call):
+    """The labels that the model sees during a call."""
+    trainer.model.seen.clear()
+    call()
+    return {label for batch in trainer.model.seen for label in batch}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("is_option_of_ours", [False, True])
+@pytest.mark.parametrize("persistent_workers", [True, False])
+def test_trainer_evaluates_with_the_same_workers(tmp_path, persistent_workers, is_option_of_ours):
+    """From one evaluation to the next, and from one prediction to the next."""
+    pytest.importorskip("transformers")
+    from spdl_torch.transformers import Trainer
+
+    class Ours(Trainer):
+        loader_options: ClassVar = (
+            {"persistent_workers": persistent_workers} if is_option_of_ours else {}
+        )
+
+    given = {} if is_option_of_ours else {"dataloader_persistent_workers": persistent_workers}
+    trainer = trainer_of(Ours, tmp_path, **given)
+    for call in (trainer.evaluate, lambda: trainer.predict(trainer.eval_dataset)):
+        first, second = (labels_of(trainer, call) for _ in range(2))
+        assert len(first) == len(second) == 1
+        assert os.getpid() not in first
+        assert (first == second) is persistent_workers
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_trainer_evaluates_with_the_same_workers_while_it_trains(tmp_path):
+    """After every epoch; they are those of a call by itself."""
+    pytest.importorskip("transformers")
+    from spdl_torch.transformers import Trainer
+
+    options = {"num_train_epochs": 3, "eval_strategy": "epoch"}
+    trainer = trainer_of(Trainer, tmp_path, dataloader_persistent_workers=True, **options)
+    seen = labels_of(trainer, trainer.train) - {float(label) for label in range(24)}
+    assert len(seen) == 1
+    assert labels_of(trainer, trainer.evaluate) == seen
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_trainer_evaluates_the_dataset_that_it_is_given(tmp_path):
+    """However warm the workers of another one are; those of the first name stay."""
+    pytest.importorskip("transformers")
+    from spdl_torch.transformers import Trainer
+
+    trainer = trainer_of(Trainer, tmp_path, dataloader_persistent_workers=True)
+    trainer.eval_dataset = {"here": Whereabouts(), "numbers": Points()}
+    numbers = {float(label) for label in range(24)}
+    first = labels_of(trainer, lambda: trainer.evaluate(trainer.eval_dataset["here"]))
+    assert labels_of(trainer, lambda: trainer.evaluate(Points())) == numbers
+    both = labels_of(trainer, trainer.evaluate)
+    assert numbers < both
+    assert len(both - numbers) == 1
+    assert both.isdisjoint(first)
+    assert labels_of(trainer, trainer.evaluate) == both
+    trainer.predict(Points())
+    assert labels_of(trainer, lambda: trainer.predict(Whereabouts())).isdisjoint(numbers)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_trainer_makes_another_loader_where_its_batch_is_another(tmp_path):
+    """And where its ``data_collator`` is."""
+    pytest.importorskip("transformers")
+    from spdl_torch.transformers import Trainer
+
+    trainer = trainer_of(Trainer, tmp_path, dataloader_persistent_workers=True)
+    first = trainer.get_eval_dataloader()
+    assert trainer.get_eval_dataloader() is first
+    trainer.args.per_device_eval_batch_size = 3
+    second = trainer.get_eval_dataloader()
+    assert [len(batch["labels"]) for batch in second] == [3] * 8
+    trainer.data_collator = lambda samples: len(samples)
+    assert list(trainer.get_eval_dataloader()) == [3] * 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.utils.data as torch_data
@@ -114,6 +116,36 @@ def test_fit_leaves_no_thread_behind(options):
         range(9)
     )
     assert_threads_end()
+
+
+class Whereabouts(Points):
+    """Samples are the process that made them."""
+
+    def __getitem__(self, index):
+        return torch.tensor([float(os.getpid())])
+
+
+@pytest.mark.parametrize("persistent_workers", [True, False])
+def test_validation_keeps_its_workers(persistent_workers):
+    """From epoch to epoch of a fit, the check before the first one included."""
+    module = Recorder()
+    options = {"num_workers": 1, "persistent_workers": persistent_workers}
+    trainer(max_epochs=3).fit(module, DataLoader(Points(4)), DataLoader(Whereabouts(2), **options))
+    places = [place for hook, _, [place] in module.seen if hook == "val"]
+    assert len(places) == (1 + 3) * 2
+    assert os.getpid() not in places
+    assert len(set(places)) == (1 if persistent_workers else 4)
+
+
+@pytest.mark.parametrize("persistent_workers", [True, False])
+def test_fabrics_loader_keeps_its_workers(persistent_workers):
+    """Around ours; from loop to loop."""
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    options = {"num_workers": 1, "persistent_workers": persistent_workers}
+    prepared = fabric.setup_dataloaders(DataLoader(Whereabouts(2), **options))
+    first, second = ({place.item() for place in prepared} for _ in range(2))
+    assert os.getpid() not in first
+    assert (first == second) is persistent_workers
 
 
 def test_predict_rebuilds_the_loader_with_its_class_and_options():

@@ -58,6 +58,20 @@ def loader(num_workers, **options):
     return DataLoader(Numbers(), batch_size=4, num_workers=num_workers, **options)
 
 
+def by_accelerate(given):
+    """What our Accelerator makes of it."""
+    pytest.importorskip("accelerate")
+    from spdl_torch.accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare(given)
+
+
+def by_fabric(given):
+    """What Fabric makes of it."""
+    lightning = pytest.importorskip("lightning")
+    return lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(given)
+
+
 LOADERS = {
     "trainer's thread": lambda: loader(0),
     "threads": lambda: loader(2),
@@ -65,6 +79,11 @@ LOADERS = {
     "processes": lambda: loader(2, isolation="process", persistent_workers=True),
     "pipeline": pipeline,
     "inside torch's": lambda: torch.utils.data.DataLoader(pipeline(), batch_size=None),
+    "prepared by Accelerate": lambda: by_accelerate(loader(2)),
+    "prepared by Fabric": lambda: by_fabric(loader(2)),
+    "inside torch's, prepared by Fabric": lambda: by_fabric(
+        torch.utils.data.DataLoader(pipeline(), batch_size=None)
+    ),
 }
 
 

@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.data.workers import budget as module
+from spdl_torch.data.workers.activity import Activity, Turns
 from spdl_torch.data.workers.budget import ThreadBudget, budget
+from spdl_torch.pipeline.channel.channel import ChannelClosed
 
 NEVER = 1e6
 PATIENCE_SECONDS = 30
@@ -48,13 +51,15 @@ class Numbers(torch.utils.data.Dataset):
 class Gated(Numbers):
     """Samples that wait for a gate, and count how many of all loaders wait or work at once."""
 
+    patience = PATIENCE_SECONDS
+
     def __init__(self, gate, count):
         self.gate = gate
         self.count = count
 
     def __getitem__(self, index):
         with self.count:
-            assert self.gate.wait(PATIENCE_SECONDS)
+            assert self.gate.wait(self.patience)
             return super().__getitem__(index)
 
 
@@ -105,12 +110,13 @@ EXPECTED = plain(loader(num_workers=0))
 # -- how many run ----------------------------------------------------------------------------------
 
 
-def test_jobs_of_all_loaders_are_as_many_as_the_largest_loader_has_workers(two_cores):
-    """Ten loaders of four workers, whose jobs all stand at a gate: four have begun, no more come
-    once it opens, and all batches are right."""
+def test_jobs_of_a_loader_that_began_alone_are_all_that_run_beyond_the_cores(two_cores):
+    """Ten loaders of four workers, whose jobs all stand at a gate: the first one's four have begun,
+    no more come once it opens, and all batches are right."""
     gate, count = threading.Event(), Count()
-    iterators = [iter(loader(Gated(gate, count))) for _ in range(10)]
+    iterators = [iter(loader(Gated(gate, count)))]
     count.wait_for(4)
+    iterators += [iter(loader(Gated(gate, count))) for _ in range(9)]
     gate.set()
     batches = list(zip(*iterators, strict=True))
     assert [plain(each) for each in zip(*batches, strict=True)] == [EXPECTED] * 10
@@ -135,6 +141,91 @@ def test_loader_alone_has_all_of_its_workers(two_cores):
     assert not budget.is_scarce
     gate.set()
     assert len(list(batches)) == 6
+
+
+def test_loader_has_all_of_its_workers_while_no_other_has_a_job(two_cores):
+    """As where training waits for validation: its loader is in an epoch, and has nothing to do."""
+    training = iter(loader())
+    expected = [next(training) for _ in range(5)]  # the last one may take its time
+    gate, count = threading.Event(), Count()
+    validation = iter(loader(Gated(gate, count), num_workers=12, batch_size=1))
+    count.wait_for(12)
+    assert budget.is_scarce
+    gate.set()
+    assert len(list(validation)) == 24
+    assert plain([*expected, *training]) == EXPECTED
+
+
+class Many(Gated):
+    """As many as each of many loaders has workers, which thousands of threads start before."""
+
+    patience = 5 * PATIENCE_SECONDS
+
+    def __len__(self):
+        return 32
+
+
+Many.thread_safe = True
+MANY = {"num_workers": 32, "batch_size": 1, "persistent_workers": True}
+EXPECTED_OF_MANY = [[index] for index in range(32)]
+
+
+def first_of_many(gate, count):
+    """A loader whose only job stands at the gate, so that none of the others is ever alone."""
+    return iter(loader(Many(gate, count), num_workers=1, batch_size=32))
+
+
+def indices(batches):
+    return [batch[0].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("number", [20, pytest.param(100, marks=pytest.mark.long)])
+def test_many_loaders_of_32_workers_stay_within_the_cores(two_cores, number):
+    """All in an epoch at once: up to 3,200 threads, of which two have a job at any time. Everything
+    is delivered, and everybody who waits is woken."""
+    gate, own_gate, count = threading.Event(), threading.Event(), Count()
+    first = first_of_many(own_gate, count)
+    count.wait_for(1)
+    iterators = [iter(loader(Many(gate, count), **MANY)) for _ in range(number)]
+    count.wait_for(2)
+    assert len(worker_threads()) == 32 * number + 1
+    gate.set()
+    batches = list(zip(*iterators, strict=True))
+    own_gate.set()
+    assert len(list(first)) == 1
+    assert count.most == 2
+    assert [indices(each) for each in zip(*batches, strict=True)] == [EXPECTED_OF_MANY] * number
+
+
+def test_all_160_would_run_without_the_budget(two_cores, monkeypatch):
+    """The control of the test above."""
+    monkeypatch.setattr(budget, "_num_cores", 1000)
+    gate, count = threading.Event(), Count()
+    iterators = [iter(loader(Many(gate, count), **MANY)) for _ in range(5)]
+    count.wait_for(160)
+    gate.set()
+    assert [indices(each) for each in iterators] == [EXPECTED_OF_MANY] * 5
+
+
+@pytest.mark.parametrize("number", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_many_loaders_one_after_another_have_their_32_workers(two_cores, number):
+    """Each of them is alone: its own number stands. Of those that rest, two keep their threads."""
+    gate, count = threading.Event(), Count()
+    loaders = [loader(Many(gate, count), **MANY) for _ in range(number)]
+    for each in loaders:
+        batches = iter(each)
+        count.wait_for(32)
+        assert not budget.is_scarce
+        gate.set()
+        assert indices(batches) == EXPECTED_OF_MANY
+        gate.clear()
+    assert count.most == 32
+    retired = [each._iterator._pool._is_retired for each in loaders]
+    assert retired == [True] * (number - 2) + [False] * 2
+    for each in loaders[:-2]:
+        for thread in each._iterator._pool._threads_of.values():
+            thread.join(PATIENCE_SECONDS)
+    assert len(worker_threads()) == 64
 
 
 def barrier_loaders(parties):
@@ -224,7 +315,7 @@ def test_forked_child_has_a_budget_of_its_own(two_cores):
     """None of the parent's loaders count there, whatever the parent's locks were doing."""
     gate, count = threading.Event(), Count()
     iterators = [iter(loader(Gated(gate, count))) for _ in range(3)]
-    count.wait_for(4)
+    count.wait_for(2)
     with budget._lock:
         pid = os.fork()
         if not pid:
@@ -254,12 +345,113 @@ class Pool:
     """What the budget knows of a pool."""
 
     def __init__(self, size):
-        self.activities = [Activity() for _ in range(size)]
+        turns = Turns()
+        self.activities = [Activity(turns) for _ in range(size)]
 
 
-class Activity:
-    job = None
-    has_turn = False
+class Looks:
+    """A budget of two cores whose clock and findings are the test's: two loaders of 32 workers, all
+    of whose jobs want to run."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.has_room = 1000.0, True
+        monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        monkeypatch.setattr(module, "probe_counters", lambda **_: object())
+        monkeypatch.setattr(module, "_has_room", lambda *_: self.has_room)
+        self.budget = ThreadBudget(2)
+        self.pools = [Pool(32), Pool(32)]
+        for pool in self.pools:
+            self.budget.begin(pool, 32)
+        self.worker = self.pools[0].activities[0]
+
+    def limit_after(self, seconds):
+        """A job begins so much later: the limit, as it is then."""
+        self.now += seconds
+        self.budget.enter(self.worker, Open())
+        self.budget.leave(self.worker)
+        return self.budget._limit
+
+
+class Lookout(ThreadBudget):
+    """A budget of one core that counts who looks after it, and never gives a turn for that."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.has_looked = threading.Condition()
+        self.looks = Counter()
+
+    def _look(self):
+        with self.has_looked:
+            self.looks[threading.current_thread().name] += 1
+            self.has_looked.notify_all()
+
+    def others_until(self, name):
+        """How often others look until this thread has looked twenty times."""
+        with self.has_looked:
+            self.looks.clear()
+            assert self.has_looked.wait_for(lambda: self.looks[name] >= 20, PATIENCE_SECONDS)
+            return self.looks.total() - self.looks[name]
+
+
+def test_one_of_those_that_wait_looks_for_all(monkeypatch):
+    """The one that will wait longest and, where its loader ends, the one before it. Others may have
+    been about to look, and look once more."""
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.001)
+    lookout, pools = Lookout(), [Pool(1), Pool(3)]
+    for pool in pools:
+        lookout.begin(pool, len(pool.activities))
+    (running,), waiting = pools[0].activities, pools[1].activities
+    lookout.enter(running, Open())
+    channels, ways = [Open(), Open(), Open()], {}
+
+    def wait_for_turn(number):
+        try:
+            lookout.enter(waiting[number], channels[number])
+            ways[number] = "turn"
+            lookout.leave(waiting[number])
+        except ChannelClosed:
+            ways[number] = "closed"
+
+    threads = []
+    for number in range(3):
+        threads.append(
+            threading.Thread(target=wait_for_turn, args=(number,), name=str(number), daemon=True)
+        )
+        threads[number].start()
+        assert lookout.others_until(str(number)) <= number
+    channels[2].closed = True
+    lookout.close(channels[2])
+    assert lookout.others_until("1") == 0
+    lookout.leave(running)
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert ways == {0: "turn", 1: "turn", 2: "closed"}
+    assert (lookout._num_running, len(lookout._waiters)) == (0, 0)
+
+
+def test_limit_follows_what_cores_and_gil_have_room_for(monkeypatch):
+    """It doubles up to all workers, and is halved down to the cores, though nobody ever waits."""
+    looks = Looks(monkeypatch)
+    assert [looks.limit_after(0.7) for _ in range(7)] == [2, 4, 8, 16, 32, 64, 64]
+    looks.has_room = False
+    assert [looks.limit_after(0.7) for _ in range(6)] == [32, 16, 8, 4, 2, 2]
+
+
+def test_cores_that_were_idle_because_nobody_loaded_do_not_raise_the_limit(monkeypatch):
+    """Short validations with long pauses: a look that spans a pause decides nothing."""
+    looks = Looks(monkeypatch)
+    assert [looks.limit_after(30.0) for _ in range(5)] == [2] * 5
+    assert looks.limit_after(0.7) == 4
+
+
+def test_what_storage_had_room_for_is_remembered(monkeypatch):
+    """The next validation does not begin at the cores again."""
+    looks = Looks(monkeypatch)
+    assert [looks.limit_after(0.7) for _ in range(4)][-1] == 16
+    looks.budget.end(looks.pools[1])
+    assert not looks.budget.is_scarce
+    looks.budget.begin(looks.pools[1], 32)
+    assert (looks.budget.is_scarce, looks.budget._limit) == (True, 16)
 
 
 @given(
@@ -269,10 +461,11 @@ class Activity:
 )
 def test_turns_are_counted_exactly(sizes, steps, num_cores):
     """Whatever begins, ends, runs and stops: those with a turn are those counted, never more than
-    the limit once jobs take turns, unless they had begun before."""
+    the cores once jobs take turns, unless they had begun before or are all of one pool."""
     counted = ThreadBudget(num_cores)
     pools = [Pool(size) for size in sizes]
     workers = [activity for pool in pools for activity in pool.activities]
+    pool_of = {activity: pool.activities for pool in pools for activity in pool.activities}
     active = {}
     for step, number in steps:
         pool, worker = pools[number % len(pools)], workers[number % len(workers)]
@@ -283,9 +476,9 @@ def test_turns_are_counted_exactly(sizes, steps, num_cores):
             active.pop(pool, None)
             counted.end(pool)
         elif step == "<" and worker.job is None:
-            may_wait = counted.is_scarce and counted._num_running >= counted._limit
-            if may_wait:
-                continue
+            others = {other for other in workers if other.has_turn} - set(pool_of[worker])
+            if counted.is_scarce and counted._num_running >= num_cores and others:
+                continue  # it would wait
             if counted.is_scarce:
                 counted.enter(worker, Open())
             worker.job = object()
@@ -293,10 +486,13 @@ def test_turns_are_counted_exactly(sizes, steps, num_cores):
             worker.job = None
             if worker.has_turn:
                 counted.leave(worker)
-        total, most = sum(active.values()), max([num_cores, *active.values()])
-        assert counted.is_scarce == (total > most)
+        assert counted.is_scarce == (len(active) > 1 and sum(active.values()) > num_cores)
         assert counted._num_running == sum(each.has_turn for each in workers)
-        assert not counted.is_scarce or counted._limit == most
+        assert not counted.is_scarce or counted._limit == num_cores
+        for each in pools:
+            turns = each.activities[0].turns
+            assert turns.num_running == sum(worker.has_turn for worker in each.activities)
+            assert turns.num_waiting == 0
     for worker in workers:
         if worker.has_turn:
             counted.leave(worker)

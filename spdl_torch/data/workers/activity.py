@@ -14,23 +14,39 @@ if TYPE_CHECKING:
     from ..fetching.batch_maker import BatchMaker
     from .jobs import Job
 
-__all__ = ["Activity", "describe_activities"]
+__all__ = ["Activity", "Turns", "describe_activities"]
 
 _MOST_STACKS = 8
 
 
-class Activity:
-    """The job that one worker has now. The worker writes it once per batch; any thread may read."""
+class Turns:
+    """The turns of one pool's jobs; the process's budget of threads counts them under its lock."""
 
-    __slots__ = ("__weakref__", "has_turn", "job", "lock", "maker", "since_ns", "thread")
+    __slots__ = ("num_running", "num_waiting")
 
     def __init__(self) -> None:
+        self.num_running = 0
+        """The number of jobs that have a turn."""
+        self.num_waiting = 0
+        """The number of workers that wait for one."""
+
+
+class Activity:
+    """The job that one worker has now. The worker writes it once per batch; any thread may read.
+
+    ``turns``: those of its pool; None = a worker by itself.
+    """
+
+    __slots__ = ("__weakref__", "has_turn", "job", "lock", "maker", "since_ns", "thread", "turns")
+
+    def __init__(self, turns: Turns | None = None) -> None:
         self.maker: BatchMaker | None = None
         # Looked at without a lock before the process is forked, too: see begin_job().
         self.job: Job | None = None
         self.lock = threading.Lock()
         """Held where ``job`` is written or read by those who must not miss each other."""
         self.has_turn = False  # whether the process's budget of threads counts this job
+        self.turns = turns or Turns()
         self.since_ns = 0
         self.thread: threading.Thread | None = None
 

@@ -1,9 +1,10 @@
 """One budget of threads for all loaders of a process.
 
-Each loader has as many worker threads as it was asked to have. Where several are in an epoch at
-once, the jobs that run at one time are as many as the cores, or as the largest of these loaders has
-workers: a loader alone is never held up. Workers that only wait for storage take neither a core nor
-the GIL, so the limit rises as long as both have room.
+Each loader has as many worker threads as it was asked to have. Where the jobs of several loaders
+want to run at once, as many run as there are cores. A loader is never held up while no other one
+has a job, as where training waits for validation. Workers that only wait for storage take neither a
+core nor the GIL, so the limit doubles as long as both have room, and is halved as long as they
+have none.
 
 Threads of persistent loaders whose epoch is over are let go beyond a number, those first that have
 rested longest. Their workers stay, and get new threads with the next epoch.
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...observe.verdict.probes import ProbeCounters
-    from .activity import Activity
+    from .activity import Activity, Turns
 
 __all__ = ["Member", "ThreadBudget", "budget"]
 
 _LOOK_SECONDS = 0.6
 """The time between two looks at the cores: the probe of the GIL needs half a second."""
+_LONGEST_WINDOW = 3
+"""From so many such times between two looks on, the cores may have been idle for want of jobs."""
 _STUCK_SECONDS = 1.0
 """The time without any job's end after which one more may run."""
 _ROOM = 0.7
@@ -70,6 +73,11 @@ class _Waiter:
     results: Channel[Any]
     turn: threading.Lock = field(default_factory=threading.Lock)
 
+    def wake(self) -> None:
+        """Let it see what has changed: it has a turn, or is the last, or its channel is closed."""
+        if self.turn.locked():  # else it was woken before, and has yet to look
+            self.turn.release()
+
 
 _Pools = dict[int, tuple["weakref.ref[Member]", int]]
 """Pools and the number of their threads, by id."""
@@ -94,7 +102,7 @@ class ThreadBudget:
         self._resting: _Pools = {}  # oldest first
         self._limit = 0
         self._raised = 0  # the limit that cores and GIL had room for
-        self._num_running = 0  # jobs that have a turn
+        self._num_running = 0  # jobs that have a turn, of all pools
         self._waiters: deque[_Waiter] = deque()
         self._last_end = 0.0
         self._probes: ProbeCounters | None = None
@@ -142,10 +150,10 @@ class ThreadBudget:
         if self._num_cores is None:
             self._num_cores = max(1, int(Limits.of_this_machine().num_cores))
         active = _alive(self._active)
-        sizes = [size for _, size in active]
-        least = max(self._num_cores, *sizes, 0)
-        self._limit = max(least, min(self._raised, sum(sizes)))
-        was_scarce, self.is_scarce = self.is_scarce, sum(sizes) > least
+        num_workers = sum(size for _, size in active)
+        self._limit = max(self._num_cores, min(self._raised, num_workers))
+        was_scarce = self.is_scarce
+        self.is_scarce = len(active) > 1 and num_workers > self._num_cores
         if self.is_scarce and not was_scarce:
             self._last_end, self._probes = monotonic(), None
             for pool, _ in active:
@@ -157,8 +165,7 @@ class ThreadBudget:
         """Count a job that began while there were enough turns. The lock is held."""
         if activity.job is None or activity.has_turn:
             return
-        activity.has_turn = True
-        self._num_running += 1
+        self._let_run(activity)
         # The worker clears its job first and looks for its turn then, so one of the two sees the
         # other.
         if activity.job is None:
@@ -175,19 +182,24 @@ class ThreadBudget:
         Raises: ChannelClosed: ``results`` was closed meanwhile.
         """
         waiter = _Waiter(activity, results)
+        if monotonic() - self._last_look >= _LOOK_SECONDS:
+            self._look()  # a worker that waits looks, too; but waits may be short, or none
         with self._lock:
             if activity.has_turn:
                 return
-            if self._num_running < self._limit or not self.is_scarce:
-                activity.has_turn = True
-                self._num_running += 1
+            if not self.is_scarce or self._has_turn_for(activity.turns, self._limit):
+                self._let_run(activity)
                 return
             waiter.turn.acquire()
+            activity.turns.num_waiting += 1
             self._waiters.append(waiter)
         try:
             # Enlisted first, looked second: close() either finds the waiter or is seen here.
-            while not results.closed and not waiter.turn.acquire(timeout=_LOOK_SECONDS):
-                self._look()
+            while not (results.closed or activity.has_turn):
+                # Of thousands that wait, the one that will wait longest looks for all of them.
+                is_last = _last_of(self._waiters) is waiter
+                if not waiter.turn.acquire(timeout=_LOOK_SECONDS if is_last else -1):
+                    self._look()
         finally:
             self._strike_off(waiter)
         if results.closed:
@@ -199,6 +211,7 @@ class ThreadBudget:
         with self._lock:
             if activity.has_turn:
                 activity.has_turn = False
+                activity.turns.num_running -= 1
                 self._num_running -= 1
                 self._last_end = monotonic()
                 self._give_turns()
@@ -219,46 +232,70 @@ class ThreadBudget:
             with self._lock:
                 for waiter in tuple(self._waiters):
                     if waiter.results is results and self._strike_off(waiter):
-                        waiter.turn.release()
+                        waiter.wake()
 
     def _strike_off(self, waiter: _Waiter) -> bool:
         """Take a waiter off the list; return whether it was there."""
         with self._lock:
+            was_last = _last_of(self._waiters) is waiter
             try:
                 self._waiters.remove(waiter)
             except ValueError:
                 return False
+            waiter.activity.turns.num_waiting -= 1
+            if was_last and (last := _last_of(self._waiters)) is not None:
+                last.wake()
         return True
+
+    def _has_turn_for(self, turns: Turns, most: int) -> bool:
+        """Return whether one more job of a pool may run: fewer than ``most`` do, or all that run
+        and wait are its own. The lock is held."""
+        return self._num_running < most or (
+            turns.num_running == self._num_running and turns.num_waiting == len(self._waiters)
+        )
+
+    def _let_run(self, activity: Activity) -> None:
+        activity.has_turn = True
+        activity.turns.num_running += 1
+        self._num_running += 1
 
     def _give_turns(self, more: int = 0) -> None:
         """Let waiting workers go on, as many as may run. The lock is held."""
         most = self._limit if self.is_scarce else self._num_running + len(self._waiters)
-        while self._waiters and self._num_running < most + more:
+        while True:
             try:
-                waiter = self._waiters.popleft()
-            except IndexError:  # a finalizer struck it off just now
+                waiter = self._waiters[0]
+                if not self._has_turn_for(waiter.activity.turns, most + more):
+                    return
+                # A finalizer may have struck it off just now.
+                if self._strike_off(waiter):
+                    self._let_run(waiter.activity)
+                    waiter.wake()
+            except IndexError:
                 return
-            waiter.activity.has_turn = True
-            self._num_running += 1
-            waiter.turn.release()
 
     def _look(self) -> None:
-        """Raise the limit where cores and GIL have room; let one more run where nothing ends."""
-        now, readings = monotonic(), None
-        if now - self._last_look >= _LOOK_SECONDS:
-            # Without the lock: the probe has one of its own, and a finalizer that wants this one
-            # may run on a thread that holds that.
-            readings = probe_counters()
+        """Raise the limit where cores and GIL have room, else lower it; let one more run where
+        nothing ends."""
         with self._lock:
-            if readings is not None and now - self._last_look >= _LOOK_SECONDS:
-                self._last_look, before, self._probes = now, self._probes, readings
-                if before is not None:
-                    has_room = _has_room(before, readings, self._num_cores or 1)
-                    self._raised = 2 * self._limit if has_room else 0
+            now = monotonic()
+            if (since_last := now - self._last_look) >= _LOOK_SECONDS:
+                self._last_look, before = now, self._probes
+                self._probes = probe_counters(run_delays=False)
+                if before is not None and since_last < _LONGEST_WINDOW * _LOOK_SECONDS:
+                    has_room = _has_room(before, self._probes, self._num_cores or 1)
+                    self._raised = 2 * self._limit if has_room else self._limit // 2
                     self._decide()
             if now - self._last_end >= _STUCK_SECONDS:
                 self._last_end = now
                 self._give_turns(more=max(0, self._num_running - self._limit) + 1)
+
+
+def _last_of(waiters: deque[_Waiter]) -> _Waiter | None:
+    try:
+        return waiters[-1]
+    except IndexError:
+        return None
 
 
 def _alive(pools: _Pools) -> list[tuple[Member, int]]:

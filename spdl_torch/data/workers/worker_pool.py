@@ -32,7 +32,7 @@ from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup
 from ...pipeline.threads.weakly import weakly
 from ..rng.patches import process_generators_kept
-from .activity import Activity, describe_activities
+from .activity import Activity, Turns, describe_activities
 from .budget import budget
 from .contention import Contention
 from .epoch import Epoch
@@ -96,7 +96,8 @@ class WorkerPool:
         # A weak reference: with a strong one only a garbage collection would free the pool, and
         # the dataset with it.
         self._threads = ThreadGroup(weakly(self.request_stop))
-        self._activities = [Activity() for _ in range(spec.announced_workers)]
+        turns = Turns()
+        self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
         self._copying = threading.Lock()
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))

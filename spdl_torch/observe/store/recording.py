@@ -90,8 +90,8 @@ def recording(
     the block ends by an exception. The result is the file's writer, for events of your own; None
     without a file.
 
-    loaders: a ``spdl_torch.DataLoader``, a ``PipelineDataset``, torch's DataLoader around one, or a
-        mapping of names to these.
+    loaders: a ``spdl_torch.DataLoader``, a ``PipelineDataset``, torch's DataLoader around one, what
+        Accelerate or Fabric has made of one of these, or a mapping of names to these.
     path: the file; several runs may share it. Of several ranks, each has its own: ``run.db``
         becomes ``run.rank0.db``, ... unless the name has ``{rank}`` in it. None = no file.
     logger: a ``SummaryWriter`` of TensorBoard, a run of ``wandb`` or ``mlflow`` (or either module,
@@ -182,8 +182,10 @@ def path_of_rank(path: str | os.PathLike[str], rank: int, world_size: int) -> Pa
 
 
 def _source_of(loader: Any) -> Any:
-    """Return what reports: the loader, or the dataset inside of another one."""
-    for candidate in (loader, getattr(loader, "dataset", None)):
+    """Return what reports: the loader, the one that Accelerate (``base_dataloader``), Fabric or Ray
+    (``_dataloader``) has put another one around, or the dataset inside of one."""
+    inside = ("base_dataloader", "_dataloader", "dataset")
+    for candidate in (loader, *(getattr(loader, name, None) for name in inside)):
         if hasattr(type(candidate), "report") and hasattr(candidate, "_epoch_watchers"):
             if not getattr(candidate, "stats", getattr(candidate, "_stats", True)):
                 raise ValueError("recording: with stats=False there is nothing to record.")
