@@ -192,16 +192,17 @@ def test_device_is_accepted_when_it_is_the_cpu(device):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("device", "reason"),
     [
-        ("device", "mps"),
-        ("device", torch.device("xpu", 1)),
+        ("mps", "a single stream"),
+        (torch.device("xpu", 1), "tested for CUDA alone"),
     ],
 )
-def test_option_is_refused_when_this_release_cannot_honour_it(name, value):
-    """The message names the option and what was given."""
-    with pytest.raises(UnsupportedOptionError, match=f"{name}=.?{value}.*this release"):
-        DataLoader(data8, **{name: value})
+def test_device_is_refused_when_batches_cannot_be_sent_there(device, reason):
+    """The message names the device, and says why, and what to do."""
+    message = rf"device must be .*, got '{device}': .*{reason}.*batch\.to\('{device}'"
+    with pytest.raises(UnsupportedOptionError, match=message):
+        DataLoader(data8, device=device)
     assert issubclass(UnsupportedOptionError, ValueError)
 
 

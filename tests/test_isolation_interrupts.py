@@ -68,6 +68,8 @@ class AtCall:
         # by every start of a thread.
         if event not in ("call", "c_return") or frame.f_code.co_filename == threading.__file__:
             return
+        if frame.f_code is AtCall.__exit__.__code__:  # it has to end what it has begun
+            return
         self.number -= 1
         if self.number == 0:
             self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -8,12 +8,13 @@ import weakref
 from dataclasses import replace
 
 import pytest
+from test_observe_verdict import reading, stage
 
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.fork_rest import begin_job, take_part, workers_at_rest
 from spdl_torch.data.workers.jobs import Job
-from spdl_torch.observe import Probes
-from spdl_torch.observe.verdict import verdict
+from spdl_torch.observe import Cause, Probes, judge
+from spdl_torch.observe.verdict import causes
 from spdl_torch.pipeline.recorder.rings import Ring
 from spdl_torch.pipeline.threads.shared_state import LiveObjects, SharedCounter
 from spdl_torch.testing._interleaving import threads_interleaved
@@ -163,23 +164,26 @@ def at_rest(activity):
         return activity.job is None
 
 
+HELD_UP = reading(0.5, stage("fetch", busy=0.98, cpu=0.25))
+"""Training waits for threads that wait themselves, as for a GIL."""
+
+
 def test_verdict_names_the_switch_of_a_python_that_can_do_without_its_gil(monkeypatch):
     """An interpreter of the free-threaded build whose GIL is on; others have no such switch."""
-    monkeypatch.setattr(verdict.sysconfig, "get_config_var", lambda name: 1)
+    monkeypatch.setattr(causes.sysconfig, "get_config_var", lambda name: 1)
     for has_gil in (True, False):
-        monkeypatch.setattr(verdict.sys, "_is_gil_enabled", lambda has=has_gil: has, raising=False)
-        assert verdict.could_go_without_gil() is has_gil
-        assert verdict.has_gil() is has_gil
-    load = verdict._Load(threads=4, busy=4.0, cpu=0.25)
-    on = Probes(gil_seconds=5e-3, could_go_without_gil=True)
-    asked = verdict.Cause.GIL, 1.0
-    assert "PYTHON_GIL=0" in verdict._action(load, *asked, on, "num_workers")
+        monkeypatch.setattr(causes.sys, "_is_gil_enabled", lambda has=has_gil: has, raising=False)
+        assert causes.could_go_without_gil() is has_gil
+        assert causes.has_gil() is has_gil
+    on = Probes(gil_seconds=6e-3, could_go_without_gil=True)
+    assert judge(HELD_UP, probes=on).cause is Cause.GIL
+    assert "PYTHON_GIL=0" in judge(HELD_UP, probes=on).action
     off = replace(on, could_go_without_gil=False)
-    assert "PYTHON_GIL" not in verdict._action(load, *asked, off, "num_workers")
+    assert "PYTHON_GIL" not in judge(HELD_UP, probes=off).action
 
 
 def test_workers_without_a_gil_do_not_wait_for_it():
     """Whatever a probe read, no verdict says so."""
-    load = verdict._Load(threads=4, busy=4.0, cpu=0.25)
-    probes = Probes(gil_seconds=5e-3, one_at_a_time=True, own_gil=True)
-    assert verdict._cause(load, probes) is not verdict.Cause.GIL
+    probes = Probes(gil_seconds=6e-3, one_at_a_time=True, own_gil=True)
+    assert judge(HELD_UP, probes=probes).cause is not Cause.GIL
+    assert judge(HELD_UP, probes=replace(probes, own_gil=False)).cause is Cause.GIL
