@@ -581,6 +581,9 @@ def start_program(function, *arguments):
     pid = os.fork()
     if not pid:
         try:
+            # By one thread: several whose first calculation comes at once may each find the pool
+            # of torch's threads, which a fork makes new, half made ("Invalid thread pool!").
+            torch.set_num_threads(1)
             os.write(writing, pickle.dumps(function(*arguments)))
         except BaseException:
             traceback.print_exc()  # nothing above it in this program would
