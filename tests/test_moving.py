@@ -544,18 +544,23 @@ def test_threads_that_the_gil_does_not_hold_up_stay():
 
 
 @pytest.mark.parametrize(
-    ("cpu", "gil_seconds", "is_held_up"),
+    ("cpu", "gil_seconds", "is_held_up", "is_said"),
     [
-        (0.3, 2e-4, True),  # CIFAR through Pillow on a busy machine
-        (0.3, 1e-4, False),  # sleeps, and C code without the GIL
-        (0.5, 2e-4, True),
-        (0.75, 2e-4, False),  # more than one core: they run at the same time
-        (0.1, 2e-4, False),  # they wait for storage
+        (0.3, 2e-4, True, True),  # CIFAR through Pillow on a busy machine
+        (0.3, 1e-4, False, False),  # sleeps, and C code without the GIL
+        (0.5, 2e-4, True, True),
+        (0.61, 1e-4, True, False),  # CIFAR through Pillow on a quiet machine
+        (0.75, 2e-4, False, False),  # more than one core: they run at the same time
+        (0.1, 2e-4, False, False),  # they wait for storage
     ],
 )
-def test_threads_that_may_wait_for_the_gil_get_a_trial(monkeypatch, cpu, gil_seconds, is_held_up):
+def test_threads_that_may_wait_for_the_gil_get_a_trial(
+    monkeypatch, cpu, gil_seconds, is_held_up, is_said
+):
     """Where the verdict names no cause: they use no more than a core together, and a thread that
-    wakes up has to wait for the GIL a little longer than without any. Readings as measured."""
+    wakes up has to wait for the GIL a little longer than without any; or they use about a core and
+    neither compute nor wait for storage, which a report cannot tell from a little of each. Readings
+    as measured."""
     iterator = iter(DataLoader(Python(), batch_size=4, num_workers=2))
     next(iterator)
     figures = iterator._pool._threads.figures
@@ -569,8 +574,8 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(monkeypatch, cpu, gil_sec
     assert made.verdict.cause in (Cause.UNKNOWN, Cause.IO)
     monkeypatch.setattr(figures, "report", lambda: made)
     assert iterator._pool._are_held_up() == is_held_up
-    assert ("turns" in made.verdict.action) == is_held_up, "and the advice does not say otherwise"
-    assert ("Raise" in made.verdict.action) != is_held_up
+    assert ("turns" in made.verdict.action) == is_said
+    assert ("Raise" in made.verdict.action) != is_said
 
 
 class Lines(IterableDataset):

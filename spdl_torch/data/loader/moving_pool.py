@@ -390,7 +390,7 @@ class MovingPool:
             self._due_seconds = math.inf
 
     def _are_held_up(self) -> bool:
-        """Return whether the loop waits for threads that the GIL holds up."""
+        """Return whether the loop waits for threads that the GIL holds up, or may."""
         report, memory = self._threads.figures.report(), self._memory
         if report.stats.elapsed < _LOOK_SECONDS and memory.stats is not None:
             assert memory.probes_before is not None, "set when the first epoch began"
@@ -408,6 +408,11 @@ class MovingPool:
         if stage is None:
             return False
         load = load_of(stage, report.stats.stages, report.pooled)
+        # What neither computes nor waits for storage may wait for the GIL whatever the probe says,
+        # and a trial shows it. CIFAR's pictures through Pillow let go of the GIL so often that the
+        # probe gets it at once, and two threads make fewer samples than one.
+        if report.verdict.cause is Cause.UNKNOWN and load.looks_like_gil:
+            return True
         return may_wait_for_gil(load, report.verdict.cause, report.probes)
 
     def _open(self) -> None:
