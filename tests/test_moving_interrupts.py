@@ -8,9 +8,10 @@ import re
 import signal
 import sys
 import threading
+from time import monotonic
 
 import pytest
-from _loader_helpers import assert_threads_end
+from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from test_isolation_interrupts import AtCall, assert_nothing_is_left, belongings
 from test_moving import HoldsUpForks, start_children
 from torch.utils.data import Dataset
@@ -162,12 +163,21 @@ def interrupted(state, place):
     return interrupt, came
 
 
+def belongings_at_rest():
+    """Belongings once the children that a mover was just starting have ended, too."""
+    end = monotonic() + PATIENCE_SECONDS
+    while (found := belongings())["threads"] or found["processes"]:
+        assert monotonic() < end, f"still there: {found}"
+        threading.Event().wait(0.005)
+    return found
+
+
 def interrupt_everywhere(state, step):
     """At the calls that the pools make: only the batch that was awaited may be missing, and where
     more would be, an error says so."""
     interrupted(state, 0)
     assert_threads_end()
-    before = belongings()
+    before = belongings_at_rest()
     for place in itertools.count(1, step):
         interrupt, came = interrupted(state, place)
         assert_nothing_is_left(before, f"{state}, {interrupt.where}")
