@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import random
@@ -17,6 +18,8 @@ from _gates import shared_memory_of
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from test_isolation import isolated, num_mapped_slabs
+
+from spdl_torch import DataLoader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -148,6 +151,28 @@ def test_nothing_is_left_when_ctrl_c_comes(before):
         interrupt = AtCall(rng.randrange(num_places))
         interrupted_life(random.Random(1), interrupt)
         assert_nothing_is_left(before, interrupt.where)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_epoch_is_whole_after_ctrl_c_where_a_persistent_loader_began_one(before, isolation):
+    """At some of the places where the workers of the first epoch are given a second one."""
+    for place in itertools.count(1, 7):
+        loader = DataLoader(
+            list(range(12)), 4, num_workers=2, persistent_workers=True, isolation=isolation
+        )
+        whole = [batch.tolist() for batch in loader]
+        interrupt = AtCall(place)
+        try:
+            with interrupt:
+                iter(loader)
+        except KeyboardInterrupt:
+            pass
+        assert [batch.tolist() for batch in loader] == whole, interrupt.where
+        del loader
+        assert_nothing_is_left(before, interrupt.where)
+        if interrupt.where is None:
+            break
+    assert place > 1, "there are places where it can come"
 
 
 @pytest.mark.long

@@ -290,12 +290,19 @@ class ThreadIterator(EpochIterator):
 
     def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch of a persistent loader; outstanding jobs are dropped."""
-        super()._reset(loader, first_iter)
-        self._pool.restart(self._stream_key(), self._begun_from)
-        self._pool.figures.skipped = self._skipped
-        if self._tuner is not None:
-            self._tuner.begin()
-        self._prime()
+        try:
+            super()._reset(loader, first_iter)
+            self._pool.restart(self._stream_key(), self._begun_from)
+            self._pool.figures.skipped = self._skipped
+            if self._tuner is not None:
+                self._tuner.begin()
+            self._prime()
+        except BaseException:
+            # Ctrl-C, the sampler's error: the workers are between two epochs, some in the next.
+            # They end, and the loader's next epoch begins with new ones.
+            loader._iterator = None
+            self._finalizer()
+            raise
 
     def _prime(self) -> None:
         self._num_submitted, self._is_cut_short = 0, False
