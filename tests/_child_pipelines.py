@@ -14,7 +14,7 @@ from spdl_torch.pipeline import StatsQueue
 
 
 class Epochs:
-    """``size`` items, told apart from those of all other epochs."""
+    """``size`` items, distinct from those of all other epochs."""
 
     def __init__(self, size):
         self.size = size

@@ -30,7 +30,7 @@ def named(value):
 
 
 class Boom(Exception):
-    """A user's exception, told apart by its argument."""
+    """A user's exception, recognised by its argument."""
 
 
 class GatedOp:
@@ -154,7 +154,7 @@ def spdl_threads():
 
 
 def join_spdl_threads():
-    """Wait for threads that were told to end by a dropped pipeline; fails if one does not."""
+    """Wait for threads that a dropped pipeline has asked to end; fails if one does not."""
     for thread in spdl_threads():
         thread.join(PATIENCE_SECONDS)
     assert not spdl_threads()

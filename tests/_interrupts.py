@@ -211,9 +211,9 @@ def main(count, seed, isolation="thread"):
         rounds.longest *= 0.98 if lost > 0 else 1.02
     found += left_over()
     faulthandler.cancel_dump_traceback_later()
-    told = {"interrupted": rounds.num_interrupted, "finished": rounds.num_finished}
-    told["cut short"] = rounds.num_cut_short
-    print(json.dumps({**told, "left": found, "descriptors": num_descriptors() - before}))
+    report = {"interrupted": rounds.num_interrupted, "finished": rounds.num_finished}
+    report["cut short"] = rounds.num_cut_short
+    print(json.dumps({**report, "left": found, "descriptors": num_descriptors() - before}))
 
 
 if __name__ == "__main__":

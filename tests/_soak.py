@@ -150,7 +150,7 @@ def reading():
     gc.collect()
     while len(loader_threads()) > 4 and monotonic() < deadline:
         for thread in loader_threads():
-            thread.join(0.01)  # told to end, on its way
+            thread.join(0.01)  # asked to end, on its way
     # Memory that was given back to the allocator has not leaked: let it give it back to the system.
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -46,7 +46,7 @@ class Answer:
 
 
 class HttpStore(http.server.ThreadingHTTPServer):
-    """A web server of ``files``, with ranges and ETags unless told otherwise."""
+    """A web server of ``files``, with ranges and ETags by default."""
 
     daemon_threads = False  # close() waits for them
     block_on_close = True

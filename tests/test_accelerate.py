@@ -23,8 +23,8 @@ DATA = torch.arange(20.0)
 
 
 @pytest.fixture
-def told(monkeypatch, caplog):
-    """What the log is told in a process that has told nothing yet."""
+def fresh_log(monkeypatch, caplog):
+    """The log of a process that has said nothing once yet."""
     monkeypatch.setattr(AcceleratePrepared, "_has_logged", False)
     caplog.set_level(logging.INFO, logger="spdl_torch.data")
     return caplog
@@ -34,7 +34,7 @@ def loader(**options):
     return DataLoader(DATA, batch_size=4, num_workers=2, **options)
 
 
-def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options(told):
+def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options(fresh_log):
     """One import changed; models and other loaders are prepared as ever."""
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
@@ -48,7 +48,7 @@ def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options(told):
     assert type(theirs.base_dataloader) is torch_data.DataLoader
     assert accelerator.prepare(ours) is ours
     assert {id(each) for each in accelerator._dataloaders} == {id(ours), id(theirs)}
-    assert not told.records
+    assert not fresh_log.records
 
 
 def test_batches_are_those_of_accelerate_itself():
@@ -63,24 +63,24 @@ def test_batches_are_those_of_accelerate_itself():
     assert seen[0] == seen[1]
 
 
-def test_log_says_so_once_where_prepare_replaces_the_loader(told):
+def test_log_says_so_once_where_prepare_replaces_the_loader(fresh_log):
     """And how to keep it; the loader in its place is torch's."""
     accelerator = accelerate.Accelerator(cpu=True)
     for _ in range(2):
         prepared = accelerator.prepare(loader())
         assert type(prepared.base_dataloader) is torch_data.DataLoader
-    (record,) = told.records
+    (record,) = fresh_log.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().endswith("To keep it: from spdl_torch.accelerate import Accelerator")
 
 
-def test_nothing_is_said_where_nothing_is_replaced(told):
+def test_nothing_is_said_where_nothing_is_replaced(fresh_log):
     """By our function, and by anybody who looks at the attribute but is not Accelerate."""
     assert type(prepare_data_loader(accelerate.Accelerator(cpu=True), loader())) is not DataLoader
     given = loader()
     for each in (given, copy.copy(given), pickle.loads(pickle.dumps(given))):
         assert not each._is_accelerate_prepared
-    assert not told.records
+    assert not fresh_log.records
 
 
 class Points(torch_data.Dataset):

@@ -175,7 +175,7 @@ def test_tuner_gives_the_consumer_what_it_wants_and_not_much_more(seconds, step)
         ([ModelStage("slow", 0.001)], {"step": 0.01}, "consumer"),
     ],
 )
-def test_reason_is_told_when_nothing_is_left_to_gain(stages, options, reason):
+def test_reason_is_given_when_nothing_is_left_to_gain(stages, options, reason):
     """The last decision says what holds the consumer back; the rate is the best there is."""
     model = Model(stages, **options)
     bounds = Bounds(threads=32, cores=options.get("cores", 1000), memory_bytes=1000)

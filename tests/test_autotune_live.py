@@ -240,7 +240,7 @@ def test_decisions_reach_the_store_the_trace_and_the_log(at_random, tmp_path, ca
     events = query_event_stats(tmp_path / "run.db", "decision")
     assert [event.details for event in events] == [d.as_details() for d in decisions]
     assert set(events[0].details) == {"t", "stage", "from", "to", "before", "after", "reason"}
-    instants = [i for i in loader._state.figures.timeline().instants if i.name == "decision"]
+    instants = [i for i in loader._state.stats.timeline().instants if i.name == "decision"]
     assert [i.details for i in instants] == [d.as_details() for d in decisions]
     assert str(decisions[0]) in caplog.text
     assert texts[-1] == f"PerfParams.manual(num_workers={loader.num_workers})"

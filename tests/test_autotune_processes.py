@@ -174,7 +174,7 @@ def test_processes_join_and_leave_in_an_epoch():
     assert {pid for index, pid, *_ in made if index >= 8} == {made[0][1]}
     assert loader.snapshot().stages[0].tasks.num_tasks == 60
     assert loader.report().placement.num_processes == 1
-    rows = [row.name for row in loader._state.figures.timeline().rows if row.role == "stage"]
+    rows = [row.name for row in loader._state.stats.timeline().rows if row.role == "stage"]
     assert rows == [f"worker process[{n}]" for n in range(4)]
     assert pool._children.keys() == {0}
     assert children() == []

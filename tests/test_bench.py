@@ -122,7 +122,7 @@ def test_goal_takes_the_best_of_several_peers():
     assert "goal >= 2.5: MISSED" in report.text()
 
 
-def test_failed_row_is_told_beside_the_others():
+def test_failed_row_stands_beside_the_others():
     """With the last line of its error; the whole of it is in the JSON."""
     report = small_report()
     text = report.text()
@@ -456,7 +456,7 @@ def test_goal_names_rows_that_there_are():
         (["bench", "clips", "--data", "nowhere"], "--data: nowhere must hold videos, found none."),
     ],
 )
-def test_what_cannot_be_used_is_told(arguments, message, capsys):
+def test_arguments_that_cannot_be_used_are_refused(arguments, message, capsys):
     """Exit status 2, before anything is measured: one line that names the command once."""
     assert main(arguments) == 2
     error = capsys.readouterr().err

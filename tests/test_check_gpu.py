@@ -295,7 +295,7 @@ ENDINGS = {
 }
 
 
-def test_endings_are_told_apart(monkeypatch):
+def test_endings_are_distinguished(monkeypatch):
     """By their status, by what they write, and whether they end at all."""
     for name, (ending, expected) in ENDINGS.items():
         monkeypatch.setattr(exits, "_PATIENCE_SECONDS", 2 if name == "hangs" else 30)

@@ -171,7 +171,7 @@ def test_hand_over_begins_when_the_batch_is_there():
 
 
 @pytest.mark.parametrize("load", [DataLoader, torch.utils.data.DataLoader])
-def test_what_is_asked_for_is_told_apart(load):
+def test_requests_are_distinguished(load):
     """In our iterators, and in torch's: they ask on this thread, by a method of that name."""
     batches = iter(load(list(range(60)), num_workers=2))
     took = hand_over.hand_overs(batches, 5, lambda: None)

@@ -334,6 +334,6 @@ def test_figures_are_of_one_moment(monkeypatch):
         while epoch.contention.alone is None:
             next(batches)
         monkeypatch.setattr(stats_module, "probe_counters", read_slowly)
-        stats = batches._pool.figures.snapshot()
+        stats = batches._pool.stats.snapshot()
         del batches
     assert stats.stages[0].thread_time > stats.elapsed

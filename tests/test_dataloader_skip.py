@@ -232,7 +232,7 @@ def test_generator_is_not_skipped_over(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_end_right_behind_a_bad_item_is_told(workers, caplog):
+def test_end_right_after_a_bad_item_is_logged(workers, caplog):
     """A generator inside of another iterator ends there too; nobody else would say so."""
 
     class Mapped(IterableDataset):
@@ -358,7 +358,7 @@ def test_ranks_have_as_many_batches_as_each_other(workers, replace):
     assert counts == ([3, 3] if replace else [3])
 
 
-# How it is told
+# How it is reported
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -390,8 +390,8 @@ def test_figures_and_report_and_trace_tell(workers):
     assert "samples that were skipped" in str(json.loads(report.as_json())["verdict"]["remarks"])
     (timeline,) = loader.profile().timelines
     failures = [i.details for i in timeline.instants if i.name == "failure"]
-    told = sorted((each["key"], each["error"]) for each in failures)
-    assert told == [("11", "ValueError: bad 11"), ("3", "ValueError: bad 3")]
+    listed = sorted((each["key"], each["error"]) for each in failures)
+    assert listed == [("11", "ValueError: bad 11"), ("3", "ValueError: bad 3")]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -441,7 +441,7 @@ def test_error_does_not_keep_the_batch_alive():
     seen = [weakref.ref(item) for item in next(batches)]
     gc.collect()
     assert [ref() for ref in seen] == [None, None]
-    assert "raise ValueError" in loader._state.figures.skipped.errors[0].__notes__[-1]
+    assert "raise ValueError" in loader._state.stats.skipped.errors[0].__notes__[-1]
     del batches
 
 

@@ -43,7 +43,7 @@ def dataset_of(source, *ops, batch=None, drop_last=False, **options):
 
 
 class Numbers:
-    """Knows how to divide itself: contiguous parts, told from strides by their order."""
+    """Divides itself into contiguous parts, which their order distinguishes from strides."""
 
     def __init__(self, numbers):
         self.numbers = list(numbers)
@@ -195,7 +195,7 @@ def test_async_source_is_run_again():
 # -- epochs and statistics -------------------------------------------------------------------------
 
 
-def test_epochs_are_counted_and_told_to_the_source():
+def test_epochs_are_counted_and_set_on_the_source():
     """A pass is an epoch; ``set_epoch`` sets the next one."""
     source = Numbers(range(3))
     dataset = dataset_of(source)
@@ -290,7 +290,7 @@ def parts_of(source, world, **options):
 
 
 @given(sizes, st.integers(1, 5), st.sampled_from([list, Numbers, Later]))
-def test_ranks_have_equally_many_items_when_not_told_otherwise(num_items, world, make_source):
+def test_ranks_have_equally_many_items_by_default(num_items, world, make_source):
     """The others would wait for ever for a rank that ends early."""
     parts = parts_of(make_source(range(num_items)), world)
     assert {len(part) for part in parts} == {num_items // world}

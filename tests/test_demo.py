@@ -235,7 +235,7 @@ def test_bar_shows_amount_rate_and_rest():
     assert render("importing torch", 0, 0, 1.0) == "importing torch ..."
 
 
-def test_time_left_is_told_from_the_parts_that_are_done():
+def test_time_left_follows_from_the_parts_that_are_done():
     """Before the first is done, by what was expected."""
     assert time_left(0, 6, 1.0, expected=170.0) == ", about 3 min left"
     assert time_left(2, 6, 30.0, expected=170.0) == ", about 60 s left"

@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAM = EXAMPLES / "image_dataloading.py"
 NUM_IMAGES = 23
 SECONDS = 45
-"""Within which a program that was told to stop must have ended."""
+"""Within which a program that was asked to stop must have ended."""
 
 
 @pytest.fixture(scope="module")

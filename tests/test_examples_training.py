@@ -113,7 +113,7 @@ def test_language_model_learns_from_a_child_process(tmp_path):
 
 
 def test_folder_of_videos_is_a_class_for_each(videos, tmp_path):
-    """And class folders are as Kinetics' program has them; nothing is told."""
+    """And class folders are as Kinetics' program has them; nothing has to be said."""
     from _k400 import write_videos
 
     write_videos(tmp_path, num_classes=2, per_class=3)

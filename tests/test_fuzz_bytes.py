@@ -46,13 +46,13 @@ class Campaign:
             self.take_death(done.returncode)
         return done.returncode == 0
 
-    def take(self, told):
-        if "finding" in told:
-            self.findings.append(told["finding"])
+    def take(self, report):
+        if "finding" in report:
+            self.findings.append(report["finding"])
             return
-        self.executions.update(told["executions"])
-        self.accepted.update(told["accepted"])
-        for name, (peak, number) in told["peak_bytes"].items():
+        self.executions.update(report["executions"])
+        self.accepted.update(report["accepted"])
+        for name, (peak, number) in report["peak_bytes"].items():
             self.peak_bytes[name] = max(self.peak_bytes.get(name, (0, 0)), (peak, number))
             if peak > MOST_BYTES:
                 self.findings.append([name, number, f"took {peak} bytes", "not saved"])

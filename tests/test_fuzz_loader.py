@@ -281,7 +281,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def look(self):
         """Reading figures changes nothing."""
         loader = self.sides[1].loader
-        if loader._state.figures is not None:
+        if loader._state.stats is not None:
             assert len(loader.snapshot().stages) == 2
             assert str(loader.report())
 

@@ -46,7 +46,7 @@ ROOMS = {
         *("_video", "_image", "utils", "__init__"),
     ],
     "data": [
-        *("state_fields", "error_notes", "nested_datasets", "dataset_figures", "rng", "sampling"),
+        *("state_fields", "error_notes", "nested_datasets", "dataset_stats", "rng", "sampling"),
         "checkpoint",
         *("fetching", "workers", "child_process"),
         *("sources", "mixing", "caching", "folder", "dataset", "packing", "loader"),

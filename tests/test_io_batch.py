@@ -168,7 +168,7 @@ def test_crop_function_sees_every_size_in_order(paths):
 
 
 def test_crop_function_outside_the_picture(paths):
-    """A box that leaves the picture is the caller's mistake, told with both."""
+    """A box that leaves the picture is the caller's mistake; the error names both."""
     crop = functools.partial(Crop, 0, 0)
     with pytest.raises(ValueError, match=r"Crop\(top=0.*outside the picture of height=375"):
         load_image(paths[0], 8, 8, crop=lambda height, width: crop(height + 1, width))

@@ -409,7 +409,7 @@ def test_library_with_other_pixels_is_passed_over(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OTHER_KINDS])
-def test_plain_jpegs_are_told_by_their_header(kind):
+def test_plain_jpegs_are_recognised_by_their_header(kind):
     """Sequential, all in one scan, its end in place; of the sampling the library knows."""
     content = {**KINDS, **OTHER_KINDS}[kind]
     start = plain_jpeg_scan(memoryview(content))

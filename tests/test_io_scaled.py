@@ -334,7 +334,7 @@ def test_what_cannot_be_asked_for(call, error, complaint):
         call(KINDS["gray"])
 
 
-def test_cached_samples_of_both_kinds_are_told_apart(root, tmp_path):
+def test_cached_samples_of_both_kinds_are_kept_apart(root, tmp_path):
     """A cache of whole pictures' samples is not taken for one of reduced ones."""
     inner = {scaled: ImageFolder(root, VALIDATION, scaled=scaled) for scaled in (False, True)}
     for scaled in (False, True, False, True):

@@ -205,7 +205,7 @@ for level in (None, 16, -8):
 """
 
 
-def test_ffmpeg_prints_what_it_is_told_to():
+def test_ffmpeg_prints_at_the_level_that_was_set():
     """On standard error, and nothing at first."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = _warm.run(["-c", SPOILED], cwd=ROOT, env=environment, timeout=50)
@@ -215,7 +215,7 @@ def test_ffmpeg_prints_what_it_is_told_to():
     assert "h264" in errors
 
 
-def test_what_was_built_in_is_told():
+def test_build_options_are_reported():
     """As booleans and names, without a device."""
     assert utils.built_with_nvcodec() is False
     assert isinstance(utils.built_with_cuda(), bool)

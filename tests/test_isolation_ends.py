@@ -96,7 +96,7 @@ def test_child_ends_when_the_loop_does(how):
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         (signal.SIGKILL, "was killed by SIGKILL.*memory"),
         (signal.SIGSEGV, "was killed by SIGSEGV.*crashed"),
@@ -104,12 +104,12 @@ def test_child_ends_when_the_loop_does(how):
         ("exit", "ended by itself with exit code 3"),
     ],
 )
-def test_death_of_the_child_is_an_error(how, told):
+def test_death_of_the_child_is_an_error(how, message):
     """It says how and how to go on; asked again it says so again."""
     batches = iter(isolated(Crashing(how), 1, num_workers=1))
-    with pytest.raises(RuntimeError, match=rf"the loading process \(pid \d+\) {told}"):
+    with pytest.raises(RuntimeError, match=rf"the loading process \(pid \d+\) {message}"):
         list(batches)
-    with pytest.raises(RuntimeError, match=told):
+    with pytest.raises(RuntimeError, match=message):
         next(batches)
 
 
@@ -170,7 +170,7 @@ def test_another_fork_server_is_asked_when_one_is_on_its_way_out(monkeypatch, tm
         dying.wait()
 
 
-def test_waiting_loop_is_told_what_the_child_does(tmp_path):
+def test_waiting_loop_logs_what_the_child_does(tmp_path):
     """timeout=: the batch, the sample and the stack of the thread in the child."""
     os.mkfifo(tmp_path / "held")
     loader = isolated(Waiting(tmp_path / "held", held=1), 1, num_workers=1, timeout=3)
@@ -179,8 +179,10 @@ def test_waiting_loop_is_told_what_the_child_does(tmp_path):
     assert next(batches)[0, 0, 0, 0] < 1
     with pytest.raises(RuntimeError, match="timed out after 3 seconds") as caught:
         next(batches)
-    told = r"(?s)Waiting for batch 1.*Busy threads:.*worker-0, batch 1.*sample index 1.*_isolation_"
-    assert re.search(told, str(caught.value))
+    message = (
+        r"(?s)Waiting for batch 1.*Busy threads:.*worker-0, batch 1.*sample index 1.*_isolation_"
+    )
+    assert re.search(message, str(caught.value))
     os.kill(pid, signal.SIGKILL)
 
 
@@ -203,19 +205,19 @@ def held_child(tmp_path):
     os.kill(begun[0], signal.SIGKILL)
 
 
-def test_timeout_is_told_what_the_child_with_the_batch_does(held_child):
+def test_timeout_names_what_the_child_with_the_batch_does(held_child):
     """Of several children, that one alone."""
     batches, _ = held_child(timeout=3)
     with pytest.raises(RuntimeError, match="timed out after 3 seconds") as caught:
         next(batches)
-    told = (
+    message = (
         r"(?s)Waiting for batch 4.*Busy threads:.*worker-\d, batch 4.*sample index 4.*_isolation_"
     )
-    assert re.search(told, str(caught.value))
+    assert re.search(message, str(caught.value))
     assert "None of its threads is at work" not in str(caught.value)
 
 
-def test_wait_for_any_batch_is_told_what_all_children_do(held_child, monkeypatch):
+def test_wait_for_any_batch_logs_what_all_children_do(held_child, monkeypatch):
     """One that does not answer does not hide the others."""
     monkeypatch.setattr(process_pool, "_ASK_SECONDS", 0.5)
     batches, pid = held_child(in_order=False)
@@ -350,9 +352,9 @@ def session_of(leader):
     ("method", "sample"), [("fork", "1"), ("forkserver", "1"), ("forkserver", "bytes(1 << 22)")]
 )
 def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
-    """The child runs it again, which multiprocessing refuses; the trainer is told what to do. Also
-    where there is so much to be sent to the child that it does not live to take it. A forked child
-    runs nothing again."""
+    """The child runs it again, which multiprocessing refuses; the trainer's error says what to do.
+    Also where there is so much to be sent to the child that it does not live to take it. A forked
+    child runs nothing again."""
     file = tmp_path / "program.py"
     file.write_text(
         "from spdl_torch import DataLoader\n"

@@ -31,7 +31,7 @@ pytestmark = [
 
 @contextmanager
 def forked(function):
-    """A forked process that calls ``function`` when it is told to; yields what tells it to, and
+    """A forked process that calls ``function`` on request; yields the request, and
     returns its result, or the error as text."""
     ours, theirs = multiprocessing.Pipe()
     with warnings.catch_warnings():
@@ -152,7 +152,7 @@ class Seen(Images):
 
 
 def test_worker_that_replaces_a_killed_one_is_a_copy_of_the_same_thread(kept):
-    """Of the loop's, wherever the loop is when it is told."""
+    """Of the loop's, wherever the loop is at that moment."""
     with decimal.localcontext() as context:
         context.prec = 40
         loader = isolated(Seen(64), None, num_workers=2, processes=2)
@@ -198,10 +198,10 @@ def test_loader_runs_in_a_forked_process():
         assert found() == [expected, expected]
 
 
-def test_daemonic_process_is_told_that_it_may_start_none():
+def test_daemonic_process_may_start_none_and_the_error_says_so():
     """Such as a worker of torch's loader."""
-    with forked(in_a_daemon) as told:
-        assert "forbids in a daemonic process, such as a worker of torch's" in told()
+    with forked(in_a_daemon) as answer:
+        assert "forbids in a daemonic process, such as a worker of torch's" in answer()
 
 
 def in_a_daemon():

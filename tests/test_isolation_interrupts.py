@@ -135,7 +135,7 @@ def assert_nothing_is_left(before, where):
 @pytest.fixture
 def before(monkeypatch):
     """Belongings with the fork server, which stays."""
-    # Ctrl-C inside of a finalizer is told and dropped; pytest would keep it, and what it refers to.
+    # Ctrl-C in a finalizer is printed and dropped; pytest would keep it, and all it refers to.
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     whole_life(random.Random(0))
     assert_threads_end()

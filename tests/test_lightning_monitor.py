@@ -246,8 +246,8 @@ def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
     monkeypatch.setattr(moving_pool, "_HOLDS_UP", tuple(Cause))
     monkeypatch.setattr(moving_pool, "_LEAST_WAIT", 0.0)
     monkeypatch.setattr(moving_pool, "_GAIN", 0.0)
-    told = []
-    monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", told.append)
+    messages = []
+    monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
     board = TensorBoardLogger(tmp_path, name="", version="board")
     trainer(
         tmp_path,
@@ -267,7 +267,7 @@ def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
     ]
     assert texts[0] == "on 2 threads of the training process: Squares says thread_safe = True."
     assert "in 2 processes: the GIL held the threads up" in texts[-1]
-    assert f"\nThe workers live {texts[-1]}" in told[-1]
+    assert f"\nThe workers live {texts[-1]}" in messages[-1]
     report = report_of_file(tmp_path / "s.db")
     assert [each.num_processes for each in report.placements] == [0, 2, 2]
     assert str(report.placement) == texts[-1]
@@ -339,20 +339,20 @@ def test_lightnings_loggers_record_without_a_trainer(tmp_path):
     assert logged(tmp_path, "data/wait_ratio") == [4]
 
 
-def test_finding_is_told_every_epoch_and_the_action_when_it_is_another(tmp_path, monkeypatch):
+def test_finding_is_logged_every_epoch_and_the_action_when_it_changes(tmp_path, monkeypatch):
     """A line each; nothing without being asked."""
-    told = []
-    monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", told.append)
+    messages = []
+    monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
     monitor = PipelineStatsMonitor()
     trainer(tmp_path, monitor, max_epochs=5).fit(Module(), DataLoader(Points(), batch_size=3))
-    parts = [text.removeprefix("data: Training ").split(". ", 1) for text in told]
+    parts = [text.removeprefix("data: Training ").split(". ", 1) for text in messages]
     kinds = [re.sub(r".*\d %.*?(\): |$)", "", finding).rstrip(".") for finding, *_ in parts]
     assert len(parts) == 5
     for before, kind, part in zip([None, *kinds], kinds, parts, strict=False):
-        assert (len(part) == 2) == (before != kind), told
-    told.clear()
+        assert (len(part) == 2) == (before != kind), messages
+    messages.clear()
     trainer(tmp_path / "b", PipelineStatsMonitor(verdict=False)).fit(Module(), ours())
-    assert told == []
+    assert messages == []
 
 
 def test_monitor_warns_when_it_finds_nothing(tmp_path):
@@ -546,10 +546,10 @@ class Slow(Points):
         return super().__getitem__(index)
 
 
-def test_verdict_of_the_file_is_the_one_that_was_told(tmp_path, monkeypatch, capsys):
+def test_verdict_of_the_file_is_the_one_that_was_logged(tmp_path, monkeypatch, capsys):
     """Cause, stage and percentage, though validation ran in between; the commands read it."""
-    told = []
-    monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", told.append)
+    messages = []
+    monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
     path = tmp_path / "s.db"
     monitor = PipelineStatsMonitor(db_path=path)
     runs = trainer(tmp_path, monitor, max_epochs=1, val_check_interval=2)
@@ -560,12 +560,12 @@ def test_verdict_of_the_file_is_the_one_that_was_told(tmp_path, monkeypatch, cap
     verdict = report.verdict
     place = f"The workers live {report.placement}"
     lines = [f"data: {verdict.finding} {verdict.action}", *verdict.remarks, place]
-    assert told == ["\n".join(lines)]
-    assert "Garbage collection takes" in told[0]
+    assert messages == ["\n".join(lines)]
+    assert "Garbage collection takes" in messages[0]
     assert main(["report", str(path)]) == 0
     assert verdict.finding in capsys.readouterr().out
-    log_stats_summary(path, write=told.append)
-    assert "Stage: 0:1:fetch[2]\n    Total tasks processed: 12\n" in told[-1]
+    log_stats_summary(path, write=messages.append)
+    assert "Stage: 0:1:fetch[2]\n    Total tasks processed: 12\n" in messages[-1]
 
 
 def test_picture_says_what_the_report_says(tmp_path):

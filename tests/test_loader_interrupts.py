@@ -31,10 +31,10 @@ def interrupted(count, seed, isolation, patience):
     return json.loads(done.stdout)
 
 
-def assert_nothing_left(told, count):
-    assert told["interrupted"] == count
-    assert told["left"] == []
-    assert told["descriptors"] <= 0
+def assert_nothing_left(report, count):
+    assert report["interrupted"] == count
+    assert report["left"] == []
+    assert report["descriptors"] <= 0
 
 
 @pytest.mark.timeout(2 * HANG_SECONDS)
@@ -49,9 +49,9 @@ def test_nothing_is_left_after_random_interrupts(isolation, count):
 def test_nothing_is_left_after_many_random_interrupts(isolation, long_seconds):
     """Others in every run, of threads and of children."""
     count = round(INTERRUPTS_PER_SECOND * long_seconds)
-    told = interrupted(count, threading.get_native_id(), isolation, 600)
-    print(told)
-    assert_nothing_left(told, count)
+    report = interrupted(count, threading.get_native_id(), isolation, 600)
+    print(report)
+    assert_nothing_left(report, count)
 
 
 def test_thread_that_was_started_runs_whatever_happens_to_the_wait():

@@ -127,21 +127,23 @@ def test_error_of_collating_without_batches_names_the_sample():
 
 
 @pytest.mark.parametrize(
-    ("options", "is_told"),
+    ("options", "is_recommended"),
     [
         ({"isolation": "process"}, True),
         ({"isolation": "process", "persistent_workers": True}, False),
         ({"isolation": "thread"}, False),
     ],
 )
-def test_report_recommends_to_keep_processes_that_epochs_start_anew(options, is_told, monkeypatch):
+def test_report_recommends_to_keep_processes_that_epochs_start_anew(
+    options, is_recommended, monkeypatch
+):
     """From the second epoch on, and only where there is something to keep."""
     monkeypatch.setattr(workers_stats, "_VISIBLE_START", -math.inf)  # however long it takes
     loader = DataLoader(SAMPLES, batch_size=4, num_workers=1, **options)
-    for expected in (False, is_told):
+    for expected in (False, is_recommended):
         assert len(list(loader)) == 3
         remarks = " ".join(loader.report().verdict.remarks)
         assert ("persistent_workers=True keeps them" in remarks) is expected
     numbers = re.search(r"anew: ([0-9.e-]+) s of the ([0-9.e-]+) s of the last one", remarks)
-    assert (numbers is not None) is is_told
+    assert (numbers is not None) is is_recommended
     assert numbers is None or float(numbers[1]) <= float(numbers[2])

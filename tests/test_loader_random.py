@@ -207,7 +207,7 @@ def test_seed_makes_every_epoch_replayable(persistent):
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_epoch_is_the_samplers_when_it_was_told():
+def test_epoch_is_the_samplers_where_it_was_set():
     """``set_epoch`` names the streams as it names the order, in a resumed program too."""
     dataset = Drawing(three_draws)
     sampler = DistributedSampler(dataset, 1, 0, shuffle=False)

@@ -36,7 +36,7 @@ def run(tmp_path, capsys, monkeypatch):
         options += ["-p", f"no:{plugin}"]
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
 
-    def collect(*more, num_long=300):
+    def collect(*more, num_long=100):
         (tmp_path / "test_some.py").write_text(TESTS.format(num_long))
         found, known = Collected(), set(sys.modules)
         assert pytest.main([*options, str(tmp_path), *more], plugins=[conftest, found]) == 0
@@ -65,9 +65,9 @@ def test_parts_are_disjoint_and_all_of_the_long_forms(run):
 
 def test_test_stays_in_its_part(run):
     """Whatever is added beside it; else successive days could miss it for ever."""
-    fewer, more = (set(run("--rotation", "7", num_long=count)[0]) for count in (150, 300))
+    fewer, more = (set(run("--rotation", "7", num_long=count)[0]) for count in (60, 100))
     assert fewer < more
-    assert all(is_long(name) and int(name[10:-1]) >= 150 for name in more - fewer)
+    assert all(is_long(name) and int(name[10:-1]) >= 60 for name in more - fewer)
 
 
 @pytest.mark.parametrize("days_between", [1, 2, 3, 5, 7, 10, 14, 30])

@@ -563,7 +563,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     as measured."""
     iterator = iter(DataLoader(Python(), batch_size=4, num_workers=2))
     next(iterator)
-    figures = iterator._pool._threads.figures
+    figures = iterator._pool._threads.stats
     report = figures.report()
     fetch, collate = report.stats.stages
     tasks = replace(fetch.tasks, ave_time=0.01, ave_cpu_time=0.01 * cpu)

@@ -127,7 +127,7 @@ def moves(monkeypatch):
         monkeypatch.setattr(moving_pool, name, 0)
     for name in ("_TRIAL_SECONDS", "_TRIAL_BATCHES", "_TRIAL_EPOCHS", "_LONG_TRIAL_SECONDS"):
         monkeypatch.setattr(moving_pool, name, 0)
-    # Ctrl-C inside of a finalizer is told and dropped; pytest would keep it, and what it refers to.
+    # Ctrl-C in a finalizer is printed and dropped; pytest would keep it, and all it refers to.
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
 
 
@@ -158,7 +158,7 @@ def interrupted(state, place):
     if not has_begun_again:
         moments = [each.since for each in life.loader.report().placements]
         assert moments == sorted(set(moments)), f"reported twice, {where}"
-        before = life.pool.figures.reports_before()
+        before = life.pool.stats.reports_before()
         assert len({report.placement.since for report in before}) == len(before), where
     return interrupt, came
 

@@ -294,8 +294,8 @@ def check_curve(page, name, rows, figure):
     assert times[0] - columns["x"][-len(rows) - 1] == pytest.approx(rows[0]["elapsed"])
     title, _, line = name.partition(": ")
     (chart,) = (c for c in page.figures["charts"] if c["title"] == title)
-    (told,) = (each for each in chart["lines"] if each["name"] == line)
-    assert told["values"][-len(rows) :] == pytest.approx(values)
+    (drawn,) = (each for each in chart["lines"] if each["name"] == line)
+    assert drawn["values"][-len(rows) :] == pytest.approx(values)
 
 
 def test_time_line_shows_every_slice_of_the_trace(tmp_path):

@@ -336,7 +336,7 @@ EVENTS = {
         [*collection(1, 2, 0), *collection(3, 5, 2)],
         [(1, 2, False), (3, 5, True)],
     ),
-    "no generation told": ([event(1, "gc_start"), event(2, "gc_stop")], [(1, 2, True)]),
+    "no generation given": ([event(1, "gc_start"), event(2, "gc_stop")], [(1, 2, True)]),
     "stop without a start": ([event(1, "gc_stop", 2), *collection(2, 3, 2)], [(2, 3, True)]),
     "start without a stop": ([event(1, "gc_start", 2), *collection(2, 3, 2)], [(2, 3, True)]),
     "other events": ([event(1, "epoch"), event(2, "gc_start", 2)], []),
@@ -406,7 +406,7 @@ def test_time_span_is_given_in_any_form(db_path, case):
     assert len(line.get_markevery()) == len(expected)
 
 
-def test_last_run_with_figures_is_drawn_unless_told(tmp_path):
+def test_last_run_with_stats_is_drawn_by_default(tmp_path):
     """Runs are not mixed."""
     path = tmp_path / "s.db"
     for number, label in enumerate(("first", "second")):

@@ -464,7 +464,7 @@ def test_reading_fails_when_there_is_nothing(tmp_path):
         SQLiteStatsWriter(tmp_path / "t.db", flush_interval=0)
 
 
-def test_queue_that_is_called_as_its_stage_is_told_from_it(tmp_path):
+def test_queue_with_the_name_of_its_stage_is_distinguished_from_it(tmp_path):
     """As SPDL's example names it: by ``str(info)``, which names the tasks, too."""
     path = tmp_path / "s.db"
     write(path, task_entry(), queue_entry(name="0:1:decode[2]"), queue_entry(name="mine"))

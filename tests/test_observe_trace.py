@@ -185,7 +185,7 @@ def test_part_is_inside_of_its_turn():
 @pytest.mark.parametrize(
     ("outcome", "word"), [(Outcome.DROPPED, "dropped"), (Outcome.FAILED, "failed")]
 )
-def test_outcome_is_told_when_nothing_was_passed_on(outcome, word):
+def test_outcome_is_named_when_nothing_was_passed_on(outcome, word):
     """In the args of the slice."""
     only = row("decode", 1, [turn(0, 1, 2, 2, 7, outcome=outcome)])
     (event,) = events_of(trace_of(Timeline("Pipeline", 0, CLOCK, (only,))), "X", name="Process")

@@ -288,7 +288,7 @@ def test_a_stall_is_written_once(dumps, monkeypatch):
     assert wait["dur"] >= 50_000  # µs
 
 
-def test_a_step_that_takes_too_long_is_told(dumps):
+def test_a_step_that_takes_too_long_is_logged(dumps):
     """While batches are ready; after the last one nobody waits for the loop."""
     loader = DataLoader(MapData(12), batch_size=2, num_workers=2)
     with flight_recorder(dumps.folder, stall_seconds=1):  # more than the machine takes for another
@@ -329,7 +329,7 @@ def test_nothing_is_written_when_all_is_well(dumps):
     assert not [t for t in threading.enumerate() if t.name == "spdl-flight-recorder"]
 
 
-def test_a_trace_that_cannot_be_written_is_told_and_not_raised(tmp_path, caplog):
+def test_a_trace_that_cannot_be_written_is_logged_and_not_raised(tmp_path, caplog):
     """The training goes on; the log says what was in the way."""
     (tmp_path / "file").write_text("")
     with (

@@ -269,7 +269,7 @@ def test_workers_without_a_core_are_not_idle():
 @pytest.mark.parametrize("gil", [None, 3e-4, 1e-3, 0.006])
 @pytest.mark.parametrize("run_delay", [None, 0.0, 0.05])
 @pytest.mark.parametrize("threads", [2, 3, 4, 8, 16])
-def test_threads_that_use_one_core_together_are_never_told_to_be_more(gil, run_delay, threads):
+def test_more_threads_are_never_advised_where_all_use_one_core_together(gil, run_delay, threads):
     """As they do that take the GIL in turns, whether the probe has looked at it or not yet."""
     for cores in (0.75, 1.0, 1.3):
         stats = reading(0.9, stage("fetch", busy=0.97, cpu=cores / threads / 0.97, threads=threads))
@@ -278,7 +278,7 @@ def test_threads_that_use_one_core_together_are_never_told_to_be_more(gil, run_d
             assert "Raise" not in judge(stats, probes, pooled=pooled).action
 
 
-def test_one_thread_is_told_of_processes_where_nobody_looked_at_the_gil():
+def test_processes_are_advised_for_one_thread_where_nobody_looked_at_the_gil():
     """A loader without workers, or with one, in a window too short for the probe."""
     one = stage("fetch", busy=0.97, threads=1)
     inline = replace(one, queue=QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0))
@@ -409,7 +409,7 @@ REMARKS = {
 
 @pytest.mark.parametrize("kind", REMARKS)
 def test_remark_is_made_whatever_the_verdict(kind):
-    """What was lost is always told."""
+    """What was lost is always reported."""
     part, probes, text = REMARKS[kind]
     for wait in (0.0, 0.5):
         assert any(text in remark for remark in judge(reading(wait, part), probes).remarks)

@@ -428,7 +428,7 @@ def test_text_goes_to_the_log_when_it_is_not_written(caplog, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_floor_is_told_when_memory_is_too_small():
+def test_floor_is_reported_when_memory_is_too_small():
     """One worker that makes one batch is the least."""
     params, text = estimate(Growing(), element_bytes=90 * MIB)
     assert params == PerfParams.manual(num_workers=1, prefetch_factor=1)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Epochs:
-    """Gives ``sizes[n]`` items, told apart from those of all other epochs, in epoch ``n``; in each
+    """Gives ``sizes[n]`` items, distinct from those of all other epochs, in epoch ``n``; in each
     epoch after those as many as in the last.
     """
 
@@ -254,11 +254,11 @@ class Sampler(Epochs):
     def __init__(self, epoch):
         super().__init__(2)
         self.epoch = epoch
-        self.told = []
+        self.epochs_set = []
 
     def set_epoch(self, epoch):
         self.epoch = epoch
-        self.told.append(epoch)
+        self.epochs_set.append(epoch)
 
     def __iter__(self):
         return iter(self.items(self.epoch))
@@ -272,7 +272,7 @@ def test_source_with_set_epoch_is_given_the_numbers_of_epochs(first):
     with pipeline.auto_stop():
         got = [list(pipeline) for _ in range(3)]
     assert got == [source.items(first + n) for n in range(3)]
-    assert source.told[:2] == [first + 1, first + 2]
+    assert source.epochs_set[:2] == [first + 1, first + 2]
 
 
 def test_generator_is_refused():
@@ -381,7 +381,7 @@ def test_budget_counts_over_all_epochs():
         whole_epochs(pipeline, 2)
 
 
-def test_stage_that_fails_every_task_of_short_epochs_is_told():
+def test_stage_that_fails_every_task_of_short_epochs_is_reported():
     """Below 100 tasks no share is judged; an endless row of empty epochs would say nothing."""
 
     def fail(item):

@@ -138,10 +138,10 @@ def test_log_has_one_line_for_each_run(caplog):
     """The figures of each stage's and queue's own would drown them."""
     with caplog.at_level(logging.INFO, "spdl_torch.pipeline"):
         profile_pipeline(config_of(range(9), Pipe(plus), Aggregate(4)), 5)
-    told = [
+    logged = [
         re.match(r"profile_pipeline: (\S+): \d", record.getMessage()) for record in caplog.records
     ]
-    assert [each and each[1] for each in told] == [
+    assert [each and each[1] for each in logged] == [
         *(f"plus[{n}]" for n in ALL),
         "aggregate(4)[1]",
     ]
@@ -153,7 +153,7 @@ def test_continuous_source_is_iterated_once():
     assert result.name == "plus"
 
 
-def test_stage_without_input_is_told():
+def test_stage_without_input_is_reported():
     """An empty source, or a stage before it that fails all; one rank of a machine is enough."""
     with pytest.raises(RuntimeError, match="no input for stage 'plus': the source is empty"):
         profile_pipeline(config_of([], Pipe(plus)))

@@ -133,8 +133,8 @@ def test_own_way_of_copying_is_used_within_the_budget():
     own, state = private(small=small, large=large)
     assert own.small.content[1] is not small.content[1]
     assert own.large is large
-    (told,) = state.shared
-    assert "dataset.large (CopiesItself)" in told
+    (message,) = state.shared
+    assert "dataset.large (CopiesItself)" in message
 
 
 def test_what_is_one_stays_one():
@@ -232,7 +232,7 @@ def test_attribute_past_the_budget_is_shared_as_a_whole(part, why):
     own, state = private(part=part, other=other)
     assert own.part is part
     assert own.other is not other
-    assert [bool(re.search(why, told)) for told in state.shared] == [True] * (why is not None)
+    assert [bool(re.search(why, message)) for message in state.shared] == [True] * (why is not None)
 
 
 # -- loaders -----------------------------------------------------------------------------------
@@ -259,16 +259,16 @@ def on_threads(dataset, **options):
 
 
 @pytest.mark.parametrize(
-    ("zeros", "error", "told"),
+    ("zeros", "error", "message"),
     [
         (np.zeros, ValueError, "read-only"),
         (torch.zeros, RuntimeError, r"dataset\.data \(4\.0 MiB\) was changed in place"),
     ],
     ids=["array", "tensor"],
 )
-def test_write_into_a_large_array_is_an_error(zeros, error, told):
+def test_write_into_a_large_array_is_an_error(zeros, error, message):
     """It names the attribute, the sample, and what to do; in processes it is right."""
-    with pytest.raises(error, match=told) as caught:
+    with pytest.raises(error, match=message) as caught:
         on_threads(Accumulating(zeros(MIB)))
     notes = " ".join([str(caught.value), *caught.value.__notes__])
     assert "dataset.data" in notes
@@ -332,9 +332,11 @@ def test_what_all_workers_share_is_logged_once_and_reported(caplog, tmp_path, mo
     (tmp_path / "file").write_bytes(b"1")
     with open(tmp_path / "file", "rb") as file:
         _, loader = on_threads(Reading({"open": file}))
-    told = "dataset.data (dict): dataset.data['open'] is a BufferedReader, which cannot be copied"
-    assert caplog.text.count(told) == 1
-    assert told in str(loader.report())
+    message = (
+        "dataset.data (dict): dataset.data['open'] is a BufferedReader, which cannot be copied"
+    )
+    assert caplog.text.count(message) == 1
+    assert message in str(loader.report())
 
 
 class Noting(dict):

@@ -201,7 +201,7 @@ def test_parts_that_the_source_makes_keep_their_number():
         next(iter(again))
 
 
-def test_items_out_of_order_are_told_of(caplog):
+def test_items_out_of_order_are_reported(caplog):
     """Once: a state cannot be exact where items overtake each other."""
     builder = PipelineBuilder().add_source(range(20)).pipe(ones, concurrency=3).add_sink()
     dataset = PipelineDataset(builder)

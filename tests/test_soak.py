@@ -35,8 +35,8 @@ def soak(seconds=HANG_SECONDS, rounds=sys.maxsize):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    return told["rounds"], told["readings"]
+    report = json.loads(done.stdout)
+    return report["rounds"], report["readings"]
 
 
 def assert_flat(rounds, readings, form):

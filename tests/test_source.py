@@ -201,11 +201,11 @@ def test_draws_are_refused_when_they_cannot_be(options, complaint):
 
 
 @pytest.mark.filterwarnings("error")
-def test_indices_that_are_never_visited_are_told():
+def test_indices_that_are_never_visited_give_a_warning():
     """As by SPDL; at the caller's line."""
-    with pytest.warns(UserWarning, match="the last 3 of 11 indices are never visited") as told:
+    with pytest.warns(UserWarning, match="the last 3 of 11 indices are never visited") as warned:
         DistributedDeterministicSampler(11, rank=0, world_size=4)
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     DistributedDeterministicSampler(11, rank=0, world_size=4, ddp_drop_last_distributed_round=False)
 
 
@@ -224,24 +224,24 @@ def test_dataset_does_not_divide_a_sampler_again(wrap):
 
 
 class Recording:
-    """A source that keeps what it was told."""
+    """A source that keeps the seeds that it was given."""
 
-    def __init__(self, num_items=3, told=()):
-        self.num_items, self.told = num_items, list(told)
+    def __init__(self, num_items=3, seeds=()):
+        self.num_items, self.seeds = num_items, list(seeds)
 
     def shuffle(self, seed):
-        self.told.append(seed)
+        self.seeds.append(seed)
 
     def __iter__(self):
-        yield from ((tuple(self.told), number) for number in range(self.num_items))
+        yield from ((tuple(self.seeds), number) for number in range(self.num_items))
 
 
 def test_embed_shuffle_shuffles_once_a_pass():
     """With the epoch's number: before the pass, or after it."""
     source = embed_shuffle(Recording(), epoch=5)
-    assert [[told for told, _ in source] for _ in range(2)] == [[(5,)] * 3, [(5, 6)] * 3]
+    assert [[seeds for seeds, _ in source] for _ in range(2)] == [[(5,)] * 3, [(5, 6)] * 3]
     source = embed_shuffle(Recording(), shuffle_last=True, epoch=5)
-    assert [[told for told, _ in source] for _ in range(2)] == [[()] * 3, [(5,)] * 3]
+    assert [[seeds for seeds, _ in source] for _ in range(2)] == [[()] * 3, [(5,)] * 3]
     for _ in source:
         break  # a pass that was left counts
     assert next(iter(source)) == ((5, 6, 7), 0)

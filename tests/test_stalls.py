@@ -115,8 +115,8 @@ def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
     """Without a timeout the log says so, and the batch is handed out when it comes."""
     monkeypatch.setattr(stall, "STALL_SECONDS", 0.05)
     dataset = GatedData(4, held=2)
-    told = "Waiting for batch 2"
-    opener = threading.Thread(target=_open_when_told, args=(dataset.gate, caplog, told))
+    message = "Waiting for batch 2"
+    opener = threading.Thread(target=_open_when_logged, args=(dataset.gate, caplog, message))
     opener.start()
     assert [batch.item() for batch in DataLoader(dataset, num_workers=1)] == [0, 1, 2, 3]
     opener.join()
@@ -136,7 +136,7 @@ def test_long_wait_for_a_pipeline_is_logged(caplog, monkeypatch):
 
     pipeline = PipelineBuilder().add_source([1]).pipe(wait, name="stuck").add_sink(1).build()
     opener = threading.Thread(
-        target=_open_when_told, args=(gate, caplog, "Busy threads: spdl-stuck-0.")
+        target=_open_when_logged, args=(gate, caplog, "Busy threads: spdl-stuck-0.")
     )
     opener.start()
     with pipeline.auto_stop():
@@ -146,9 +146,9 @@ def test_long_wait_for_a_pipeline_is_logged(caplog, monkeypatch):
     assert first.startswith("pipeline: the loop has waited 0.05 s for an item. Busy threads: ")
 
 
-def _open_when_told(gate, caplog, told):
+def _open_when_logged(gate, caplog, message):
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while told not in caplog.text and time.monotonic() < deadline:
+    while message not in caplog.text and time.monotonic() < deadline:
         gate.wait(0.01)
     gate.set()
 

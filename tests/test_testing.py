@@ -188,7 +188,7 @@ def test_rng_worker_is_named_as_the_reason():
         check(lambda _: torch.rand(1), rng="worker")
 
 
-def test_place_of_the_difference_is_told():
+def test_place_of_the_difference_is_named():
     """The batch, the way into it, and the sample."""
     generator = random.SystemRandom()
 

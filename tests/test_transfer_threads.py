@@ -231,7 +231,7 @@ def test_cuda_is_asked_for_when_batches_go_there(load, no_questions):
         iter(load(Images(8), 4, num_workers=1, device="cuda"))
 
 
-def test_forked_process_is_told_why_it_has_no_cuda(monkeypatch):
+def test_error_says_why_a_forked_process_has_no_cuda(monkeypatch):
     """There is a GPU, and advice to leave it out would be wrong."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)

@@ -45,7 +45,7 @@ class Tagged(UserDict):
 
 
 def moved(leaf):
-    """A leaf that can be told from every other."""
+    """A leaf that is distinct from every other."""
     return ("moved", leaf)
 
 

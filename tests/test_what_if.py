@@ -240,7 +240,7 @@ def test_what_cannot_be_known_is_said_to_be_unknown():
         assert "cannot be known" in str(found)
 
 
-def test_waits_for_the_gil_or_for_storage_are_not_told_apart():
+def test_waits_for_the_gil_or_for_storage_count_alike():
     """Four threads keep the GIL busy, and each call takes long: they may wait for either."""
     loader = Loader(num_workers=4, num_cores=8, waits=2 * MS, gil=1 * MS)
     found = report_of(Simulation(loader, 400)).what_if(num_workers=4, processes=4)

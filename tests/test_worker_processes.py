@@ -453,12 +453,12 @@ def test_workers_are_threads_where_that_is_known_to_be_safe(kind):
 def test_workers_are_processes_elsewhere(kind):
     """The report says why, and what would put them on threads; that does."""
     make, options, reason = UNKNOWN[kind]
-    found, told = where(DataLoader(make(), num_workers=2, **options))
+    found, message = where(DataLoader(make(), num_workers=2, **options))
     assert found
-    assert "in 2 processes: " in told
-    assert reason in told
+    assert "in 2 processes: " in message
+    assert reason in message
     if kind != "declared unsafe":
-        assert 'thread_safe = True in the dataset or isolation="thread"' in told
+        assert 'thread_safe = True in the dataset or isolation="thread"' in message
     assert where(DataLoader(make(), num_workers=2, isolation="thread", **options)) == (False, "")
 
 
@@ -474,9 +474,9 @@ def test_our_own_datasets_load_on_threads(tmp_path):
     sampler = DistributedSampler(len(dataset), num_replicas=1, rank=0)
     assert where(DataLoader(dataset, sampler=sampler, num_workers=1)) == (False, "")
     dataset.transform = np.array
-    found, told = where(DataLoader(Subset(dataset, [0, 1]), num_workers=1))
+    found, message = where(DataLoader(Subset(dataset, [0, 1]), num_workers=1))
     assert found
-    assert "transform=array is not known to be safe on threads" in told
+    assert "transform=array is not known to be safe on threads" in message
 
 
 def test_classes_in_the_table_of_known_ones_exist():
@@ -521,7 +521,7 @@ def test_only_transforms_of_libraries_alone_keep_no_state(kind):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"processes": 2}, r"processes=2 has an effect only with isolation=\"process\""),
         ({"processes": 2, "isolation": "thread"}, "processes=2 has an effect only with"),
@@ -533,9 +533,9 @@ def test_only_transforms_of_libraries_alone_keep_no_state(kind):
         ({"isolation": "fibre"}, r'isolation must be "auto", "thread" or "process", got \'fibre\''),
     ],
 )
-def test_option_that_cannot_be_honoured_is_refused(options, told):
+def test_option_that_cannot_be_honoured_is_refused(options, message):
     """The message says what is expected and what was given."""
-    with pytest.raises(UnsupportedOptionError, match=told):
+    with pytest.raises(UnsupportedOptionError, match=message):
         DataLoader(range(4), num_workers=2, **options)
 
 
@@ -719,9 +719,9 @@ def test_nothing_is_left_after_ctrl_c():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-5000:]
-    told = json.loads(done.stdout)
-    assert (told["interrupted"], told["left"]) == (6, [])
-    assert told["descriptors"] <= 0
+    report = json.loads(done.stdout)
+    assert (report["interrupted"], report["left"]) == (6, [])
+    assert report["descriptors"] <= 0
 
 
 class Computing(Images):
@@ -735,7 +735,7 @@ def test_what_workers_did_is_known_after_their_epoch():
     """Their processes have ended with it; the trace of that epoch has their rows all the same."""
     loader = DataLoader(Computing(), batch_size=4, num_workers=2)
     num_batches = sum(1 for _ in loader)
-    rows = [row for row in loader._state.figures.timeline().rows if row.stage == "worker process"]
+    rows = [row for row in loader._state.stats.timeline().rows if row.stage == "worker process"]
     assert [row.replica for row in rows] == [0, 1]
     num_turns = sum(len(row.turns) for row in rows)
     assert num_batches - 2 <= num_turns <= num_batches  # a batch is sent before its turn is noted

@@ -46,7 +46,7 @@ def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
         type=whole_number,
         nargs="+",
         metavar="N",
-        help="num_workers (default: 2; for ordinary, which takes several, 2 4)",
+        help="num_workers (default: 2; for ordinary, which measures 0, too: 2 4)",
     )
     bench.add_argument(
         "--data",

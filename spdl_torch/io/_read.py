@@ -11,7 +11,7 @@ from ._cache.hashing import hash_of
 from ._cache.paths import CachedPath
 from ._cache.places import file_stamp, open_store
 from ._remote import afetch_url, fetch_url, is_url, url_stamp
-from ._retry import RetryPolicy
+from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Reader:
     A read that fails for a transient reason (timeouts, lost connections, HTTP 408, 425, 429 and
     5xx, any OSError but a missing file, permission or a wrong name) is retried after
     ``backoff_seconds``, twice that, four times that, up to ``max_backoff_seconds``, each
-    shortened at random by up to a half. The defaults wait at most 0.7 s in total. After the last
+    shortened at random by up to a half. The defaults wait at most 21 s in total. After the last
     attempt the error itself is raised, with a note of the number of attempts.
 
     retries: further attempts for one read; 0 = none.
@@ -52,9 +52,9 @@ class Reader:
     def __init__(
         self,
         *,
-        retries: int = 3,
-        backoff_seconds: float = 0.1,
-        max_backoff_seconds: float = 5.0,
+        retries: int = RETRIES,
+        backoff_seconds: float = BACKOFF_SECONDS,
+        max_backoff_seconds: float = MAX_BACKOFF_SECONDS,
         timeout_seconds: float | None = None,
         keep_path: bool = False,
         storage_options: Mapping[str, Any] | None = None,

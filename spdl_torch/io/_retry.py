@@ -13,7 +13,15 @@ from typing import Any
 from ..errors import SourceChangedError
 from ..pipeline.failures import attach_note
 
-__all__ = ["RetryPolicy", "is_transient", "note_failure", "status_of"]
+__all__ = [
+    "BACKOFF_SECONDS",
+    "MAX_BACKOFF_SECONDS",
+    "RETRIES",
+    "RetryPolicy",
+    "is_transient",
+    "note_failure",
+    "status_of",
+]
 
 _logger = logging.getLogger("spdl_torch.io")
 
@@ -91,10 +99,20 @@ def _is_refused(error: BaseException) -> bool:
     return status_of(error) in (401, 403) or type(error).__name__ in _NO_CREDENTIALS
 
 
+RETRIES, BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 9, 0.1, 5.0
+"""The defaults of all that reads: waits of at most 21 s in all, about as long as S3's own clients
+go on. A store that slows its clients down often does so for seconds."""
+
+
 class RetryPolicy:
     """Limits, delays and counts retries. Any number of threads may use it."""
 
-    def __init__(self, retries: int, backoff_seconds: float, max_backoff_seconds: float) -> None:
+    def __init__(
+        self,
+        retries: int = RETRIES,
+        backoff_seconds: float = BACKOFF_SECONDS,
+        max_backoff_seconds: float = MAX_BACKOFF_SECONDS,
+    ) -> None:
         if retries < 0:
             raise ValueError(f"retries must be >= 0, got {retries}. 0 means a single attempt.")
         if backoff_seconds < 0 or max_backoff_seconds < 0:

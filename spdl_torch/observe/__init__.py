@@ -2,48 +2,55 @@
 
 ``page`` draws a page of sentences, tables and charts; ``verdict`` names what holds training back;
 ``store`` is the statistics file, ``trace`` the traces of what every thread did, ``plot`` the
-pictures. Each uses only those before it, but ``plot`` uses no traces.
+pictures. Each uses only those before it, but ``plot`` uses no traces. The names below are imported
+when they are first used: a loader needs few of them.
 """
 
-from spdl_torch.observe.page.showing import showing
-from spdl_torch.observe.plot.plot import plot_queue_stats, plot_stats, plot_task_stats
-from spdl_torch.observe.store.entries import (
-    EventLogEntry,
-    LogEntry,
-    QueueStatsLogEntry,
-    TaskStatsLogEntry,
-    entries_of,
-)
-from spdl_torch.observe.store.logging_hooks import (
-    QueueStatsRecorder,
-    TaskStatsRecorder,
-    recorders,
-    recording_gc,
-)
-from spdl_torch.observe.store.query import (
-    QueueStatsQueryResult,
-    QueueStatsRow,
-    TaskStatsQueryResult,
-    TaskStatsRow,
-    query_event_stats,
-    query_queue_stats,
-    query_task_stats,
-)
-from spdl_torch.observe.store.recording import recording
-from spdl_torch.observe.store.stored_run import pipelines_of_file, report_of_file
-from spdl_torch.observe.store.summary import QueueSummary, TaskSummary, summarize
-from spdl_torch.observe.store.summary_text import log_stats_summary
-from spdl_torch.observe.store.writer import SQLiteStatsWriter
-from spdl_torch.observe.trace.check import TraceSummary, check_trace
-from spdl_torch.observe.trace.last_seconds import flight_recorder
-from spdl_torch.observe.trace.merge import merge_ranks, merge_with_torch
-from spdl_torch.observe.trace.profile import Profile
-from spdl_torch.observe.trace.tracing import tracing
-from spdl_torch.observe.verdict.causes import Cause, Probes
-from spdl_torch.observe.verdict.placement import Placement
-from spdl_torch.observe.verdict.report import Report, make_report
-from spdl_torch.observe.verdict.verdict import Verdict, judge
-from spdl_torch.observe.verdict.what_if import Prediction
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .page.showing import showing
+    from .plot.plot import plot_queue_stats, plot_stats, plot_task_stats
+    from .store.entries import (
+        EventLogEntry,
+        LogEntry,
+        QueueStatsLogEntry,
+        TaskStatsLogEntry,
+        entries_of,
+    )
+    from .store.logging_hooks import (
+        QueueStatsRecorder,
+        TaskStatsRecorder,
+        recorders,
+        recording_gc,
+    )
+    from .store.query import (
+        QueueStatsQueryResult,
+        QueueStatsRow,
+        TaskStatsQueryResult,
+        TaskStatsRow,
+        query_event_stats,
+        query_queue_stats,
+        query_task_stats,
+    )
+    from .store.recording import recording
+    from .store.stored_run import pipelines_of_file, report_of_file
+    from .store.summary import QueueSummary, TaskSummary, summarize
+    from .store.summary_text import log_stats_summary
+    from .store.writer import SQLiteStatsWriter
+    from .trace.check import TraceSummary, check_trace
+    from .trace.last_seconds import flight_recorder
+    from .trace.merge import merge_ranks, merge_with_torch
+    from .trace.profile import Profile
+    from .trace.tracing import tracing
+    from .verdict.causes import Cause, Probes
+    from .verdict.placement import Placement
+    from .verdict.report import Report, make_report
+    from .verdict.verdict import Verdict, judge
+    from .verdict.what_if import Prediction
 
 __all__ = [
     "Cause",
@@ -90,3 +97,58 @@ __all__ = [
     "summarize",
     "tracing",
 ]
+
+_HOMES = {
+    ".page.showing": ("showing",),
+    ".plot.plot": ("plot_queue_stats", "plot_stats", "plot_task_stats"),
+    ".store.entries": (
+        "EventLogEntry",
+        "LogEntry",
+        "QueueStatsLogEntry",
+        "TaskStatsLogEntry",
+        "entries_of",
+    ),
+    ".store.logging_hooks": (
+        "QueueStatsRecorder",
+        "TaskStatsRecorder",
+        "recorders",
+        "recording_gc",
+    ),
+    ".store.query": (
+        "QueueStatsQueryResult",
+        "QueueStatsRow",
+        "TaskStatsQueryResult",
+        "TaskStatsRow",
+        "query_event_stats",
+        "query_queue_stats",
+        "query_task_stats",
+    ),
+    ".store.recording": ("recording",),
+    ".store.stored_run": ("pipelines_of_file", "report_of_file"),
+    ".store.summary": ("QueueSummary", "TaskSummary", "summarize"),
+    ".store.summary_text": ("log_stats_summary",),
+    ".store.writer": ("SQLiteStatsWriter",),
+    ".trace.check": ("TraceSummary", "check_trace"),
+    ".trace.last_seconds": ("flight_recorder",),
+    ".trace.merge": ("merge_ranks", "merge_with_torch"),
+    ".trace.profile": ("Profile",),
+    ".trace.tracing": ("tracing",),
+    ".verdict.causes": ("Cause", "Probes"),
+    ".verdict.placement": ("Placement",),
+    ".verdict.report": ("Report", "make_report"),
+    ".verdict.verdict": ("Verdict", "judge"),
+    ".verdict.what_if": ("Prediction",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name], __name__), name)
+    globals()[name] = value  # from now on without this detour
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

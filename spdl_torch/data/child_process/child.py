@@ -215,7 +215,7 @@ class Child:
         try:
             if message.question == "at_work":
                 return pool.at_work(message.argument)
-            return pool.figures.timeline()
+            return pool.stats.timeline()
         except PipelineStopped:
             return None
 
@@ -230,7 +230,7 @@ class Child:
         except BaseException as error:
             self._uplink.send_fatal("the loading process could not be set up", error)
             return
-        self._uplink.figures = pool.figures
+        self._uplink.stats = pool.stats
         with self._pool_lock:
             self._pool = pool
             for message in self._backlog:

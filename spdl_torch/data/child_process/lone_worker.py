@@ -26,7 +26,7 @@ from ..workers.activity import Activity, describe_activities
 from ..workers.contention import Contention
 from ..workers.epoch import Epoch
 from ..workers.jobs import Job
-from ..workers.stats import PoolFigures
+from ..workers.stats import PoolStats
 from ..workers.worker_info import use_one_intra_op_thread
 from ..workers.worker_thread import Worker
 from .messages import Free, Reply, Restart, Submit
@@ -58,7 +58,7 @@ class LoneWorker:
         self._activity = Activity()
         stages = [TaskStatsHook(StageInfo(0, n, s, 1)) for n, s in ((1, "fetch"), (2, "collate"))]
         self._stages = stages
-        self.figures = uplink.figures = PoolFigures(stages[0], stages[1], None, spec.dataset)
+        self.stats = uplink.stats = PoolStats(stages[0], stages[1], None, spec.dataset)
         self._begin = key, tuple(workers)
 
     def run(self, connection: Connection) -> None:
@@ -105,14 +105,14 @@ class LoneWorker:
             if question == "at_work":
                 thread = threading.main_thread()
                 return describe_activities([self._activity], [thread], argument)
-            return self.figures.timeline()
+            return self.stats.timeline()
         except PipelineStopped:
             return None
 
     def _new_epoch(self, turns: _Turns, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
         spec = self._spec
         recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
-        recorder.belongs_to(self.figures)
+        recorder.belongs_to(self.stats)
         fetch, collate = (stage.counters() for stage in self._stages)
         queues: Any = turns
         epoch = Epoch(
@@ -130,7 +130,7 @@ class LoneWorker:
             recorder=recorder,
             consumer=recorder.new_consumer_ring(2),
         )
-        self.figures.begin(epoch)
+        self.stats.begin(epoch)
         return epoch
 
 

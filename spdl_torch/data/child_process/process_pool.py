@@ -41,7 +41,7 @@ from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
 from .error_pickle import unpack_errors_of
 from .messages import Submit
-from .process_stats import ProcessFigures, ProcessRecorder
+from .process_stats import ProcessRecorder, ProcessStats
 from .shared_blocks import CAN_SHARE_BLOCKS, SharedBlocks
 from .start_methods import context_of, forks
 from .worker_process import WorkerProcess
@@ -111,7 +111,7 @@ class ProcessPool:
         self._threads = ThreadGroup(weakly(self.request_stop))
         stages = [TaskStatsHook(StageInfo(0, n, s, spec.num_workers)) for n, s in _STAGES]
         hook = None if device_stage is None else device_stage.hook
-        self.figures = ProcessFigures(stages[0], stages[1], hook)
+        self.stats = ProcessStats(stages[0], stages[1], hook)
         self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
         self._epoch: Epoch | None = None
         # Guards which child has which job: the trainer's thread gives jobs out, a receiver takes
@@ -286,7 +286,7 @@ class ProcessPool:
     def rest(self) -> None:
         """Keep the figures of an epoch that is over; see ``Pool.rest``."""
         self._part()
-        self.figures.end()
+        self.stats.end()
 
     def request_stop(self) -> None:
         """End every wait, and ask the children to end. Never blocks; safe in a finalizer."""
@@ -295,7 +295,7 @@ class ProcessPool:
         self._is_stopped = True  # before looking for children: a receiver looks after it adds one
         epoch = self._epoch
         try:
-            self.figures.end()
+            self.stats.end()
         finally:  # the children end even if the figures fail
             if epoch is not None:
                 epoch.close()
@@ -306,7 +306,7 @@ class ProcessPool:
 
     def _end_children(self) -> None:
         """Let the children end; if somebody traces, once a thread has kept their rows."""
-        children, recorder = list(self._children.values()), self.figures.recorder
+        children, recorder = list(self._children.values()), self.stats.recorder
         is_left_to_thread = False
         try:
             if isinstance(recorder, ProcessRecorder) and is_tracing() and not exit_has_begun():
@@ -332,7 +332,7 @@ class ProcessPool:
         self._threads.join(_JOIN_SECONDS)
 
     def _keep_rows(self) -> None:
-        recorder = self.figures.recorder
+        recorder = self.stats.recorder
         if isinstance(recorder, ProcessRecorder):
             recorder.keep()
 
@@ -381,7 +381,7 @@ class ProcessPool:
             hear=weakly(self._hear),
             ended=weakly(self._child_has_ended),
         )
-        self.figures.add(child)
+        self.stats.add(child)
         return child
 
     def _start_child(self, child: WorkerProcess) -> None:
@@ -401,9 +401,9 @@ class ProcessPool:
         results = Channel[Result](spec.max_outstanding)
         outlet = results if stage is None else Channel[Result](AHEAD)
         recorder = ProcessRecorder(
-            self.figures, "DataLoader", spec.pipeline_number, enabled=spec.stats
+            self.stats, "DataLoader", spec.pipeline_number, enabled=spec.stats
         )
-        recorder.belongs_to(self.figures)
+        recorder.belongs_to(self.stats)
         epoch = Epoch(
             jobs=(),  # jobs wait in the children
             results=results,
@@ -420,7 +420,7 @@ class ProcessPool:
             first=first,
             consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
-        self.figures.begin(epoch)
+        self.stats.begin(epoch)
         recorder.add_queue(1, "batches", results.capacity)
         if stage is not None:
             recorder.add_queue(2, "device batches", outlet.capacity)
@@ -456,7 +456,7 @@ class ProcessPool:
             self._locker.grow(most_regions(max_outstanding, num_workers))
         self._places = range(num_workers)
         self._spec = replace(self._spec, num_workers=num_workers)
-        self.figures.workers.change(num_workers)
+        self.stats.workers.change(num_workers)
         return num_workers
 
     def _join(self, place: int, epoch: Epoch) -> bool:
@@ -494,7 +494,7 @@ class ProcessPool:
             ]
             self._children = {p: c for p, c in self._children.items() if c not in idle}
         for child in idle:
-            self.figures.left(child)
+            self.stats.left(child)
             child.connection.hang_up()
 
     def _look_after(self, child: WorkerProcess) -> None:
@@ -562,7 +562,7 @@ class ProcessPool:
                 # batch kills it, too, it is its first again, and the second death is counted.
                 heir = min((self._children[n] for n in places), key=lambda each: len(each.jobs))
                 heir.submit(job)
-        self.figures.replaced(child)  # before the log says so: whoever reads it finds it reported
+        self.stats.replaced(child)  # before the log says so: whoever reads it finds it reported
         made_again = ", ".join(str(job.number) for job in jobs) or "none was begun"
         who = "The others make" if is_late and child.place not in places else "A new process makes"
         _logger.warning("%s %s its batches again: %s.", child.connection.death(), who, made_again)
@@ -602,7 +602,7 @@ class ProcessPool:
             deaths = self._deaths[jobs[0].number] = self._deaths.get(jobs[0].number, 0) + 1
             if deaths >= _MOST_DEATHS:
                 return None
-        if self.figures.num_replaced >= _MOST_REPLACED:
+        if self.stats.num_replaced >= _MOST_REPLACED:
             return None
         return self._new_child(child.place, epoch.key, epoch.workers)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...observe.verdict.probes import ProbeCounters, probe_counters, probes_between
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.stats.counters import TaskCounters
-from ..workers.stats import PoolFigures, Readings
+from ..workers.stats import PoolStats, Readings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..workers.epoch import Epoch
     from .worker_process import WorkerProcess
 
-__all__ = ["ProcessFigures", "ProcessRecorder"]
+__all__ = ["ProcessRecorder", "ProcessStats"]
 
 _ASK_SECONDS = 2.0
 _ROW = "worker process"  # the name of the children's rows in a trace
@@ -36,7 +36,7 @@ _KEEP_SECONDS = 0.2  # at the end of an epoch, when children have nothing left t
 _Counters = TypeVar("_Counters", TaskCounters, ProbeCounters)
 
 
-class ProcessFigures(PoolFigures):
+class ProcessStats(PoolStats):
     """The figures of workers in child processes.
 
     The stages' figures are as of the last batch received of each child, the trainer's are current.
@@ -169,9 +169,9 @@ def _added(one: _Counters, other: _Counters) -> _Counters:
 class ProcessRecorder(FlightRecorder):
     """A recorder that adds the children's rows to the trainer's, as long as they live."""
 
-    def __init__(self, figures: ProcessFigures, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, stats: ProcessStats, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._figures = weakref.ref(figures)
+        self._stats = weakref.ref(stats)
         self._kept: list[Timeline] | None = None  # None = the children still have them
         self._left: list[Timeline] = []  # of children that have left
         self._keeper: threading.Thread | None = None
@@ -228,8 +228,8 @@ class ProcessRecorder(FlightRecorder):
 
     def _timelines(self, seconds: float) -> list[Timeline]:
         """Ask the children that live; each has ``seconds`` to answer."""
-        figures = self._figures()
-        return self._answers_of(() if figures is None else figures.children, seconds)
+        stats = self._stats()
+        return self._answers_of(() if stats is None else stats.children, seconds)
 
     def _answers_of(self, children: Sequence[WorkerProcess], seconds: float) -> list[Timeline]:
         alive = [child.connection for child in children if not child.connection.is_over]

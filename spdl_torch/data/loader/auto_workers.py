@@ -77,7 +77,7 @@ class LoaderTuner:
         if pool is None or self._others_work(pool):
             self._begin_anew(pool)
             return
-        readings = self._state.meter.look(pool.figures.snapshot(), self._num_batches)
+        readings = self._state.meter.look(pool.stats.snapshot(), self._num_batches)
         if readings is not None:
             has_changed = self._step(pool, self._window(readings))
             self._state.meter.restart(skip=int(has_changed))
@@ -85,8 +85,8 @@ class LoaderTuner:
     def _others_work(self, pool: TunedPool) -> bool:
         """Return whether the work has been given to others since the last look."""
         if self._recorder is None:
-            self._recorder = pool.figures.recorder
-        return self._is_on_trial or pool.figures.recorder is not self._recorder
+            self._recorder = pool.stats.recorder
+        return self._is_on_trial or pool.stats.recorder is not self._recorder
 
     def _begin_anew(self, pool: TunedPool | None) -> None:
         """Measure anew once a trial of processes is over; find their number if they won."""
@@ -98,7 +98,7 @@ class LoaderTuner:
         state = loader.tuning_state()
         if state is not self._state:
             self._state = state
-            self._note(pool.figures.workers.count)
+            self._note(pool.stats.workers.count)
 
     def end(self) -> None:
         """Take the epoch's last reading, and log the settings found so far."""
@@ -106,7 +106,7 @@ class LoaderTuner:
         if pool is None or self._others_work(pool):
             self._begin_anew(pool)
         else:
-            self._state.meter.end_run(pool.figures.snapshot(), self._num_batches)
+            self._state.meter.end_run(pool.stats.snapshot(), self._num_batches)
         if self._state.found:
             self._state.log_settings(self._settings())
 
@@ -129,7 +129,7 @@ class LoaderTuner:
         for count in step.counts.values():
             self._resize(pool, count)
         for decision in step.decisions:
-            state.log(decision, pool.figures.recorder)
+            state.log(decision, pool.stats.recorder)
         if step.decisions and state.tuner().is_settled:
             state.log_settings(self._settings())
         return bool(step.counts)

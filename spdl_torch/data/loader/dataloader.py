@@ -18,7 +18,7 @@ from ...observe.verdict.cached_steps import cached_batches
 from ...observe.verdict.causes import Cause
 from ...pipeline.recorder.flight_recorder import new_pipeline_number
 from ..dataset import PipelineDataset
-from ..dataset_figures import dataset_figures
+from ..dataset_stats import dataset_stats
 from ..fetching.sample_calls import is_read_at_once
 from ..sampling.sharding import is_shared_out
 from ..workers.stats import start_remark, with_remarks, with_remarks_of
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.report import Report
     from ...pipeline.stats.perf_stats import PipelineStats
     from ..fetching.bad_samples import SkippedSample
-    from ..workers.stats import Figures
+    from ..workers.stats import EpochStats
 
 __all__ = ["DataLoader"]
 
@@ -221,7 +221,7 @@ class DataLoader(BaseLoader[T_co]):
         else:
             kind = ThreadIterator
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
-        self._state.figures = iterator.figures()
+        self._state.stats = iterator.stats()
         return iterator
 
     @property
@@ -266,9 +266,9 @@ class DataLoader(BaseLoader[T_co]):
 
         def keep(seconds: float) -> None:
             self._state.cached_step = seconds
-            self._state.figures = measured or self._state.figures
+            self._state.stats = measured or self._state.stats
 
-        measured = self._state.figures  # the figures of a real epoch stay; keep() puts them back
+        measured = self._state.stats  # the figures of a real epoch stay; keep() puts them back
         return cached_batches(self, num_batches, num_steps, keep)
 
     @property
@@ -278,7 +278,7 @@ class DataLoader(BaseLoader[T_co]):
         1000. ``key`` is the key given to the dataset (for an iterable dataset, the number of the
         item in its worker's iterator), ``error`` the type and text.
         """
-        skipped = None if self._state.figures is None else self._state.figures.skipped
+        skipped = None if self._state.stats is None else self._state.stats.skipped
         return [] if skipped is None else list(skipped.samples)
 
     def _report(self) -> Report:
@@ -312,7 +312,7 @@ class DataLoader(BaseLoader[T_co]):
     def _remark_on_start(self, report: Report) -> str:
         """Return the remark on workers that the next epoch would start anew, once it is known that
         there are several epochs."""
-        known, is_over = self._state, getattr(self._state.figures, "is_over", False)
+        known, is_over = self._state, getattr(self._state.stats, "is_over", False)
         if known.first_seconds is None or known.num_epochs_begun < 2:
             return ""
         if self.persistent_workers or not is_over:
@@ -323,25 +323,23 @@ class DataLoader(BaseLoader[T_co]):
         """Return the figures with those of the dataset in place of what its workers counted."""
         progress = self._state.progress
         given = None if progress is None else progress.given
-        return replace(stats, data=dataset_figures(self.dataset, stats.data, given))
+        return replace(stats, data=dataset_stats(self.dataset, stats.data, given))
 
     def _reports(self) -> list[Report]:
         """Return the reports on all workers that had the work in this epoch, in order: each move
         begins another one.
         """
-        before: Callable[[], Sequence[Report]] = getattr(
-            self._state.figures, "reports_before", tuple
-        )
+        before: Callable[[], Sequence[Report]] = getattr(self._state.stats, "reports_before", tuple)
         while True:
             earlier, report = before(), self.report()
             if len(earlier) == len(before()):  # nobody moved meanwhile
                 return [*earlier, report]
 
-    def _measured(self) -> Figures:
-        if not self.stats or self._state.figures is None:
+    def _measured(self) -> EpochStats:
+        if not self.stats or self._state.stats is None:
             state = "stats=False was given" if not self.stats else "nothing was loaded yet"
             raise RuntimeError(f"DataLoader: there are no figures: {state}.")
-        return self._state.figures
+        return self._state.stats
 
     def state_dict(self) -> dict[str, Any]:
         """Return a state of the epoch: what the loop has received, not what was prefetched.

@@ -32,7 +32,7 @@ from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in, lent
 from ..workers.jobs import Exhausted, Failed, Loaded, NoBatch
 from ..workers.load_spec import LoadSpec
-from ..workers.stats import InlineFigures
+from ..workers.stats import InlineStats
 from ..workers.transfer_stage import open_device_stage
 from ..workers.worker_pool import WorkerPool
 from .auto_workers import LoaderTuner
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..child_process.process_pool import ProcessPool
     from ..workers.pool import Pool
-    from ..workers.stats import Figures
+    from ..workers.stats import EpochStats
     from ..workers.transfer_stage import DeviceStage
     from .base_loader import BaseLoader
 
@@ -85,9 +85,9 @@ class InlineIterator(EpochIterator):
         self._device_stage = open_device_stage(device, stats=stats)
         recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
         self._recorder = recorder
-        self._figures = InlineFigures(self._stages, recorder, loader.dataset)
-        self._figures.skipped = self._skipped
-        weakref.finalize(self, self._figures.end).atexit = False
+        self._stats = InlineStats(self._stages, recorder, loader.dataset)
+        self._stats.skipped = self._skipped
+        weakref.finalize(self, self._stats.end).atexit = False
         self._ring = recorder.new_consumer_ring(0)
         cells = [stage.new_cell() if stats else None for stage in self._stages]
         record_parts(self._ring, fetch=cells[0], collate=cells[1])
@@ -181,7 +181,7 @@ class InlineIterator(EpochIterator):
                 self._progress.own = None  # nothing of the iterator outlives the epoch
         self._advance(EpochState.OVER)
         self._ring.end()
-        self._figures.end()
+        self._stats.end()
 
     def _failure_instead_of_end(self, tries: Tries | None) -> Any:
         failure = self._failure_of(tries, self._num_taken, empty=False)
@@ -204,11 +204,11 @@ class InlineIterator(EpochIterator):
             return lent(self._streams, self._borrowers, self._owned)
         return self._streams
 
-    def figures(self) -> Figures:
+    def stats(self) -> EpochStats:
         """Return the figures; they stay readable after the end and do not keep this iterator
         alive.
         """
-        return self._figures
+        return self._stats
 
 
 class ThreadIterator(EpochIterator):
@@ -243,7 +243,7 @@ class ThreadIterator(EpochIterator):
         spec = self._load_spec(loader, placement, stats, pipeline_number)
         stage = open_device_stage(device, stats=stats)
         self._pool = _open_pool(loader, placement, spec, stage)
-        self._pool.figures.skipped = self._skipped
+        self._pool.stats.skipped = self._skipped
         # The pool does not refer to this object, so dropping it (Lightning's way to end a loader)
         # stops the threads. Register that before the first one starts: Ctrl-C may come between.
         self._finalizer = weakref.finalize(self, self._pool.request_stop)
@@ -293,7 +293,7 @@ class ThreadIterator(EpochIterator):
         try:
             super()._reset(loader, first_iter)
             self._pool.restart(self._stream_key(), self._begun_from)
-            self._pool.figures.skipped = self._skipped
+            self._pool.stats.skipped = self._skipped
             if self._tuner is not None:
                 self._tuner.begin()
             self._prime()
@@ -461,11 +461,11 @@ class ThreadIterator(EpochIterator):
         which = "any batch" if awaited is None else f"batch {awaited}"
         return f"Waiting for {which}. {self._pool.at_work(awaited)}"
 
-    def figures(self) -> Figures:
+    def stats(self) -> EpochStats:
         """Return this epoch's figures; they stay readable after its end and do not keep this
         iterator alive.
         """
-        return self._pool.figures
+        return self._pool.stats
 
 
 def _pinned(batch: Any, device: str | None) -> Any:
@@ -485,7 +485,7 @@ def _open_pool(
     if placement.num_processes:
         return _open_children(spec, stage, loader.multiprocessing_context, placement)
     threads = WorkerPool(spec, stage)
-    threads.figures.placement = placement
+    threads.stats.placement = placement
     if stage is not None or not loader.may_move:
         return threads
     number = loader.num_processes_at_first
@@ -508,5 +508,5 @@ def _open_children(
 
     spec = replace(spec, max_outstanding=max_outstanding or spec.max_outstanding)
     pool = ProcessPool(spec, stage, context=context, num_processes=placement.num_processes)
-    pool.figures.placement = placement
+    pool.stats.placement = placement
     return pool

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...autotune.tuning import TuningState
     from ...observe.verdict.placement import Placement
     from ..checkpoint.progress import Progress
-    from ..workers.stats import Figures
+    from ..workers.stats import EpochStats
 
 __all__ = ["LoaderState"]
 
@@ -44,7 +44,7 @@ class LoaderState:
         self._is_wanted = self._is_wanted_before = False
         self._num_processes: int | None = None
         self.moving = Moving()
-        self.figures: Figures | None = None
+        self.stats: EpochStats | None = None
         """The figures of the running epoch or, between epochs, of the last one."""
         self.tuning: TuningState | None = None
         """The findings of ``num_workers="auto"`` so far."""

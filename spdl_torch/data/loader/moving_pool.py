@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ..workers.jobs import Result
     from ..workers.moving import Moving
     from ..workers.pool import SinglePool, TunedPool
-    from ..workers.stats import PoolFigures
+    from ..workers.stats import PoolStats
     from ..workers.worker_pool import WorkerPool
 
 __all__ = ["MovingPool", "settle"]
@@ -182,7 +182,7 @@ class MovingPool:
         self._num_warm = 0  # the next batches that are not counted: those of a beginning
         self._is_first = False  # whether the epoch's first batch is still to come
         self._asked: SinglePool = threads  # the pool that the trainer asked last
-        self.figures = _MovingFigures(threads.figures)
+        self.stats = _MovingStats(threads.stats)
 
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
         """Start the threads or, on trial, children; see ``Pool.start``."""
@@ -243,7 +243,7 @@ class MovingPool:
         """Return the pool from which the next result comes."""
         pool = self._current().pool
         if pool is not self._asked:
-            self._asked.figures.leave()
+            self._asked.stats.leave()
             self._asked = pool
             self._num_warm = _TRIAL_BATCHES  # those of the children's start
         return pool
@@ -285,7 +285,7 @@ class MovingPool:
 
     def _keep_stats(self) -> None:
         if self._state is _State.THREADS:
-            self._memory.stats = self._threads.figures.snapshot()
+            self._memory.stats = self._threads.stats.snapshot()
 
     def request_stop(self) -> None:
         """End every wait; see ``Pool.request_stop``."""
@@ -315,7 +315,7 @@ class MovingPool:
         left = _LOOK_SECONDS - self._memory.unlooked_seconds
         self._due_seconds = self._last_seconds + (0.0 if pool is self._children else left)
         self._memory.begin_epoch()
-        self.figures.begin(pool.figures)
+        self.stats.begin(pool.stats)
 
     def _have_threads_begin(
         self, key: StreamKey, workers: Sequence[WorkerState], first: int
@@ -350,7 +350,7 @@ class MovingPool:
         """Return the segment from which the next result comes."""
         while self._segments[0].is_drained:
             self._segments.popleft()
-            self.figures.drained()
+            self.stats.drained()
         return self._segments[0]
 
     def _go(self, state: _State) -> None:
@@ -391,7 +391,7 @@ class MovingPool:
 
     def _are_held_up(self) -> bool:
         """Return whether the loop waits for threads that the GIL holds up, or may."""
-        report, memory = self._threads.figures.report(), self._memory
+        report, memory = self._threads.stats.report(), self._memory
         if report.stats.elapsed < _LOOK_SECONDS and memory.stats is not None:
             assert memory.probes_before is not None, "set when the first epoch began"
             probes = probes_between(memory.probes_before, probe_counters())
@@ -480,14 +480,14 @@ class MovingPool:
         """Let ``pool`` have the jobs from now on."""
         # Jobs below this number stay with those who have them; their results come first.
         first = self._num_submitted
-        self.figures.leave()
+        self.stats.leave()
         if pool is self._threads:
             self._have_threads_begin(self._key, (), first)
         else:
             pool.restart(self._key, first=first)
         self._segments[-1].end = first
         self._segments.append(_Segment(pool, first))
-        self.figures.lead(pool.figures)
+        self.stats.lead(pool.stats)
 
     def _judge_children(self) -> None:
         current = self._current()
@@ -499,13 +499,13 @@ class MovingPool:
         with handlers_deferred():
             if self._memory.has_moved:
                 self._go(_State.CHILDREN)
-                current.pool.figures.place(self._placed(current.pool, self._memory.reason))
+                current.pool.stats.place(self._placed(current.pool, self._memory.reason))
             else:
                 self._return()
 
     def _return(self) -> None:
         """Let the threads have the work back, for good."""
-        threads = self._threads.figures
+        threads = self._threads.stats
         because = f"{self._placed(self._threads).reason}, and {self._memory.reason}"
         threads.placement = self._placed(self._threads, because)
         self._hand_over(self._threads)
@@ -514,7 +514,7 @@ class MovingPool:
     @staticmethod
     def _placed(pool: SinglePool, reason: str = "") -> Placement:
         """Return where the workers of ``pool`` live; ``reason``: in place of the one known."""
-        placement = pool.figures.placement
+        placement = pool.stats.placement
         assert placement is not None, "set by whoever opened the pool"
         return replace(placement, reason=reason or placement.reason)
 
@@ -529,28 +529,28 @@ def _not_started(error: BaseException) -> str:
     return f"worker processes could not be started ({error})"
 
 
-class _MovingFigures:
+class _MovingStats:
     """The figures of those who work now; where the workers lived, and what they did, of all."""
 
-    def __init__(self, figures: PoolFigures) -> None:
-        self._now = figures
+    def __init__(self, stats: PoolStats) -> None:
+        self._now = stats
         # Replaced as a whole by the loop's thread, so that others read what belongs together.
-        self._before: tuple[tuple[Report, ...], tuple[PoolFigures, ...]] = ((), ())
+        self._before: tuple[tuple[Report, ...], tuple[PoolStats, ...]] = ((), ())
         self._placements_before: tuple[Placement, ...] = ()  # in this epoch, in other pools
         self._recorders_before: list[FlightRecorder] = []
 
-    def begin(self, figures: PoolFigures) -> None:
+    def begin(self, stats: PoolStats) -> None:
         """Report these figures in a new epoch."""
-        self.lead(figures)
+        self.lead(stats)
         self._before = ((), ())
         self._placements_before, self._recorders_before = (), []
 
-    def lead(self, figures: PoolFigures) -> None:
+    def lead(self, stats: PoolStats) -> None:
         """Report these figures from now on."""
-        figures.skipped = self._now.skipped
+        stats.skipped = self._now.skipped
         last, leaving = self._before
         self._before = (last, (*leaving, self._now))
-        self._now = figures
+        self._now = stats
 
     def leave(self) -> None:
         """Keep what is known of those who worked up to now, while others get the work."""
@@ -567,11 +567,11 @@ class _MovingFigures:
     def reports_before(self) -> tuple[Report, ...]:
         """Return the figures of those who had the work before in this epoch, in order."""
         last, leaving = self._before
-        return (*last, *(figures.report() for figures in leaving))
+        return (*last, *(stats.report() for stats in leaving))
 
     @property
     def skipped(self) -> SkippedSamples | None:
-        """As ``Figures`` says."""
+        """As ``EpochStats`` says."""
         return self._now.skipped
 
     @skipped.setter
@@ -579,16 +579,16 @@ class _MovingFigures:
         self._now.skipped = skipped
 
     def snapshot(self) -> PipelineStats:
-        """As ``Figures`` says, since the last move."""
+        """As ``EpochStats`` says, since the last move."""
         return self._now.snapshot()
 
     def report(self) -> Report:
-        """As ``Figures`` says, since the last move; and where the workers lived before."""
+        """As ``EpochStats`` says, since the last move; and where the workers lived before."""
         report = self._now.report()
         return replace(report, placements=(*self._placements_before, *report.placements))
 
     def timeline(self) -> Timeline | None:
-        """As ``Figures`` says, of the whole epoch."""
+        """As ``EpochStats`` says, of the whole epoch."""
         now = self._now.timeline()
         before = [recorder.timeline() for recorder in self._recorders_before]
         return now if now is None else joined([*before, now])

@@ -160,7 +160,7 @@ class Mixture(Dataset[T_co]):
         overall = ", ".join(f"{name} {ever[name]}" for name in self._names)
         return (f"Samples given in epoch {epoch}: {counts}. In all epochs: {overall}.",)
 
-    def progress_figures(self, epoch: int, num_samples: int) -> dict[str, float]:
+    def progress_stats(self, epoch: int, num_samples: int) -> dict[str, float]:
         """Return the number of samples that each source gave in an epoch, up to ``num_samples``,
         as ``mixture/NAME``.
         """

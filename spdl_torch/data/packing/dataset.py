@@ -99,22 +99,22 @@ class GroupedDataset(Dataset[Any]):
         number, what = len(self._plan.groups(0)), "padding" if self._padded else "unused"
         return (f"An epoch has {number} groups; {self.waste():.2%} of their room is {what}.",)
 
-    def progress_figures(self, epoch: int, num_groups: int) -> dict[str, float]:
+    def progress_stats(self, epoch: int, num_groups: int) -> dict[str, float]:
         """Return the waste of an epoch as ``packing/waste``, 0 to 1, and, for groups of a mixture,
         the number of samples that each source gave in its first ``num_groups`` as ``mixture/NAME``.
         """
         if self._plan is None:
             return {}
-        figures = {"packing/waste": self.waste(epoch)}
+        stats = {"packing/waste": self.waste(epoch)}
         if isinstance(self.dataset, Mixture):
             pieces = self._plan.groups(epoch).first(num_groups)
             _, origins, starts = self._pieces
             if origins is not None and starts is not None:
                 pieces = origins[pieces[starts[pieces] == 0]]
-            figures |= {
+            stats |= {
                 f"mixture/{name}": count for name, count in self.dataset.counts_at(pieces).items()
             }
-        return figures
+        return stats
 
     def plan(self) -> GroupPlan:
         """Return the plan of the groups. Raises: RuntimeError: this is a worker's copy."""

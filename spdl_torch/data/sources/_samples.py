@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from spdl_torch.errors import DecodeError
-from spdl_torch.io._retry import RetryPolicy
+from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, TarReader
 
 from ._shard_files import ShardFiles
@@ -27,7 +27,7 @@ _HEADER_BYTES = 512
 def read_samples(
     url: str | os.PathLike[str],
     *,
-    retries: int = 3,
+    retries: int = RETRIES,
     max_sample_bytes: int = DEFAULT_MAX_BYTES,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -37,7 +37,7 @@ def read_samples(
     Each sample is ``{"__key__": str, "__url__": str, "jpg": bytes, "cls": bytes, ...}``. Arguments,
     layout and errors are those of :class:`TarShards`.
     """
-    policy = RetryPolicy(retries, 0.1, 5.0)
+    policy = RetryPolicy(retries)
     name = os.fspath(url)
     files = ShardFiles(storage_options)
     for sample in numbered_samples(name, every_sample, policy, max_sample_bytes, files):

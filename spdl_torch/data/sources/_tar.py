@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import is_url
-from spdl_torch.io._retry import RetryPolicy
+from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES
 
 from ._base import check_start, random_of
@@ -86,7 +86,7 @@ class TarShards(StreamSource[dict[str, Any]]):
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         on_error: Literal["raise", "skip"] = "raise",
-        retries: int = 3,
+        retries: int = RETRIES,
         max_sample_bytes: int = DEFAULT_MAX_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         index: bool | None = None,
@@ -102,7 +102,7 @@ class TarShards(StreamSource[dict[str, Any]]):
         if not self._urls:
             raise ValueError("TarShards: expected at least one shard, got none.")
         self._on_error = on_error
-        self._policy = RetryPolicy(retries, 0.1, 5.0)
+        self._policy = RetryPolicy(retries)
         self._max_sample_bytes = max_sample_bytes
         self._parts: tuple[tuple[int, int], ...] = ()
         self._files = ShardFiles(self._options, cache, max_bytes, version)

@@ -27,14 +27,14 @@ __all__ = ["NOTHING", "Passes", "Sent", "SubprocessItems", "random_states"]
 
 T = TypeVar("T")
 
-_FIGURES_SECONDS = 0.1  # least time between readings sent; the end of a pass always has one
+_STATS_SECONDS = 0.1  # least time between readings sent; the end of a pass always has one
 
 
 class Sent(NamedTuple):
     """An item as the child sends it, with the current figures if they are due."""
 
     item: Any
-    figures: PipelineStats | None
+    stats: PipelineStats | None
 
 
 class _Nothing:
@@ -77,13 +77,13 @@ class SubprocessItems(IterableDataset[Sent]):
             self._iterable = None
         due = monotonic()
         for item in iterator:
-            figures, now = None, monotonic()
+            stats, now = None, monotonic()
             if now >= due:
-                figures, due = _figures_of(iterable), now + _FIGURES_SECONDS
-            yield Sent(item, figures)
+                stats, due = _stats_of(iterable), now + _STATS_SECONDS
+            yield Sent(item, stats)
             del item  # do not keep it alive while waiting for the next one
-        if (figures := _figures_of(iterable)) is not None:
-            yield Sent(NOTHING, figures)
+        if (stats := _stats_of(iterable)) is not None:
+            yield Sent(NOTHING, stats)
 
     def _set_up(self, states: _RandomStates) -> None:
         # Threads started later, such as a pipeline's, begin with this setting: as in torch's
@@ -94,7 +94,7 @@ class SubprocessItems(IterableDataset[Sent]):
             initializer()
 
 
-def _figures_of(iterable: Any) -> PipelineStats | None:
+def _stats_of(iterable: Any) -> PipelineStats | None:
     """Read a pipeline's or a dataset's figures; None = it is neither, or nothing has run yet."""
     try:
         figures = iterable.snapshot()

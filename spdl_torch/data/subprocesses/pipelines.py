@@ -183,7 +183,7 @@ class SubprocessIterable(Generic[T]):
         # thread of a stopped pipeline still waits for an item of the last pass.
         self._lock = threading.Lock()
         self._num_passes = 0
-        self._figures: PipelineStats | None = None
+        self._stats: PipelineStats | None = None
         self._items: Iterator[Sent] | None = self._begin()
         self._is_fresh = True
 
@@ -213,12 +213,12 @@ class SubprocessIterable(Generic[T]):
 
         Raises: RuntimeError: no item has come yet, or the child does not run a pipeline.
         """
-        if self._figures is None:
+        if self._stats is None:
             raise RuntimeError(
                 f"{self._name}: there are no figures: no item has come yet, or what iterates in "
                 "the child has no snapshot()."
             )
-        return self._figures
+        return self._stats
 
     def report(self) -> Report:
         """Judge what holds the loop back: the child's stages, and how long the loop waits.
@@ -253,7 +253,7 @@ class SubprocessIterable(Generic[T]):
                 self._items = None  # the next loop begins another pass
                 raise
             else:
-                self._figures = sent.figures or self._figures
+                self._stats = sent.stats or self._stats
                 if sent.item is not NOTHING:
                     return sent
         return None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from .jobs import Result
-    from .stats import Figures, PoolFigures
+    from .stats import EpochStats, PoolStats
 
 __all__ = ["Pool", "SinglePool", "TunedPool"]
 
@@ -19,7 +19,7 @@ class Pool(Protocol):
     """Makes batches ahead of the trainer, in epochs. The trainer's thread calls its methods."""
 
     @property
-    def figures(self) -> Figures:
+    def stats(self) -> EpochStats:
         """The figures of the epoch that runs or, between epochs, of the last one."""
         ...
 
@@ -74,7 +74,7 @@ class SinglePool(Pool, Protocol):
     """A pool whose workers all live in one kind of place, threads or processes."""
 
     @property
-    def figures(self) -> PoolFigures:
+    def stats(self) -> PoolStats:
         """The figures of the epoch that runs or, between epochs, of the last one."""
         ...
 
@@ -83,7 +83,7 @@ class TunedPool(Protocol):
     """A pool of threads, or of processes of one worker each, whose number may change."""
 
     @property
-    def figures(self) -> PoolFigures:
+    def stats(self) -> PoolStats:
         """The figures of its epoch."""
         ...
 

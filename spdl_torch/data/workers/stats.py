@@ -24,7 +24,7 @@ from ...pipeline.stats.perf_stats import (
     task_stats,
 )
 from ...pipeline.stats.thread_time import ThreadCount
-from ..dataset_figures import all_datasets, loading_counts
+from ..dataset_stats import all_datasets, loading_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DatasetCounts",
-    "Figures",
-    "InlineFigures",
-    "PoolFigures",
+    "EpochStats",
+    "InlineStats",
+    "PoolStats",
     "Readings",
     "start_remark",
     "with_remarks",
@@ -58,7 +58,7 @@ _SHORT_SAMPLE_SECONDS = 50e-6
 _ENOUGH_SAMPLES = 1_000
 
 
-class Figures(Protocol):
+class EpochStats(Protocol):
     """A loader's figures: of the running epoch or, after it, of the last one."""
 
     skipped: SkippedSamples | None
@@ -114,7 +114,7 @@ class DatasetCounts:
         return {name: count - self._before.get(name, 0) for name, count in counts.items()}
 
 
-class PoolFigures:
+class PoolStats:
     """The figures of the epoch on a loader's threads or, after they have ended, of the last one."""
 
     def __init__(
@@ -261,7 +261,7 @@ class _InlineReading(NamedTuple):
     """The time that the loading thread had no core; None = unknown."""
 
 
-class InlineFigures:
+class InlineStats:
     """The figures of loading on the trainer's own thread, which waits all of that time."""
 
     def __init__(

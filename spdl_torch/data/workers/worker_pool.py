@@ -38,7 +38,7 @@ from .contention import Contention
 from .epoch import Epoch
 from .jobs import Failed, Job, Result
 from .private_state import shared_remark
-from .stats import PoolFigures
+from .stats import PoolStats
 from .transfer_stage import AHEAD, most_pieces
 from .worker_info import use_one_intra_op_thread
 from .worker_thread import Worker
@@ -109,7 +109,7 @@ class WorkerPool:
         self._epochs = {n: Channel[Epoch](_MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
         if device_stage is not None:
             self._epochs[_TRANSFER] = Channel(_MAX_EPOCHS_WAITING)
-        self.figures = PoolFigures(
+        self.stats = PoolStats(
             self._fetch_stats,
             self._collate_stats,
             None if device_stage is None else device_stage.hook,
@@ -243,7 +243,7 @@ class WorkerPool:
         self._spec = replace(spec, num_workers=num_workers, max_outstanding=max_outstanding)
         if self._memory is not None:
             self._memory.grow(most_pieces(max_outstanding))
-        self.figures.workers.change(num_workers)
+        self.stats.workers.change(num_workers)
         budget.begin(self, num_workers)
 
     def at_work(self, awaited: int | None) -> str:
@@ -270,7 +270,7 @@ class WorkerPool:
 
     def rest(self) -> None:
         """Keep the figures of an epoch that is over; see ``Pool.rest``."""
-        self.figures.end()
+        self.stats.end()
         if not self._may_retire:
             budget.end(self)
             return
@@ -320,7 +320,7 @@ class WorkerPool:
             return  # a forked child has none of the threads, and locks may stay held for ever
         epoch = self._epoch
         try:
-            self.figures.end()
+            self.stats.end()
         finally:  # the threads end even if the figures fail
             try:
                 self._end_waits(epoch)
@@ -366,7 +366,7 @@ class WorkerPool:
         results = Channel[Result](spec.max_outstanding)
         stage = self._device_stage
         recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
-        recorder.belongs_to(self.figures)
+        recorder.belongs_to(self.stats)
         outlet = results if stage is None else Channel[Result](AHEAD)
         epoch = Epoch(
             # A shared job stands in its queue once for every worker that helps with it.
@@ -390,7 +390,7 @@ class WorkerPool:
             first=first,
             consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
-        self.figures.begin(epoch)
+        self.stats.begin(epoch)
         recorder.add_queue(0, "jobs", epoch.jobs[0].capacity)
         recorder.add_queue(1, "batches", results.capacity)
         if stage is not None:
@@ -502,9 +502,9 @@ class WorkerPool:
         """Report and log what the workers share though samples may change it; each worker finds
         the same."""
         remark = shared_remark(parts)
-        if remark == self.figures.shared:
+        if remark == self.stats.shared:
             return
-        self.figures.shared = remark
+        self.stats.shared = remark
         if remark not in _logged and len(_logged) < _MOST_LOGGED:
             _logged.add(remark)
             _logger.warning("DataLoader: %s", remark)

@@ -37,9 +37,6 @@ _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDI
 _BUFFER_BYTES = 1 << 18
 """Read from a Python file at once; each read takes the GIL."""
 
-_RETRIES = (3, 0.1, 5.0)
-"""The retries of reading from a URL: their number, the first wait and the longest, in seconds."""
-
 _SELF_CONTAINED = (
     "matroska,mov,avi,mpegts,mpegtsraw,mpeg,flv,live_flv,kux,asf,asf_o,ogg,mxf,nut,nuv,rm,swf,wtv,"
     "ty,gxf,lxf,dv,dhav,pva,nsv,ivf,ivr,obu,av1,h261,h263,h264,hevc,vvc,evc,apv,m4v,mpegvideo,"
@@ -98,7 +95,7 @@ def _open(
         return _open_path(os.fspath(source), config)
     file: Any
     if isinstance(source, str):
-        opened = open_resuming(source, RetryPolicy(*_RETRIES), seekable=True)
+        opened = open_resuming(source, RetryPolicy(), seekable=True)
         file = _Seekable(stack.enter_context(opened))
     elif isinstance(source, bytes | bytearray | memoryview):
         file = io.BytesIO(source)

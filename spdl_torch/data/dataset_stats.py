@@ -2,7 +2,7 @@
 
 A dataset has them by methods of its class. Those that every worker counts for itself, and that are
 added up over threads and processes, are ``loading_counts()``. Those that follow from the loop's
-position are ``progress_figures(epoch, num_given)``, asked of the trainer's dataset alone.
+position are ``progress_stats(epoch, num_given)``, asked of the trainer's dataset alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .nested_datasets import nested_datasets, own_attribute
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["all_datasets", "dataset_figures", "loading_counts"]
+__all__ = ["all_datasets", "dataset_stats", "loading_counts"]
 
 _MOST = 1000  # a bound, should one contain itself
 
@@ -44,7 +44,7 @@ def loading_counts(dataset: Any) -> dict[str, int]:
     return dict(counts)
 
 
-def dataset_figures(
+def dataset_stats(
     dataset: Any, counts: Mapping[str, float], given: tuple[int, int] | None
 ) -> dict[str, float]:
     """Return the figures of an epoch.
@@ -52,11 +52,11 @@ def dataset_figures(
     counts: the sums of ``loading_counts()`` over all workers. given: the epoch, and the samples of
     it that the loop has had on all ranks; None = unknown.
     """
-    figures = {name: count for name, count in counts.items() if not name.startswith("packing/")}
+    stats = {name: count for name, count in counts.items() if not name.startswith("packing/")}
     room = counts.get("packing/room", 0)
     if room:
-        figures["packing/waste"] = 1 - counts["packing/size"] / room
+        stats["packing/waste"] = 1 - counts["packing/size"] / room
     # Only the outermost dataset knows what the sampler's numbers mean.
-    if given is not None and hasattr(type(dataset), "progress_figures"):
-        figures |= dataset.progress_figures(*given)
-    return figures
+    if given is not None and hasattr(type(dataset), "progress_stats"):
+        stats |= dataset.progress_stats(*given)
+    return stats
