@@ -25,7 +25,7 @@ def main():
     if chromium is None:
         sys.exit("There is no Chromium.")
     with tempfile.TemporaryDirectory() as folder:
-        profile = Profile(REPORT, (timeline(6_300, workers=4),))
+        profile = Profile(REPORT, (timeline(5_000, workers=4),))
         page = profile.write_html(Path(folder) / "p.html", max_events=400_000)
         spans = read(page).figures["timelines"][0]["spans"]
         seconds = []

@@ -6,11 +6,13 @@ import io
 import itertools
 import json
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from _lazy_device import LazyBackend
-from _lazy_gpu import as_torchs, gpu
+from _lazy_gpu import Cuda, as_torchs, gpu
 from _loader_helpers import no_thread_left
 from _measures_here import measure_here
 
@@ -104,3 +106,30 @@ def test_no_batch_is_begun_before_the_clock_starts():
     go.set()
     assert list(batches) == ["batch"] * 5
     assert go.num_begun == warm_up
+
+
+@PROMPT
+@pytest.mark.parametrize("name", ["pinned copy", *WAYS])
+def test_device_has_nothing_left_to_do_whenever_the_clock_is_read(gpu, monkeypatch, name):
+    """Neither copies of the warm-up when it starts, nor measured ones when it stops."""
+    moments = []
+
+    def noted(what, function):
+        def call(*args):
+            moments.append(what)
+            return function(*args)
+
+        return call
+
+    clock = SimpleNamespace(perf_counter=noted("clock", time.perf_counter))
+    monkeypatch.setattr(device_copies, "time", clock)
+    monkeypatch.setattr(device_copies, "_ends", noted("read", device_copies._ends))
+    monkeypatch.setattr(Cuda, "synchronize", noted("synchronize", Cuda.synchronize))
+    batch = device_copies.make_batch(2, 8)
+    with as_torchs(gpu, monkeypatch, device_copies):
+        if name == "pinned copy":
+            device_copies.copy_alone(batch, 4)
+        else:
+            device_copies.seconds_of(device_copies.WAYS[name], batch, 4)
+    just_before = [before for before, what in itertools.pairwise(moments) if what == "clock"]
+    assert just_before == ["synchronize"] * 2
