@@ -244,7 +244,7 @@ class Squared(Dataset):
     """Rows with some arithmetic, as people write them."""
 
     def __init__(self):
-        self.x = torch.arange(1_500.0).reshape(-1, 1)
+        self.x = torch.arange(15_000.0).reshape(-1, 1)
 
     def __len__(self):
         return len(self.x)
@@ -260,12 +260,15 @@ class SquaredAtOnce(Squared):
         return list(self.x[indices] ** 2)
 
 
-def test_report_of_a_run_recommends_getitems(monkeypatch):
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_report_of_a_run_recommends_getitems(num_workers, monkeypatch):
     """It names the dataset, and says nothing more once the dataset has the method."""
     monkeypatch.setattr("spdl_torch.data.workers.stats._SHORT_SAMPLE_SECONDS", 1.0)
+    # Not in a process: its start would be most of so short an epoch.
+    isolation = "thread" if num_workers else "auto"
     reports = []
     for dataset in (Squared(), SquaredAtOnce()):
-        loader = DataLoader(dataset, 100)  # the start of workers would be most of so short an epoch
+        loader = DataLoader(dataset, 100, num_workers=num_workers, isolation=isolation)
         for batch in loader:
             assert batch.shape == (100, 1)
         reports.append(str(loader.report()))

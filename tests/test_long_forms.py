@@ -31,6 +31,7 @@ class Collected:
 def run(tmp_path, capsys, monkeypatch):
     """A run, as far as the choice of tests, of 5 short ones and many long ones."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the file changes within a second
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # looking for them takes longest
     options = ["--collect-only", "--import-mode=importlib", "--rootdir", str(tmp_path)]
     for plugin in ("cacheprovider", "faulthandler"):
         options += ["-p", f"no:{plugin}"]

@@ -6,6 +6,8 @@ import base64
 import gzip
 import json
 import math
+import multiprocessing
+import os
 import random
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from itertools import combinations
 
 import pytest
 from _browser import NAMES, REQUIRED, VARIABLE, Browser, found_chromium
+from _loader_helpers import PATIENCE_SECONDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -760,10 +763,24 @@ def test_browser_shows_a_page_without_a_complaint(tmp_path, browser):
     assert dict(spans) == expected
 
 
+class SharedOut(Faulty):
+    """The same, of which each worker process loads some: none begins alone."""
+
+    def __init__(self):
+        self.all_begin = multiprocessing.get_context("fork").Barrier(2)
+
+    def __getitem__(self, index):
+        if self.all_begin is not None:
+            self.all_begin.wait(PATIENCE_SECONDS)
+            self.all_begin = None
+        return super().__getitem__(index)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="shares a barrier with its workers")
 def test_browser_draws_what_children_did(tmp_path, browser):
     """Each worker process has a lane with its name, and all of its slices lie there."""
-    loader = DataLoader(Faulty(), 4, on_error="skip", error_budget=0.5, num_workers=2,
-                        isolation="process")  # fmt: skip
+    loader = DataLoader(SharedOut(), 4, on_error="skip", error_budget=0.5, num_workers=2,
+                        isolation="process", multiprocessing_context="fork")  # fmt: skip
     for _ in loader:
         pass
     out = loader.profile().write_html(tmp_path / "p.html")

@@ -187,20 +187,15 @@ def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
     """The trace shows when it was, the log where."""
     caplog.set_level(logging.WARNING)
     dataset = GatedData(2, held=0)
-    opener = threading.Thread(target=_open_when_logged, args=(dataset.gate, caplog))
+    opener = threading.Thread(
+        target=_open_when_logged, args=(dataset.gate, caplog, "a loop waits for data")
+    )
     with flight_recorder(tmp_path, stall_seconds=0.1):
         opener.start()
         assert len(list(DataLoader(dataset, num_workers=1))) == 2
     opener.join()
     assert "Busy threads: spdl-loader-0.\nspdl-loader-0:\n" in caplog.text
     assert "self.gate.wait(PATIENCE_SECONDS)" in caplog.text
-
-
-def _open_when_logged(gate, caplog):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while "a loop waits for data" not in caplog.text and time.monotonic() < deadline:
-        gate.wait(0.01)
-    gate.set()
 
 
 def test_files_named_in_stacks_exist():

@@ -54,8 +54,9 @@ class Objects:
 @contextlib.contextmanager
 def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
     workers = 2 if options.smoke else max(_IN_FLIGHT, options.num_workers)
-    # Loaders begin two batches a worker: a pass must be many times as long.
-    batches = max(round(workers / MEAN_SECONDS * options.seconds / _BATCH), 6 * workers)
+    # Loaders begin two batches a worker: a pass that means something is many times as long.
+    least = 2 if options.smoke else 6
+    batches = max(round(workers / MEAN_SECONDS * options.seconds / _BATCH), least * workers)
     with late_s3(batches * _BATCH) as port:
         yield {
             "port": port,

@@ -15,7 +15,6 @@ from ..errors import PipelineFailure
 from ..io._storage import batch_room
 from ..io._transfer.transfer import Transfer
 from ..observe.store.recording import between_epochs
-from ..observe.trace.tracing import profile_of_run
 from ..observe.verdict.cached_steps import cached_batches
 from ..observe.verdict.probes import (
     join_probing,
@@ -211,6 +210,8 @@ class PipelineDataset(IterableDataset[T_co]):
         between passes, of the last one: ``dataset.profile().write_trace("trace.json.gz")``.
         Raises: as ``snapshot()``.
         """
+        from ..observe.trace.tracing import profile_of_run  # brings pages and a store
+
         measured = self._measured()
         return profile_of_run(measured.report(), measured.recorder.timeline(), self._cached_step)
 

@@ -13,7 +13,6 @@ from ...autotune.tuning import Tuning
 from ...autotune.workers import AutoWorkers
 from ...errors import UnsupportedOptionError
 from ...observe.store.recording import between_epochs
-from ...observe.trace.tracing import profile_of_run
 from ...observe.verdict.cached_steps import cached_batches
 from ...observe.verdict.causes import Cause
 from ...pipeline.recorder.flight_recorder import new_pipeline_number
@@ -253,6 +252,8 @@ class DataLoader(BaseLoader[T_co]):
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
+        from ...observe.trace.tracing import profile_of_run  # brings pages and a store
+
         return profile_of_run(self._report(), self._measured().timeline(), self._state.cached_step)
 
     def headspace(self, num_batches: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
