@@ -1,4 +1,4 @@
-"""The parts that programs share that train from a pipeline in a child process: options, ranks,
+"""The parts shared by the programs that train from a pipeline in a child process: options, ranks,
 time."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Ranks:
 
 
 def nn_parallel(model: nn.Module) -> nn.Module:
-    """Import torch's wrapper where it is needed: that takes a second."""
+    """Wrap the model; torch's wrapper is imported only where it is needed: that takes a second."""
     from torch.nn.parallel import DistributedDataParallel
 
     return DistributedDataParallel(model)
@@ -88,7 +88,7 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
 
 
 class Timed:
-    """Iterates, and measures the share of the time spent waiting for the next item."""
+    """Iterates and measures the share of the time spent waiting for the next item."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items

@@ -1,8 +1,8 @@
 """Worker processes that start together, report their progress, and stop on request.
 
-The parent makes a :class:`Crew`, each worker gets a :class:`Boss`; a pipe joins them, so the end
-of either is noticed by the other, however it came. Nothing is shared that a killed process could
-leave locked.
+The parent makes a :class:`Crew`, each worker gets a :class:`Boss`; a pipe joins them, so each
+notices the other's end, however it came about. Nothing is shared that a killed process could leave
+locked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Boss:
-    """A worker's line to the parent."""
+    """A worker's connection to the parent."""
 
     _wire: Connection
 
@@ -44,14 +44,13 @@ class Boss:
         self._wire.send(("so far", report))
 
     def says_stop(self) -> bool:
-        """Return whether the work is to end. Does not block. True also where the parent has
-        died."""
+        """Return whether the work is to end. Does not block. True also if the parent has died."""
         return self._wire.poll()
 
 
 def _work(target: Callable[[Any, Boss], Any], job: Any, wire: Connection) -> None:
-    # SIGINT and SIGTERM are blocked here from birth: a Ctrl-C goes to the whole process group, and
-    # it is the parent who says when to stop.
+    # SIGINT and SIGTERM are blocked here from the start: Ctrl-C goes to the whole process group,
+    # and it is the parent that says when to stop.
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has died: nobody listens
         try:
             wire.send(("done", target(job, Boss(wire))))
@@ -123,7 +122,7 @@ class Crew:
         self._must_end_by = float("inf")
         self.workers: list[Worker] = []
         self.signal: int | None = None
-        """The first one that asked to stop."""
+        """The first signal that asked to stop."""
 
     def __enter__(self) -> Crew:
         context = multiprocessing.get_context("spawn")

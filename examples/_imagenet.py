@@ -36,7 +36,7 @@ SMOKE = {
     "print_freq": 2,
     "warm_up_batches": 1,
 }
-"""The options that ``--smoke`` changes; options that are given win."""
+"""The options that ``--smoke`` changes; options given explicitly take precedence."""
 SMOKE_PHOTOGRAPHS = 60
 
 
@@ -65,8 +65,8 @@ def run_program(main: Callable[[], None]) -> int:
 
 
 def argument_parser(description: str, output: str) -> argparse.ArgumentParser:
-    """Return a parser of the options that both programs have, under the names of torchvision's or
-    timm's script."""
+    """Return a parser of the options that both programs have, named as in torchvision's or timm's
+    script."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -151,8 +151,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 
 def _device(name: str) -> torch.device:
-    """Return the device of this rank: with torchrun and no number given, the one of
-    ``LOCAL_RANK``."""
+    """Return the device of this rank: under torchrun and with no number given, the one that
+    ``LOCAL_RANK`` names."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -186,7 +186,7 @@ def smoke_folders(options: argparse.Namespace) -> Iterator[None]:
 
 
 def find_checkpoint(options: argparse.Namespace, name: str) -> Path | None:
-    """Return the file to go on from; None: begin at the beginning."""
+    """Return the file to resume from; None: start from scratch."""
     own = options.output / name
     if options.resume is None:
         if own.exists() and not options.eval_only:

@@ -54,7 +54,7 @@ class Pixels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folders:
-    """The images, before any transform; a part is a folder and which of its samples."""
+    """The images, before any transform; a part is a folder and the indices of its samples."""
 
     train: Any
     """An ImageFolder, or None where there is only val/."""
@@ -62,11 +62,11 @@ class Folders:
     validation: Any
     validation_indices: Sequence[int]
     classes: Sequence[str]
-    """The names, in the order of the targets."""
+    """Their names, in the order of the targets."""
 
 
 def open_folders(options: argparse.Namespace) -> Folders:
-    """Find the images under ``--data`` and say what was found.
+    """Find the images under ``--data`` and print what was found.
 
     One folder of class folders is split by the checksums of the files' names: the same files are
     held out on every machine, and few change sides when files are added.
@@ -129,7 +129,7 @@ def _spread(indices: Sequence[int], limit: int | None) -> Sequence[int]:
 
 
 def relabel(folder: Any, classes: Sequence[str]) -> None:
-    """Number the folder's targets as ``classes`` are numbered."""
+    """Renumber the folder's targets to match ``classes``."""
     number = {name: k for k, name in enumerate(classes)}
     if unknown := [name for name in folder.classes if name not in number]:
         raise SetupError(
@@ -142,14 +142,14 @@ def relabel(folder: Any, classes: Sequence[str]) -> None:
 
 
 def train_dataset(options: argparse.Namespace, folders: Folders, pixels: Pixels) -> Dataset[Any]:
-    """Return random crops, flips and what else was asked for: uint8 (3, size, size)."""
+    """Return random crops, flips and whatever else was asked for: uint8 (3, size, size)."""
     steps = [
         v2.RandomResizedCrop(pixels.size, interpolation=pixels.interpolation, antialias=True),
         v2.RandomHorizontalFlip(),
     ]
     if options.auto_augment:
         steps.append(AUTO_AUGMENT[options.auto_augment](interpolation=pixels.interpolation))
-    # Bytes leave the loader, a quarter of what floats weigh; `ToFloat` normalises on the device.
+    # Bytes leave the loader, a quarter of the size of floats; `ToFloat` normalises on the device.
     steps.append(v2.PILToTensor())
     if options.random_erase:
         grey = tuple(round(255 * value) for value in pixels.mean)  # 0, once it is normalised
@@ -164,8 +164,8 @@ def validation_dataset(
 ) -> Dataset[Any]:
     """Return the central crops: uint8 (3, size, size); each image belongs to exactly one rank.
 
-    torch's DistributedSampler would repeat images to give every rank as many: they would count
-    twice.
+    torch's DistributedSampler would repeat images to give every rank equally many, and those would
+    count twice.
     """
     folder = copy.copy(folders.validation)
     folder.transform = v2.Compose(
@@ -185,10 +185,10 @@ def make_loader(
     device: torch.device,
     sampler: DistributedSampler[Any] | None = None,
 ) -> TorchDataLoader[Any]:
-    """Return the loader that ``--loader`` names; with a sampler, for training.
+    """Return the loader that ``--loader`` names; with a sampler, one for training.
 
-    Ours delivers batches on a CUDA device, torch's in page-locked memory. For training a last
-    batch that is not full is left out, if it is not the only one: batch norm needs more than one
+    Ours delivers batches on a CUDA device, torch's in page-locked memory. For training, a last
+    batch that is not full is left out unless it is the only one: batch norm needs more than one
     image.
     """
     on_cuda = device.type == "cuda"
@@ -199,8 +199,8 @@ def make_loader(
         sampler=sampler,
         num_workers=options.workers,
         prefetch_factor=options.prefetch_factor if options.workers else None,
-        # Threads start in a moment, and those of a new epoch draw their seed anew, so that it can
-        # be run again; processes are slow to start.
+        # Threads start in no time, and those of a new epoch draw their seed anew, so that it can be
+        # repeated; processes are slow to start.
         persistent_workers=options.workers > 0 and not ours,
         drop_last=sampler is not None and len(sampler) >= options.batch_size,
         **({"device": device} if on_cuda and ours else {"pin_memory": on_cuda}),

@@ -1,4 +1,4 @@
-"""The figures that the ImageNet programs print: loss, accuracy, images a second, and waiting."""
+"""The metrics that the ImageNet programs print: loss, accuracy, images a second, and waiting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Figures:
 
 
 class Meter:
-    """Adds up loss and hits on the device, so that a step need not wait for its result."""
+    """Adds up loss and hits on the device, so that no step has to wait for its result."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)
@@ -46,7 +46,7 @@ class Meter:
         self._sums[3] += num_images
 
     def figures(self, total: Callable[[Tensor], Tensor] = lambda sums: sums) -> Figures:
-        """Return the figures so far; ``total`` adds up over ranks. Waits for the device."""
+        """Return the means so far; ``total`` adds up over ranks. Waits for the device."""
         loss, top1, top5, count = total(self._sums.clone()).tolist()
         images = max(count, 1)
         return Figures(
@@ -100,7 +100,7 @@ class Progress:
         waiting: float | None,
         total: Callable[[Tensor], Tensor],
     ) -> str:
-        """Return the progress in a line; every rank calls it, because ``total`` adds up over them.
+        """Return the progress as a line; every rank calls it, because ``total`` adds up over them.
 
         Raises: FloatingPointError: the loss is not finite.
         """
@@ -136,7 +136,7 @@ class Waiting:
             asked = time.perf_counter()
 
     def ratio(self) -> float:
-        """Return the share, 0 to 1: ours by its own figures, torch's by the clock around it."""
+        """Return the share, 0 to 1: ours by its own statistics, torch's by the clock around it."""
         if hasattr(self.loader, "snapshot"):
             return self.loader.snapshot().consumer_wait_ratio
         return self._waited / (time.perf_counter() - self._begin)

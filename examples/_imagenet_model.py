@@ -39,8 +39,8 @@ def build_model(options: argparse.Namespace, classes: Sequence[str]) -> Built:
     """Return the model that ``--model`` names, with the weights that were asked for.
 
     Args:
-        classes: names of the folder's classes. The model gets as many outputs; only for
-            ``--eval-only`` it has those of its weights.
+        classes: names of the folder's classes. The model gets as many outputs, except for
+            ``--eval-only``, where it has those of its weights.
     """
     checkpoint = _read_weights(options)
     if options.eval_only and checkpoint is not None and "classes" in checkpoint:
@@ -126,7 +126,7 @@ def _torchvision_weights(options: argparse.Namespace) -> Any:
 def _load_matching(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Load the weights that have the same shape.
 
-    Raises: RuntimeError: more is different than a last layer or two.
+    Raises: RuntimeError: more than a last layer or two is different.
     """
     own = model.state_dict()
     same = {name: v for name, v in state.items() if name in own and own[name].shape == v.shape}
@@ -220,7 +220,7 @@ def _override(pixels: Pixels, options: argparse.Namespace) -> Pixels:
 
 
 def to_input(pixels: Pixels, *, channels_last: bool) -> ToFloat:
-    """Return the module that makes batches of bytes, as they left the loader, the model's input."""
+    """Return the module that turns batches of bytes from the loader into the model's input."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return ToFloat(pixels.mean, pixels.std, dtype=torch.float32, memory_format=layout)
 
@@ -250,8 +250,8 @@ def make_optimizer(options: argparse.Namespace, model: nn.Module) -> torch.optim
 def make_schedule(
     options: argparse.Namespace, optimizer: torch.optim.Optimizer, steps_per_epoch: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Return a schedule to step after every step: linear up to ``--lr``, then half a cosine to
-    0."""
+    """Return a schedule to advance after every step: linear up to ``--lr``, then half a cosine down
+    to 0."""
     total = max(options.epochs * steps_per_epoch, 1)
     warmup = min(round(options.lr_warmup_epochs * steps_per_epoch), total - 1)
 

@@ -62,7 +62,7 @@ class Video:
     path: str
     label: int
     window: tuple[float, float] | None = None
-    """Seconds in the file between which it shows that; None = all of it."""
+    """Start and end of its part of the file, in seconds; None = all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Listing:
     """Their names, sorted; a label is the place in it."""
     videos: list[Video]
     missing: list[str] = field(default_factory=list)
-    """Names of the files that are on the list and not in the folder."""
+    """Names of the files that are on the list but not in the folder."""
     num_replaced: int = 0
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class Listing:
 def list_videos(root: Path, annotations: Sequence[Path] = ()) -> dict[Split, Listing]:
     """Return the videos for training and for validation.
 
-    Raises: FileNotFoundError: nothing of a split is there; ValueError: a list is not one.
+    Raises: FileNotFoundError: a split has no videos; ValueError: a file is not such a list.
     """
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder.")
@@ -107,7 +107,7 @@ def list_videos(root: Path, annotations: Sequence[Path] = ()) -> dict[Split, Lis
 def read_annotations(path: Path) -> list[Annotation]:
     """Return the lines of a list, without empty ones.
 
-    Raises: ValueError: a column is missing or a time is none, with the line.
+    Raises: ValueError: a column is missing, or a time is not a number; the message has the line.
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, skipinitialspace=True)
@@ -174,7 +174,7 @@ class _Files:
         """Return the file of a line, and whether it is the whole video; None = it is not there."""
         for is_whole, name in enumerate(line.names()):
             if candidates := self.paths.get(name):
-                # One id may be on several lists: the folders that it is in decide.
+                # One id may be on several lists: the folders that the file is in decide.
                 best = max(candidates, key=lambda path: _fit(path, line.label, split))
                 return best, bool(is_whole)
         return None
@@ -205,7 +205,7 @@ def _by_folders(root: Path) -> dict[Split, Listing]:
 
 
 def _one_in_five(root: Path) -> dict[Split, Listing]:
-    """Return for validation the third, eighth, ... video of each class; of two, the second."""
+    """Split off for validation the third, eighth, ... video of each class; of two, the second."""
     classes = [place.name for place in _folders(root)]
     listings: dict[Split, Listing] = {split: Listing(classes, []) for split in ("train", "val")}
     for _, group in groupby(_by_class(root, classes), key=lambda video: video.label):
@@ -235,8 +235,8 @@ def _videos_below(folder: Path) -> list[str]:
 
 
 def write_videos(folder: Path, *, num_classes: int, per_class: int, num_frames: int = 24) -> None:
-    """Write ``folder/class_<n>/<index>.mp4``: bars of 64 x 48 pixels that move, a way for each
-    class, at 12 frames a second.
+    """Write ``folder/class_<n>/<index>.mp4``: moving bars in 64 x 48 pixels, each class with its
+    own motion, at 12 frames a second.
     """
     for label in range(num_classes):
         place = folder / f"class_{label}"

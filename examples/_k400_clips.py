@@ -45,28 +45,28 @@ _logger = logging.getLogger("k400")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipShape:
-    """The shape of what is cut out of a video."""
+    """The shape of the clips cut out of a video."""
 
     num_frames: int
     stride: int | None
     """Frames from one to the next; None = spread over ``seconds``."""
     seconds: float
     resize: tuple[int, int]
-    """Height and width to which the video is scaled, and what is too much of it cut off."""
+    """Height and width to which the video is scaled, with any excess cut off."""
     crop: int
     """Height and width of the clip."""
 
 
 class Request(NamedTuple):
-    """The clips that are wanted of a video."""
+    """The clips that are wanted from a video."""
 
     index: int
     seed: int | None
-    """The seed of the random clip, crop and flip; None = evenly spread clips of the middle."""
+    """The seed of the random clip, crop and flip; None = evenly spread clips, central crop."""
 
 
 class Encoded(NamedTuple):
-    """A video that is read and not decoded yet."""
+    """A video that is read but not decoded yet."""
 
     request: Request
     packets: VideoPackets
@@ -82,7 +82,7 @@ class Sample(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A video that cannot be loaded, in its place."""
+    """A placeholder for a video that cannot be loaded."""
 
     index: int
 
@@ -202,7 +202,7 @@ class ClipDataset(Dataset):
 
 
 class Requests:
-    """The source of a pipeline: every video once an epoch, shuffled and with a seed to train on."""
+    """The source of a pipeline: every video once per epoch; to train, shuffled and with seeds."""
 
     def __init__(self, order: ListSource[int], seed: int | None) -> None:
         self.order = order
@@ -230,7 +230,7 @@ class Requests:
 
 
 def collate(samples: Sequence[Sample | Skipped]) -> dict[str, Any]:
-    """Return a batch of the videos that could be loaded, and the number of the others."""
+    """Return a batch of the videos that could be loaded, with the number of the others."""
     good = [sample for sample in samples if isinstance(sample, Sample)]
     return {
         "clips": torch.stack([sample.clips for sample in good]) if good else torch.empty(0),

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     Figures = dict[str, list[float]]
 
 BATCH = 16
-"""Loads a task."""
+"""Loads per task."""
 ALL_WORKERS = (1, 2, 4, 8, 16, 32)
 CASES = (
     *(("torch", "torch"), ("npy", "numpy"), ("npy", "ours"), ("npz", "numpy"), ("npz", "ours")),
@@ -133,7 +133,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def name_of(combination: Combination) -> str:
-    """Return how a row is named."""
+    """Return the name of a row."""
     pool, saved_as, library, count = combination
     return f"{saved_as}, {library}, {count} {pool}"
 
@@ -159,7 +159,7 @@ def measure(
     files = encoded(saved_as)
     cpu = tree_cpu_seconds()
     with make_pool(pool, num_workers, (saved_as, library, files)) as executor:
-        # Twice as many tasks as there are workers, so that almost every one has had one.
+        # Twice as many tasks as there are workers, so that almost every worker has had one.
         num_first = run_tasks(executor, num_workers, 2 * num_workers)
         start = time.perf_counter()
         num_rest = run_tasks(executor, num_workers, -(-num_loads // BATCH), start + seconds)
@@ -184,7 +184,7 @@ def encoded(saved_as: str) -> list[bytes]:
 
 
 def sample() -> dict[str, Any]:
-    """Return a smooth picture and a map of labels, for random bytes cannot be compressed."""
+    """Return a smooth picture and a map of labels, since random bytes cannot be compressed."""
     rows, columns = np.mgrid[:640, :480]
     waves = [np.sin(rows / a + columns / b) for a, b in ((53, 71), (97, 41), (61, 83))]
     picture = (127.5 + 127.5 * np.stack(waves)).astype(np.uint8)
@@ -217,9 +217,9 @@ def make_pool(
 def run_tasks(
     executor: concurrent.futures.Executor, num_workers: int, num_tasks: int, end: float = 0.0
 ) -> int:
-    """Let the workers make batches, a few ahead of this thread, which drops each one.
+    """Have the workers make batches, a few ahead of this thread, which drops each one.
 
-    Returns: how many, which is more than ``num_tasks`` if they were done before ``end``.
+    Returns: how many, which is more than ``num_tasks`` if those were done before ``end``.
     """
     pending: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
     num_done = 0

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import matplotlib
 
-matplotlib.use("Agg")  # no window, on no machine
+matplotlib.use("Agg")  # never opens a window
 from matplotlib import pyplot as plt
 
 POOLS = ("threads", "processes")
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def measure_a_little(table: Path) -> None:
-    """Write the table of the program's own short form."""
+    """Write the table that the program measures with ``--smoke``."""
     import benchmark_numpy  # imports torch, which drawing does not need
 
     options = benchmark_numpy.parser().parse_args(["--smoke", "--rounds", "1", "--csv", str(table)])

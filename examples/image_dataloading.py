@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SECONDS_BETWEEN_REPORTS = 0.25
 NAMES_KEPT = 5
-"""Names of skipped files that are printed; their number is exact."""
+"""Names of skipped files that are printed; their count is always exact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class Job:
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """The amount that a worker has loaded. Times are those of the monotonic clock, in seconds."""
+    """The amount that a worker has loaded. Times are on the monotonic clock, in seconds."""
 
     frames: int = 0
     batches: int = 0
@@ -112,12 +112,12 @@ def work(job: Job, boss: Boss) -> Tally:
         try:
             consume(job, load_batch, tally, boss)
         finally:
-            boss.report(tally)  # a failure follows without the figures
+            boss.report(tally)  # the message about a failure, which follows, has no numbers
     return tally
 
 
 def batch_loader(job: Job) -> LoadBatch:
-    """Return the stage that does the work, from paths to a batch on the device and the errors of
+    """Return the stage that does the work: from paths to a batch on the device, with the errors of
     the files that were left out."""
     from spdl_torch.io import load_image_batch
 
@@ -292,7 +292,7 @@ def loaded_by(crew: Crew) -> list[Tally]:
 
 
 def summary(crew: Crew) -> str:
-    """Return the figures of each worker and of all of them, as text."""
+    """Return the numbers of each worker and of all of them, as text."""
     tallies = loaded_by(crew)
     lines = []
     for worker in crew.workers:
@@ -312,7 +312,7 @@ def summary(crew: Crew) -> str:
 
 
 def load_all(jobs: list[Job], interval: float) -> int:
-    """Run the workers and print the figures; return the exit code."""
+    """Run the workers and print the numbers; return the exit code."""
     began = time.monotonic()
     with Crew(work, jobs) as crew:
         for worker in crew.workers:

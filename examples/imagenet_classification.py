@@ -114,7 +114,7 @@ class Ranks:
             print(line, flush=True)
 
     def total(self, values: Tensor) -> Tensor:
-        """Added up over the ranks, in place."""
+        """Add up values over the ranks, in place."""
         if self.num_ranks > 1:
             dist.all_reduce(values)
         return values
@@ -122,7 +122,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def ranks(device: torch.device) -> Iterator[Ranks]:
-    """The process group, if torchrun started this process."""
+    """Join the process group, if torchrun started this process."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -159,12 +159,12 @@ class Run:
         )
 
     def on_device(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Bytes and targets of the loader -> input and targets on the device."""
+        """Move a batch: bytes and targets of the loader -> input and targets on the device."""
         images, targets = (part.to(self.options.device, non_blocking=True) for part in batch)
         return self.to_input(images), targets
 
     def autocast(self) -> torch.autocast:
-        """Mixed precision as ``--amp`` says."""
+        """Return the context for mixed precision, as ``--amp`` says."""
         dtype = torch.float16 if self.options.amp == "fp16" else torch.bfloat16
         return torch.autocast(self.options.device.type, dtype, enabled=self.options.amp is not None)
 
@@ -225,7 +225,7 @@ class Training:
         self.best_acc1 = 0.0
 
     def fit(self) -> None:
-        """The epochs that are left; after each, validation and a checkpoint."""
+        """Train for the remaining epochs; after each, validate and write a checkpoint."""
         while self.num_epochs < self.options.epochs:
             begin = time.perf_counter()
             self.train_epoch()
@@ -251,7 +251,7 @@ class Training:
 
     def train_epoch(self) -> None:
         """Train for one pass over the training images."""
-        # All that is random in an epoch follows from here, so that it can be run again.
+        # All that is random in an epoch follows from this, so that it can be repeated.
         torch.manual_seed(hash((self.options.seed, self.num_epochs, self.group.rank)))
         self.sampler.set_epoch(self.num_epochs)
         self.run.model.train()
@@ -273,7 +273,7 @@ class Training:
                 self.group.say(progress.line(step, rate, waiting.ratio(), self.group.total))
 
     def step(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns: the logits, the targets and the loss."""
+        """Do one step. Returns: the logits, the targets and the loss."""
         with self.run.autocast():
             logits = self.forward(images)
             loss = self.criterion(logits, targets)
@@ -290,7 +290,7 @@ class Training:
         return logits, targets, loss
 
     def checkpoint(self) -> dict[str, Any]:
-        """All that ``load`` needs, and what ``--weights`` looks at."""
+        """Return all that ``load`` needs, and what ``--weights`` looks at."""
         return {
             "model": self.run.model.state_dict(),
             "model_name": self.options.model,
@@ -304,7 +304,7 @@ class Training:
         }
 
     def load(self, checkpoint: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         own = {"model_name": self.options.model, "classes": list(self.run.built.classes)}
         for name, value in own.items():
             if checkpoint.get(name) != value:

@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
-    """An ordinary Trainer, except that loaders keep their own samplers."""
+    """Return an ordinary Trainer, except that loaders keep their own samplers."""
     callbacks: list[Callback] = [
         Progress(options.print_freq, options.warm_up_batches),
         PipelineStatsMonitor(),
@@ -118,7 +118,7 @@ def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
         logger=LOGGERS[options.logger](options.output, name="logs"),
         callbacks=callbacks,
         log_every_n_steps=options.print_freq,
-        # The data module gives every rank its images: see `validation_dataset`.
+        # The data module gives every rank its own images: see `validation_dataset`.
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
         enable_progress_bar=False,
@@ -140,7 +140,7 @@ class ImageNet(lightning.LightningDataModule):
         self.options, self.folders, self.pixels = options, folders, built.pixels
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled anew every epoch."""
+        """Return the training loader, shuffled anew every epoch."""
         trainer = self.trainer
         dataset = train_dataset(self.options, self.folders, self.pixels)
         sampler = DistributedSampler(
@@ -155,7 +155,7 @@ class ImageNet(lightning.LightningDataModule):
         return make_loader(self.options, dataset, device=device, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Each image on exactly one rank."""
+        """Return the validation loader, with each image on exactly one rank."""
         trainer = self.trainer
         dataset = validation_dataset(
             self.folders, self.pixels, rank=trainer.global_rank, num_ranks=trainer.world_size
@@ -180,7 +180,7 @@ class Classifier(lightning.LightningModule):
         self.meter = Meter(options.device)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """The optimizer, and a schedule that moves after every step."""
+        """Return the optimizer, and a schedule that advances after every step."""
         optimizer = make_optimizer(self.options, self.model)
         steps = self.trainer.estimated_stepping_batches // self.options.epochs
         schedule = make_schedule(self.options, optimizer, int(steps))
@@ -190,13 +190,13 @@ class Classifier(lightning.LightningModule):
         }
 
     def on_fit_start(self) -> None:
-        """Ranks, which begin with equal weights, go on with random numbers of their own."""
+        """Give each rank random numbers of its own, now that all have begun with equal weights."""
         torch.manual_seed(hash((self.options.seed, self.trainer.global_rank)))
 
     def on_after_batch_transfer(
         self, batch: Sequence[Tensor], dataloader_idx: int
     ) -> tuple[Tensor, Tensor]:
-        """Bytes become floats here, on the device."""
+        """Turn bytes into floats, on the device."""
         images, targets = batch
         images = self.to_input(images)
         if self.trainer.training and self.mix is not None:
@@ -204,7 +204,7 @@ class Classifier(lightning.LightningModule):
         return images, targets
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Returns: the loss."""
+        """Return the loss."""
         images, targets = batch
         logits = self.model(images)
         loss = self.criterion(logits, targets)
@@ -213,24 +213,24 @@ class Classifier(lightning.LightningModule):
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        """Every rank validates the same model."""
+        """Make every rank validate the same model."""
         share_buffers(self.model)
         self.validation_meter = Meter(self.device)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Adds up; `on_validation_epoch_end` logs."""
+        """Add up; `on_validation_epoch_end` logs."""
         images, targets = batch
         logits = self.model(images).float()
         self.validation_meter.add(logits, targets, nn.functional.cross_entropy(logits, targets))
 
     def on_validation_epoch_end(self) -> None:
-        """Logs ``val/loss``, and ``val/acc1`` and ``val/acc5`` in percent, over all ranks."""
+        """Log ``val/loss``, and ``val/acc1`` and ``val/acc5`` in percent, over all ranks."""
         figures = self.validation_figures = self.validation_meter.figures(self.total)
         values = {"loss": figures.loss, "acc1": figures.acc1, "acc5": figures.acc5}
         self.log_dict({f"val/{name}": value for name, value in values.items()}, sync_dist=True)
 
     def total(self, sums: Tensor) -> Tensor:
-        """Added up over the ranks."""
+        """Add up sums over the ranks."""
         return self.trainer.strategy.reduce(sums, reduce_op="sum")
 
 
@@ -241,7 +241,7 @@ class Progress(Callback):
         self._print_freq, self._warm_up_batches = print_freq, warm_up_batches
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, model: Classifier) -> None:
-        """Begin to count."""
+        """Start counting."""
         model.meter = Meter(model.device)
         self._lines = Lines(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}",
@@ -251,7 +251,7 @@ class Progress(Callback):
         )
 
     def on_train_batch_end(self, trainer: lightning.Trainer, model: Classifier, *_: object) -> None:
-        """A line every so many steps."""
+        """Print a line every ``--print-freq`` steps."""
         step = trainer.fit_loop.batch_idx + 1
         if step % self._print_freq and step != trainer.num_training_batches:
             return
@@ -261,7 +261,7 @@ class Progress(Callback):
         self._say(trainer, self._lines.line(step, rate, waiting, model.total))
 
     def on_validation_start(self, trainer: lightning.Trainer, model: Classifier) -> None:
-        """Begin to count."""
+        """Start counting."""
         num_batches = sum(trainer.num_val_batches)
         self._clock = Clock(model.device, min(self._warm_up_batches, num_batches // 2))
 
@@ -273,11 +273,11 @@ class Progress(Callback):
         batch: tuple[Tensor, Tensor],
         *_: object,
     ) -> None:
-        """Count."""
+        """Count the batch."""
         self._clock.step(len(batch[1]))
 
     def on_validation_end(self, trainer: lightning.Trainer, model: Classifier) -> None:
-        """Loss and accuracy; alone, also images a second."""
+        """Print loss and accuracy; for validation alone, also images a second."""
         figures = model.validation_figures
         self._say(trainer, f"validation: {figures} on {figures.num_images} images")
         if trainer.state.fn == "validate":
@@ -286,7 +286,7 @@ class Progress(Callback):
             self._say(trainer, line + describe_loading(trainer.val_dataloaders))
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, model: Classifier) -> None:
-        """Print the figures of the loader."""
+        """Print the statistics of the loader."""
         self._say(trainer, "loading:" + describe_loading(trainer.train_dataloader))
 
     def _say(self, trainer: lightning.Trainer, line: str) -> None:

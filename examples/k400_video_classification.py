@@ -83,11 +83,12 @@ class Kinetics(lightning.LightningDataModule):
         self.options = options
 
     def train_dataloader(self) -> Any:
-        """Random clips, shuffled; a last batch that is not full is left out."""
+        """Return the training loader: random clips, shuffled; a last partial batch is left out."""
         return self._loader("train", num_clips=1, batch_size=self.options.batch_size)
 
     def val_dataloader(self) -> Any:
-        """Evenly spread clips, all videos, as many clips in a batch as in training."""
+        """Return the validation loader: evenly spread clips of all videos, as many clips in a batch
+        as in training."""
         num_clips = self.options.clips
         batch_size = max(self.options.batch_size // num_clips, 1)
         return self._loader("val", num_clips=num_clips, batch_size=batch_size)
@@ -167,8 +168,8 @@ class Tally:
         self.counts[1] += batch["num_skipped"]
 
     def figures(self, trainer: lightning.Trainer) -> dict[str, float]:
-        """Return means over the videos of all ranks, and rates; counts alone if none was good."""
-        # Not self.log's means: those are of ranks, whose numbers of videos differ.
+        """Return means over the videos of all ranks, and rates; only counts if none was good."""
+        # Not self.log's means: those are over ranks, whose numbers of videos differ.
         reduce = partial(trainer.strategy.reduce, reduce_op="sum")
         num_videos, num_skipped = reduce(self.counts).tolist()
         figures = {"videos": num_videos, "skipped": num_skipped}
@@ -200,12 +201,12 @@ class Classifier(lightning.LightningModule):
         self.register_buffer("std", 255 * torch.tensor(std).view(3, 1, 1, 1), persistent=False)
 
     def forward(self, clips: Tensor) -> Tensor:
-        """uint8 (videos, clips, frames, height, width, 3) to scores (videos * clips, classes)."""
+        """Score uint8 (videos, clips, frames, height, width, 3) as (videos * clips, classes)."""
         channels_first = clips.flatten(0, 1).permute(0, 4, 1, 2, 3)
         return self.model((channels_first - self.mean) / self.std)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """SGD, its rate on half a cosine."""
+        """Return SGD, with its learning rate on half a cosine."""
         optimizer = torch.optim.SGD(
             self.parameters(), self.lr, momentum=0.9, weight_decay=1e-4, nesterov=True
         )
@@ -213,7 +214,7 @@ class Classifier(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The loss; nothing to learn from a batch of nothing but skipped videos."""
+        """Return the loss; a batch of nothing but skipped videos teaches nothing."""
         tally, labels = self.tallies["train"], batch["labels"]
         tally.count(batch)
         if not len(labels):  # not None: other ranks wait for this one's gradients
@@ -224,7 +225,7 @@ class Classifier(lightning.LightningModule):
         return losses.mean()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Judge whole videos."""
+        """Score whole videos."""
         tally, labels = self.tallies["val"], batch["labels"]
         tally.count(batch)
         if not len(labels):
@@ -238,18 +239,18 @@ class Classifier(lightning.LightningModule):
         self.predictions.update(zip(batch["indices"], answers, strict=True))
 
     def on_train_epoch_start(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         self.tallies["train"] = Tally(self.device)
 
     def on_validation_epoch_start(self) -> None:
-        """The training part of the epoch is over: log it, and count anew."""
+        """Log the training part of the epoch, which is over, and start counting anew."""
         if "train" in self.tallies:
             self.log_rates("train", f"epoch {self.current_epoch} training")
         self.predictions.clear()
         self.tallies["val"] = Tally(self.device)
 
     def on_validation_epoch_end(self) -> None:
-        """Bring together what the ranks have seen and predicted."""
+        """Gather what the ranks have seen and predicted."""
         is_fitting = self.trainer.state.fn == "fit"
         self.log_rates(
             "val", f"epoch {self.current_epoch} validation" if is_fitting else "validation"
@@ -261,7 +262,7 @@ class Classifier(lightning.LightningModule):
             self.predictions = {index: best for part in parts for index, best in part.items()}
 
     def on_train_epoch_end(self) -> None:
-        """Lightning takes figures of training here, after the validation."""
+        """Log training's metrics: Lightning takes them here, after the validation."""
         self.log_figures("train")
 
     def log_rates(self, split: str, what: str) -> None:
@@ -275,13 +276,13 @@ class Classifier(lightning.LightningModule):
             print(f"{line}, {figures['skipped']:.0f} skipped", flush=True)
 
     def log_figures(self, split: str) -> None:
-        """Hand them to the logger; they are the same on all ranks."""
+        """Log the metrics; they are the same on all ranks."""
         named = {f"{split}/{name}": value for name, value in self.figures[split].items()}
         self.log_dict(named)
 
 
 def make_model(name: str, num_classes: int, weights: str | None) -> nn.Module:
-    """The network, with a new last layer if the weights have another number of classes."""
+    """Return the network, with a new last layer if the weights have another number of classes."""
     if name == TINY:
         return nn.Sequential(
             nn.Conv3d(3, 8, 3, stride=2, padding=1),
@@ -303,7 +304,7 @@ def make_model(name: str, num_classes: int, weights: str | None) -> nn.Module:
 
 
 def clip_shape(options: argparse.Namespace) -> tuple[ClipShape, list[float], list[float]]:
-    """Sizes, mean and deviation that go with the model's published weights, if none are given."""
+    """Return sizes, mean and deviation, by default those of the model's published weights."""
     crop, resize, num_frames = 32, [36, 48], 4
     mean, std = [0.45] * 3, [0.225] * 3
     if options.model != TINY:
@@ -313,7 +314,7 @@ def clip_shape(options: argparse.Namespace) -> tuple[ClipShape, list[float], lis
         crop, resize, mean, std = preset.crop_size[0], preset.resize_size, preset.mean, preset.std
         num_frames = 32 if options.model.startswith("swin3d") else 16
     height = options.resize or resize[0]
-    # Where a preset has the short side alone, the long one is that of a 4:3 picture.
+    # Where a preset gives only the short side, the long one is that of a 4:3 picture.
     width = resize[1] if len(resize) > 1 and not options.resize else (height * 4 // 3 + 1) // 2 * 2
     shape = ClipShape(
         num_frames=options.num_frames or num_frames,
@@ -328,7 +329,7 @@ def clip_shape(options: argparse.Namespace) -> tuple[ClipShape, list[float], lis
 
 
 def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
-    """Logs and checkpoints only where there is a place for them."""
+    """Return a Trainer that logs and checkpoints only where there is a place for it."""
     precisions = {"off": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
     callbacks: list[Callback] = []
     if options.log_dir:
@@ -353,7 +354,7 @@ def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
 
 
 def write_predictions(path: str, listing: Listing, module: Classifier) -> None:
-    """A line for each video that was validated."""
+    """Write a line for each video that was validated."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(("path", "label", "predicted", "probability"))
@@ -364,7 +365,7 @@ def write_predictions(path: str, listing: Listing, module: Classifier) -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options; ``--smoke`` fills in small ones."""
+    """Return the options; ``--smoke`` fills in small ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -418,7 +419,7 @@ def positive(text: str) -> int:
 
 
 def quiet() -> None:
-    """Leave out what this program's user knows already."""
+    """Suppress warnings about what this program's user already knows."""
     for message in (
         ".*does not have many workers",  # a pipeline has its threads, whatever num_workers is
         "Your `IterableDataset` has `__len__` defined",  # true of each rank's part
@@ -443,7 +444,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def train_and_validate(options: argparse.Namespace, listings: dict[str, Listing]) -> None:
-    """One run of Lightning."""
+    """Run Lightning once."""
     shape, mean, std = clip_shape(options)
     for split, listing in listings.items():
         if rank_zero_only.rank == 0:

@@ -56,7 +56,7 @@ def decode(path: Path) -> Tensor:
 def build_pipeline(
     videos: Sequence[Path], writer: SQLiteStatsWriter, arguments: argparse.Namespace
 ) -> Pipeline:
-    """Build a pipeline of one stage that sends its figures and its queues' to the writer."""
+    """Build a pipeline of one stage that sends its statistics and its queues' to the writer."""
     return (
         PipelineBuilder()
         .add_source(videos)

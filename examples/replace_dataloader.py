@@ -42,7 +42,7 @@ TRANSFORM = transforms.Compose(
 
 
 def make_loader(DataLoader: Any, ImageFolder: Any, options: argparse.Namespace) -> Any:
-    """Return the loader that every script has; a generator makes the order repeatable."""
+    """Return the usual loader of a script; a generator makes the order repeatable."""
     dataset = ImageFolder(options.data, TRANSFORM)
     chosen = range(0, len(dataset), -(-len(dataset) // options.images))
     return DataLoader(
@@ -84,8 +84,8 @@ def train(DataLoader: Any, ImageFolder: Any, options: argparse.Namespace) -> Res
 
 
 def largest_difference(one: Any, other: Any) -> float:
-    """Return the difference between the pixels (0 to 1) of two loaders' batches; infinite if
-    targets differ."""
+    """Return the largest difference between the pixels (0 to 1) of two loaders' batches; infinite
+    if targets differ."""
     largest = 0.0
     for (images, targets), (others, other_targets) in zip(one, other, strict=True):
         if not torch.equal(targets, other_targets):

@@ -55,7 +55,7 @@ WORD = re.compile(r"\s?\w+|\s?[^\w\s]|\s")
 
 
 class Corpus:
-    """The passages of text files. Holds where they are, and reads one when it is asked for."""
+    """The passages of text files. Holds where they are, and reads one on request."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._places: list[tuple[str, int, int]] = []
@@ -104,7 +104,7 @@ class Tokenizer:
 
 
 def collate(passages: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Tensor]:
-    """Return inputs, and what is to follow each of them: int64, both (N, the longest passage's
+    """Return inputs, and the token that follows each of them: int64, both (N, the longest passage's
     length)."""
     whole = [[END, *tokens, END][: context + 1] for tokens in passages]
     length = max(map(len, whole)) - 1
@@ -119,8 +119,8 @@ def collate(passages: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Te
 def make_loader(
     corpus: Corpus, tokenizer: Tokenizer, group: Ranks, options: argparse.Namespace
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    """Return the loader, each pass over which is an epoch. The child process starts here, and
-    serves them all."""
+    """Return the loader; each pass over it is an epoch. The child process starts here, and serves
+    them all."""
     sampler = DistributedRandomSampler(
         len(corpus), rank=group.rank, world_size=group.world_size, seed=options.seed
     )

@@ -60,8 +60,8 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadClip:
-    """From a video's number to some of its frames, uint8 (T, H, W, 3), and its label. Goes to the
-    child process, with the list of the videos.
+    """Turns a video's number into some of its frames, uint8 (T, H, W, 3), and its label. Goes to
+    the child process, with the list of the videos.
     """
 
     videos: Sequence[Video]
@@ -89,8 +89,8 @@ def collate(samples: Sequence[Sample]) -> Batch:
 def make_loader(
     videos: Sequence[Video], group: Ranks, options: argparse.Namespace
 ) -> Iterable[Batch]:
-    """Return the loader, each pass over which is an epoch. The child process starts here, and
-    serves them all."""
+    """Return the loader; each pass over it is an epoch. The child process starts here, and serves
+    them all."""
     sampler = DistributedRandomSampler(
         len(videos), rank=group.rank, world_size=group.world_size, seed=options.seed
     )
@@ -144,8 +144,8 @@ class Classifier(nn.Module):
         )
 
     def forward(self, clips: Tensor) -> Tensor:
-        """Make floats here, on the device: as bytes the clips are a quarter of the size on the
-        way."""
+        """Make floats here, on the device: as bytes, the clips are a quarter of the size in
+        transit."""
         return self.layers(clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1)
 
 
@@ -169,7 +169,7 @@ def train(options: argparse.Namespace, group: Ranks) -> None:
             f"--batch-size: {options.batch_size} videos for each of {group.world_size} rank(s) are "
             f"more than the {len(training)} that there are."
         )
-    torch.manual_seed(options.seed)  # also of the stretches that the child process draws
+    torch.manual_seed(options.seed)  # also seeds the stretches that the child process draws
     model = Classifier(len(classes), options.width).to(options.device)
     trained = group.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)

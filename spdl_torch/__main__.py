@@ -29,7 +29,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv``; return its exit status.
 
-    argv: None = this process's arguments. Then SIGTERM ends it as Ctrl-C does: with what there is.
+    argv: None = this process's arguments; SIGTERM then ends the command as Ctrl-C does, with the
+        results so far.
     """
     if argv is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -192,7 +193,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _runs_to_report(arguments: argparse.Namespace) -> list[tuple[MeasuredRun, MeasuredRun | None]]:
-    """Return the runs of the file, each with the one to compare it with or None."""
+    """Return the runs in the file, each with the run to compare it with, or None."""
     from .observe.trace.loading import load_runs, load_trace
 
     chosen = {"run_id": arguments.run, "pipeline": arguments.pipeline}
@@ -212,7 +213,7 @@ def _runs_to_report(arguments: argparse.Namespace) -> list[tuple[MeasuredRun, Me
 
 
 def _named(other: MeasuredRun, path: Path, own_path: Path) -> MeasuredRun:
-    """Return the run to compare with under a name that no run of the own file has."""
+    """Return the run to compare with, under a name that no run in the file itself has."""
     name = path.name if path.name != own_path.name else str(path)
     if path == own_path and other.run is not None:
         name = f"run {other.run.run_id}"
@@ -483,7 +484,7 @@ def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _quality(text: str) -> int:
-    """Return a quality of JPEGs."""
+    """Parse a JPEG quality, 1 to 100."""
     if not text.isdecimal() or not 1 <= int(text) <= 100:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 100, got {text}")
     return int(text)
@@ -558,7 +559,7 @@ def _add_watch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _seconds(text: str) -> float:
-    """Return a positive number of seconds."""
+    """Parse a positive number of seconds."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be > 0 seconds, got {text}")

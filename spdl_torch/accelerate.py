@@ -29,8 +29,8 @@ __all__ = ["Accelerator", "loader_like", "prepare_data_loader"]
 class Accelerator(_accelerate.Accelerator):  # type: ignore[misc]  # it ships no types
     """``accelerate.Accelerator`` whose ``prepare`` keeps our loaders.
 
-    Each of them is prepared as :func:`prepare_data_loader` does it; models, optimizers and other
-    loaders are prepared as Accelerate does it.
+    Our loaders are prepared by :func:`prepare_data_loader`; models, optimizers and other loaders
+    by Accelerate itself.
     """
 
     def prepare_data_loader(
@@ -39,8 +39,8 @@ class Accelerator(_accelerate.Accelerator):  # type: ignore[misc]  # it ships no
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
-        """Prepare one loader; ``prepare`` calls it for each that it is given."""
-        # A prepared one says that its class is that of the loader in it.
+        """Prepare one loader; ``prepare`` calls this for each loader that it is given."""
+        # A prepared loader claims the class of the loader inside it, so isinstance would not do.
         if not issubclass(type(data_loader), DataLoader):
             return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
         return prepare_data_loader(
@@ -61,21 +61,21 @@ def prepare_data_loader(
     """Return what ``accelerator.prepare(loader)`` returns, around our loader.
 
     Accelerate's own ``prepare`` builds a plain DataLoader in place of ours, which starts worker
-    processes and knows none of our options, and shares the samples of a DistributedSampler or a
-    PipelineDataset out among the ranks a second time. This keeps the loader and shares out once:
+    processes and knows none of our options, and it shards the samples of a DistributedSampler or a
+    PipelineDataset among the ranks a second time. This function keeps the loader and shards once:
 
     - a loader with a DistributedSampler (ours or torch's) or a PipelineDataset stays as it is;
-    - any other loader is shared out by Accelerate, by its own rules (``split_batches``,
+    - any other loader is sharded by Accelerate, by its own rules (``split_batches``,
       ``even_batches``, ``dispatch_batches``, ``use_seedable_sampler``).
 
     Args:
         accelerator: ``accelerate.Accelerator`` or our :class:`Accelerator`.
-        device_placement: let batches arrive on the accelerator's device; None = as of the
-            accelerator. On CUDA the loader copies them ahead, on a stream of its own.
+        device_placement: let batches arrive on the accelerator's device; None = the accelerator's
+            own setting. On CUDA the loader copies them ahead, on a stream of its own.
         slice_fn_for_dispatch: as in ``accelerator.prepare_data_loader``.
 
     Returns: Accelerate's own kind of loader, registered with the accelerator. What our DataLoader
-        has more than torch's, ``report()`` for one, works on it. Of one that stays as it is,
+        adds to torch's, such as ``report()``, works on it. For a loader that stays as it is,
         ``accelerator.gather_for_metrics`` returns padding too.
     Raises: TypeError: not our DataLoader, such as one that was prepared before.
     """
@@ -86,7 +86,7 @@ def prepare_data_loader(
         )
     if device_placement is None:
         device_placement = accelerator.device_placement
-    # Ours would come back to this function.
+    # Our Accelerator's own method would call this function again.
     is_ours = isinstance(accelerator, Accelerator)
     own: Any = super(Accelerator, accelerator) if is_ours else accelerator
     prepare = own.prepare_data_loader
@@ -100,7 +100,7 @@ def prepare_data_loader(
             dispatch_batches=False,
             non_blocking=accelerator.non_blocking,
         )
-        # Its length is that of one rank, from which Accelerate would conclude what is padding.
+        # Its length is that of one rank, from which Accelerate would infer what is padding.
         prepared._drop_last = True
     else:
         loader._is_accelerate_prepared = False
@@ -122,7 +122,7 @@ def prepare_data_loader(
 def loader_like(
     plain: TorchDataLoader[Any], kind: type[DataLoader[Any]], options: Mapping[str, Any]
 ) -> DataLoader[Any]:
-    """Return our loader with the arguments of a plain one and further options."""
+    """Return our loader with the arguments of a plain one, and further options."""
     known = inspect.signature(TorchDataLoader.__init__).parameters
     how = set(known) - {"self", "dataset", "shuffle", *_CHOICE}
     if isinstance(plain.dataset, IterableDataset):
@@ -136,4 +136,4 @@ def loader_like(
 
 
 _CHOICE = ("batch_size", "sampler", "batch_sampler", "drop_last")
-"""Parameters that say which samples a batch has."""
+"""Parameters that decide which samples a batch has."""

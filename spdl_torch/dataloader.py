@@ -1,4 +1,4 @@
-"""Loaders of the shape of ``spdl.dataloader``; for torch's there is ``spdl_torch.DataLoader``."""
+"""Loaders with ``spdl.dataloader``'s interface; ``spdl_torch.DataLoader`` has torch's."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Output = TypeVar("Output")
 
 class DataLoader(Generic[Source, Output]):
     """A source, a function for its items, one for lists of them and one for what that returns: each
-    pass builds a pipeline of these, and runs it.
+    pass builds and runs a pipeline of these.
 
     Ends: ``break``, an exception in the loop and dropping the iterator stop every thread.
 
     Args:
         src: an iterable of items, which each pass begins anew.
-        preprocessor: called with every item, by ``num_threads`` threads; as of
+        preprocessor: called with every item, by ``num_threads`` threads; as for
             ``PipelineBuilder.pipe``.
-        batch_size: items that are put into a list; None = none are.
+        batch_size: items in a list; None = no lists are made.
         drop_last: leave out a last list that is shorter.
         aggregator: called with every list (without ``batch_size``: with every item), by
             ``num_threads`` threads.
-        transfer_fn: called with the result of that, one call at a time.
+        transfer_fn: called with the result of these, one call at a time.
         buffer_size: finished items that may wait.
-        num_threads: calls at once, of all three together.
+        num_threads: calls at once, over all three together.
         timeout: seconds to wait for the next item, then a TimeoutError; None = as long as it takes.
         output_order: ``"completion"`` or ``"input"``.
 
@@ -104,9 +104,9 @@ class CacheDataLoader(Generic[Output]):
         dl: any iterable; this object has its other attributes, too.
         num_caches: batches that are kept, at least 1.
         return_caches_after: batches that come from ``dl``, at least ``num_caches``.
-        stop_after: batches in all, at least ``return_caches_after``; None = without an end.
+        stop_after: batches in all, at least ``return_caches_after``; None = no end.
 
-    Raises: ValueError: numbers that are smaller.
+    Raises: ValueError: a number is below these limits.
     """
 
     def __init__(

@@ -77,7 +77,7 @@ class PipelineStatsMonitor(Callback):
         across_ranks: gather every rank's ``wait_ratio`` (one small all-gather each time it is
             logged): ``data/wait_ratio_min``, ``data/wait_ratio_mean``, ``data/wait_ratio_max``,
             0 to 1, and ``data/slowest_rank``, the rank that waits longest.
-        db_path: also keep all figures of this rank in a statistics file, for
+        db_path: also keep all statistics of this rank in a file, for
             ``python -m spdl_torch report``: at every log point and at the end of every epoch.
             Every rank has its own: ``data.db`` becomes ``data.rank0.db``, ... where there are
             several, unless it has ``{rank}`` in it. Each call of the trainer is a run in it.
@@ -125,19 +125,19 @@ class PipelineStatsMonitor(Callback):
             )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write what is left to the file."""
+        """Write the remaining statistics to the file."""
         self._close()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Write what is left to the file, up to the step that failed."""
+        """Write the remaining statistics to the file, up to the step that failed."""
         if trainer.training:  # and not pausing for a validation
             self._end_intervals(trainer)
         self._close()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Correct a resumed loader, where Lightning did not. Loaders of training come first in the
+        """Correct a resumed loader where Lightning did not. Training loaders come first in the
         file, whatever is logged first.
         """
         correct_resumed_loaders(trainer)
@@ -148,11 +148,11 @@ class PipelineStatsMonitor(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Correct the loaders' states: they are of what was trained."""
+        """Correct the loaders' states: they must describe what has been trained on."""
         correct_saved_states(trainer, checkpoint)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin the figures of a new epoch from zero."""
+        """Begin the statistics of a new epoch from zero."""
         self._intervals.clear()
 
     def on_train_batch_end(
@@ -184,7 +184,7 @@ class PipelineStatsMonitor(Callback):
             self._end_intervals(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with training's figures, without the pause."""
+        """Resume training's statistics, without the pause."""
         for name, report in self._reports(trainer.train_dataloader):
             if name in self._intervals:
                 self._intervals[name].go_on(report)
@@ -235,7 +235,7 @@ class PipelineStatsMonitor(Callback):
         self._write_skipped("train", trainer.train_dataloader)
 
     def _reports(self, loaders: Any) -> Iterator[tuple[str, Report]]:
-        """Yield the report of every loader that has figures, under its name among several."""
+        """Yield the report of every loader that has statistics, under its name among several."""
         for name, source in self._reporting(loaders):
             try:
                 report = source.report()
@@ -258,7 +258,7 @@ class PipelineStatsMonitor(Callback):
         return metrics_of(report, self._start_of(name), stages=self._stages)
 
     def _log_placement(self, trainer: pl.Trainer, report: Report, name: str, step: int) -> None:
-        """Log where the workers live, and why, if that has changed, to loggers that take a text."""
+        """Log where the workers live, and why, if that has changed, to loggers that take text."""
         placement = report.placement
         if placement is None or placement.is_as(self._logged_placement.get(name)):
             return
@@ -272,7 +272,7 @@ class PipelineStatsMonitor(Callback):
         if self._across_ranks and trainer.world_size > 1:
             metrics |= _over_ranks(trainer, metrics)
         if metrics:
-            for logger in trainer.loggers:  # of other ranks than 0 they do nothing
+            for logger in trainer.loggers:  # on ranks other than 0 they do nothing
                 separator = logger.group_separator
                 named = {key.replace("/", separator): v for key, v in metrics.items()}
                 logger.log_metrics(named, step=step)
@@ -317,7 +317,7 @@ class PipelineStatsMonitor(Callback):
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.shutdown()
-        self._pipeline_ids.clear()  # of the next run
+        self._pipeline_ids.clear()  # the next run numbers its own
 
     def _log_verdict(self, name: str, report: Report) -> None:
         verdict = report.verdict
@@ -336,7 +336,7 @@ class PipelineStatsMonitor(Callback):
 
 
 class _Intervals:
-    """The figures of a training loader in one epoch: its intervals, without the pauses."""
+    """The statistics of a training loader in one epoch: its intervals, without the pauses."""
 
     def __init__(self) -> None:
         self.before: Report | None = None
@@ -348,7 +348,7 @@ class _Intervals:
         """End the interval from ``before`` here; return False where no time has passed."""
         before = self.before.stats if self.before is not None else None
         if before == report.stats:
-            return False  # the pass is over, and its figures stand still
+            return False  # the pass is over, and its statistics no longer change
         interval = interval_between(before, report.stats)
         self.unlogged.append(interval)
         self._epoch = [sum_of_intervals([*self._epoch, interval])]
@@ -397,7 +397,7 @@ def _over_ranks(trainer: pl.Trainer, metrics: Mapping[str, float]) -> dict[str, 
     keys = [key for key in metrics if key.endswith("/wait_ratio")]
     own = torch.tensor([metrics[key] for key in keys], device=trainer.strategy.root_device)
     parts = [torch.empty_like(own) for _ in range(trainer.world_size)]
-    torch.distributed.all_gather(parts, own)  # Lightning's own goes by a function that torch drops
+    torch.distributed.all_gather(parts, own)  # Lightning's own calls what torch is removing
     found: dict[str, float] = {}
     for key, column in zip(keys, torch.stack(parts).cpu().unbind(1), strict=True):
         found[f"{key}_min"], found[f"{key}_max"] = column.min().item(), column.max().item()
@@ -408,8 +408,8 @@ def _over_ranks(trainer: pl.Trainer, metrics: Mapping[str, float]) -> dict[str, 
 
 
 def _step_of(trainer: pl.Trainer) -> int:
-    """Lightning's own x axis. It is private; ``global_step`` counts optimizer steps, which are more
-    with several optimizers and fewer with gradient accumulation.
+    """Return Lightning's own x axis. It is private; ``global_step`` counts optimizer steps, of
+    which there are more with several optimizers and fewer with gradient accumulation.
     """
     loop = getattr(trainer.fit_loop, "epoch_loop", None)
     return int(getattr(loop, "_batches_that_stepped", trainer.global_step))

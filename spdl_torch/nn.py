@@ -1,4 +1,4 @@
-"""Modules for the beginning of a model, which run where the model runs."""
+"""Modules for the start of a model, which run where the model runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Layout = Literal["NCHW", "NHWC"]
 
 
 class ToFloat(nn.Module):
-    """Turn images of bytes into what a model takes: floats, scaled to 0-1 and normalised, in
+    """Turn uint8 images into what a model takes: floats, scaled to 0-1 and normalised, in
     channels_last memory, by one kernel.
 
     The first module of a model: ``nn.Sequential(ToFloat(mean, std), resnet50())``. Images then

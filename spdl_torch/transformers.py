@@ -37,13 +37,13 @@ class TrainerMixin:
     """Further arguments of our DataLoader, such as ``{"isolation": "process"}``."""
 
     def get_train_dataloader(self) -> Any:
-        """Return the Trainer's own, on our loader."""
+        """Return the Trainer's own loader, rebuilt on ours."""
         trainer: Any = super()
         return self._on_our_loader(trainer.get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the Trainer's own, on our loader; the same one for the same dataset, if workers
-        are persistent."""
+        """Return the Trainer's own loader, rebuilt on ours; the same one for the same dataset, if
+        workers are persistent."""
         trainer: Any = super()
         given: Any = self
         name = eval_dataset if isinstance(eval_dataset, str) else "eval"
@@ -52,22 +52,22 @@ class TrainerMixin:
             dataset = given.eval_dataset[eval_dataset]
 
         def make() -> Any:
-            # The Trainer, too, keeps one by its name, and returns it for any other dataset.
+            # The Trainer, too, keeps one under its name, and would return it for another dataset.
             getattr(self, "_eval_dataloaders", {}).pop(name, None)
             return trainer.get_eval_dataloader(eval_dataset)
 
         return self._kept(f"evaluate {name}", dataset, make)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the Trainer's own, on our loader; the same one for the same dataset, if workers
-        are persistent."""
+        """Return the Trainer's own loader, rebuilt on ours; the same one for the same dataset, if
+        workers are persistent."""
         trainer: Any = super()
         return self._kept(
             "predict", test_dataset, lambda: trainer.get_test_dataloader(test_dataset)
         )
 
     def _kept(self, use: str, dataset: Any, make: Callable[[], Any]) -> Any:
-        """Return the loader of the last such call, if that was for the same dataset and its workers
+        """Return the loader of the last such call if it was for the same dataset and its workers
         are persistent, else a new one."""
         trainer: Any = self
         arguments = trainer.args
@@ -82,15 +82,15 @@ class TrainerMixin:
         return all_kept[use].loader
 
     def _on_our_loader(self, prepared: Any) -> Any:
-        """Return a loader of Accelerate's that has ours in it."""
+        """Return Accelerate's loader with ours inside it."""
         plain = getattr(prepared, "base_dataloader", None)
         if type(plain) is not TorchDataLoader:
             return prepared
         options = dict(self.loader_options)
         init = plain.worker_init_fn
         if isinstance(init, partial) and init.func is seed_worker:
-            # It seeds whatever generators there are, CUDA's too, which here are the trainer's own.
-            # Our samples have streams of their own already.
+            # It seeds every generator there is, CUDA's too, and here those are the trainer's own.
+            # Our samples already have streams of their own.
             options.setdefault("worker_init_fn", None)
         device = getattr(prepared, "device", None)
         if device is not None and device.type == "cuda":

@@ -280,6 +280,33 @@ def test_write_into_a_large_array_is_an_error(zeros, error, message):
         assert torch.cat(values).tolist() == [1.0] * 8
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [torch.ones(MIB // 4) for _ in range(4)],
+        lambda: [np.ones(MIB // 8) for _ in range(4)],
+        lambda: Subset(TensorDataset(torch.ones(MIB, 2)), range(4)),
+    ],
+    ids=["tensors", "arrays", "rows of a large tensor"],
+)
+def test_loop_may_write_into_samples_without_collating(make):
+    """They are its own, as those of torch's workers are, though the threads share their memory."""
+    sums = []
+    loaders = (torch.utils.data.DataLoader, functools.partial(DataLoader, isolation="thread"))
+    for kind in loaders:
+        loader, sums_of_epochs = kind(make(), batch_size=None, num_workers=2), []
+        for _ in range(2):
+            epoch = []
+            for sample in loader:
+                tensor = sample[0] if isinstance(sample, list | tuple) else sample
+                epoch.append(float(tensor.sum()))
+                tensor.mul_(2)
+            sums_of_epochs.append(epoch)
+        sums.append(sums_of_epochs)
+    assert sums[1] == sums[0]
+    assert sums[0][0] == sums[0][1]
+
+
 def test_small_arrays_are_each_workers_own():
     """Epoch after epoch from the trainer's data, as in torch's workers."""
     epochs, loader = on_threads(Accumulating(np.zeros(8)))

@@ -1,8 +1,8 @@
 """The threads that each stage needs for a rate, by Little's law under bounds. Pure functions.
 
-A stage that spends ``D`` thread-seconds on one item of the consumer's (calls an item times seconds
-a call) passes on at most ``c / D`` items a second on ``c`` threads. So ``c = rate * D`` for all of
-them, and where the threads do not suffice, one more goes to the stage that is slowest.
+A stage that spends ``D`` thread-seconds on one item of the consumer's (calls per item times seconds
+per call) passes on at most ``c / D`` items a second on ``c`` threads. So ``c = rate * D`` for all
+of them, and while the threads do not suffice, one more goes to the slowest stage.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SLACK = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Threads by stage, and the limit that forbids more of them."""
+    """Threads by stage, and the limit that rules out more of them."""
 
     counts: dict[str, int]
     """The new counts of the stages that change."""
@@ -45,8 +45,8 @@ class Plan:
 
 
 def most_busy(window: Window, frozen: Collection[str]) -> str | None:
-    """Return the stage that holds the others back; None if nothing is busy, or if that stage must
-    not be changed: it is ``frozen`` or has threads of another kind.
+    """Return the stage that holds the others back; None if nothing is busy, or if what is busy must
+    not be changed: it is ``frozen``, or not free (it has threads of another kind).
     """
     busiest = max((stage.busy_ratio for stage in window.stages), default=0.0)
     candidates = [
@@ -112,7 +112,7 @@ def _cpu_headroom(window: Window, bounds: Bounds) -> float:
 
 
 def most_threads(window: Window, bounds: Bounds) -> int:
-    """Return the limit of tunable threads, by number and by the memory that each adds in flight."""
+    """Return the limit on tunable threads, by number and by the memory each adds in flight."""
     used, limit, now = window.memory_bytes, bounds.memory_bytes, window.num_threads
     if used is None or limit is None or used <= 0:
         return bounds.threads

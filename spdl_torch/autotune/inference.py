@@ -109,14 +109,14 @@ def _of_pipeline(
             f"PerfParams.estimate: keep must name stages of the pipeline, got {min(missing)!r}. It "
             f"has {', '.join(repr(stage.name) for stage in spec.stages) or 'none'}."
         )
-    names = Counter(stage.name for stage in spec.stages)  # settings are by name
+    names = Counter(stage.name for stage in spec.stages)  # settings go by name
     shapes = _shapes(spec, keep | {name for name, count in names.items() if count > 1})
     fit = fit_stages(budget, element_bytes, shapes, spec.sink.buffer_size)
     stages = list(zip(spec.stages, shapes, fit.rooms, strict=True))
     concurrency = {s.name: fit.threads for s, shape, _ in stages if shape.concurrency is None}
     buffer_size: dict[str, int] = {}
     for stage, shape, room in stages:
-        if shape.room is None:  # stages of one name get the smallest
+        if shape.room is None:  # stages that share a name get the smallest
             buffer_size[stage.name] = min(room, buffer_size.get(stage.name, room))
     settings: dict[str, Any] = {"concurrency": concurrency, "buffer_size": buffer_size}
     if concurrency:
@@ -155,7 +155,7 @@ def may_run_at_once(stage: StageSpec) -> bool:
 
 
 def is_transfer(stage: StageSpec) -> bool:
-    """Return whether the stage transfers to a device, which one thread does."""
+    """Return whether the stage transfers to a device, which is done by one thread."""
     op = stage.op.func if isinstance(stage.op, functools.partial) else stage.op
     return (getattr(op, "__module__", None) or "").startswith("spdl_torch.io._transfer")
 

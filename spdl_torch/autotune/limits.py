@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "read_limits"]
 
 _UNLIMITED_BYTES = 1 << 60
-"""The size from which a limit means none: cgroups v1 writes the largest page-aligned number."""
+"""The size from which a limit means no limit: cgroups v1 writes the largest page-aligned number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

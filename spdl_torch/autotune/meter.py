@@ -1,4 +1,4 @@
-"""Cuts a run into windows and their parts."""
+"""Cut a run into windows and their parts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class WindowReadings(NamedTuple):
 class Meter:
     """Cuts readings, taken several times a window, into complete windows.
 
-    The part of a window right after a beginning or a change is not measured. If
-    runs (epochs) are shorter than a window, it goes on in the next one.
+    The part of a window right after a start or a change is not measured. If
+    runs (epochs) are shorter than a window, it continues in the next one.
     """
 
     def __init__(self, window_seconds: float) -> None:
@@ -69,7 +69,7 @@ class Meter:
         return WindowReadings(self._parts, stats, probes)
 
     def end_run(self, stats: PipelineStats, num_items: int) -> None:
-        """Take a run's last figures; the window goes on with the next run."""
+        """Take a run's last statistics; the window continues with the next run."""
         if self._first is None:
             return
         self._measure(stats, num_items)
@@ -79,7 +79,7 @@ class Meter:
 
     @property
     def is_within_run(self) -> bool:
-        """Whether a run has been read and has not ended, so its figures are incomplete."""
+        """Whether a run has been read and has not ended, so its statistics are incomplete."""
         return self._first is not None
 
     def _measure(self, stats: PipelineStats, num_items: int) -> None:

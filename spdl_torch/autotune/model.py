@@ -1,8 +1,8 @@
 """The formula for the threads and room that fit into a share of cores and memory. Pure functions.
 
-Scanner's ``PerfParams.estimate`` is its model: buffers as large as a share of the memory allows
-for the largest element. Added are the share of the cores, which SPDL's guide gives as 40 % (beyond
-that loading slows the training step), and an end to growth where more room gains nothing.
+It is modelled on Scanner's ``PerfParams.estimate``: buffers as large as a share of the memory
+allows for the largest element. Added are the share of the cores, which SPDL's guide gives as 40 %
+(beyond that loading slows the training step), and a stop where more room gains nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def budget_of(limits: Limits, cpu_util: float, memory_util: float) -> Budget:
     """Return a rank's part of the given shares of cores and memory, at least one thread."""
     memory = limits.memory_bytes
     return Budget(
-        # The small summand makes up for 0.29 * 100 being a little less than 29.
+        # The tiny term makes up for 0.29 * 100 being a little less than 29.
         max(1, int(limits.num_cores * cpu_util / limits.local_world_size + 1e-9)),
         None if memory is None else int(memory * memory_util / limits.local_world_size),
     )
@@ -79,7 +79,7 @@ def fit_loader(
     """Return the workers of a DataLoader, and the batches that each makes ahead.
 
     Bytes in flight = ``element_bytes * batch_size * (workers * prefetch_factor + workers + 1)``:
-    what was asked for and not yet taken; the samples of the batches that are being collated, beside
+    what was requested and not yet taken; the samples of batches that are being collated, besides
     those batches; the one that the training step works on.
     """
 
@@ -97,7 +97,8 @@ def fit_stages(
 
     Bytes in flight = the sum over stages of ``element_bytes * elements * (2 * concurrency +
     room)``, for an op has its item and its result in hand, and of the sink's room and the item that
-    the consumer works on. What waits between source and first stage is not counted: paths, indices.
+    the consumer works on. What waits between source and first stage (paths, indices) is not
+    counted.
     """
 
     def rooms_of(threads: int, most: int) -> list[int]:

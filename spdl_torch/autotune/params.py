@@ -81,10 +81,10 @@ class PerfParams:
         """Return settings of your own: ``PerfParams.manual(decode=12, collate=2)``.
 
         stages: concurrency by stage, for names that are not identifiers or are parameters here.
-        scanners: none; Scanner's packet sizes are refused, with what to use for them here.
+        scanners: none; Scanner's packet sizes are refused, with what to use instead.
         buffer_size: one for all these stages, or by stage.
         Raises: TypeError, ValueError: a number that is not a positive int; a stage named twice;
-            UnsupportedOptionError: a parameter of Scanner's, with what to use for it here.
+            UnsupportedOptionError: a parameter of Scanner's, with what to use instead.
         """
         refuse_scanners("manual", concurrency, stages, *scanners)
         twice = sorted((stages or {}).keys() & concurrency.keys())
@@ -126,7 +126,7 @@ class PerfParams:
         executor and is not in ``keep``, ``buffer_size`` of every stage that has none, and
         ``num_threads``. Runs nothing but the measurement of an element's size.
 
-        The formula is Scanner's, with a share of the cores beside that of memory (in bytes):
+        The formula is Scanner's, with a share of the cores besides that of memory (in bytes):
 
         - threads = ``cpu_util * num_cores / local_world_size``, at least 1: the most that run at
           once; each stage may have as many;
@@ -136,8 +136,8 @@ class PerfParams:
           buffer; the sink's buffer and the consumer's. Each element of an aggregated list counts;
         - where that is too much, buffers shrink first, to 1, then threads, to 1 at least.
 
-        Buffers are never larger than helps: ``prefetch_factor`` batches for each worker; twice the
-        threads at either side of a buffer or, for small items, 64.
+        Buffers are never larger than useful: ``prefetch_factor`` batches for each worker; twice the
+        threads on either side of a buffer or, for small items, 64.
 
         Args:
             target: a map-style or iterable dataset, our or torch's DataLoader, a PipelineBuilder.
@@ -152,9 +152,9 @@ class PerfParams:
             num_cores, memory_bytes, local_world_size: None = :meth:`Limits.of_this_machine`. Pass
                 ``local_world_size=1`` where each rank is bound to cores of its own.
             write: called with the inference as one text; None = logged at INFO level.
-            unknown: none; Scanner's parameters are refused, with what to use for them here.
+            unknown: none; Scanner's parameters are refused, with what to use instead.
         Raises: TypeError, ValueError: no target; an argument that is unknown or out of range;
-            UnsupportedOptionError: a parameter of Scanner's, with what to use for it here.
+            UnsupportedOptionError: a parameter of Scanner's, with what to use instead.
         Warns: UserWarning: the size of an element, or the memory, is not known, so that memory
             sets no bound.
         """
@@ -213,7 +213,7 @@ class PerfParams:
                 this rank, at least 32.
             cpu_util: the share of this rank's cores that the stages may keep busy. Cores taken
                 from the training step show in its speed, by which each change is judged.
-            memory_util: the share of the memory that is available at first.
+            memory_util: the share of the memory that is available at the start.
             num_cores, memory_bytes, local_world_size: None = :meth:`Limits.of_this_machine`.
             window_seconds: the time between two changes; longer while fewer than 20 items come.
             log: called with an event ``decision`` for each change: ``SQLiteStatsWriter.log``.
@@ -308,7 +308,7 @@ class PerfParams:
                 f"PerfParams.apply: concurrency of {stage.name!r} must be 1, got {concurrency}. An "
                 "aggregate collects one list at a time."
             )
-        # An async generator has no order but that of completion.
+        # An async generator has no order other than that of completion.
         keeps_order = stage.concurrency == 1 < concurrency and (
             stage.kind is not OpKind.ASYNC_GENERATOR
         )

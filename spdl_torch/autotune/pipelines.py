@@ -45,7 +45,7 @@ class PipelineTuner:
         return list(self.state.decisions)
 
     def attach(self, run: Adjustable) -> _Session:
-        """Begin to tune a new run. Raises: ValueError: the run keeps no figures."""
+        """Start tuning a new run. Raises: ValueError: the run keeps no statistics."""
         if not run.recorder.enabled:
             raise ValueError("build: tuner needs figures to go by. Leave out stats=False.")
         is_second = self._session is not None and self._session.is_going_on
@@ -69,7 +69,7 @@ class _Session:
             return
         self._free = {stage.name: _is_free(stage, state.tuning.keep) for stage in run.spec.stages}
         for name, count in Counter(stage.name for stage in run.spec.stages).items():
-            self._free[name] &= count == 1  # settings are by name, so a shared name is not tuned
+            self._free[name] &= count == 1  # settings go by name, so a shared name is not tuned
         for name, count in state.found.items():
             if self._free.get(name):
                 run.set_concurrency(name, count)

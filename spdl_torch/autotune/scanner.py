@@ -39,7 +39,7 @@ def refuse_scanners(
 ) -> None:
     """Refuse parameters of Scanner's ``PerfParams`` for which ours has another way.
 
-    given: keywords that are not our own; first: our positional argument; others: more of them.
+    given: keywords that are not our own; first: our positional argument; others: further ones.
     Raises: TypeError, UnsupportedOptionError.
     """
     for name in given:

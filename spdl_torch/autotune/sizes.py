@@ -39,8 +39,8 @@ class _Uncounted(Exception):
 
 
 def nbytes_of(element: Any) -> int | None:
-    """Return the bytes of tensors, arrays, images, buffers, texts and numbers in nested containers;
-    None = there is something else in it.
+    """Return the bytes of tensors, arrays, images, buffers, strings and numbers in nested
+    containers; None = there is something else among them.
     """
     try:
         return _nbytes(element, set())
@@ -55,7 +55,7 @@ def _nbytes(element: Any, above: set[int]) -> int:
         return _NUMBER_BYTES
     if isinstance(element, str | bytes | bytearray):
         return len(element)
-    nbytes = getattr(element, "nbytes", None)  # tensors, arrays, NumPy's numbers, memoryviews
+    nbytes = getattr(element, "nbytes", None)  # tensors, arrays, NumPy scalars, memoryviews
     if isinstance(nbytes, int):
         return nbytes
     if callable(getattr(element, "getbands", None)):  # Pillow's images
@@ -78,7 +78,7 @@ def _members(element: Any) -> Iterable[Any]:
 def size_in_dataset(dataset: Any, num_samples: int) -> ElementSize:
     """Measure samples spread evenly over a dataset with indices, else its first ones.
 
-    The calling thread loads them; the state of random, NumPy's and torch's generators is as before.
+    The calling thread loads them; random's, NumPy's and torch's generators are left as they were.
     """
     if isinstance(dataset, Iterator):
         return _spent_by_looking(dataset, "dataset")
@@ -88,7 +88,7 @@ def size_in_dataset(dataset: Any, num_samples: int) -> ElementSize:
 
 def size_in_pipeline(spec: PipelineSpec[Any], num_samples: int) -> ElementSize:
     """Measure the largest form of the source's first items before the first aggregate, process or
-    coroutine. The calling thread runs the ops; random states as for a dataset.
+    coroutine. The calling thread runs the ops; the generators are left as they were.
     """
     source = spec.source.iterable
     if isinstance(source, Iterator | AsyncIterable):
@@ -114,7 +114,7 @@ def _loads_from(dataset: Any, num_samples: int) -> Iterable[Callable[[], Any]]:
         length = None
     if length is None:
         return itertools.repeat(iter(dataset).__next__, num_samples)
-    # Of 100: samples 0, 20, 40, 60, 80.
+    # Five of 100: samples 0, 20, 40, 60, 80.
     places = dict.fromkeys(length * number // num_samples for number in range(num_samples))
     return [partial(dataset.__getitem__, place) for place in places if place < length]
 
@@ -130,7 +130,7 @@ def _largest_form(spec: PipelineSpec[Any], items: Iterator[Any]) -> Any:
             break  # dropped
         forms.append(form)
     if nbytes_of(forms[-1]) is None:
-        return forms[-1]  # it may be the largest, for all that is known
+        return forms[-1]  # of unknown size, so it may be the largest
     return max(forms, key=lambda form: nbytes_of(form) or 0)
 
 

@@ -91,7 +91,7 @@ class Tuner:
         self._tried_room = False
         self._trial: _Trial | None = None
         self._baseline: list[Window] = []  # with the present numbers, while they are noisy
-        self._undecided: set[str] = set()  # stages whose trial gained, if within the noise
+        self._undecided: set[str] = set()  # stages whose trial gained, though within the noise
         self._num_calm = self._num_idle = self._num_resting = self._num_drifted = 0
         self._rested: Window | None = None
         self._reason = ""
@@ -128,7 +128,7 @@ class Tuner:
         why = self._why(window, plan)
         self._num_idle = self._num_idle + 1 if why == "source" else 0
         if 0 < self._num_idle < _IDLE_WINDOWS:
-            return _NOTHING  # one window may be an exception
+            return _NOTHING  # a single window may be an outlier
         fewer = self._fewer(window)
         if fewer is not None:
             return self._try("fewer", fewer.name, window, {fewer.name: fewer.concurrency // 2})
@@ -151,7 +151,7 @@ class Tuner:
         return Step(counts=counts)
 
     def _fewer(self, window: Window) -> StageLoad | None:
-        """Return a stage on several threads whose calls are short, or wait for GIL or core."""
+        """Return a multi-threaded stage whose calls are short, or wait for the GIL or a core."""
         candidates = [
             stage
             for stage in window.stages
@@ -325,7 +325,7 @@ def _no_change(window: Window, before: float, reason: str) -> Decision:
 
 
 def _together(first: Window, second: Window) -> Window:
-    """Merge two windows with equal settings; the stages' figures are the second's."""
+    """Merge two windows with equal settings; the stages' statistics are the second's."""
     return replace(
         second,
         elapsed=first.elapsed + second.elapsed,

@@ -94,7 +94,7 @@ def most_threads_for(limits: Limits) -> int:
 
 
 def most_processes_for(limits: Limits) -> int:
-    """Return the limit of worker processes: some may wait for storage, but each has a memory."""
+    """Return the limit of worker processes: some may wait for storage, but each takes memory."""
     return max(8, int(2 * limits.num_cores / limits.local_world_size))
 
 
@@ -116,7 +116,7 @@ class TuningState:
         self._told = ""
 
     def tuner(self) -> Tuner:
-        """Return the tuner, which goes on where the last run ended."""
+        """Return the tuner, which continues where the last run ended."""
         if self._tuner is None:
             limits = self.tuning.limits()
             self.bounds = self.bounds or self.tuning.bounds(

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Bounds", "Decision", "Part", "StageLoad", "Window", "loads_of", "window_of"]
 
 _PAUSE = 3.0
-"""A part in which the consumer's own time for an item is so many times the usual is left out: it
-was doing something else (validation, a checkpoint)."""
+"""A part in which the consumer's own time per item is this many times the usual is left out: it was
+doing something else (validation, a checkpoint)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Bounds:
     threads: int
     """The most threads of all tuned stages together."""
     cores: float
-    """The most CPU seconds a second of the stages."""
+    """The most CPU seconds per second that the stages may use."""
     memory_bytes: int | None = None
     """The most bytes in flight; None = no bound."""
 
@@ -98,7 +98,7 @@ class Window:
 
     @property
     def wanted_rate(self) -> float:
-        """Items a second if the consumer never waited: from its own time for an item."""
+        """Items a second if the consumer never waited: from its own time per item."""
         own = max(0.0, self.elapsed - self.wait_seconds)
         return self.num_items / own if own > 0 else math.inf
 
@@ -118,11 +118,11 @@ class Decision:
     before: float
     """Items a second."""
     after: float
-    """Items a second with the change; with one that is taken back: while it held."""
+    """Items a second with the change; if it was reverted, while it held."""
     reason: str
-    """``gained``; taken back for ``noise``; taken back or not tried for ``gil``, ``cpu``,
-    ``io-limit``, ``memory``, ``max``; ``idle``, ``drift``; the end: ``consumer``, ``source``, or
-    one of those before."""
+    """``gained``; reverted for ``noise``; reverted or not tried for ``gil``, ``cpu``, ``io-limit``,
+    ``memory``, ``max``; ``idle``, ``drift``; at the end: ``consumer``, ``source``, or one of those
+    before."""
     timestamp: float = 0.0
     """Seconds since 1970."""
 
@@ -155,7 +155,7 @@ class Part:
 def loads_of(
     stats: PipelineStats, *, free: Mapping[str, bool], rooms: Mapping[str, int]
 ) -> tuple[StageLoad, ...]:
-    """Return the loads of a window's stages. ``free``: which may change; ``rooms``: the buffers."""
+    """Return the loads of a window's stages. ``free``: which may change; ``rooms``: buffer room."""
     return tuple(
         StageLoad(
             name=stage.name,
@@ -174,8 +174,8 @@ def loads_of(
 
 
 def _at_work(stage: StageStats) -> float:
-    """Return the share of the threads' time without waiting for items or room: inside the op, or on
-    the way there, where they lose their core or the GIL as well.
+    """Return the share of the threads' time not spent waiting for items or room: inside the op, or
+    on the way there, where they may lose their core or the GIL as well.
     """
     busy = stage.tasks.busy_time / max(1e-9, thread_seconds(stage))
     return min(1.0, max(busy, 1.0 - stage.wait_in_ratio - stage.wait_out_ratio))
@@ -192,7 +192,7 @@ def window_of(
     kept = _without_pauses(parts)
     elapsed, num_items = sum(part.elapsed for part in kept), sum(part.num_items for part in kept)
     rates = [part.num_items / part.elapsed for part in kept if part.elapsed > 0]
-    noise = 0.5 / max(1, num_items)  # an item more or less
+    noise = 0.5 / max(1, num_items)  # one item more or less
     if len(rates) > 1 and num_items:
         error = statistics.stdev(rates) / math.sqrt(len(rates))
         noise = math.hypot(noise, error / statistics.fmean(rates))

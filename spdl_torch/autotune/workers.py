@@ -29,7 +29,7 @@ class AutoWorkers(int):
 
     @classmethod
     def to_begin_with(cls, tuning: Tuning, limits: Limits) -> AutoWorkers:
-        """Return the number to begin with: one for each core that this rank may use, up to 8."""
+        """Return the number to start with: one for each core that this rank may use, up to 8."""
         cores = limits.num_cores * tuning.cpu_util / limits.local_world_size
         most = tuning.bounds(limits).threads
         return cls(max(1, min(most, _MOST_AT_FIRST, int(cores + 1e-9))), tuning)

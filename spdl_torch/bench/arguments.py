@@ -117,7 +117,7 @@ def _options(arguments: Namespace) -> BenchOptions:
 
 
 def whole_number(text: str) -> int:
-    """Return an option's value of 1 or more."""
+    """Parse an option's value, an integer of 1 or more."""
     if not text.lstrip("+-").isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
     return int(text)

@@ -31,7 +31,7 @@ def main() -> None:
         except Refused as refused:
             answer = {"refused": str(refused)}
         reporter.write(answer=answer)
-        # Peers leave threads and processes behind that would delay the end, or crash in it.
+        # Peers leave threads and processes behind that would delay the exit, or crash in it.
         lines.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -23,7 +23,7 @@ __all__ = ["choose", "list_tables", "run_bench", "write_files"]
 
 _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1, higher_is_better=False)
 _SECONDS_OF_A_START = 4.0
-"""The time until a process measures: torch's import, and a first pass that is not counted."""
+"""The time until a process measures anything: torch's import, and an uncounted first pass."""
 
 _NOT_SHOWN = frozenset(
     ("folder", "shards", "no_spdl_decoder", "crop", "num_workers", "workers", "smoke")
@@ -52,8 +52,8 @@ def run_bench(
 ) -> int:
     """Measure the table's contenders, print the table, write JSON and picture.
 
-    Ctrl-C ends what runs; what was measured so far is printed and written, and the status is 130.
-    It is 1 if no contender could be measured, or one failed that is a check, and else 0.
+    Ctrl-C ends the run; what was measured so far is printed and written, and the status is 130. It
+    is 1 if no contender could be measured, or if one that is also a check failed, and otherwise 0.
     Raises: ValueError: an option that cannot be used.
     """
     table = _for_workers(table or load_table(options.table), options)
@@ -124,7 +124,7 @@ def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[s
 
 
 class _Bench:
-    """One run of the command: what has been measured so far."""
+    """One run of the command, with what has been measured so far."""
 
     def __init__(
         self,
@@ -155,7 +155,8 @@ class _Bench:
         )
 
     def measure(self, contenders: list[Contender], settings: Mapping[str, Any]) -> None:
-        """Round after round; every other one backwards, so that none has one place."""
+        """Measure round after round, every other one backwards, so that no contender keeps its
+        place."""
         shown = {key: value for key, value in settings.items() if key not in _NOT_SHOWN}
         self.report.settings = {**self.report.settings, **shown}
         no_spdl = settings.get("no_spdl_decoder")
@@ -173,7 +174,7 @@ class _Bench:
         for number in range(rounds):
             for place, contender in enumerate(contenders if number % 2 == 0 else contenders[::-1]):
                 if contender.name in self._given_up:
-                    continue  # it will not do better the next time
+                    continue  # it would fail again
                 done = number * len(contenders) + place
                 left = time_left(done, rounds * len(contenders), time.monotonic() - start)
                 self._measure_one(contender, settings, number, f"{number + 1}/{rounds}{left}")
@@ -238,7 +239,7 @@ class _Bench:
 def _with_memory(
     figures: Mapping[str, float], peak: float | None, other_cores: float | None
 ) -> dict[str, float]:
-    """Return the figures, with what was seen from outside; memory is the larger of both views."""
+    """Return the values, with what was seen from outside; memory is the larger of both views."""
     values = dict(figures)
     at_end = values.pop("at_end_mib", 0.0)
     if "peak_mib" not in values and (largest := max((peak or 0.0) / 2**20, at_end)):
@@ -249,7 +250,7 @@ def _with_memory(
 
 
 def write_files(report: Report, options: BenchOptions, out: TextIO) -> None:
-    """The JSON and the picture, as far as they are asked for."""
+    """Write the JSON and the picture, if they were asked for."""
     if options.json is not None:
         options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
     if options.picture is None or not report.rows:

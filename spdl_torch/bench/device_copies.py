@@ -1,4 +1,4 @@
-"""Ways of batches to the GPU, from memory of the host: ours, SPDL's, and those of loops by hand.
+"""Ways to get batches from host memory to the GPU: ours, SPDL's, and those of handwritten loops.
 
 A way takes an iterator of batches on the host and returns one of batches on the device.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["WAYS", "copy_alone", "held_back", "make_batch", "on_a_thread", "seconds_of"]
 
 WARM_UP = 3
-"""Batches before the clock starts, for which memory is made and kernels are loaded."""
+"""Batches before the clock starts, while memory is allocated and kernels are loaded."""
 
 
 def make_batch(num_pictures: int, pixels: int) -> Batch:
@@ -67,15 +67,15 @@ def _ends(batch: Batch) -> torch.Tensor:
 
 
 def held_back(batch: Batch, num_batches: int, go: threading.Event) -> Iterator[Batch]:
-    """Yield the same batch again and again; those that count, only once ``go`` is set, so that no
-    thread has begun one of them before the clock starts."""
+    """Yield the same batch again and again; those that count only once ``go`` is set, so that no
+    thread has started on one of them before the clock starts."""
     yield from itertools.repeat(batch, WARM_UP)
     go.wait()
     yield from itertools.repeat(batch, num_batches)
 
 
 def copy_alone(batch: Batch, num_batches: int) -> float:
-    """Return the seconds for copies from one pinned place to one place on the device, on a stream
+    """Return the seconds for copies from one pinned buffer to one buffer on the device, on a stream
     that does nothing else: what the link can do."""
     source = {key: tensor.pin_memory() for key, tensor in batch.items()}
     target = {key: tensor.to("cuda") for key, tensor in batch.items()}
@@ -135,7 +135,7 @@ WAYS: dict[str, Way] = {
 
 
 def on_a_thread(function: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
-    """Yield ``map(function, items)``, made on a thread at most two results ahead of the caller."""
+    """Yield ``map(function, items)``, computed on a thread at most two results ahead."""
     results: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(2)
 
     def work() -> None:

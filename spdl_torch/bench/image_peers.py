@@ -24,15 +24,15 @@ __all__ = ["dali", "spdl_decoding", "webdataset", "write_shards"]
 def spdl_decoding(
     work: Work, *, crop: bool, default: bool = False, subprocess: bool = False
 ) -> Batches:
-    """SPDL's own decoder in its pipeline, one batch a task.
+    """SPDL's own decoder in its pipeline, one batch per task.
 
     Resizing: ``load_image_batch``, bilinear and not padded, or with its ``default`` filter
-    (bicubic, padded). Cropping: a filter for each picture, for a batch has one filter only.
+    (bicubic, padded). Cropping: a filter for each picture, since a batch has only one filter.
     """
     load = functools.partial(
         _spdl_load, work.dataset.paths, crop=crop, default=default, to_tensor=not subprocess
     )
-    if subprocess:  # arrays travel between processes, tensors would need torch's own queues
+    if subprocess:  # arrays travel between processes; tensors would need torch's own queues
         torch = imported("torch")
         begin = spdl_subprocess(work, load)
         return lambda: map(torch.from_numpy, begin())
@@ -75,8 +75,8 @@ def _spdl_crop(path: str) -> Any:
 
 
 def write_shards(paths: Sequence[str], folder: Path, num_shards: int) -> list[str]:
-    """Write the photographs as tar files in WebDataset's layout; as many shards as workers or
-    more."""
+    """Write the photographs as tar files in WebDataset's layout; at least as many shards as
+    workers."""
     shards = []
     for number in range(num_shards):
         shard = folder / f"{number:05}.tar"
@@ -101,7 +101,7 @@ def webdataset(work: Work, *, shards: Sequence[str], crop: bool) -> Batches:
         )
 
     def begin() -> Iterator[Any]:
-        # A pass may be longer than what the shards hold: again and again, cut to its length.
+        # A pass may be longer than what the shards hold: repeat them, cut to its length.
         dataset = wds.WebDataset(
             list(shards) * (1 + per_worker), shardshuffle=False, empty_check=False
         )

@@ -77,7 +77,7 @@ class BatchedPhotographs:
 
 def load_batch(paths: Sequence[str], crop: bool = False) -> Any:
     """Load by our batch kernel, which decodes whole pictures; with ``crop`` also RandomResizedCrop,
-    without the flip it costs nothing.
+    without the flip, which costs nothing.
     """
     from spdl_torch.io import load_image_batch, random_resized_crop
 
@@ -121,7 +121,7 @@ def load_torchvision(path: str, crop: bool = False) -> Any:
 
 
 def load_simplejpeg(path: str, crop: bool = False) -> Any:
-    """libjpeg-turbo through simplejpeg, then torch's resize."""
+    """Load with libjpeg-turbo through simplejpeg, then torch's resize."""
     import torch
 
     pixels = imported("simplejpeg").decode_jpeg(Path(path).read_bytes(), "RGB")
@@ -148,7 +148,7 @@ _crop_of_this_process: Any = None
 
 
 def _random_crop() -> Any:
-    """RandomResizedCrop and flip of torchvision, made once in each process."""
+    """Return torchvision's RandomResizedCrop and flip, made once in each process."""
     global _crop_of_this_process
     if _crop_of_this_process is None:
         from torchvision.transforms import v2
@@ -162,7 +162,7 @@ def _random_crop() -> Any:
 def our_folder(
     folder: str, num_samples: int, crop: bool, codec: Any = "auto", scaled: bool = False
 ) -> Any:
-    """Return our ImageFolder over ``num_samples`` pictures, the folder's again and again."""
+    """Return our ImageFolder over ``num_samples`` pictures, repeating the folder's."""
     from torchvision.transforms import v2
 
     from spdl_torch import ImageFolder
@@ -193,7 +193,7 @@ def size_of_pair(batch: Any) -> int:
 
 @contextlib.contextmanager
 def photographs(folder: Path | None, count: int) -> Iterator[Path]:
-    """The user's folder of photographs, or ``count`` of our own; read once, so they are cached."""
+    """Yield the user's folder of photographs, or ``count`` of our own; read once, to cache them."""
     with contextlib.ExitStack() as stack:
         if folder is None:
             from ..measuring.photographs import write_photographs
@@ -208,7 +208,7 @@ def photographs(folder: Path | None, count: int) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def photographs_for_all(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    """The same as settings, with what SPDL's decoder needs set up; few with ``--smoke``."""
+    """Yield the same as settings, with what SPDL's decoder needs set up; few with ``--smoke``."""
     count = 16 if options.smoke else 200
     with (
         spdl_decoder(options.wants_spdl) as no_spdl,

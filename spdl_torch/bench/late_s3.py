@@ -1,4 +1,4 @@
-"""An S3 server on this machine whose objects come late: moto's, in a process of its own.
+"""An S3 server on this machine that responds late: moto's, in a process of its own.
 
 ``python -m spdl_torch.bench.late_s3 N`` makes N objects, prints its port and serves until its
 standard input ends.
@@ -52,7 +52,7 @@ def storage_options(port: int) -> dict[str, Any]:
 
 
 class _Late:
-    """moto's application, which answers a GET of an object late."""
+    """moto's application, which responds late to a GET of an object."""
 
     def __init__(self, application: Callable[..., Any]) -> None:
         self._application = application
@@ -71,7 +71,7 @@ def _serve(num_objects: int) -> None:
     application = moto.DomainDispatcherApplication(moto.create_backend_app)
 
     class Quiet(serving.WSGIRequestHandler):  # type: ignore[misc, name-defined]  # untyped here
-        protocol_version = "HTTP/1.1"  # which keeps connections
+        protocol_version = "HTTP/1.1"  # which keeps connections open
 
         def log_request(self, *_: object) -> None:
             pass

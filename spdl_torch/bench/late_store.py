@@ -1,4 +1,4 @@
-"""A web server on this machine whose answers come late, in a process of its own.
+"""A web server on this machine that responds late, in a process of its own.
 
 ``python -m spdl_torch.bench.late_store`` prints its port and serves until its standard input ends.
 """
@@ -22,7 +22,7 @@ OBJECT_BYTES = 16 << 10
 
 @contextlib.contextmanager
 def late_store() -> Iterator[int]:
-    """Serve ``/0``, ``/1``, ...; the number's object of 16 KB comes after 10 to 30 ms.
+    """Serve ``/0``, ``/1``, ...; each number's object of 16 KB comes after 10 to 30 ms.
 
     Yields: the port, at 127.0.0.1.
     """
@@ -40,12 +40,12 @@ async def _serve() -> None:
     server = await asyncio.start_server(_answer, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     # Then the process ends, without ``async with server``: since Python 3.12 that would wait until
-    # the clients close the connections that they keep.
+    # the clients close their open connections.
     await asyncio.to_thread(sys.stdin.read)
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer the GETs of one connection, which the client keeps."""
+    """Answer the GETs of one connection, which the client keeps open."""
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         while True:
             request = await reader.readuntil(b"\r\n\r\n")

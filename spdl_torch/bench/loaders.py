@@ -1,8 +1,9 @@
 """One dataset in each peer's loader.
 
 Every function takes a :class:`Work` and returns a function that begins a pass: an iterator over
-batches, which ends its threads and processes when it ends or is dropped. What a loader's user would
-not choose for speed is not chosen here either: each runs as its own documentation shows.
+batches, which ends its threads and processes when it ends or is dropped. Options that a loader's
+user would not choose for speed are not chosen here either: each runs as its own documentation
+shows.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class Work:
     """The data and options that all loaders get; picklable, for workers that are spawned."""
 
     dataset: Any
-    """Map-style. With ``__getitems__`` torch's loader and ours ask it for whole batches."""
+    """Map-style. If it has ``__getitems__``, torch's loader and ours ask it for whole batches."""
     num_samples: int
     batch_size: int
     num_workers: int
     collate: Callable[[list[Any]], Any] | None = None
     """None = torch's default_collate."""
     size_of: Callable[[Any], int] = len
-    """Samples in a batch."""
+    """Returns the number of samples in a batch."""
     shuffle: bool = False
 
     def indices(self) -> list[int]:
@@ -82,7 +83,7 @@ class Work:
 
 
 def ours(work: Work, **options: Any) -> Batches:
-    """Our DataLoader; ``options`` such as ``isolation`` are its own.
+    """Our DataLoader; ``options``, such as ``isolation``, are its own.
 
     Raises: Refused: this release has no such option.
     """
@@ -113,8 +114,7 @@ def our_loader(dataset: Any, **options: Any) -> Any:
 def torch_loader(
     work: Work, *, context: str = "fork", stateful: bool = False, **options: Any
 ) -> Batches:
-    """torch's DataLoader, or torchdata's that can be resumed; ``options`` are the loader's
-    own."""
+    """torch's DataLoader, or torchdata's resumable one; ``options`` are the loader's own."""
     if stateful:
         loader_class = imported("torchdata.stateful_dataloader").StatefulDataLoader
     else:
@@ -132,7 +132,7 @@ def torch_loader(
 
 
 def nodes(work: Work, *, whole_batches: bool = False) -> Batches:
-    """torchdata's nodes, on threads; one sample or one batch a task."""
+    """torchdata's nodes, on threads; one sample or one batch per task."""
     torch_nodes = imported("torchdata.nodes")
 
     def begin() -> Iterator[Any]:
@@ -160,7 +160,7 @@ def nodes(work: Work, *, whole_batches: bool = False) -> Batches:
 
 
 def our_pipeline(work: Work) -> Batches:
-    """Our pipeline on threads, one batch a task, written as for SPDL's."""
+    """Our pipeline on threads, one batch per task, written as for SPDL's."""
     from spdl_torch.pipeline import PipelineBuilder
 
     def begin() -> Iterator[Any]:
@@ -172,7 +172,7 @@ def our_pipeline(work: Work) -> Batches:
 
 
 def spdl_batches(work: Work, load: Callable[[list[int]], Any] | None = None) -> Batches:
-    """SPDL's pipeline on threads, one batch a task; ``load`` in place of the dataset's own."""
+    """SPDL's pipeline on threads, one batch per task; ``load`` in place of the dataset's own."""
     spdl_pipeline = imported("spdl.pipeline")
 
     def begin() -> Iterator[Any]:
@@ -186,7 +186,7 @@ def spdl_batches(work: Work, load: Callable[[list[int]], Any] | None = None) -> 
 
 
 def spdl_items(work: Work) -> Batches:
-    """SPDL's pipeline on threads, one sample a task, as its tutorials have it."""
+    """SPDL's pipeline on threads, one sample per task, as in its tutorials."""
     spdl_pipeline = imported("spdl.pipeline")
 
     def begin() -> Iterator[Any]:
@@ -304,11 +304,11 @@ def loader_contenders(
     smoke: bool = True,
     **arguments: Any,
 ) -> tuple[Contender, ...]:
-    """Return every loader above, for tables whose contenders differ in the loader alone.
+    """Return every loader above, for tables whose contenders differ only in the loader.
 
     ours: with the defaults, which choose between threads and processes. prefix: of the names, for
-    tables with several kinds of data. inline: loaders without workers too. smoke: a smoke run
-    measures torch's loader besides ours. arguments: of the contenders, with which the table makes
+    tables with several kinds of data. inline: loaders without workers too. smoke: a smoke run also
+    measures torch's loader, besides ours. arguments: of the contenders, with which the table makes
     its :class:`Work`.
     """
 

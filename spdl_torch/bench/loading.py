@@ -17,7 +17,7 @@ __all__ = ["measure_loader", "samples_of"]
 
 
 def samples_of(options: BenchOptions, per_second: float, batch_size: int) -> int:
-    """Return the number of samples of a pass, in whole batches: ``--seconds`` at a rate, 4 batches
+    """Return the number of samples in a pass, in whole batches: ``--seconds`` at a rate, 4 batches
     with ``--smoke``."""
     if options.smoke:
         return 4 * batch_size
@@ -30,11 +30,12 @@ def measure_loader(
     reporter: Reporter,
     make_work: Callable[..., Work],
 ) -> dict[str, float]:
-    """``make_work(settings, num_samples, **arguments)`` says what the contender loads.
+    """Measure one pass; ``make_work(settings, num_samples, **arguments)`` gives the contender's
+    :class:`Work`.
 
     One sample is loaded here, so that forked workers find imports done; then two batches for each
-    worker warm up what is compiled or allocated once. Not for spawned workers, which begin from
-    nothing in every pass.
+    worker warm up what is compiled or allocated once. Not for spawned workers, which start from
+    scratch in every pass.
     """
     import torch
 

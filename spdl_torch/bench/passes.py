@@ -1,4 +1,4 @@
-"""One pass over a loader, timed: the figures of every table whose contenders are loaders."""
+"""One pass over a loader, timed: the measurements of every table whose contenders are loaders."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def measure_pass(
 ) -> dict[str, float]:
     """Go through the batches once.
 
-    num_skipped: batches after which the speed is measured, at most half of all: those that the
-        workers make all at once at first, and are not of a rate that lasts.
+    num_skipped: batches after which the speed is measured, at most half of all: the workers make
+        the first ones all at once, at a rate that does not last.
     Returns: ``per_second``: samples a second, from the last of these batches in hand to the last
         one of all;
         ``end_to_end``: from ``iter()`` until the workers have ended; ``cpu_ms``, ``cpu_us``: CPU
-        of the process and its workers over the same time, a sample; ``first_batch_ms``: from
+        of the process and its workers over the same time, per sample; ``first_batch_ms``: from
         ``iter()``; ``at_end_mib``: memory of the process tree with the last batch in hand.
     Raises: RuntimeError: there were more or fewer samples than expected.
     """
@@ -89,7 +89,7 @@ def tree_cpu_seconds() -> float:
         except OSError:  # it ended just now: its parent has counted it
             continue
         ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
-    # Of this process to the microsecond, for tables whose samples cost so little.
+    # This process's to the microsecond, for tables whose samples cost so little.
     return _own_cpu_seconds() + ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -29,22 +29,22 @@ PEERS = {
     "webdataset": ("WebDataset", "webdataset"),
     "grain": ("Grain", "grain"),
     "matplotlib": ("matplotlib", "matplotlib"),
-    # Linux on x86-64 and arm64 only, and 1 GB with what it needs, so it is in no extra.
+    # Linux on x86-64 and arm64 only, and 1 GB with its dependencies, so it is in no extra.
     "nvidia.dali": ("DALI", "nvidia-dali-cuda120"),
 }
 """Module: the name that people use, and the distribution, all but DALI in the extra bench."""
 
 _LIBRARIES = {"cv2": ("OpenCV", "opencv-python-headless")}
-"""The same for what datasets are read with, where the module has another name."""
+"""The same for libraries that datasets are read with, where the module has another name."""
 
 
 def imported(module: str) -> Any:
-    """Return a peer's module, imported when it is used; peers ship types or none, as they like."""
+    """Return a peer's module, imported on use; untyped, since some peers ship no types."""
     return importlib.import_module(module)
 
 
 def installed(module: str) -> bool:
-    """Return whether a peer is there."""
+    """Return whether a peer is installed."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the package around it is not there
@@ -52,13 +52,13 @@ def installed(module: str) -> bool:
 
 
 def left_out(module: str, name: str | None = None) -> str:
-    """Return the line that says why a peer's rows are missing, and how to install it."""
+    """Return the line that explains why a peer's rows are missing, and how to install it."""
     known, package = {**PEERS, **_LIBRARIES}.get(module, (module, module))
     return f"{name or known} ({module}) is not installed, so it is left out: pip install {package}"
 
 
 def machine(**more: object) -> dict[str, object]:
-    """Describe the machine and the versions that the figures belong to."""
+    """Describe the machine and the versions that were measured."""
     packages = {"torch": "torch", "torchvision": "torchvision"}
     packages |= {name: package for name, package in PEERS.values() if name != "matplotlib"}
     versions = {name: found for name, package in packages.items() if (found := _version(package))}
@@ -70,8 +70,8 @@ def spdl_decoder(wanted: bool = True) -> Iterator[str | None]:
     """Let fresh processes find the FFmpeg that SPDL's decoder needs; yields why it cannot be used.
 
     The machine's own FFmpeg comes first. Without one, the FFmpeg in PyAV's wheel serves: its
-    libraries bear other names, so they are linked under the names that SPDL looks for. Nothing is
-    done if it is not wanted.
+    libraries have other names, so they are linked under the names that SPDL looks for. Does nothing
+    if ``wanted`` is False.
     """
     if not wanted:
         yield None

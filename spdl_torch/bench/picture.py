@@ -27,7 +27,7 @@ _HIDDEN = "other_cores"
 _PANEL_WIDTH = 3.4
 _BAR_HEIGHT = 0.28
 _LINE_HEIGHT = 0.2
-_LETTERS = 30  # of small text, to the width of a panel
+_LETTERS = 30  # of small text, across the width of a panel
 
 
 def draw(report: Report, path: Path) -> None:
@@ -165,7 +165,7 @@ def _draw_lines(
 
 
 def _set_scales(axes: Axes, metric: Metric, sweep: str) -> None:
-    """Sizes of datasets, and what grows with them, go over five powers of ten."""
+    """Set the scales: dataset sizes, and what grows with them, span five powers of ten."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     wide = sweep == "samples"

@@ -1,4 +1,4 @@
-"""Loaders with known limits, and real ones, as they are and changed, for the table ``what-if``."""
+"""Loaders with known limits, and real ones, before and after changes, for the table ``what-if``."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Synthetic:
     thread_safe = True
     sleep_seconds: float = 0.0
     compressions: int = 0
-    """Calls of zlib, 0.2 ms each or about that: C code that releases the GIL."""
+    """Calls of zlib, about 0.2 ms each: C code that releases the GIL."""
     python_loops: int = 0
-    """Rounds of a loop in pure Python, 0.03 µs each or about that."""
+    """Iterations of a loop in pure Python, about 0.03 µs each."""
     floats: int = 16
     length: int = _MANY
 
@@ -74,7 +74,7 @@ class Case:
 
 
 def run(case: Case, folder: Path, seconds: float, *, as_changed: bool) -> tuple[Report, float]:
-    """Load for so many seconds; return the report, and batches a second from the first one on."""
+    """Load for ``seconds``; return the report, and batches a second from the first one on."""
     loader = _loader(case, folder, as_changed)
     moments: list[float] = []
     for _ in loader:
@@ -91,7 +91,7 @@ def _loader(case: Case, folder: Path, as_changed: bool) -> Any:
     options = dict(case.arguments)
     if isinstance(case.dataset, str):
         ordinary = next(each for each in ORDINARY if each.name == case.dataset)
-        # Of those that load fast, as many as they do not come to the end of.
+        # For those that load fast, enough that they do not run out.
         count = max(_MANY // 20, int(_LONG_SECONDS * ordinary.per_second))
         options = {**ordinary.arguments(folder, count), **options}
         options.setdefault("batch_size", ordinary.batch_size)

@@ -25,9 +25,10 @@ def import_all(arrangement: Arrangement) -> None:
 def recipe_loader(
     folder: str, *, num_workers: int, arrangement: Arrangement, num_samples: int | None = None
 ) -> Any:
-    """RandomResizedCrop to 224 x 224, flip, to tensor, normalise; shuffled batches of 32.
+    """Return the loader: RandomResizedCrop to 224 x 224, flip, to tensor, normalise; shuffled
+    batches of 32.
 
-    num_samples: the folder's pictures again and again; None = each once.
+    num_samples: repeats the folder's pictures up to this many; None = each once.
     """
     import torch.utils.data
     from torchvision import datasets, transforms

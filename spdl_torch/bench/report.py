@@ -1,4 +1,4 @@
-"""The measured figures: rows (a contender), metrics (images a second), one value a round."""
+"""The measurements: rows (a contender), metrics (images a second), one value per round."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Metric:
     """With the unit."""
     digits: int = 0
     higher_is_better: bool = True
-    """The direction; decides which of several peers is the best one."""
+    """The direction; decides which of several peers is the best."""
     has_spread: bool = True
     """Whether the text shows the smallest and the largest value beside the median."""
     loss_below: float | None = None
-    """Medians below it are marked as a ``loss``, and as a ``LOSS`` where every round is below."""
+    """Medians below it are marked ``loss``, or ``LOSS`` where every round is below it."""
     section: str = ""
     """The heading of a table of its own, for rows that have other metrics than the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """A figure to reach: the metric of ``row``, or its ratio to the same metric of ``over``.
+    """A value to reach: the metric of ``row``, or its ratio to the same metric of ``over``.
 
-    ``over`` names a row, or with a ``*`` at its end the best of the rows that begin so.
+    ``over`` names a row or, with a ``*`` at the end, the best of the rows that begin so.
     """
 
     metric: str
@@ -51,7 +51,7 @@ class Goal:
         return f"{self.metric}: {self.row}" + (f" / {self.over}" if self.over else "")
 
     def bound(self) -> str:
-        """Return the goal in words; empty where the figure is only shown."""
+        """Return the goal in words; empty where the value is only shown."""
         if self.at_least is not None:
             return f">= {self.at_least:g}"
         return "" if self.at_most is None else f"<= {self.at_most:.3g}"
@@ -75,7 +75,7 @@ class Report:
     metrics: Sequence[Metric]
     settings: Mapping[str, object]
     rows: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
-    """Row, metric, round: a round that failed has no value."""
+    """Values by row, metric and round: a round that failed has none."""
     goals: list[Goal] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Report:
     """The row whose first metric the others are divided by, in a column of its own."""
 
     def add(self, row: str, values: Mapping[str, float], number: int | None = None) -> None:
-        """The values of round ``number``; None = one more round of this row."""
+        """Add the values of round ``number``; None = one more round of this row."""
         series = self.rows.setdefault(row, {})
         if number is None:
             number = max((n for values in series.values() for n in values), default=-1) + 1
@@ -98,7 +98,7 @@ class Report:
         return summarize(self.rows[row][metric].values()).median
 
     def values_of(self, goal: Goal) -> list[float]:
-        """One value a round; empty if a row of the goal was not measured."""
+        """Return one value per round; empty if a row of the goal was not measured."""
         values = self.rows.get(goal.row, {}).get(goal.metric, {})
         if goal.over is None:
             return [values[number] for number in sorted(values)]
@@ -106,7 +106,7 @@ class Report:
         return [] if over is None else ratios(values, self.rows[over][goal.metric])
 
     def best(self, name: str, metric: str) -> str | None:
-        """Return the measured row of that name; of those that begin so, if it ends with ``*``."""
+        """Return the measured row of that name; if it ends with ``*``, the best that begins so."""
         found = [
             row for row, series in self.rows.items() if _matches(name, row) and series.get(metric)
         ]

@@ -1,4 +1,4 @@
-"""The memory of a sampler while an epoch runs: bytes beyond those of the process before it."""
+"""The memory of a sampler while an epoch runs: bytes beyond what the process had before it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TAKEN = 20_000
 
 
 def measure_sampler(name: str, num_samples: int, num_ranks: int) -> dict[str, float]:
-    """Begin an epoch, take up to 20,000 indices of it, look at the memory, drop it.
+    """Begin an epoch, take up to 20,000 of its indices, look at the memory, drop it.
 
     name: ``torch, shuffle`` and ``ours, shuffle``: the sampler of a loader with shuffle=True;
     ``torch, distributed`` and ``ours, distributed``: the DistributedSampler of rank 0.
     Returns: ``begin_ms`` to the first index; ``per_second``: indices; ``held_mib``: with the last
-        index in hand; ``most_mib``: the most that was seen meanwhile, looked at every 2 ms.
+        index in hand; ``most_mib``: the most that was seen meanwhile, sampled every 2 ms.
     """
     sampler = _make(name, num_samples, num_ranks)
     gc.collect()
@@ -36,7 +36,7 @@ def measure_sampler(name: str, num_samples: int, num_ranks: int) -> dict[str, fl
         first = time.perf_counter()
         count = sum(1 for _ in itertools.islice(indices, _TAKEN))
         last = time.perf_counter()
-        _give_back()  # what was freed counts as held by nobody
+        _give_back()  # freed memory must not count as held
         held = _private_bytes()
     del indices
     figures = {
@@ -101,11 +101,11 @@ class _Peak:
 
 
 def _private_bytes() -> float:
-    """Anonymous memory of this process; cheap, for it is one line of the kernel's own counting."""
+    """Return this process's anonymous memory; cheap, since the kernel keeps the count."""
     try:
         text = Path("/proc/self/status").read_text()
     except OSError:
-        return 0.0  # not Linux: no figure rather than a wrong one
+        return 0.0  # not Linux: no number rather than a wrong one
     for line in text.splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024.0
@@ -113,7 +113,7 @@ def _private_bytes() -> float:
 
 
 def _give_back() -> None:
-    """Have the C library return what is free, as far as it is glibc's."""
+    """Have the C library return free memory to the system, if it is glibc."""
     import ctypes
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

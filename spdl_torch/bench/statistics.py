@@ -22,7 +22,7 @@ class Summary:
 
 
 def summarize(values: Iterable[float]) -> Summary:
-    """Raises: statistics.StatisticsError: there are no values."""
+    """Summarize the values. Raises: statistics.StatisticsError: there are none."""
     found = list(values)
     return Summary(median(found), min(found), max(found))
 
@@ -34,7 +34,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def ratios(series: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
-    """One value over the other for each round (the keys) that has both, in order.
+    """Return one value over the other for each round (the keys) that has both, in order.
 
     Rounds in which the other is 0 have no ratio.
     """
@@ -65,8 +65,8 @@ def fit_scalability(points: Sequence[tuple[float, float]]) -> Scalability:
     """Return the law that is nearest to ``(threads, items a second)``, least squares of relative
     errors.
 
-    In ``count / throughput`` the law is linear in three unknowns that cannot be negative; of all
-    choices of which are 0 the best is taken.
+    In ``count / throughput`` the law is linear in three unknowns that cannot be negative; every
+    choice of which of them are 0 is tried, and the best is taken.
 
     Raises: ValueError: fewer than two points, or one that is not positive.
     """

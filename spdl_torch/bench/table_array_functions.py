@@ -5,8 +5,8 @@ npz archive of both, stored or deflated. Nothing is read from disk. Deflated pic
 noisy (one level up or down at every pixel, which leaves little to compress). Columns end with the
 number of threads that load at once.
 
-Ours returns views of npy and of stored npz; ``verified`` compares the checksums of stored arrays,
-as numpy and SPDL do; ``copied`` gives every array memory of its own, as numpy does.
+Ours returns views of npy and of stored npz; ``verified`` checks the checksums of stored arrays, as
+numpy and SPDL do; ``copied`` gives every array memory of its own, as numpy does.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def _numpy() -> tuple[Load, Load]:
 
 
 def loads_per_second(load: Callable[[], object], num_threads: int, seconds: float) -> float:
-    """All threads together, for about that long."""
+    """Measure all threads together, for about that long."""
     counts = [0] * num_threads
     barrier = threading.Barrier(num_threads + 1)
     start = time.perf_counter()
     load()
-    # The clock is not looked at more often than about every millisecond.
+    # The clock is read about once a millisecond, no more often.
     group = max(1, int(1e-3 / (time.perf_counter() - start)))
 
     def work(place: int) -> None:

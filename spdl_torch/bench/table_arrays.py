@@ -1,6 +1,6 @@
 """``arrays``: files of a picture, uint8 (3, 640, 480), and its labels, uint8 (640, 480).
 
-Two npy files, or one npz archive that holds both, deflated; out of the page cache into batches.
+Two npy files, or one npz archive that holds both, deflated; from the page cache into batches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Arrays:
         return self.num_samples
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Picture and labels, tensors."""
+        """Return picture and labels as tensors."""
         import torch
 
         found = self.load(index)
@@ -73,7 +73,7 @@ class Arrays:
 def picture_and_labels(*, noise: int = 0) -> dict[str, Any]:
     """Return a smooth picture, uint8 (3, 640, 480), and a map of labels, uint8 (640, 480).
 
-    Random bytes would not do, they cannot be compressed. ``noise`` adds up to that many levels to
+    Random bytes would not do: they cannot be compressed. ``noise`` adds up to that many levels to
     every pixel, which makes it as hard to compress as a photograph (3) or nearly so (1).
     """
     import numpy as np
@@ -106,7 +106,7 @@ def _written(save: Callable[..., object], *arrays: Any, **named: Any) -> bytes:
 
 
 def _field(rng: Any) -> Any:
-    """Random numbers from 0 to 255 on a coarse grid, and straight lines between them."""
+    """Return random numbers from 0 to 255 on a coarse grid, interpolated linearly."""
     import numpy as np
 
     rows, columns = 8, 6
@@ -139,7 +139,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def make_work(settings: dict[str, Any], num_samples: int, kind: str, library: str) -> Work:
-    """Files of one kind through one library."""
+    """Return files of one kind, read by one library."""
     return Work(
         dataset=Arrays(settings["folder"], kind, library, num_samples),
         num_samples=num_samples,

@@ -2,8 +2,8 @@
 
 Six pipelines whose stages wait, compute or hold the GIL in known ways, and three programs that
 decode: photographs in a pipeline and in a DataLoader, and clips of videos. Every point of the grid
-runs for a window; then the tuner begins with one thread a stage and has 15 windows. Last, the best
-point of the grid and what the tuner ended with run in turns, which gives the fraction.
+runs for a window; then the tuner starts with one thread per stage and has 15 windows. Last, the
+best point of the grid and what the tuner ended with take turns, which gives the fraction.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 It is the worst case for threads in its process: a step is 24,000 times ``x.add_(1)`` on 8 floats,
 nothing but the interpreter launching operations. Beside it one worker loads photographs (batches
 of 32 at 224 x 224) as fast as it can. So that the loader never rests, a thread takes every batch as
-soon as it is there; what that costs (torch rebuilds the batch from shared memory in it) a trainer
-would pay too.
+soon as it is ready; a trainer would also pay what that costs (in it, torch rebuilds the batch from
+shared memory).
 
 Blocks of steps alternate, one without a loader and one beside it. ``step`` is the median, over the
 pairs of adjacent blocks, of the loaded block's time over the other's, so that a machine that grows
@@ -118,9 +118,9 @@ class Trainer:
 
 
 class Consumer:
-    """A loader that runs, and the thread that takes every batch as soon as it is there.
+    """A running loader, and the thread that takes every batch as soon as it is ready.
 
-    On entry it waits for the first batches, on exit for the loader's end. An error of the loader is
+    On entry it waits for the first batches, on exit for the loader's end. An error in the loader is
     raised on exit.
     """
 
@@ -161,7 +161,7 @@ class Consumer:
 
 
 def eager(work: Work) -> Batches:
-    """Four calls an image (read, decode, resize, copy) on the consumer's thread, no loader."""
+    """Four calls per image (read, decode, resize, copy) on the consumer's thread, no loader."""
     import torch
 
     def begin() -> Iterator[Any]:

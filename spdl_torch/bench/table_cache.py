@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TABLES"]
 
 _SIDE = 224
-_RANK_SIDE = 512  # what processes take for themselves must not count beside the cache
+_RANK_SIDE = 512  # large, so that the processes' own memory is negligible beside the cache
 _BATCH = 32
 _NUM_RANKS = 4
 _PATIENCE_SECONDS = 600  # for the slowest of the ranks; the others stop when one has failed
@@ -46,7 +46,7 @@ _METRICS = (
 
 
 class Late:
-    """Photographs as a tensor of their bytes, from a store that takes its time."""
+    """Photographs as tensors of their bytes, from a slow store."""
 
     thread_safe = True
 
@@ -92,7 +92,7 @@ def decoded(content: Any) -> Any:
 
 
 def encoded(settings: dict[str, Any]) -> dict[str, float]:
-    """Measure the bytes of files."""
+    """Measure a cache of the files' bytes."""
     from spdl_torch import ImageFolder
 
     folder, transform = settings["folder"], _resize()
@@ -101,13 +101,13 @@ def encoded(settings: dict[str, Any]) -> dict[str, float]:
 
 
 def decoded_samples(settings: dict[str, Any]) -> dict[str, float]:
-    """Decoded samples, uint8."""
+    """Measure a cache of decoded samples, uint8."""
     _warm_up(_decoded_folder(settings), settings)
     return _epochs(lambda: _cached_folder(settings), settings)
 
 
 def late_store(settings: dict[str, Any]) -> dict[str, float]:
-    """Measure bytes from a store that answers after 50 ms, beside the same files without
+    """Measure bytes from a store that responds after 50 ms, beside the same files without
     that."""
     from spdl_torch.data import cached
 
@@ -117,7 +117,7 @@ def late_store(settings: dict[str, Any]) -> dict[str, float]:
     local = Decoded(Late(paths, 0.0))
     _warm_up(local, workers)
     _, filled = _pass(late, workers)
-    # Local and cached take turns: what else runs on the machine disturbs both.
+    # Local and cached take turns, so that other programs disturb both alike.
     passes = [(_pass(local, workers), _pass(late, workers)) for _ in range(3)]
     assert all(filled == sums == others for (_, sums), (_, others) in passes), "other pixels"
     local_seconds = min(one for (one, _), _ in passes)
@@ -126,7 +126,7 @@ def late_store(settings: dict[str, Any]) -> dict[str, float]:
 
 
 def ranks(settings: dict[str, Any]) -> dict[str, float]:
-    """Four ranks that read all decoded samples, and what the machine's memory has more then.
+    """Measure the memory that four ranks add when they read all decoded samples.
 
     What the same ranks take for reading the same photographs without a cache does not count.
     """
@@ -145,9 +145,9 @@ def ranks(settings: dict[str, Any]) -> dict[str, float]:
 
 
 class _Reading(NamedTuple):
-    """The figures of one rank."""
+    """The measurements of one rank."""
 
-    grown_bytes: int  # of the rank's own memory and its share of what ranks have in common
+    grown_bytes: int  # of the rank's own memory and its share of what the ranks share
     folder: str
     file_bytes: int  # of the cache's files in this folder
     copy_bytes: int  # of all samples
@@ -164,7 +164,7 @@ def _read_all(settings: dict[str, Any], rank: int) -> _Reading:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getppid())}
     os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(_NUM_RANKS))
     count = settings["samples"]
-    # Another part first than the other ranks, as a sampler has it; then what they have made.
+    # First a part of its own, as a sampler gives it; then what the other ranks have made.
     indices = [(number + rank * count // _NUM_RANKS) % count for number in range(count)]
     dataset, plain = _cached_folder(settings, _RANK_SIDE), _decoded_folder(settings, _RANK_SIDE)
     for index in indices * 2:  # until the allocator has what decoding needs
@@ -179,8 +179,8 @@ def _read_all(settings: dict[str, Any], rank: int) -> _Reading:
 
 
 def _bytes_when_all_are_here() -> int:
-    """Return this rank's memory at a moment when no rank works: each has its share of pages that
-    they have in common."""
+    """Return this rank's memory at a moment when no rank works; pages that ranks share are divided
+    among them."""
     (meeting,) = _MEETING
     meeting.wait()
     found = _private_bytes()
@@ -189,8 +189,7 @@ def _bytes_when_all_are_here() -> int:
 
 
 def _private_bytes() -> int:
-    """Return the bytes of this process alone, and its share of what it has in common with
-    others."""
+    """Return the bytes of this process alone, plus its share of what it shares with others."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -200,7 +199,7 @@ def _private_bytes() -> int:
 
 def _epochs(make: Callable[[], Any], settings: dict[str, Any]) -> dict[str, float]:
     filling, reading = [], []
-    for _ in range(3):  # what else runs on the machine disturbs both
+    for _ in range(3):  # in turns, so that other programs disturb both alike
         dataset = make()
         filling.append(_pass(dataset, settings))
         reading.append(_pass(dataset, settings))

@@ -59,7 +59,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def make_work(settings: dict[str, Any], num_samples: int, library: str) -> Work:
-    """Random clips of the videos, by a seed."""
+    """Return random clips of the videos, drawn by a seed."""
     requests = videos.clips_of(settings["folder"], num_samples)
     return Work(
         dataset=Clips(requests, library),

@@ -1,7 +1,7 @@
 """``draws``: the price of random streams, for calls that draw a number and for calls that do not.
 
-A sample makes one call, in batches of 64: in a plain loop, with the streams of a worker thread, by
-the dispatch key and by the mode that takes its place where torch lacks it, and with those of the
+A sample makes one call, in batches of 64: in a plain loop; with the streams of a worker thread, by
+the dispatch key and by the mode that replaces it where torch lacks it; and with those of the
 trainer's thread, where batches are made without workers. A draw has to seed its sample's stream
 first. Then come the functions of ``random`` and ``numpy.random`` on the trainer's
 thread, before and after the first loader. The last rows go from ``import`` to the first batch of a
@@ -124,7 +124,8 @@ def _measure_call(make_call: Callable[[], Call], seconds: float) -> dict[str, fl
 
 def _plain_and_streams(call: Call, seconds: float) -> tuple[float, float, float]:
     """Return the seconds a sample takes without streams, with them, and with them by the mode, on
-    the thread's CPU clock: of several passes in turns the least, for other programs only add to it.
+    the thread's CPU clock: the least of several passes in turns, since other programs only add to
+    it.
     """
     from ..data.rng.keys import StreamKey
     from ..data.rng.streams import SampleStreams
@@ -171,12 +172,12 @@ def _shuffle() -> Call:
 def _numpys_rand() -> Call:
     import numpy as np
 
-    # By name at each call, as user code does: the name is what a loader exchanges.
+    # By name at each call, as user code does: the name is what a loader replaces.
     return lambda: np.random.rand()
 
 
 def _measure_functions(make_call: Callable[[], Call], seconds: float) -> dict[str, float]:
-    """Measure a function on a thread that no loader leads, before the patches and with them."""
+    """Measure a function on a thread that runs no loader, before the patches and with them."""
     from ..data.rng.patches import install
 
     figures = {}
@@ -207,9 +208,9 @@ print(1e3 * (time.perf_counter() - start))
 
 
 def _measure_first(module: str, folder: str, runs: int) -> dict[str, float]:
-    """Measure the last run: the first one leaves the bytecode that the second one finds."""
+    """Measure the last run: the first leaves the bytecode that later ones find."""
     package = Path(folder) / "spdl_torch"
-    if not package.exists():  # a copy: nobody's sources get folders of bytecode
+    if not package.exists():  # a copy: the sources themselves get no folders of bytecode
         source = Path(__file__).parents[1]
         shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "PYTHONPATH": folder}

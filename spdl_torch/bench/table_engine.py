@@ -49,7 +49,7 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
         "three_stages_us": seconds_per_item(three, count) * 1e6,
         "one_stage_us": seconds_per_item(one, count) * 1e6,
     }
-    if contender.name != "torchdata.nodes":  # they have no stop
+    if contender.name != "torchdata.nodes":  # they cannot be stopped
         seconds = median(start_stop_seconds(three) for _ in range(_START_STOP_REPEATS))
         figures["start_stop_ms"] = seconds * 1e3
     return figures
@@ -90,7 +90,7 @@ def spdl(source: range, **shape: Any) -> AbstractContextManager[Iterator[int]]:
 def running(
     builder: Any, source: range, *, stages: int, concurrency: int, ordered: bool, sink: int
 ) -> Iterator[Iterator[int]]:
-    """Either builder, for both have the same methods."""
+    """Yield the items of either builder's pipeline, since both have the same methods."""
     builder.add_source(source)
     for _ in range(stages):
         order = "input" if ordered else "completion"
@@ -104,9 +104,9 @@ def running(
 def nodes(
     source: range, *, stages: int, concurrency: int, ordered: bool, sink: int
 ) -> Iterator[Iterator[int]]:
-    """torchdata's nodes; they have no sink, the last one prefetches as much instead.
+    """torchdata's nodes; they have no sink, so the last one prefetches as much instead.
 
-    They have no stop either: their threads end some time after the last reference is gone.
+    They cannot be stopped either: their threads end some time after the last reference is gone.
     """
     torch_nodes = imported("torchdata.nodes")
     node = torch_nodes.IterableWrapper(source)

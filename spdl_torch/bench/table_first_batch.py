@@ -2,7 +2,7 @@
 
 The process imports what a training script imports and builds its dataset and its loader; the clock
 runs from ``iter(loader)`` until the first batch is in hand. ``set up`` is what building the dataset
-and the loader took, which is not in the first figure. ``ours, threads`` has our ImageFolder,
+and the loader took, which is not in the first column. ``ours, threads`` has our ImageFolder,
 ``ours, processes`` torchvision's, which loads in processes by default.
 """
 

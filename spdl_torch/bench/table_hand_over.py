@@ -1,11 +1,11 @@
 """``hand-over``: what the thread that trains spends on a batch, with ``device=`` and without.
 
 The device is one that does nothing: copies are done at once, events have always passed. So the
-figures are our own share; CUDA's calls (two events, a wait, one mark for each tensor) come on top.
-The first column is what comes between the model's steps in any case: to receive the batch, wait for
-its copy and hand it over. The second is what it takes to ask for another one; the third is both.
-Each ``next()`` waits 4 ms first, as for a step of a model, so that the batch is there. torch's row
-has no device: there the loop moves the batch itself.
+times are our own share; CUDA's calls (two events, a wait, one mark for each tensor) come on top.
+The first column is what comes between the model's steps in any case: receiving the batch, waiting
+for its copy and handing it over. The second is what it takes to request another one; the third is
+both. Before each ``next()`` come 4 ms, as for a step of a model, so that the batch is ready.
+torch's row has no device: there the loop moves the batch itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 class Pictures:
-    """Small ones, which are made at once."""
+    """Small pictures, made in no time."""
 
     thread_safe = True
 
@@ -66,10 +66,10 @@ class Pictures:
 
 
 class Idle:
-    """A device that does nothing, in the place of CUDA's backend."""
+    """A device that does nothing, in place of CUDA's backend."""
 
     made_by: list[int] = []  # noqa: RUF012  # one process measures one loader
-    """The threads that made memory on it."""
+    """The threads that allocated memory on it."""
 
     def __init__(self, device: Any, stream: int = 0, *, use: str = "copy") -> None:
         self.device = device
@@ -78,7 +78,7 @@ class Idle:
         return True
 
     def unlock_pages(self, address: int) -> None:
-        """Nothing is locked."""
+        """Do nothing: nothing is locked."""
 
     def pinned(self, num_bytes: int) -> Any:
         import torch
@@ -107,7 +107,7 @@ class Idle:
         return self
 
     def synchronize(self) -> None:
-        """Everything is done."""
+        """Return at once: everything is done."""
 
     def query(self) -> bool:
         return True
@@ -123,7 +123,7 @@ def ours(dataset: Any, num_workers: int, isolation: Any, device: str | None) -> 
 
 @contextlib.contextmanager
 def _idle_device() -> Iterator[None]:
-    """Let transfers that are made meanwhile go to a device that does nothing."""
+    """Make transfers created in the block go to a device that does nothing."""
     import torch
 
     from ..io._transfer import cuda

@@ -49,7 +49,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
             folder = Path(temporary)
             write_large_photographs(folder, 2 if options.smoke else _FILES)
         files = images.jpegs(folder)
-        num_bytes = sum(len(Path(path).read_bytes()) for path in files)  # cached from now on
+        num_bytes = sum(len(Path(path).read_bytes()) for path in files)  # in the page cache now
         yield {
             "folder": str(folder),
             "files": len(files),

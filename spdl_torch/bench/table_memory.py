@@ -1,8 +1,8 @@
 """``memory``: photographs by ImageNet's recipe, and 20 epochs over a dataset of Python objects.
 
-An object is a ``(path, label)``, as image folders have them. Looking at one writes its reference
-count, so a forked worker ends up with a copy of its own of every page that it has looked at. Every
-epoch looks at another 20th of the objects, in random order, with workers that live through all
+An object is a ``(path, label)``, as image folders have them. Accessing one writes its reference
+count, so a forked worker ends up with a copy of its own of every page that it has accessed. Every
+epoch accesses another 20th of the objects, in random order, with workers that live through all
 epochs.
 
 ``ours, threads``: our ImageFolder, and objects with ``isolation="thread"``.
@@ -60,7 +60,7 @@ class Records:
         return len(self.samples)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Labels and lengths of the paths: an object has to be looked at to give them."""
+        """Return labels and lengths of the paths: an object has to be accessed for them."""
         import torch
 
         samples = self.samples
@@ -71,7 +71,7 @@ class Records:
 
 
 class SafeRecords(Records):
-    """The same, and nothing in it changes when it is read."""
+    """The same, declared thread-safe: nothing in it changes when it is read."""
 
     thread_safe = True
 
@@ -107,7 +107,7 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
 def _photographs(
     contender: Contender, settings: dict[str, Any], reporter: Reporter
 ) -> dict[str, float]:
-    """One epoch; the memory is looked at with the last batch in hand, while its workers live."""
+    """Measure one epoch; memory is read with the last batch in hand, while its workers live."""
     loader = recipe_loader(
         settings["folder"],
         num_workers=settings["num_workers"],
@@ -127,7 +127,7 @@ def _photographs(
 def _objects(
     contender: Contender, settings: dict[str, Any], reporter: Reporter
 ) -> dict[str, float]:
-    """All epochs; the memory is looked at with the last batch of each in hand."""
+    """Measure all epochs; memory is read with the last batch of each in hand."""
     import torch
 
     torch.set_num_threads(1)

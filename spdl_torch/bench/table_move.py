@@ -1,7 +1,7 @@
 """``move``: how long a training loop is held up while its workers move, or one of them is killed.
 
-``move``: samples in pure Python, which say that they are safe on threads, so that they begin there
-and move to processes by themselves. ``killed``: two worker processes, one of which gets SIGKILL.
+``move``: samples in pure Python, declared safe on threads, so that loading begins there and moves
+to processes by itself. ``killed``: two worker processes, one of which gets SIGKILL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BATCH, _AHEAD = 16, 4
 _LOOK_SECONDS = 0.5
 """The loop's time with threads before anything moves: the median wait is of these batches."""
 _MOVE_SECONDS = 10.0
-"""The time within which workers move, or the row has failed: on a machine that is busy with
+"""The time within which workers must move, or the row has failed: on a machine that is busy with
 something else they may have reason to stay."""
 _MOVED, _KILLED = "move", "killed"
 _REPORT_SECONDS = 0.1
@@ -47,8 +47,8 @@ METRICS = tuple(
 )
 """``before_ms`` and ``longest_before_ms`` are of the threads, before any process is started;
 ``longest_ms`` is from then until the processes' first batches are handed out. ``undisturbed_ms`` is
-until all batches are there for which the loader has asked, ``again_ms`` the same from the moment in
-which one of the processes is killed."""
+the time until all batches that the loader has requested are there, ``again_ms`` the same from the
+moment at which one of the processes is killed."""
 
 
 class Python:
@@ -98,7 +98,7 @@ def _move(settings: Mapping[str, Any], reporter: Reporter) -> dict[str, float]:
     next(iterator)
     due = time.monotonic() + _REPORT_SECONDS
     end = time.monotonic() + (0.0 if settings["smoke"] else _MOVE_SECONDS)
-    # The threads' batches that are ahead come first, then the children's first ones.
+    # The batches that threads made ahead come first, then the children's first ones.
     while not moved or len(waits) < moved + 2 * _AHEAD * num_workers:
         asked = time.perf_counter()
         next(iterator)

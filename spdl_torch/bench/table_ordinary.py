@@ -2,8 +2,8 @@
 
 A row is a dataset. A round of it is one process, in which both loaders make two epochs each without
 workers and then with each number of them, and the second epoch counts. Where nothing is random, our
-batches must be torch's, bit by bit; the row fails if they are not. Below stand the costs of a batch
-and of a sample that costs nothing, and the functions that take them.
+batches must equal torch's, bit by bit; otherwise the row fails. Below are the costs of a batch and
+of a sample that costs nothing, and the functions that account for them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["FIXED", "MEAN", "PROFILE", "TABLES", "conclude"]
 
 _LOSS_WITHOUT_WORKERS, _LOSS = 0.97, 1.0
-"""Ratios below it are losses. Without workers both loaders do the same in the loop's thread, with
-a noise of a few percent."""
+"""Ratios below these are losses. Without workers both loaders do the same in the loop's thread,
+with noise of a few percent."""
 _QUIET_CORES = 0.2
 """Cores that other programs may use before the ratios with workers mean little."""
 _WORKERS = (2, 4)
@@ -41,7 +41,7 @@ _PROFILED = "functions, 0 workers"
 
 
 def _pair(count: int) -> Iterator[Metric]:
-    """The columns for one number of workers."""
+    """Yield the columns for one number of workers."""
     for name, heading in (("torch", f"{_workers(count)}: torch, 1/s"), ("ours", "ours, 1/s")):
         yield Metric(key=f"{name}_{count}", heading=heading, has_spread=False)
     yield Metric(

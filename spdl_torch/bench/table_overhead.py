@@ -1,12 +1,12 @@
-"""``overhead``: what it costs to be watched, statistics and the flight recorder on against off.
+"""``overhead``: what observation costs, statistics and the flight recorder on against off.
 
 Both kinds of passes take turns in one process, so that whatever the machine does happens to both:
 
 - photographs, decoded and resized one by one on two threads of the DataLoader: how much longer a
   pass takes with ``stats=True``, the default, in percent;
-- pipelines whose stages do nothing, which nothing could be cheaper than: what an item costs more,
-  in microseconds, with one stage of one thread, with three stages of four, and with three stages
-  while ``tracing()`` records every item.
+- pipelines whose stages do nothing, the worst case: how much more an item costs, in microseconds,
+  with one stage of one thread, with three stages of four threads, and with three stages while
+  ``tracing()`` records every item.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
-    """Measure passes with and without, in turns; medians of what comes of each pair."""
+    """Measure passes with and without, in turns; medians over the pairs."""
     figures: dict[str, float] = contender.run(settings, reporter)
     return figures
 
@@ -82,7 +82,7 @@ def _paired(run: Callable[..., float], passes: int, *, share: bool = False) -> f
     run(stats=True)  # warm up
     longer = []
     for number in range(passes):
-        first = number % 2 == 0  # neither is always the one that comes second
+        first = number % 2 == 0  # neither always comes second
         seconds = {stats: run(stats=stats) for stats in (first, not first)}
         difference = seconds[True] - seconds[False]
         longer.append(difference / seconds[False] if share else difference)
@@ -90,7 +90,7 @@ def _paired(run: Callable[..., float], passes: int, *, share: bool = False) -> f
 
 
 def _photograph_pass(paths: Sequence[str], *, stats: bool) -> float:
-    """Return the seconds of an epoch in which nobody trains, so that loading is all there is."""
+    """Return the seconds of an epoch without training, so that loading is all there is."""
     from spdl_torch import DataLoader
 
     dataset: Any = Photographs(paths, load_ours, crop=False)

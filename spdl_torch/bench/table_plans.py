@@ -1,7 +1,7 @@
-"""``plans``: what mixtures and packs cost beside loading: the order of samples, and who packs whom.
+"""``plans``: what mixtures and packs cost besides loading: the order of samples, and the packing.
 
-The documents' lengths are drawn as those of web text are spread: log-normal, half of them below 400
-tokens, and none longer than a pack has room, as a tokenizer cuts them.
+The documents' lengths are distributed like those of web text: log-normal, half of them below 400
+tokens, and none longer than a pack, as a tokenizer truncates them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _METRICS = (
 
 
 def in_order(settings: dict[str, Any]) -> dict[str, float]:
-    """Look up every position of an epoch, one after the other."""
+    """Look up every position of an epoch, in order."""
     return _mixture_cost(range(settings["samples"]))
 
 
@@ -100,7 +100,7 @@ def _mixture_cost(order: Iterable[int]) -> dict[str, float]:
         mixture[position]
         number += 1
     seconds = time.process_time() - start
-    # A range as a source takes its own time, which is none of the plan's.
+    # Looking up a range that serves as a source takes time of its own, which is not the plan's.
     looks = [(sources[name], index) for name, index in zip(names, indices, strict=True)]
     start = time.process_time()
     for source, index in looks:
@@ -110,8 +110,8 @@ def _mixture_cost(order: Iterable[int]) -> dict[str, float]:
 
 
 def _begin_peak() -> int | None:
-    """Begin to measure the most memory of this process, and return what it has now; None = this
-    system does not say."""
+    """Start measuring this process's peak memory, and return what it has now; None = this system
+    does not say."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,8 +1,8 @@
-"""``remote``: a store that answers late, so that samples in flight are what counts.
+"""``remote``: a store that responds late, so that the number of samples in flight is what counts.
 
 Every sample is 16 KB, read by Python's own ``http.client`` from a web server on this machine that
-answers after 10 to 30 ms, the same for every loader, by the sample's number. Each thread or process
-keeps its connection.
+responds after 10 to 30 ms, which depends only on the sample's number and is the same for every
+loader. Each thread or process keeps its connection.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def make_work(settings: dict[str, Any], num_samples: int) -> Work:
-    """As many workers as samples shall be in flight."""
+    """Return the store's objects, with as many workers as samples are to be in flight."""
     return Work(
         dataset=LateStore(settings["port"], num_samples),
         num_samples=num_samples,

@@ -1,7 +1,7 @@
-"""``remote-s3``: an S3 server that answers late, read by our ``Reader`` in every loader's dataset.
+"""``remote-s3``: an S3 server that responds late, read by our ``Reader`` in every loader's dataset.
 
-Every sample is an object of 16 KB; moto's server, on this machine, answers after 50 to 150 ms, the
-same for every loader, by the object's number.
+Every sample is an object of 16 KB; moto's server, on this machine, responds after 50 to 150 ms,
+which depends only on the object's number and is the same for every loader.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def make_work(settings: dict[str, Any], num_samples: int) -> Work:
-    """As many workers as samples shall be in flight."""
+    """Return the server's objects, with as many workers as samples are to be in flight."""
     return Work(
         dataset=Objects(settings["port"], num_samples),
         num_samples=num_samples,

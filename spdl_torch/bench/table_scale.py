@@ -1,4 +1,4 @@
-"""``scale``: how our loader, engine and samplers grow, one sweep a process, a row for each point.
+"""``scale``: how our loader, engine and samplers scale, one sweep per process, one row per point.
 
 ``threads``: samples that wait 10 ms, so that 64 threads have something to do on any machine.
 ``stages``, ``queue depth``: of an engine whose stages do nothing. ``batch size``: of tiny samples.
@@ -86,7 +86,7 @@ def _batch_size(size: int, seconds: float) -> dict[str, Any]:
 
 
 def _loader(dataset: Waiting, *, num_workers: int, batch_size: int) -> dict[str, float]:
-    """Measure our DataLoader over the dataset, and the time that it takes to stop in a second pass,
+    """Measure our DataLoader over the dataset, and the time it takes to stop in a second pass,
     which is left after its first batch."""
     import spdl_torch
 
@@ -145,7 +145,7 @@ def _ranks(count: int, seconds: float) -> dict[str, Any]:
 
 
 def extrapolate(report: Report) -> list[str]:
-    """Compare the law of the small points with the figure at the largest."""
+    """Compare the law fitted on the small points with the measurement at the largest."""
     lines = []
     for sweep in ("threads", "batch size"):
         points = sorted(

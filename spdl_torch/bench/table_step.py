@@ -1,4 +1,4 @@
-"""``step``: what loading costs the training step, the loader not being the bottleneck.
+"""``step``: what loading costs the training step when the loader is not the bottleneck.
 
 ``resnet18`` trains on photographs, cropped at random to 224 x 224 (a CPU sees 64 x 64 of them);
 ``transformer`` on padded texts. A measurement is one process in which blocks of steps alternate:
@@ -6,8 +6,8 @@ cached batches (headspace: what training could do if loading were free), and the
 swing. ``step / headspace`` is the median, over pairs of adjacent blocks, of the median step with
 the loader, waiting for its batch included, over the median step without.
 
-``p50`` and ``p99`` are of single steps, waiting not included: all of a run with the loader over all
-without. The 99th percentile of fewer than 100 steps is the longest of them.
+``p50`` and ``p99`` are of single steps, waiting not included: all steps of a run with the loader
+over all without. The 99th percentile of fewer than 100 steps is the longest of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["TABLES"]
 _BATCH = {("resnet18", "cpu"): 16, ("transformer", "cpu"): 8, ("resnet18", "cuda"): 64}
 _BATCH["transformer", "cuda"] = 64
 _TRAINED_PIXELS = 64
-"""The size of pictures on a CPU, which would train a second on a batch of whole ones."""
+"""The size of pictures on a CPU, which would take a second to train on a batch of whole ones."""
 METRICS = (
     Metric(key="step_ratio", heading="step / headspace", digits=3, higher_is_better=False),
     Metric(key="step_p50_ratio", heading="p50 / idle", digits=3, higher_is_better=False),
@@ -134,21 +134,21 @@ def cached_batches(work: Work) -> Callable[[], Iterator[Any]]:
 
 
 class Block(NamedTuple):
-    """What steps one after the other took, in seconds."""
+    """The durations of consecutive steps, in seconds."""
 
     seconds: float
-    """All of them."""
+    """All of them together."""
     waited: float
     """Waiting for batches."""
     singles: list[float]
-    """Each of them, without that."""
+    """Each step, without waiting."""
 
 
 def _block(
     train: Callable[[Any], None], cached: Any, source: Iterator[Any], steps: int, clock: Clock
 ) -> Block:
     waited, marks = 0.0, []
-    train(cached)  # meanwhile the loader makes up for the batches of the block before
+    train(cached)  # meanwhile the loader catches up on the batches of the previous block
     clock.settle()
     start = time.perf_counter()
     for _ in range(steps):
@@ -164,7 +164,7 @@ def _block(
 
 
 class Clock:
-    """The time of a CPU, which has done a step when the call returns."""
+    """The clock for a CPU, on which a step is done when the call returns."""
 
     def settle(self) -> None:
         """Wait for what was launched."""
@@ -179,7 +179,7 @@ class Clock:
 
 
 class DeviceClock(Clock):
-    """The time of a GPU."""
+    """The clock for a GPU."""
 
     def settle(self) -> None:
         import torch

@@ -1,11 +1,11 @@
 """``tiny``: samples that cost nothing, so that the loader's own cost is what is left.
 
 Rows of 64 floats with a label, batches of 256. ``tensors``: from torch's ``TensorDataset``, of
-which ours reads the rows of a batch at once. ``tabular``: from a class of the user's,
-``return self.x[i], self.y[i]``; ``scaled``: the same with two calls of torch more. ``tokens``: text
-of 16 to 256 tokens, padded to the longest of its batch of 64 by the collate function.
+which ours reads the rows of a batch at once. ``tabular``: from a user's class,
+``return self.x[i], self.y[i]``; ``scaled``: the same with two more torch calls. ``tokens``: text of
+16 to 256 tokens, padded to the longest of its batch of 64 by the collate function.
 
-``ours`` has the loader's defaults, so classes of the user's load in processes there.
+``ours`` has the loader's defaults, so users' classes load in processes there.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _BATCHES = {"tabular": 256, "tensors": 256, "scaled": 256, "tokens": 64}
 _PER_SECOND = {"tabular": 200_000, "tensors": 200_000, "scaled": 50_000, "tokens": 20_000}
 _MOST_TOKENS = 256
 _SLOW = 20
-"""Loaders that pass each sample alone through their engine get so many times fewer samples: they
-take as long as the others then."""
+"""Loaders that pass each sample alone through their engine get this many times fewer samples, so
+that they take as long as the others."""
 
 
 class Rows:
@@ -52,7 +52,7 @@ class Rows:
 
 
 class ScaledRows(Rows):
-    """The same, with two calls of torch more for each row."""
+    """The same, with two more torch calls for each row."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -63,7 +63,7 @@ class ScaledRows(Rows):
 
 
 class Texts:
-    """Token numbers of texts of different lengths, in one array with their beginnings."""
+    """Token numbers of texts of different lengths, in one array, with the start of each text."""
 
     def __init__(self, count: int) -> None:
         import torch
@@ -109,7 +109,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def make_work(settings: dict[str, Any], num_samples: int, kind: str) -> Work:
-    """One of these kinds of samples."""
+    """Return one of these kinds of samples."""
     from torch.utils.data import TensorDataset
 
     kinds = {"scaled": ScaledRows, "tokens": Texts}
@@ -141,7 +141,7 @@ _goal = partial(Goal, metric="per_second")
 
 
 def _over_torch(kind: str, *, inline: float, workers: float | None = None) -> tuple[Goal, ...]:
-    """Ours over torch's loader with as many workers, 0 and those asked for."""
+    """Return the goals of ours over torch's loader with as many workers, 0 and those asked for."""
     return (
         _goal(row=f"{kind}: ours, 0 workers", over=f"{kind}: torch, 0 workers", at_least=inline),
         _goal(row=f"{kind}: ours", over=f"{kind}: torch, forked", at_least=workers),

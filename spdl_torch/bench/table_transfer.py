@@ -1,11 +1,11 @@
 """``transfer``: how fast batches get from ordinary memory to the GPU, beside a bare pinned copy.
 
 The same batch, 256 uint8 pictures of 224 x 224 with their labels (38.5 MB), goes to the device
-again and again, and a short kernel reads each copy. None is begun before the clock starts, and the
-device has nothing left to do when it stops. ``pinned copy`` copies from one pinned place to another
-on a stream of its own, which nothing reads: what the link can do.
+again and again, and a short kernel reads each copy. None is started before the clock starts, and
+the device has nothing left to do when it stops. ``pinned copy`` copies from one pinned buffer to
+one on the device, on a stream of its own, and nothing reads it: what the link can do.
 
-What loading costs a training on the GPU is measured by ``check-gpu`` and by ``step``.
+What loading costs a training run on the GPU is measured by ``check-gpu`` and by ``step``.
 """
 
 from __future__ import annotations

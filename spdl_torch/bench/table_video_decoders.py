@@ -1,8 +1,8 @@
 """``video-decoders``: 16 frames out of 2 seconds of a video by the decoders alone, on two threads.
 
-Every row does the same work: open a video file, go to a random place, decode what is needed for 16
-frames spread over the next 2 seconds, resize them to 224 x 224 and put them into one tensor. The
-threads share the list of clips; FFmpeg has one thread a decoder. ``PSNR`` is that of the first
+Every row does the same work: open a video file, seek to a random place, decode what is needed for
+16 frames spread over the next 2 seconds, resize them to 224 x 224 and put them into one tensor. The
+threads share the list of clips; FFmpeg has one thread per decoder. ``PSNR`` is that of the first
 clips against RGB frames resized by ``interpolate(antialias=True)`` in floating point.
 """
 
@@ -87,7 +87,7 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
 
 
 def _first(clips: Clips, index: int, name: str) -> None:
-    """Raises: Refused: torchcodec is installed, but finds no FFmpeg."""
+    """Load one clip. Raises: Refused: torchcodec is installed, but finds no FFmpeg."""
     try:
         clips[index]
     except (ImportError, OSError, RuntimeError) as error:
@@ -97,14 +97,14 @@ def _first(clips: Clips, index: int, name: str) -> None:
 
 
 def _our_calls(request: videos.Request) -> Any:
-    """Ours, called as SPDL."""
+    """Decode by our functions, called like SPDL's."""
     import spdl_torch.io
 
     return videos.sampled(request, spdl_torch.io)
 
 
 def _reference(request: videos.Request) -> Any:
-    """PyAV decodes everything; resized in floating point."""
+    """Decode everything with PyAV and resize in floating point."""
     import av
     import torch
 

@@ -1,8 +1,8 @@
-"""``what-if``: what a report predicts of other settings, beside what is then measured.
+"""``what-if``: what a report predicts for other settings, beside what is then measured.
 
 A row is a loader and a question: six datasets whose samples wait and compute for known times, and
 three as people write them. A round runs the loader as it is, asks its report, and runs the loader
-as the question has it, both for ``--seconds``, and that three times in turns; the medians count.
+with the settings in question, both for ``--seconds``, three times in turns; the medians count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["TABLES", "conclude"]
 _MOST_ERROR = 0.15
 _TURNS = 3
 _QUIET_CORES = 0.2
-"""Cores that other programs may use: the report's figures hold for the cores that are left."""
+"""Cores that other programs may use: the report's predictions hold for the cores that are left."""
 
 _ON_THREADS = {"isolation": "thread"}
 _SLEEPS, _PYTHON = {"sleep_seconds": 2e-3}, {"python_loops": 10_000}

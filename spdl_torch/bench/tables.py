@@ -81,20 +81,20 @@ class BenchOptions:
     table: str
     rounds: int = 5
     seconds: float = 2.0
-    """About how long a pass of torch's DataLoader takes on two cores; sets the samples of all."""
+    """About how long a pass of torch's DataLoader takes on two cores; sets everyone's samples."""
     num_workers: int = 2
     more_workers: tuple[int, ...] = ()
     """Further numbers of workers, for tables that take several."""
     data: Path | None = None
     only: tuple[str, ...] = ()
-    """Names of contenders, or how several of them begin; empty = all."""
+    """Names of contenders, or prefixes of several; empty = all."""
     goals_only: bool = False
     """Only contenders that a goal compares."""
     full: bool = False
-    """The sizes that take long."""
+    """Whether to run the sizes that take long, too."""
     smoke: bool = False
     peer: str | None = None
-    """The contender that others are compared with; None = the table's own choice."""
+    """The contender that the others are compared with; None = the table's own choice."""
     limit_seconds: float = 120.0
     """The limit of one measurement; one that takes longer has failed."""
     json: Path | None = None
@@ -126,7 +126,7 @@ class Contender:
     """Whether a smoke run measures it too."""
 
 
-# What a table's contenders share: numbers, strings and paths, for they travel as JSON.
+# What a table's contenders share: numbers, strings and paths, since they travel as JSON.
 Settings = dict[str, Any]
 
 
@@ -141,14 +141,14 @@ class Table:
     prepare: Callable[[BenchOptions], AbstractContextManager[Settings]]
     """Makes or finds the data; cleans up when it is left."""
     measure: Callable[..., Mapping[str, Any]]
-    """``measure(contender, settings, reporter)`` in the child; figures by metric, or under the key
-    ``rows`` figures by metric of several rows."""
+    """``measure(contender, settings, reporter)`` in the child; returns values by metric, or under
+    the key ``rows`` the values by metric of several rows."""
     peer: str | None = None
     goals: tuple[Goal, ...] = ()
     conclude: Callable[[Any], list[str]] | None = None
-    """Makes remarks of the report, at the end."""
+    """Makes remarks on the report, at the end."""
     passes: float = 1.0
-    """Passes of ``--seconds`` that a measurement makes, for the time that is said at the start."""
+    """Passes of ``--seconds`` that a measurement makes, for the estimate printed at the start."""
     is_strict: bool = False
     """Whether a row that fails makes the exit status 1: here a row is also a check."""
     workers: tuple[int, ...] = (2,)
@@ -157,7 +157,7 @@ class Table:
     """Makes the table for several numbers of workers; None = it takes one."""
 
     def contender(self, name: str) -> Contender:
-        """Raises: KeyError: there is none of that name."""
+        """Return the contender of that name. Raises: KeyError: there is none."""
         return {contender.name: contender for contender in self.contenders}[name]
 
 

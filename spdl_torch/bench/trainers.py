@@ -32,7 +32,7 @@ def _resnet(device: str) -> Callable[[Any], None]:
 
     def step(batch: Any) -> None:
         pictures = batch[0] if isinstance(batch, list | tuple) else batch
-        # Loaders differ in the memory format of their batches, for which convolutions differ.
+        # Loaders differ in the memory format of their batches, on which convolutions depend.
         pictures = pictures.to(device, non_blocking=True).contiguous().float().div_(255)
         labels = torch.zeros(len(pictures), dtype=torch.int64, device=device)
         loss = torch.nn.functional.cross_entropy(model(pictures), labels)
@@ -46,7 +46,7 @@ def _transformer(device: str) -> Callable[[Any], None]:
 
     embedding = torch.nn.Embedding(VOCABULARY, _WIDTH)
     layer = torch.nn.TransformerEncoderLayer(_WIDTH, 4, 4 * _WIDTH, batch_first=True)
-    # The nested tensors of inference have no part in training, and it warns about them.
+    # Nested tensors are for inference, not training, and the encoder warns about them.
     encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     head = torch.nn.Linear(_WIDTH, NUM_CLASSES)
     for part in (embedding, encoder, head):

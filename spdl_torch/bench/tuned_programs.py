@@ -1,4 +1,4 @@
-"""The programs of the table ``autotune``: pipelines and a DataLoader, threads given or found."""
+"""The programs of the table ``autotune``: pipelines and a DataLoader, threads given or tuned."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Stages(NamedTuple):
 
 
 def _waits(mean_seconds: float, spread: float = 0.4) -> Callable[[Any], Any]:
-    """Storage or a network: log-normal waits."""
+    """Return a stage like storage or a network: log-normal waits."""
     draw = random.Random(0)
 
     def wait(item: Any) -> Any:
@@ -61,7 +61,7 @@ def _waits(mean_seconds: float, spread: float = 0.4) -> Callable[[Any], Any]:
 
 
 def _at_most(connections: int, seconds: float) -> Callable[[Any], Any]:
-    """Return a store that serves so many at once."""
+    """Return a store that serves this many requests at once."""
     free = threading.Semaphore(connections)
 
     def wait(item: Any) -> Any:
@@ -73,7 +73,7 @@ def _at_most(connections: int, seconds: float) -> Callable[[Any], Any]:
 
 
 def _holds_the_gil(steps: int) -> Callable[[Any], Any]:
-    """Pure Python."""
+    """Return a stage in pure Python."""
 
     def count(item: Any) -> Any:
         for _ in range(steps):
@@ -84,7 +84,7 @@ def _holds_the_gil(steps: int) -> Callable[[Any], Any]:
 
 
 def _computes(size: int) -> Callable[[Any], Any]:
-    """C code that releases the GIL."""
+    """Return a stage of C code that releases the GIL."""
     data = random.Random(0).randbytes(size)
 
     def compress(item: Any) -> Any:
@@ -120,7 +120,7 @@ def _decode_frames(pair: Any) -> Any:
 
 
 def _synthetic() -> dict[str, dict[str, Callable[[Any], Any]]]:
-    """Stages that wait, compute or hold the GIL in known ways."""
+    """Return stages that wait, compute or hold the GIL in known ways."""
     return {
         "log-normal waits": {"read": _waits(0.004), "decode": _waits(0.020)},
         "two slow stages": {"read": _waits(0.015), "decode": _waits(0.018)},
@@ -152,13 +152,13 @@ def program(name: str, photographs: str, videos: str) -> Program:
 
 
 class PipelineProgram:
-    """A pipeline with concurrencies that are given or found."""
+    """A pipeline whose concurrencies are given or tuned."""
 
     def __init__(self, stages: Stages) -> None:
         self.source, self.ops = stages
 
     def grid(self, widths: tuple[int, ...]) -> list[Counts]:
-        """Measure every combination for the stages."""
+        """Return every combination for the stages, within the bound on threads."""
         points = itertools.product(widths, repeat=len(self.ops))
         return [
             dict(zip(self.ops, point, strict=True))
@@ -167,7 +167,7 @@ class PipelineProgram:
         ]
 
     def _builder(self) -> Any:
-        """Anew for every run."""
+        """Return a new builder, for every run."""
         from spdl_torch.pipeline import PipelineBuilder
 
         builder: Any = PipelineBuilder().add_source(self.source)
@@ -184,7 +184,7 @@ class PipelineProgram:
             return _rate_of(iter(items), seconds)
 
     def tuned(self, seconds: float, most_windows: int) -> tuple[Counts, int]:
-        """Tune from one thread a stage on."""
+        """Tune, starting from one thread per stage."""
         from spdl_torch.autotune import PerfParams
 
         params = PerfParams.auto(max_threads=MOST_THREADS, window_seconds=seconds, write=None)
@@ -206,11 +206,11 @@ class LoaderProgram:
         self.loader: Any = None
 
     def grid(self, widths: tuple[int, ...]) -> list[Counts]:
-        """Numbers of workers."""
+        """Return the numbers of workers."""
         return [{"num_workers": width} for width in widths]
 
     def _batches(self, num_workers: int) -> Iterator[Any]:
-        """Epoch after epoch; the workers stay."""
+        """Yield batches, epoch after epoch; the workers stay."""
         from spdl_torch import DataLoader
 
         with warnings.catch_warnings():
@@ -222,11 +222,11 @@ class LoaderProgram:
             yield from self.loader
 
     def rate(self, point: Counts, seconds: float) -> float:
-        """Return the batches a second with so many workers."""
+        """Return the batches a second with this many workers."""
         return _rate_of(self._batches(point["num_workers"]), 2 * seconds)
 
     def tuned(self, seconds: float, most_windows: int) -> tuple[Counts, int]:
-        """Tune from one worker on."""
+        """Tune, starting from one worker."""
         from spdl_torch.autotune import PerfParams
 
         params = PerfParams.auto(max_threads=MOST_THREADS, window_seconds=seconds, write=None)

@@ -41,7 +41,7 @@ PIXELS = 224
 FRAMES = 16
 SECONDS = 2.0
 SUFFIXES = {".mkv", ".mov", ".mp4", ".webm"}
-"""No AVI: it does not say when frames are displayed, and each package counts in its own way."""
+"""No AVI: it does not say when frames are displayed, and each package counts them differently."""
 
 
 class Request(NamedTuple):
@@ -80,7 +80,7 @@ def clips_of(folder: str, num_clips: int) -> list[Request]:
 
 
 def our_clip(request: Request, resize: Any = "swscale") -> Any:
-    """One call."""
+    """Return the clip by one call of ours."""
     from spdl_torch.io import load_clip
 
     clip = load_clip(
@@ -90,7 +90,7 @@ def our_clip(request: Request, resize: Any = "swscale") -> Any:
 
 
 def sampled(request: Request, io: Any) -> Any:
-    """SPDL's calls, on either package: the frames of a window by their numbers."""
+    """Return the clip by SPDL's calls, on either package: a window's frames by their numbers."""
     import numpy as np
 
     packets = io.demux_video(request.path, timestamp=_window(request))
@@ -104,12 +104,12 @@ def sampled(request: Request, io: Any) -> Any:
 
 
 def spdl_sampled(request: Request) -> Any:
-    """SPDL decodes the frames that are wanted."""
+    """Return the clip by SPDL, which decodes the frames that are wanted."""
     return sampled(request, imported("spdl.io"))
 
 
 def spdl_loaded(request: Request) -> Any:
-    """SPDL decodes the window and resizes all of it; 16 frames are taken."""
+    """Return the clip by SPDL, which decodes and resizes the whole window; 16 frames are taken."""
     io = imported("spdl.io")
     scale = io.get_video_filter_desc(
         scale_width=PIXELS, scale_height=PIXELS, scale_algo="bilinear", scale_mode=None
@@ -120,7 +120,7 @@ def spdl_loaded(request: Request) -> Any:
 
 
 def torchcodec_clip(request: Request, mode: str, *, own_resize: bool) -> Any:
-    """torchcodec, one FFmpeg thread."""
+    """Return the clip by torchcodec, with one FFmpeg thread."""
     resize = imported("torchcodec.transforms").Resize
     decoder = imported("torchcodec.decoders").VideoDecoder(
         request.path,
@@ -134,7 +134,7 @@ def torchcodec_clip(request: Request, mode: str, *, own_resize: bool) -> Any:
 
 
 def pyav_clip(request: Request) -> Any:
-    """PyAV from the keyframe on, resized by swscale: what a user without a library writes."""
+    """Return the clip by PyAV from the keyframe on, resized by swscale: what a user would write."""
     import av
     import torch
 
@@ -169,7 +169,7 @@ def _window(request: Request) -> tuple[float, float]:
 
 
 def paths_in(folder: Path | str) -> list[str]:
-    """Return the videos of a folder and its folders, sorted.
+    """Return the videos in a folder and its subfolders, sorted.
 
     Raises: SystemExit: there are none.
     """
@@ -181,8 +181,8 @@ def paths_in(folder: Path | str) -> list[str]:
 
 @contextlib.contextmanager
 def videos(folder: Path | None, seconds: int = 10) -> Iterator[Path]:
-    """The user's folder of videos, or one of our own of that length; read once, so they are
-    cached."""
+    """Yield the user's folder of videos, or one video of our own of that length; read once, to
+    cache them."""
     with contextlib.ExitStack() as stack:
         if folder is None:
             temporary = tempfile.TemporaryDirectory(prefix="spdl-torch-bench-")
@@ -195,7 +195,7 @@ def videos(folder: Path | None, seconds: int = 10) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def videos_for_all(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    """The same as settings, with what SPDL's decoder needs set up; a short one with ``--smoke``."""
+    """Yield the same as settings, with what SPDL's decoder needs set up; short with ``--smoke``."""
     with (
         spdl_decoder(options.wants_spdl) as no_spdl,
         videos(options.data, 3 if options.smoke else 10) as folder,
@@ -209,7 +209,7 @@ def videos_for_all(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def write_video(path: Path, *, seconds: int = 10, rate: int = 28) -> None:
-    """A picture of noise that moves, as large and as often a keyframe as in Kinetics-400."""
+    """Write a moving picture of noise, with the size and keyframe interval of Kinetics-400."""
     import av
     import numpy as np
     import torch

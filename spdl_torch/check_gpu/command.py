@@ -45,8 +45,8 @@ class CheckOptions(NamedTuple):
 def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
     """Run the checks; return 0 if every one passes, 1 if one fails, 2 if there is no GPU.
 
-    After 9 minutes the process ends, whatever hangs, with status 1; a few seconds later if what
-    hangs never releases the GIL: then no line can say which check it was.
+    After 9 minutes the process ends, whatever hangs, with status 1; if what hangs never releases
+    the GIL, it ends a few seconds later, and no line can say which check it was.
     """
     import torch
 
@@ -110,9 +110,9 @@ def run_checks(
 
 @contextmanager
 def ended_by_force(seconds: float) -> Iterator[None]:
-    """End the process with status 1 if the block takes so long, by a thread that needs no GIL: a
-    thread in CUDA may wait for ever while it holds it, and then no Python runs. The stack of each
-    thread goes to standard error.
+    """End the process with status 1 if the block takes this long, by a thread that needs no GIL: a
+    thread in CUDA may wait forever while it holds the GIL, and then no Python runs. The stack of
+    each thread goes to standard error.
     """
     file = sys.__stderr__
     if file is not None:

@@ -1,4 +1,4 @@
-"""Check that batches on the device are those that torch's DataLoader gives and the loop moves."""
+"""Check that batches on the device equal those of torch's DataLoader, moved by the loop."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def check_loaders(sheet: Sheet, device: str = "cuda") -> None:
 
 
 def check_nvjpeg(sheet: Sheet, device_index: int = 0) -> None:
-    """Check JPEGs decoded on the GPU against those of the CPU: levels of 255, each picture whole;
-    cropped and flipped the worst one, of some that are resized apart and of many together.
+    """Check JPEGs decoded on the GPU against the CPU's, in levels of 255: each picture whole; then
+    cropped and flipped, the worst of a few resized singly and of many resized together.
     """
     pictures, config = _pictures(), cuda_config(device_index)
     try:
@@ -132,8 +132,8 @@ def _pictures() -> dict[str, bytes]:
 
 
 def check_clips(gpu: Gpu, sheet: Sheet, device_index: int = 0) -> None:
-    """Check frames of a video that were decoded and copied: the CPU's. And those that torchcodec
-    decoded on the GPU, whose conversion of colours is another one: levels of 255, the worst frame.
+    """Check video frames that were decoded and copied: they equal the CPU's. Then those that
+    torchcodec decoded on the GPU, which converts colours differently: levels of 255, worst frame.
     """
     with tempfile.TemporaryDirectory() as folder:
         write_video(path := Path(folder) / "moving.mp4", seconds=2)
@@ -165,7 +165,7 @@ def _frames_of(video: bytes, **options: Any) -> dict[str, Tensor]:
 
 
 def _takes(video: bytes, config: CUDAConfig, sheet: Sheet) -> bool:
-    """Return whether torchcodec decodes on the GPU here; if not, say why."""
+    """Return whether torchcodec decodes on the GPU here; if not, add a line that says why."""
     try:
         check_torchcodec(config)
         packets = demux_video(video)

@@ -1,6 +1,6 @@
 """Check that a loader leaves other GPUs alone: a context takes 500 MB of each, on every rank.
 
-The check is a program of its own. Here, the checks before have already used device 0.
+The check is a program of its own: in this process, earlier checks have already used device 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if __name__ == "__main__":
 
 
 def check_devices(sheet: Sheet, program: str = _PROGRAM) -> None:
-    """Load to the last device while the first one is current: nothing is made on any other."""
+    """Load to the last device while the first is current: nothing must appear on any other."""
     last = torch.cuda.device_count() - 1
     if last == 0:
         sheet.skip("devices", "one GPU")
@@ -60,7 +60,7 @@ def check_devices(sheet: Sheet, program: str = _PROGRAM) -> None:
 
 
 def num_elsewhere(gpu: Gpu, device: int) -> dict[str, int]:
-    """Return how many batches and new contexts were on other devices, by the way they came."""
+    """Return how many batches and new contexts were on other devices, by the way they got there."""
     data = Filled([MEBI] * NUM_BATCHES)
     place: dict[str, Any] = {"device": f"cuda:{device}"}
     source = PipelineBuilder().add_source(range(NUM_BATCHES))

@@ -1,7 +1,7 @@
 """Check how programs end while a loader sends batches: in time, with their own status, silently.
 
-Each is a process of its own. The kernels that it has launched take some seconds; only CUDA itself
-waits for them.
+Each program is a process of its own. The kernels that it has launched take some seconds; only CUDA
+itself waits for them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Ending(NamedTuple):
     signal: int | None = None
     """The signal that it is sent then."""
     is_quiet: bool = True
-    """Whether it writes nothing to standard error."""
+    """Whether it must write nothing to standard error."""
 
 
 ENDINGS: tuple[Ending, ...] = (
@@ -96,7 +96,7 @@ def _ended(ending: Ending, prelude: str) -> tuple[int | None, float, str]:
     )
     assert process.stdout is not None, "guaranteed by PIPE"
     with process:
-        process.stdout.readline()  # READY, or the end of one that has failed
+        process.stdout.readline()  # READY, or the end of output if it failed
         started = time.monotonic()
         if ending.signal is not None and process.poll() is None:
             process.send_signal(ending.signal)

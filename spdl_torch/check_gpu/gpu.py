@@ -24,10 +24,10 @@ _LATE_CYCLES = 4_000_000  # some 2 ms
 
 
 class Gpu(Protocol):
-    """A device whose kernels can be made late."""
+    """A device whose kernels can be delayed."""
 
     def make_late(self) -> None:
-        """Delay everything that the current stream gets from now on by some milliseconds."""
+        """Delay everything queued on the current stream from now on by a few milliseconds."""
         ...
 
     def total(self, tensor: Tensor) -> Any:
@@ -39,7 +39,7 @@ class Gpu(Protocol):
         ...
 
     def move(self, tensor: Tensor) -> Tensor:
-        """Begin to copy a tensor to the device, as a training loop does, and return at once."""
+        """Start copying a tensor to the device, as a training loop does, and return at once."""
         ...
 
     def index_of(self, tensor: Tensor) -> int | None:
@@ -87,7 +87,7 @@ class CudaGpu:
         """Return a stream that torch knows by its handle alone."""
         if self._foreign is None:
             handle = runtime.new_stream()
-            if handle is None:  # where CUDA's runtime makes none for us: one of torch's, as such
+            if handle is None:  # CUDA's runtime makes none for us: pass off one of torch's as such
                 handle = torch.cuda.Stream().cuda_stream  # type: ignore[no-untyped-call]  # untyped in torch
             self._foreign = torch.cuda.ExternalStream(handle)  # type: ignore[no-untyped-call]  # untyped in torch
         return self._foreign
@@ -95,8 +95,8 @@ class CudaGpu:
 
 @contextmanager
 def unguarded() -> Iterator[None]:
-    """Take out the call by which the allocator knows who uses a batch's memory: for the self-test
-    of a race check, which then has to find wrong batches.
+    """Disable the call that shows the allocator who uses a batch's memory: for the self-test of a
+    race check, which then has to find wrong batches.
     """
     own = vars(torch.Tensor).get("record_stream")
     torch.Tensor.record_stream = _record_nothing  # type: ignore[method-assign, assignment]  # the guard, taken out

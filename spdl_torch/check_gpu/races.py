@@ -1,8 +1,8 @@
 """Batches that are dropped while their kernels wait: does anything write into their memory?
 
-Every batch has one number in all its bytes. A kernel adds them up, late; by then the loop has long
-dropped the batch, and the loader has gone on. With the guard taken out, the same has to find wrong
-sums: a check that cannot fail proves nothing.
+Every batch has one number in all its bytes. A delayed kernel adds them up; by then the loop has
+long dropped the batch, and the loader has moved on. With the guard disabled, the same check has to
+find wrong sums: a check that cannot fail proves nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def num_wrong(
     stream: StreamKind = "default",
     use: Callable[[Tensor], Tensor] | None = None,
 ) -> int:
-    """Return how many batches were wrong when a late kernel read them, or did not come.
+    """Return how many batches were wrong when a delayed kernel read them, or missing.
 
     use: called with each batch, for the tensor that the kernel reads; None = the batch.
     """

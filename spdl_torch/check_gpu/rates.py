@@ -1,7 +1,7 @@
-"""Measure the rate at which batches arrive, and what loading costs the training.
+"""Measure the rate at which batches arrive, and what loading costs training.
 
 Contenders run in turns, so that a machine that slows down slows all of them down. Nothing that was
-loaded before a clock starts counts: copies begin after the start, and a loader is drained.
+loaded before a clock starts counts: copies begin after the start, and loaders are drained first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COPY_MEGABYTES = (9.6, 38.5, 154.0)
 _LEAST_JUDGED_MEGABYTES = 38.5
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OUTSTANDING = 3
-"""Staged batches that wait for the loop or are under way."""
+"""Staged batches that wait for the loop or are in transit."""
 
 
 def check_copies(sheet: Sheet, rounds: int = 3) -> None:
@@ -89,7 +89,7 @@ def _bare_copies(num_bytes: int) -> float:
 
 
 def _slots(transfer: Transfer, num_bytes: int) -> Callable[[], Tensor]:
-    """Return what gives each batch the memory in which a loader would have made it."""
+    """Return a function that gives each batch the memory in which a loader would have made it."""
     memory = transfer.batch_memory(most_pieces(OUTSTANDING))
 
     def slot() -> Tensor:
@@ -104,13 +104,13 @@ def _slots(transfer: Transfer, num_bytes: int) -> Callable[[], Tensor]:
 
 
 def _pinned(transfer: Transfer, num_bytes: int) -> Callable[[], Tensor]:
-    """Return what gives each batch the same memory, pinned by torch."""
+    """Return a function that gives each batch the same memory, pinned by torch."""
     source = torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()
     return lambda: source
 
 
 def _pageable(transfer: Transfer, num_bytes: int) -> Callable[[], Tensor]:
-    """Return what gives each batch the same memory, from which it is packed."""
+    """Return a function that gives each batch the same memory, from which it is packed."""
     source = torch.zeros(num_bytes, dtype=torch.uint8)
     return lambda: source
 
@@ -161,8 +161,8 @@ def _staged_copies(
 
 
 def check_hand_over(sheet: Sheet, num_batches: int = 300) -> None:
-    """Measure the CPU time that the loop's thread spends on a batch that is ready: to receive it,
-    to let its stream wait for the copy and to guard its memory; and to ask for another one.
+    """Measure the CPU time that the loop's thread spends on a batch that is ready: receiving it,
+    making its stream wait for the copy and guarding its memory; and requesting another one.
     """
     data = _Pictures(8 * (HAND_OVER_WARM_UP + num_batches))
     for name, isolation in _PLACES.items():
@@ -187,7 +187,7 @@ def _settle() -> None:
 
 
 class _Pictures(Dataset[Any]):
-    """Small pictures that take no time to make: 8 are a batch of 1.2 MB."""
+    """Small pictures that take no time to make; 8 of them are a batch of 1.2 MB."""
 
     thread_safe = True
 
@@ -318,7 +318,7 @@ def _augmentation() -> Any:
 
 
 def _interleaved(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return the median of each way's figures, measured in turns."""
+    """Return the median of each way's measurements, taken in turns."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, measure in ways.items():

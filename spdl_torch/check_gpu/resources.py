@@ -1,4 +1,4 @@
-"""Check memory, and graphs beside a loader."""
+"""Check memory use, and graph capture beside a loader."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_full_device(sheet: Sheet) -> None:
     size = 2 * torch.cuda.get_device_properties(0).total_memory
 
     def collate(samples: list[int]) -> torch.Tensor:
-        # Expanded: it takes no memory here.
+        # Expanded: it takes no memory on the host.
         return torch.zeros(1).expand(size) if samples == [1] else torch.tensor(samples)
 
     data: Any = range(3)
@@ -78,11 +78,11 @@ def check_memory(gpu: Gpu, sheet: Sheet, num_batches: int = 500) -> None:
 def check_sizes(
     gpu: Gpu, sheet: Sheet, *, num_batches: int = 1000, most_bytes: int = 16 * MEBI
 ) -> None:
-    """Change the size of the batches: pinned memory grows with the largest one, and stays.
+    """Change the size of the batches: pinned memory grows with the largest one, and stays bounded.
 
-    In batches of that size, with an eighth more and what sizes are rounded up to: two slabs for
-    what is packed; for what is made there, three more than may be outstanding, these two among
-    them, and one for each process.
+    The bound, in batches of that size plus an eighth and the rounding: two slabs for what is
+    packed; for what is made there, three more than may be outstanding, these two included, and one
+    for each process.
     """
     data = Filled(sizes_between(64 * KIBI, most_bytes, num_batches))
     largest = max(data.sizes) * 9 / 8 + 64 * KIBI

@@ -1,4 +1,4 @@
-"""The lines that a check prints as it finds them: ``NAME value limit PASS|FAIL|SKIP``."""
+"""The lines that a check prints as it goes: ``NAME value limit PASS|FAIL|SKIP``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sheet:
     """Prints each line at once, and keeps all in a JSON file: a run that is killed leaves what it
     had found. Any thread may add lines.
 
-    facts: about the machine, for the file. path: of the file; None = none is written.
+    facts: about the machine, for the file. path: of the file; None = no file is written.
     """
 
     def __init__(self, out: TextIO, facts: Mapping[str, Any], path: Path | None = None) -> None:

@@ -1,7 +1,7 @@
-"""The loader and datasets, which trainers hold. Builds on the engine and on ``io``.
+"""The loader and the datasets that trainers hold; built on the engine and on ``io``.
 
-Public names are imported when they are first used: importing a module of this package costs no
-other.
+Public names are imported when first used, so importing one module of this package does not import
+all others.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name], __name__), name)
-    globals()[name] = value  # from now on without this detour
+    globals()[name] = value  # later accesses skip this function
     return value
 
 

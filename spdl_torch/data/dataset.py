@@ -80,7 +80,7 @@ class PipelineDataset(IterableDataset[T_co]):
     good items: ``PipelineFailure``, an ExceptionGroup of the ops' own exceptions.
 
     Ranks: each takes its own part of the source. A source with ``shard(index, count)`` makes the
-    parts itself; of others, rank ``r`` of ``n`` takes items ``r, r + n, ...``. ``tail`` makes the
+    parts itself; from others, rank ``r`` of ``n`` takes items ``r, r + n, ...``. ``tail`` makes the
     parts equally long. Workers of a DataLoader divide their rank's part again.
 
     Epochs: passes count 0, 1, 2, ... and set the source's epoch by its ``set_epoch``, if any.
@@ -192,10 +192,10 @@ class PipelineDataset(IterableDataset[T_co]):
             self._end_pass(current)
 
     def snapshot(self) -> PipelineStats:
-        """Return the figures of every stage in the running pass or, between passes, the last one.
+        """Return the statistics of every stage in the running pass or, between passes, the last.
 
         Raises: RuntimeError: this object has loaded nothing yet. A DataLoader's workers have
-            copies of it, with their own figures.
+            copies of it, with their own statistics.
         """
         return self.report().stats if self._pass is None else self._pass.pipeline.snapshot()
 
@@ -228,7 +228,7 @@ class PipelineDataset(IterableDataset[T_co]):
             self._cached_step = seconds
             self._last = measured or self._last
 
-        measured = self._last  # the figures of a real pass stay; keep() puts them back
+        measured = self._last  # the statistics of a real pass stay; keep() puts them back
         return cached_batches(self, num_items, num_steps, keep)
 
     @property
@@ -412,10 +412,10 @@ def _most_under_way(stage: StageSpec) -> int:
 
 
 class _InMemory:
-    """An op that finds memory for its batch; torch's collate takes it by itself if it is the last.
+    """An op that is offered memory for its batch; torch's collate uses it by itself if it is last.
 
-    After it, a user's op could keep views of the memory, from which the loop might begin copies
-    that nobody knows of.
+    A user's op after it could keep views of the memory, from which the loop might begin copies that
+    nobody knows of.
     """
 
     def __init__(self, op: Callable[[Any], Any], memory: BatchMemory, *, is_last: bool) -> None:

@@ -1,7 +1,7 @@
-"""The figures that datasets have of themselves, by name: ``{"cache/found": 20}``.
+"""The statistics that datasets keep of themselves, by name: ``{"cache/found": 20}``.
 
-A dataset has them by methods of its class. Those that every worker counts for itself, and that are
-added up over threads and processes, are ``loading_counts()``. Those that follow from the loop's
+A dataset provides them by methods of its class. Those that every worker counts for itself, and that
+are added up over threads and processes, are ``loading_counts()``. Those that follow from the loop's
 position are ``progress_stats(epoch, num_given)``, asked of the trainer's dataset alone.
 """
 
@@ -21,7 +21,7 @@ _MOST = 1000  # a bound, should one contain itself
 
 
 def all_datasets(dataset: Any) -> Iterator[Any]:
-    """Yield the dataset, those inside it, and those that it is a mixture of or joins together."""
+    """Yield the dataset, those inside it, and those that it mixes or concatenates."""
     left, number = [dataset], 0
     while left and number < _MOST:
         for each in nested_datasets(left.pop(0)):
@@ -47,7 +47,7 @@ def loading_counts(dataset: Any) -> dict[str, int]:
 def dataset_stats(
     dataset: Any, counts: Mapping[str, float], given: tuple[int, int] | None
 ) -> dict[str, float]:
-    """Return the figures of an epoch.
+    """Return the statistics of an epoch.
 
     counts: the sums of ``loading_counts()`` over all workers. given: the epoch, and the samples of
     it that the loop has had on all ranks; None = unknown.

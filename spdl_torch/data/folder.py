@@ -172,7 +172,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         return self._load(indices, recipe, self.sample_context, BatchStorage())
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remarks of a loader's report: the library that decodes, and the cache."""
+        """Return the remarks for a loader's report: the library that decodes, and the cache."""
         remarks = () if self._files is None else self._files.remarks(len(self))
         if self.loader is not load_pil_image and self.loader is not image_loader:
             return ()

@@ -27,9 +27,9 @@ def nested_datasets(dataset: Any) -> Iterator[Any]:
 
 
 def own_attribute(value: Any, name: str) -> Any:
-    """Return an attribute that is the object's own, without a call of user code; None = no such.
+    """Return an attribute that is the object's own, without calling user code; None = no such.
 
-    As ``vars(value).get(name)``, but that would make the object's ``__dict__``: from then on
+    Like ``vars(value).get(name)``, but that would create the object's ``__dict__``: from then on
     Python 3.11 and 3.12 read its attributes more slowly.
     """
     if inspect.isdatadescriptor(getattr(type(value), name, None)):  # a property

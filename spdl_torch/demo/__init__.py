@@ -7,6 +7,6 @@
        └─ outcome ─▶ text (table, verdict), JSON, page
 
 Every run has a process of its own, so that its memory, its CPU time and its first batch are its
-own. The parent needs no torch, so these files import none at their top: ``__main__``, ``command``,
-``children``, ``jobs``, ``outcome``, ``table``, ``text``, ``page``, ``verdict``.
+own. The parent needs no torch, so these modules do not import it at the top: ``__main__``,
+``command``, ``children``, ``jobs``, ``outcome``, ``table``, ``text``, ``page``, ``verdict``.
 """

@@ -1,7 +1,7 @@
 """The process that does one job: ``python -m spdl_torch.demo.child JOB``, JOB being JSON.
 
-It answers on standard output, in the lines of :class:`~spdl_torch.measuring.reporter.Reporter`.
-Whatever else is printed goes to standard error.
+It answers on standard output, in lines written by
+:class:`~spdl_torch.measuring.reporter.Reporter`. Whatever else is printed goes to standard error.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
 
 
 def _read(paths: list[str], reporter: Reporter) -> float:
-    """Read the files that will be measured into the page cache; return their mean size."""
+    """Read the files to be measured into the page cache; return their mean size."""
     chosen = [paths[index] for index in spread(len(paths), min(POOL, len(paths)))]
     reporter.phase("reading the images once", len(chosen))
     num_bytes = 0
@@ -105,13 +105,13 @@ def _read(paths: list[str], reporter: Reporter) -> float:
 
 
 _FEWEST_LOOKS, _MOST_LOOKS, _LOOK_SECONDS = 8, 200, 0.1
-"""The number of images that are timed for their cost: as many as take that long."""
+"""The number of images timed to find their cost, fewest and most: as many as take that long."""
 
 
 def _image_seconds(dataset: Any) -> float:
-    """Return the CPU seconds that one image takes, which other programs hardly change."""
+    """Return the CPU seconds that one image takes, which other programs hardly affect."""
     indices = spread(len(dataset), _MOST_LOOKS)
-    dataset[indices[0]]  # what Pillow imports for its first image
+    dataset[indices[0]]  # Pillow imports its plugins for the first image
     start = time.thread_time()
     for count, index in enumerate(indices, 1):
         dataset[index]

@@ -23,7 +23,7 @@ def run_job(
     """Do ``job`` in a fresh process; yield its answers as they come, each with the peak bytes of
     the process tree since the one before.
 
-    The rest as in :func:`~spdl_torch.measuring.child_process.run_child`; closing the iterator kills
+    Otherwise as :func:`~spdl_torch.measuring.child_process.run_child`; closing the iterator kills
     the process, too.
     """
     argument = json.dumps(encode(job))

@@ -64,7 +64,7 @@ class DemoOptions:
     """The command line."""
 
     data: Path | None
-    """A class-per-folder tree of images; None writes one."""
+    """A tree of images with one folder per class; None writes one."""
     epochs: int | None
     """Whole passes over the images; None trains for a fixed number of images."""
     smoke: bool
@@ -84,7 +84,7 @@ def default_workers() -> int:
 def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
     """Compare the loaders; write the tables to ``out``; return the exit status.
 
-    Ctrl-C kills what runs, writes the tables of what was measured so far, and returns 130.
+    Ctrl-C kills the current run, writes the tables of what was measured so far, and returns 130.
     Raises: UsageError: ``options.data`` is not a class-per-folder tree of images, or a file of
     ``options`` cannot be written.
     """
@@ -163,7 +163,7 @@ def _image_folder(given: Path | None) -> Iterator[Path]:
 
 
 class _Demo:
-    """One run of the command: what has been measured so far, and how to show it."""
+    """One run of the command, with what has been measured so far and how to show it."""
 
     def __init__(self, options: DemoOptions, out: TextIO, progress: TextIO) -> None:
         self._options = options
@@ -180,7 +180,7 @@ class _Demo:
         prepare = Prepare(
             folder=str(folder),
             num_photographs=count if self._options.data is None else 0,
-            # Who brings images came to see those.
+            # Users who bring images want to see those measured.
             workloads=tuple(WORKLOADS) if self._options.data is None else (PHOTOGRAPHS,),
             # Several intra-op threads spin while they wait for each other, which beside other
             # programs makes a short run a long one.

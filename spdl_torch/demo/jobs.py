@@ -45,15 +45,15 @@ class Variant:
     """One row of the comparison: which classes the training script imports."""
 
     heading: tuple[str, str]
-    """Two lines above its column."""
+    """The two lines above its column."""
     subject: str
-    """What is compared with torch's, in a sentence."""
+    """The words for it in a sentence that compares it with torch's."""
     loader: str
     folder: str
 
     @property
     def name(self) -> str:
-        """Its heading on one line."""
+        """The heading on one line."""
         return " ".join(self.heading)
 
 
@@ -128,7 +128,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepare:
-    """Write the photographs, or read those of the user, and find out what the machine is."""
+    """Write the photographs, or read the user's, and find out what the machine is."""
 
     folder: str
     num_photographs: int
@@ -160,7 +160,7 @@ class Environment:
     codec: str
     """The library that decodes crops for our ImageFolder."""
     image_seconds: Mapping[str, float]
-    """CPU seconds that one image of each workload measured takes a dataset of torchvision."""
+    """CPU seconds that a dataset of torchvision takes for one image, by measured workload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +178,8 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Smoke:
-    """Prepare, then measure every variant once, all in one process: most of a short run's time
-    would be torch's import in each."""
+    """Prepare, then measure every variant once, all in one process: otherwise most of a short run
+    would be importing torch in each."""
 
     prepare: Prepare
     num_workers: int
@@ -209,7 +209,7 @@ class StageRow:
     name: str
     concurrency: int
     num_calls: int
-    """One a batch if the dataset has ``__getitems__``, else one a sample."""
+    """One per batch if the dataset has ``__getitems__``, else one per sample."""
     busy_ratio: float
     cpu_ratio: float
     """CPU time over wall time inside the stage's function."""
@@ -224,8 +224,8 @@ class StageRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """A network's epochs, from the end of its first step on: that one sets up its kernels, and what
-    it waits for is the workers' start."""
+    """A network's epochs, from the end of its first step on: that one sets up kernels, and it waits
+    for the workers to start."""
 
     images_per_second: float
     wait_ratio: float
@@ -245,7 +245,7 @@ class Measurement:
     first_batch_seconds: float
     """The time from ``iter()`` to the first batch in hand, in a fresh process."""
     loading_cpu_seconds: float
-    """Per image, no model."""
+    """Per image, without a model."""
     light: Training
     resnet: Training
     other_cores: float | None
@@ -253,7 +253,7 @@ class Measurement:
     stages: tuple[StageRow, ...] = ()
     """The stages of our loader while it fed the light network."""
     finding: str = ""
-    """The finding of our loader's report then; "" for torch's."""
+    """The finding of our loader's report on that; "" for torch's."""
     advice: str = ""
     peak_bytes: float | None = None
     """The peak of the process tree; filled in by the parent, which watches it."""
@@ -324,12 +324,12 @@ _AMOUNTS: dict[tuple[str, str, bool], tuple[int, int, int, int | None]] = {
 }
 
 
-# Of the workers' cores the part that goes into samples; the rest collates them and hands them over.
+# The part of the workers' cores that goes into samples; the rest collates them and hands them over.
 _PART_OF_SAMPLES = {PICTURES: 0.55, PHOTOGRAPHS: 0.85}
 
 
 def _loading_seconds(workload: str, environment: Environment, num_workers: int) -> float:
-    """Return about how long torch's loader takes an image, all its workers together."""
+    """Return about how long torch's loader takes per image, all its workers together."""
     num_cores = max(1, min(num_workers, environment.num_cores)) * _PART_OF_SAMPLES[workload]
     return environment.image_seconds[workload] / num_cores
 
@@ -337,8 +337,8 @@ def _loading_seconds(workload: str, environment: Environment, num_workers: int) 
 def expected_seconds(
     workload: str, plan: Plan, environment: Environment, num_workers: int
 ) -> float:
-    """About how long one run takes in a process of its own, from torch's import on, if nothing else
-    keeps the cores busy.
+    """Return about how long one run takes in a process of its own, from torch's import on, if
+    nothing else keeps the cores busy.
     """
     load = _loading_seconds(workload, environment, num_workers)
     pixels = plan.crop_pixels**2
@@ -357,8 +357,8 @@ _RESNET_SECONDS_PER_PIXEL = 1 / 40 / 128**2  # 40 images of 128 x 128 a second o
 
 
 def spread(total: int, count: int) -> list[int]:
-    """Return the indices of ``count`` images out of ``total``: evenly over the folder, or round
-    and round.
+    """Return the indices of ``count`` images out of ``total``: spread evenly over the folder, or
+    repeating it.
 
     ``total=10 count=3 -> 0 3 6``; ``total=2 count=5 -> 0 1 0 1 0``.
     """
@@ -368,7 +368,7 @@ def spread(total: int, count: int) -> list[int]:
 
 
 def encode(data: Prepare | Measure | Smoke | Environment | Measurement) -> dict[str, Any]:
-    """Plain JSON types, with the name of the class."""
+    """Return plain JSON types, with the name of the class."""
     return {"type": type(data).__name__, **dataclasses.asdict(data)}
 
 

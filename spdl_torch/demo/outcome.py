@@ -42,17 +42,17 @@ class Outcome:
         return list(self.rounds)
 
     def quiet(self, workload: str) -> dict[str, list[Measurement]]:
-        """Return its measurements that other programs left alone, or all of them."""
+        """Return its measurements that other programs did not disturb, or else all of them."""
         return quiet_rounds(self.rounds[workload], self.num_cores)
 
     def num_left_out(self, workload: str) -> int:
-        """Return how many of its measurements other programs disturbed, if others are shown."""
+        """Return how many of its measurements are left out, since other programs disturbed them."""
         kept = self.quiet(workload).values()
         return sum(map(len, self.rounds[workload].values())) - sum(map(len, kept))
 
     def verdict(self, workload: str) -> Verdict | None:
-        """Compare ours, with all imports changed and with one, and torch's; None until the first
-        and the last are measured.
+        """Compare torch's loader with ours, with all imports changed and with one; None in a smoke
+        run, and until the first and the last variant are measured.
         """
         first, *between, last = WORKLOADS[workload].variants
         rounds = self.quiet(workload)
@@ -64,7 +64,7 @@ class Outcome:
 
     def stages(self, workload: str) -> tuple[Sequence[StageRow], Verdict] | None:
         """Return what our loader's stages did while it fed the light network, and the bottleneck;
-        None where no loader of ours was measured.
+        None in a smoke run, or where no loader of ours was measured.
         """
         last = list(self.quiet(workload).values())[-1][-1]
         if self.is_smoke or not last.stages:

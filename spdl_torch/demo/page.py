@@ -19,7 +19,7 @@ __all__ = ["page_of"]
 
 
 def page_of(outcome: Outcome) -> Page:
-    """Return the tables as a page; its figures are those of ``--json``."""
+    """Return the tables as a page; its data are those of ``--json``."""
     sections: list[Section] = []
     for workload in outcome.measured():
         if verdict := outcome.verdict(workload):

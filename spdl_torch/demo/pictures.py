@@ -1,4 +1,4 @@
-"""Pictures as CIFAR-10 has them, and a dataset as everybody writes it for them."""
+"""Pictures like CIFAR-10's, and a dataset as everybody writes it for them."""
 
 from __future__ import annotations
 

@@ -35,29 +35,29 @@ _FIGURES: tuple[_Figure, ...] = (
     ("memory, all processes", "MiB, peak", lambda m: m.peak_bytes, 2**-20, "lower"),
     ("other programs", "cores", lambda m: m.other_cores, 1, ""),
 )
-"""Name, unit, where it is, factor from the measurement to the unit, which way is better; a figure
-that is not the loader's has no better, and no ratio."""
+"""Name, unit, where it is, factor from the measurement to the unit, which way is better; a value
+that does not depend on the loader has no better, and no ratio."""
 
 _LABEL, _UNIT, _CELL, _RATIO, _BETTER = 24, 10, 14, 8, 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A figure of every variant measured."""
+    """One value for every variant measured."""
 
     name: str
     unit: str
     cells: tuple[str, ...]
     ratios: tuple[str, ...]
-    """Every further cell over the first; "" = none."""
+    """The ratio of every further cell to the first; "" = none."""
     better: str
 
 
 def comparison_rows(results: Mapping[str, Sequence[Measurement]]) -> list[Row]:
-    """Return a row for every figure, a cell for each variant in ``results``: the median of its
+    """Return a row for every value, a cell for each variant in ``results``: the median of its
     rounds.
 
-    ``±`` is half the distance between the best and the worst round.
+    ``±`` is half the difference between the best and the worst round.
     """
     rows = []
     for name, unit, value_of, factor, better in _FIGURES:
@@ -85,7 +85,7 @@ def comparison_table(
 
 
 def over_what(num_columns: int) -> tuple[str, ...]:
-    """``2nd/1st``, ``3rd/1st``: which columns each ratio compares."""
+    """Return ``2nd/1st``, ``3rd/1st``: the columns that each ratio compares."""
     return tuple(f"{each}/1st" for each in ("2nd", "3rd")[: num_columns - 1])
 
 
@@ -102,7 +102,7 @@ def _headings(measured: Sequence[str], with_ratio: bool) -> list[str]:
 
 
 def _cell(values: Sequence[float]) -> str:
-    """``640 ±12``; the spread only when there is one."""
+    """Return ``640 ±12``; the spread only when there is one."""
     if not values:
         return "n/a"
     digits = 0 if median(values) >= 100 else 1
@@ -166,7 +166,7 @@ _STAGE_HEADINGS = (
 
 
 def stage_table(rows: Sequence[StageRow]) -> str:
-    """One line per stage, in the order in which the data passes them."""
+    """Return one line per stage, in the order in which the data passes through them."""
     cells = [
         (
             row.name,

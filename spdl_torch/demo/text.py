@@ -32,7 +32,7 @@ WHEN_IT_WAITS = (
 
 
 def title_of(workload: str) -> str:
-    """Return what the workload is, and how its batches come."""
+    """Return what the workload is, and how its batches are made."""
     return f"{WORKLOADS[workload].title}: {WORKLOADS[workload].about}"
 
 
@@ -63,7 +63,7 @@ def workload_text(outcome: Outcome, workload: str) -> str:
 
 
 def noise_text(outcome: Outcome, workload: str) -> str:
-    """Return what a difference has to exceed; "" where nothing was repeated."""
+    """Return how large a difference must be to count; "" where nothing was repeated."""
     noise = noise_of(outcome.quiet(workload))
     if noise is None:
         return ""

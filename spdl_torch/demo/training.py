@@ -42,7 +42,7 @@ class Progress(Protocol):
         """Begin a part of ``total`` images."""
 
     def done(self, count: int) -> None:
-        """``count`` images of the part are done."""
+        """Report that ``count`` images of the part are done."""
 
 
 def measure(job: Measure, progress: Progress) -> Measurement:
@@ -52,7 +52,7 @@ def measure(job: Measure, progress: Progress) -> Measurement:
     _seed(job.seed)
     progress.phase("loading", plan.loading_images)
     loading = _load(_make_loader(job, plan.loading_images), progress)
-    # One thread, which is what such a network is worth; more would spin on the loader's cores.
+    # One thread, which is all that such a network needs; more would spin on the loader's cores.
     with intra_op_threads(1):
         light, loader = _train(
             job, _make_light_network, "a light network", plan.light_images, progress
@@ -85,7 +85,7 @@ def _make_loader(job: Measure, num_images: int) -> Any:
 def make_dataset(
     workload: str, variant: str, folder: str, num_images: int, crop_pixels: int = 128
 ) -> Any:
-    """Return ``num_images`` of a workload, as the variant's program has them."""
+    """Return ``num_images`` of a workload, as the variant's program loads them."""
     if workload == PICTURES:
         return Pictures(num_images)
     files = pkgutil.resolve_name(VARIANTS[variant].folder)(folder, _augmentation(crop_pixels))
@@ -97,8 +97,8 @@ def make_dataset(
 
 
 def _make_light_network(num_classes: int) -> nn.Module:
-    """Return a network that takes 20,000 images of 128 x 128 pixels a second on one core: whatever
-    loads them, it waits.
+    """Return a network that takes 20,000 images of 128 x 128 pixels a second on one core: whichever
+    loader feeds it, it waits.
     """
     return nn.Sequential(
         nn.Conv2d(3, 32, kernel_size=8, stride=8),
@@ -116,7 +116,7 @@ def _make_resnet(num_classes: int) -> nn.Module:
 
 @contextlib.contextmanager
 def intra_op_threads(number: int) -> Iterator[None]:
-    """Compute with so many threads meanwhile."""
+    """Compute with this many threads in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -150,8 +150,8 @@ class _Loading:
 
 
 def _load(loader: Any, progress: Progress) -> _Loading:
-    # A collection takes 100 ms after torch's imports. Of which loader's first batch the next one
-    # would be a part is decided by how much was imported before.
+    # A collection takes 100 ms after torch's imports. In which loader's first batch the next one
+    # would fall depends on how much was imported before.
     gc.collect()
     cpu = cpu_seconds()
     start = time.perf_counter()
@@ -177,7 +177,7 @@ def _train(
     num_images: int,
     progress: Progress,
 ) -> tuple[Training, Any]:
-    """Train a new network; return the figures and the loader that fed it."""
+    """Train a new network; return the measurements and the loader that fed it."""
     _seed(job.seed)
     total, size = num_images * job.plan.epochs, job.plan.crop_pixels
     progress.phase(f"training {name}", total)
@@ -213,7 +213,7 @@ class _Clock:
         self._num_steps = 0
 
     def count(self, num_images: int, waited: float) -> None:
-        """A step is over."""
+        """Count a step that has ended."""
         self.total += num_images
         self._wait_seconds += waited
         self._num_steps += 1
@@ -221,7 +221,7 @@ class _Clock:
             self._first = time.perf_counter(), self._wait_seconds, self.total
 
     def read(self) -> tuple[float, float, int]:
-        """Return seconds, seconds of waiting among them, and images."""
+        """Return the seconds, how many of them were spent waiting, and the images."""
         since, waited, images = self._first if self._num_steps > 1 else self._start
         return time.perf_counter() - since, self._wait_seconds - waited, self.total - images
 
@@ -247,7 +247,7 @@ def _make_step(model: torch.nn.Module, job: Measure) -> Callable[[Any, Any], flo
 
 
 def _timed(loader: Any) -> Iterator[tuple[float, Any]]:
-    """Each batch with the seconds that the caller waited for it, ``iter()`` included."""
+    """Yield each batch with the seconds that the caller waited for it, ``iter()`` included."""
     asked = time.perf_counter()
     for batch in loader:
         yield time.perf_counter() - asked, batch

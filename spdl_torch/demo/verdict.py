@@ -1,4 +1,4 @@
-"""The meaning of the figures and what to do about them: pure functions."""
+"""The meaning of the measurements and what to do about them: pure functions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _INPUT_BOUND = 0.05
 """Below this share of the step, waiting is noise: removing it all would gain less than 5 %."""
 
 _DISTURBED = 0.1
-"""Share of the cores in use by other programs from which speeds are not compared: at one half,
-one and the same loader was measured at 8 and at 37 images/s."""
+"""Share of the cores in use by other programs from which speeds are not compared: at one half, the
+same loader was measured at 8 and at 37 images/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Verdict:
 
 
 def bottleneck(report: Report, wait_ratio: float) -> Verdict:
-    """Return what a loader's report says of a training that waits for that share of its time, 0 to
-    1, from its first step on: the report's own share has the workers' start in it.
+    """Return what a loader's report says about training that waits for ``wait_ratio`` of its time,
+    0 to 1, from its first step on: the report's own ratio includes the workers' start.
     """
     stats = replace(report.stats, consumer_wait_ratio=wait_ratio)
     judged = judge(stats, report.probes, pooled=report.pooled)
@@ -52,7 +52,7 @@ def bottleneck(report: Report, wait_ratio: float) -> Verdict:
 def quiet_rounds(
     results: Mapping[str, Sequence[Measurement]], num_cores: int
 ) -> dict[str, list[Measurement]]:
-    """Return the runs that other programs left alone; all of them if a variant would have none
+    """Return the runs that other programs did not disturb; all of them if a variant would have none
     left."""
     quiet = {
         variant: [m for m in rounds if not _is_disturbed(m, num_cores)]
@@ -66,12 +66,12 @@ def _is_disturbed(measurement: Measurement, num_cores: int) -> bool:
 
 
 def rate_of(rounds: Sequence[Measurement]) -> float:
-    """Images a second that a loader delivers alone: a model that is faster waits for it."""
+    """Return the images a second that a loader alone delivers: a faster model waits for it."""
     return median(m.loading_images_per_second for m in rounds)
 
 
 def wait_at(model_rate: float, loading_rate: float) -> float:
-    """Return the share of its time, 0 to 1, that a model waits that alone takes ``model_rate``
+    """Return the share of its time, 0 to 1, that a model waits if by itself it takes ``model_rate``
     images a second and leaves the cores to a loader of ``loading_rate``.
 
     ``2000, 500 -> 0.75``: three of four steps' time is waiting.
@@ -80,8 +80,8 @@ def wait_at(model_rate: float, loading_rate: float) -> float:
 
 
 def noise_of(results: Mapping[str, Sequence[Measurement]]) -> float | None:
-    """Return by which part of their median the rounds of one loader differ in loading alone, of the
-    loader where that is most; None where none has two rounds.
+    """Return by which part of their median the rounds of a loader differ, in loading alone, for the
+    loader where that is largest; None where none has two rounds.
     """
     rates = [[m.loading_images_per_second for m in rounds] for rounds in results.values()]
     return max(
@@ -97,9 +97,9 @@ def compare(
     subject: str = "our DataLoader",
     fewer: Mapping[str, Sequence[Measurement]] | None = None,
 ) -> Verdict:
-    """Sum up the rounds of torch's loader and of ours, by the loading alone.
+    """Sum up the rounds of torch's loader and of ours, by loading alone.
 
-    subject: what of ours was imported. fewer: the same and the rounds where less of it was.
+    subject: what of ours was imported. fewer: the rounds where less of ours was, by what was.
     """
     disturbed = [m for m in (*theirs, *ours) if _is_disturbed(m, num_cores)]
     if disturbed:

@@ -39,7 +39,7 @@ class DecodeConfig:
     decoder_options: Mapping[str, str] | None = None
     """FFmpeg's options of that decoder, such as ``{"threads": "4"}``."""
     num_threads: int | None = field(init=False, default=None)
-    """The value of the option ``threads``; 0 lets FFmpeg choose, None is not given."""
+    """The value of the option ``threads``; 0 lets FFmpeg choose, None = not given."""
 
     def __post_init__(self) -> None:
         _check_options("decode_config: decoder_options", self.decoder_options)

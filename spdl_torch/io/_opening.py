@@ -1,4 +1,4 @@
-"""Files, objects and answers of web servers, opened at an offset, with marks of their version."""
+"""Files, objects and web responses, opened at an offset, with marks of their version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 8 << 20
 _SKIP_BYTES = 1 << 20
 
 _CONNECT_SECONDS = 30.0
-_SILENCE_SECONDS = 60.0  # between two pieces of a web server's answer
+_SILENCE_SECONDS = 60.0  # between two pieces of a web server's response
 
 # What file systems know about the version of an object, under their own names.
 _VERSION_FIELDS = (
@@ -37,7 +37,7 @@ class Opened:
 
 
 def open_local(name: str, offset: int, again: bool) -> Opened:
-    """Open a local file; one that cannot seek, such as a named pipe, too."""
+    """Open a local file, even one that cannot seek, such as a named pipe."""
     file = open(name, "rb", buffering=0)  # noqa: SIM115 - closed by the reader of it
     _advance(file, offset)
     there = os.fstat(file.fileno())
@@ -76,7 +76,7 @@ def open_ranges(system: Any, path: str, offset: int) -> Opened:
 
 
 def open_stream(system: Any, path: str, offset: int) -> Opened:
-    """Open a web server's answer as it arrives; the socket holds back what is not read yet."""
+    """Open a web server's response as it arrives; the socket holds back what is not read yet."""
     answer = _Answer(system, path, offset)
     if offset and "Content-Encoding" in answer.headers:  # offsets are those of what it decodes to
         answer.close()
@@ -95,7 +95,7 @@ def open_stream(system: Any, path: str, offset: int) -> Opened:
 
 
 class _Answer:
-    """A web server's answer to one request, read from its front.
+    """A web server's response to one request, read from its start.
 
     fsspec's own file asks for the size first, which signed URLs refuse, and leaves connections of
     errors open.
@@ -112,7 +112,7 @@ class _Answer:
         return cast("bytes", self._wait_for(self._answer.content.read(size)))
 
     def close(self) -> None:
-        """Close the connection, unless the answer was read to its end."""
+        """Close the connection, unless the response was read to its end."""
         self._loop.call_soon_threadsafe(self._answer.close)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -140,8 +140,8 @@ def _version_in(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limits_of_a_stream() -> Any:
-    """Return limits for connecting and for silence. aiohttp's own, 5 minutes for all of an answer,
-    ends streams that are read as slowly as training needs them.
+    """Return limits for connecting and for silence. aiohttp's own, 5 minutes for a whole response,
+    would end streams that are read no faster than training needs them.
     """
     import aiohttp
 

@@ -94,7 +94,7 @@ def read_url_range(
 ) -> bytes:
     """Read the bytes from ``first`` up to ``end``; errors as :func:`fetch_url`.
 
-    Raises: OSError: others come, because the server knows no ranges or the file is shorter.
+    Raises: OSError: others come, because the server ignores ranges or the file is shorter.
     """
     system, path = file_system(url, storage_options)
     if "::" in url:
@@ -160,7 +160,7 @@ def url_stamp(url: str, storage_options: Mapping[str, Any] | None = None) -> str
 
 @contextlib.contextmanager
 def _noted(url: str) -> Iterator[None]:
-    """Name the URL in errors that do not, as most of those of file systems."""
+    """Name the URL in errors that do not, which is most of those that file systems raise."""
     try:
         yield
     except Exception as error:
@@ -200,7 +200,7 @@ def file_system(
 
 
 def _repeats_unasked(url: str, options: Mapping[str, Any]) -> bool:
-    """Return whether s3fs would try again, up to 25 times, though nobody said so."""
+    """Return whether s3fs would try again, up to 25 times, though nobody asked it to."""
     if not url.startswith(("s3://", "s3a://")) or "AWS_MAX_ATTEMPTS" in os.environ:
         return False
     return "retries" not in (options.get("config_kwargs") or {})
@@ -242,8 +242,8 @@ def _submit(system: Any, path: str) -> concurrent.futures.Future[bytes]:
 def _whole(system: Any) -> dict[str, Any]:
     """Return the options with which a file system reads an object in one request.
 
-    s3fs otherwise asks for the size first, perhaps of an old listing, and reads large objects in
-    parts that nothing keeps to one version.
+    s3fs otherwise looks up the size first, perhaps in an old listing, and reads large objects in
+    parts that need not be of one version.
     """
     return {"max_concurrency": 1} if "s3" in system.protocol else {}
 

@@ -35,11 +35,11 @@ def open_resuming(
 ) -> BinaryIO:
     """Open a path or URL; opening and reading are repeated as ``policy`` allows, None = never.
 
-    After a failure the file is opened again where reading had come to; what was read before is not
-    transferred twice where the store answers ranges. A success gives all attempts back.
+    After a failure the file is opened again where reading had stopped; what was read before is not
+    transferred twice where the store supports ranges. A success restores all attempts.
 
-    seekable: read web servers by ranges, as other stores are. They otherwise get one request for
-        all, which any of them answers, and such a file cannot seek.
+    seekable: read web servers by ranges, as other stores are. Otherwise they get one request for
+        the whole file, which any of them answers, but such a file cannot seek.
     Raises, also while reading: SourceChangedError: the file has another version now; otherwise
         as :func:`~spdl_torch.io._remote.fetch_url`, with a note that names the URL.
     """
@@ -59,7 +59,7 @@ def open_resuming(
 
 
 class _Resuming(io.RawIOBase):
-    """Reads on from a file that is opened again after each failure."""
+    """Keeps reading a file that is opened again after each failure."""
 
     def __init__(
         self, open_at: Callable[[int, bool], Opened], name: str, policy: RetryPolicy | None

@@ -56,7 +56,7 @@ def read_source(source: Source) -> Tensor:
 
 
 def is_local(source: str | os.PathLike[str]) -> bool:
-    """Return whether the bytes are those of a file of that name, with no cache before it."""
+    """Return whether the bytes are those of a file of that name, with no cache in between."""
     return not isinstance(source, CachedPath) and not is_url(source)
 
 

@@ -87,8 +87,8 @@ def cpu_storage(size: int, pin_memory: bool = True) -> CPUStorage:
 
 
 class BatchStorage:
-    """The memory that a loader offers, on this thread, for the batch that is being made; any other
-    if it offers none.
+    """The memory that a loader offers, on this thread, for the batch that is being made; ordinary
+    memory if it offers none.
     """
 
     def __repr__(self) -> str:
@@ -108,8 +108,8 @@ def batch_storage() -> BatchStorage:
     memory of its own, which is used again when nothing views it any more.
 
     A dataset may return views of the batch as its samples, ``list(zip(frames.unbind(), labels))``:
-    torch's ``default_collate`` then finds them side by side, and copies nothing. Return tensors:
-    from an array a loop could begin copies to the device that nobody waits for.
+    torch's ``default_collate`` then finds them side by side, and copies nothing. Return tensors,
+    not arrays: from an array, a loop could begin copies to the device that nobody waits for.
     """
     return BatchStorage()
 

@@ -1,4 +1,4 @@
-"""Tar archives, read from front to back: few calls for a member, and nothing trusted."""
+"""Tar archives, read from front to back: few calls per member, and nothing trusted."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class TarReader:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether offsets in the tar are others than in the file."""
+        """Whether offsets in the tar differ from those in the file."""
         return self._raw is not None
 
     @property
     def has_shared_headers(self) -> bool:
-        """Whether a name or size was given for all files at once, so that none stands alone."""
+        """Whether one name or size applies to all files at once, so that none stands alone."""
         return not self._defaults.keys().isdisjoint(("path", "size"))
 
     def advance(self) -> tuple[str, int] | None:
@@ -103,7 +103,7 @@ class TarReader:
             size = self._number(header[124:136])
             if kind == 0x30 and not extra and not self._defaults:  # "0": a file, nothing unusual
                 return self._enter(_name_in(header), size)
-            if kind in b"LKxXg":  # no members: they describe the next one
+            if kind in b"LKxXg":  # not members: they describe the next one
                 self._describe(kind, size, extra)
                 continue
             described = {**self._defaults, **extra}
@@ -168,7 +168,7 @@ class TarReader:
             return
         size, self._size = self._size, 0
         if self._seekable:
-            # All but the last byte: only reading it shows that it is there.
+            # All but the last byte: only reading that one shows that it is there.
             self._file.seek(size - 1, io.SEEK_CUR)
             self._offset += size - 1
             size = 1

@@ -58,7 +58,7 @@ def answers_of(
     """Yield the answers of ``python -m MODULE ARGUMENT`` as they come, each with the peak bytes of
     the process tree since the one before.
 
-    The rest as in :func:`run_child`; closing the iterator kills the process, too.
+    Otherwise as :func:`run_child`; closing the iterator kills the process, too.
     """
     with tempfile.TemporaryFile("w+") as printed, _started(module, argument, printed) as child:
         lines = _follow(child)
@@ -79,7 +79,7 @@ def answers_of(
                 raise ChildFailure(_last_words(child, printed))
             if "answer" in line:
                 yield line["answer"], peak
-                # Looked at again at once: the next answer may come before the next sample is due.
+                # Sampled again at once: the next answer may come before the next sample is due.
                 has_answered, peak, next_sample = True, None, 0.0
             elif line:
                 on_line(line)
@@ -93,7 +93,7 @@ def _started(module: str, argument: str, printed: IO[str]) -> Iterator[subproces
     command = [sys.executable, "-m", module, argument]
     with subprocess.Popen(
         command,
-        stdin=subprocess.PIPE,  # what it ends by, if this process is killed
+        stdin=subprocess.PIPE,  # its lifeline: it ends if this process is killed
         stdout=subprocess.PIPE,
         stderr=printed,
         text=True,
@@ -106,7 +106,7 @@ def _started(module: str, argument: str, printed: IO[str]) -> Iterator[subproces
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    """End the child and its workers; they are its process group."""
+    """Kill the child and its workers, which are its process group."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)

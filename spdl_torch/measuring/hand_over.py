@@ -16,16 +16,16 @@ _ASKING = ("_submit_more", "_try_put_index")  # the methods of our iterators, an
 
 
 class HandOver(NamedTuple):
-    """The CPU time of a loop's thread in one call of ``next``. What it waits for is not its work.
+    """The CPU time of a loop's thread in one call of ``next``; waiting does not count.
 
-    An iterator that does not ask ahead, as without workers, has it all in ``receiving_us``.
+    An iterator that does not request ahead, as without workers, has it all in ``receiving_us``.
     """
 
     receiving_us: float
-    """To take the batch, let the model's stream wait for it, guard its memory, and note how far the
-    epoch is."""
+    """Taking the batch, making the model's stream wait for it, guarding its memory, and noting how
+    far the epoch is."""
     asking_us: float
-    """To ask for another batch: to draw its indices, and give them to a worker."""
+    """Requesting another batch: drawing its indices, and giving them to a worker."""
 
     @property
     def total_us(self) -> float:
@@ -38,8 +38,8 @@ def hand_overs(
 ) -> list[HandOver]:
     """Measure ``num_batches`` calls of ``next``, after ``WARM_UP`` others.
 
-    settle: called before each; returns when the next batch is probably there. Of our iterators it
-        then is: what a thread does that has to wait for one is not part of a hand-over.
+    settle: called before each; returns when the next batch is probably there. With our iterators,
+        it is then waited for: what a thread does to wait for a batch is not part of a hand-over.
     """
     asking = _Stopwatch()
     names = [name for name in _ASKING if hasattr(batches, name)]
@@ -56,7 +56,7 @@ def hand_overs(
             took.append(HandOver((total_ns - asking.elapsed_ns) / 1e3, asking.elapsed_ns / 1e3))
             del batch
     finally:
-        for name in names:  # its own methods again, which do not keep it alive
+        for name in names:  # back to its own methods, which do not keep it alive
             delattr(batches, name)
     return took[WARM_UP:]
 
@@ -74,7 +74,7 @@ class _Stopwatch:
         self.elapsed_ns = 0
 
     def around(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the function, which is now measured."""
+        """Return the function, wrapped so that it is measured."""
 
         def measured() -> Any:
             start_ns = time.thread_time_ns()

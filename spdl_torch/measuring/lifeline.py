@@ -1,4 +1,4 @@
-"""A measuring process ends with the program that started it, however that ended."""
+"""End a measuring process together with the program that started it, however that ended."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ __all__ = ["end_with_the_parent"]
 
 
 def end_with_the_parent() -> None:
-    """Called in a process whose standard input is a pipe from its parent, which writes nothing.
+    """Kill this process when its parent ends: its standard input is a pipe that the parent never
+    writes to.
 
-    The pipe's other end closes when the parent is no more, be it by ``kill -9``, which no handler
-    in the parent could report; then this process and its workers are killed, so that none of
-    them goes on to burn a core. Does nothing in a process that leads no session of its own: that
-    one was started by hand.
+    The pipe's other end closes when the parent is gone, even by ``kill -9``, which no handler in
+    the parent could report; then this process and its workers are killed, so that none of them
+    keeps a core busy. Does nothing in a process that leads no session of its own: that one was
+    started by hand.
     """
     if hasattr(os, "getsid") and os.getsid(0) == os.getpid():
         threading.Thread(target=_wait_and_kill, name="lifeline", daemon=True).start()

@@ -25,7 +25,7 @@ def tree_bytes(pid: int) -> float | None:
 
 
 def tree_pids(root: int) -> list[int]:
-    """``root`` and its descendants, from ``/proc``; ``root`` first."""
+    """Return ``root`` and its descendants, from ``/proc``; ``root`` first."""
     parents = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -53,7 +53,7 @@ def _read(path: Path) -> str:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """``Name:  12 kB`` lines, in bytes."""
+    """Parse ``Name:  12 kB`` lines into bytes by name."""
     found = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")

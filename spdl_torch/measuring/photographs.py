@@ -169,7 +169,7 @@ def _cut(fields: list[Field], rng: np.random.Generator, height: int, width: int)
 
 
 def _outline(rng: np.random.Generator, height: int, width: int) -> Mask:
-    """Return the inside of an ellipse or, every second time, one side of a slanted line."""
+    """Return the inside of an ellipse or, half of the time, one side of a slanted line."""
     down = np.linspace(-1, 1, height, dtype=np.float32)[:, None] - rng.uniform(-0.9, 0.9)
     across = np.linspace(-1, 1, width, dtype=np.float32)[None, :] - rng.uniform(-0.9, 0.9)
     angle = rng.uniform(0, 2 * np.pi)

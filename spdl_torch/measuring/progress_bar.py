@@ -37,7 +37,7 @@ class ProgressBar:
             print(f"{label}{amount}", file=self._stream, flush=True)
 
     def advance(self, done: int) -> None:
-        """``done`` units of the part are done."""
+        """Show that ``done`` units of the part are done."""
         if not self._drawing:
             return
         columns = shutil.get_terminal_size().columns
@@ -53,10 +53,10 @@ class ProgressBar:
 
 
 def time_left(done: float, total: float, seconds: float, expected: float | None = None) -> str:
-    """``, about 2 min left``: of ``total`` equal parts ``done`` took ``seconds``. Of unequal parts
-    these are their expected seconds, done and in all.
+    """Return ``, about 2 min left``: ``done`` of ``total`` equal parts took ``seconds``. For parts
+    that differ, ``done`` and ``total`` are their expected seconds.
 
-    expected: seconds of all parts, by which to go before the first is done; None: nothing is said.
+    expected: seconds of all parts, used before the first is done; None: no estimate then.
     """
     if done:
         return f", about {duration(seconds * (total - done) / done)} left"
@@ -64,19 +64,19 @@ def time_left(done: float, total: float, seconds: float, expected: float | None 
 
 
 def duration(seconds: float) -> str:
-    """``40 s``, ``3 min``, ``12 h``: two digits at most, which is what an estimate is worth."""
+    """Return ``40 s``, ``3 min``, ``12 h``: two digits at most, all that an estimate is worth."""
     if seconds < 90:
         return f"{max(5, 5 * round(seconds / 5))} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.0f} h"
 
 
 def counted(number: int, what: str) -> str:
-    """``1 round``, ``2 rounds``."""
+    """Return ``1 round``, ``2 rounds``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def render(label: str, done: int, total: int, seconds: float) -> str:
-    """``training [##..........]  96/480  58/s  7 s left``."""
+    """Return ``training [##..........]  96/480  58/s  7 s left``."""
     if total == 0:
         return f"{label} ..."
     filled = _BAR_CELLS * done // total

@@ -26,7 +26,7 @@ class Reporter:
         self.write(phase=name, total=total)
 
     def done(self, count: int) -> None:
-        """``count`` samples of the part are done."""
+        """Report that ``count`` samples of the part are done."""
         now = time.monotonic()
         if now >= self._next_time:
             self._next_time = now + _SECONDS_BETWEEN_LINES

@@ -1,8 +1,8 @@
-"""The figures of a run: judged, stored, traced and drawn.
+"""The statistics of a run: judged, stored, traced and drawn.
 
 ``page`` draws a page of sentences, tables and charts; ``verdict`` names what holds training back;
 ``store`` is the statistics file, ``trace`` the traces of what every thread did, ``plot`` the
-pictures. Each uses only those before it, but ``plot`` uses no traces. The names below are imported
+pictures. Each uses only those before it, and ``plot`` uses no traces. The names below are imported
 when they are first used: a loader needs few of them.
 """
 

@@ -157,8 +157,8 @@ def Pipe(
 
 
 class Aggregator(ABC):
-    """Combine items in a way of its own, on one thread. The object itself is used, no copy, so
-    each running pipeline needs one of its own.
+    """Combine items in a way of its own, on one thread. The object itself is used, not a copy, so
+    each running pipeline needs its own.
     """
 
     @abstractmethod
@@ -167,7 +167,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def flush(self) -> Any:
-        """Return the rest at the end of the data or of an epoch, and be empty; None = no rest.
+        """Return the rest at the end of the data or of an epoch, and be empty then; None = no rest.
 
         With ``drop_last`` it is called between epochs only, and its result is dropped.
         """

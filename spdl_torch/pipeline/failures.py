@@ -19,7 +19,7 @@ __all__ = [
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 DEFAULT_MAX_FAILURES = 0.1
-_PROBATION_TASKS = 100  # SPDL's figure: a share of fewer tasks says little
+_PROBATION_TASKS = 100  # SPDL's value: a share of fewer tasks says little
 _KEPT_ERRORS = 20  # of a stage; enough to see a pattern, few enough to keep their frames alive
 _LOGGED_ERRORS = 10
 
@@ -89,7 +89,7 @@ class FailureBudget:
 
 
 def add_note(error: BaseException, stage: str, thread: str, number: int, item: Any) -> None:
-    """Note on the user's own exception where it happened."""
+    """Add a note to the user's own exception: where it happened."""
     attach_note(error, f"in stage {stage!r} ({thread}), item {number}: {describe(item)}")
 
 

@@ -150,7 +150,7 @@ class Pipeline(Generic[T]):
         return self._run.num_lost
 
     def snapshot(self) -> PipelineStats:
-        """Return the figures of every stage since the start, open waits included."""
+        """Return the statistics of every stage since the start, open waits included."""
         return self._run.snapshot()
 
     def report(self) -> Report:
@@ -173,7 +173,7 @@ class Pipeline(Generic[T]):
             raise RuntimeError("Pipeline: there are no figures, nothing was loaded yet.")
 
     def timeline(self) -> Timeline:
-        """Return what every thread did in the last seconds; see ``spdl_torch.observe.tracing``."""
+        """Return what every thread did in the last seconds; see ``observe.trace.tracing``."""
         return self._run.recorder.timeline()
 
     def __repr__(self) -> str:

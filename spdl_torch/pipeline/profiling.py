@@ -1,4 +1,4 @@
-"""Measure each stage of a pipeline alone, with more and fewer threads: which scale, how far?"""
+"""Measure each stage of a pipeline alone, with more and fewer threads: which scale, and how far?"""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class _Profiling:
         self._hook = hook
 
     def pipeline(self, cfg: PipelineSpec[Any]) -> list[Any]:
-        """Return what comes of it."""
+        """Measure a pipeline's stages; return its outputs that were kept."""
         if isinstance(cfg.source, MergeSpec):
             inputs = [item for part in cfg.source.pipelines for item in self.pipeline(part)]
             random.shuffle(inputs)
@@ -202,7 +202,7 @@ class _SilentQueue(StatsQueue):
 
 
 def _silent(spec: PipelineSpec[Any]) -> Pipeline[Any]:
-    """Build a pipeline that logs no figures: profiling itself logs one line a run."""
+    """Build a pipeline that logs no statistics: profiling itself logs one line a run."""
     return build_pipeline(
         spec, max_failures=-1, queue_class=_SilentQueue, task_hook_factory=lambda _: []
     )

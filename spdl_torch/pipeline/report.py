@@ -1,6 +1,6 @@
-"""The verdict on a pipeline's figures, and its profile.
+"""The verdict on a pipeline's statistics, and its profile.
 
-Both are made by ``observe``, which stands above the engine and reads its figures. The engine
+Both are made by ``observe``, which stands above the engine and reads its statistics. The engine
 imports it here alone, and only when a user asks for a report.
 """
 
@@ -18,14 +18,14 @@ __all__ = ["profile_of", "report_of"]
 
 
 def report_of(stats: PipelineStats) -> Report:
-    """Judge a pipeline's figures."""
+    """Judge a pipeline's statistics."""
     from ..observe.verdict.report import make_report
 
     return make_report(stats)
 
 
 def profile_of(stats: PipelineStats, timeline: Timeline) -> Profile:
-    """Return the report on the figures together with what every thread did."""
+    """Return the report on the statistics together with what every thread did."""
     from ..observe.trace.tracing import profile_of_run
 
     return profile_of_run(report_of(stats), timeline, None)

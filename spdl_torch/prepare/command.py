@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # two programs are not kept apart there
+    fcntl = None  # type: ignore[assignment]  # two programs do not exclude each other there
 
 __all__ = ["PrepareOptions", "UsageError", "run_check", "run_prepare"]
 
@@ -61,7 +61,7 @@ def run_prepare(options: PrepareOptions, out: TextIO, progress: TextIO) -> int:
     """Write the shards that are not there yet; return the exit status.
 
     **Stop.** Ctrl-C ends it once the files in progress are encoded. What was written stays, and the
-    same call goes on from there.
+    same call continues from there.
 
     Raises: UsageError: the folders do not fit; OSError: the disk is full, or fails.
     """
@@ -147,7 +147,7 @@ def _locked(folder: str) -> Iterator[None]:
 
 
 def _claim(folder: str, plan: Plan) -> None:
-    """Write the plan to the folder, or check that the one that is there is the same."""
+    """Write the plan to the folder, or check that the one already there is the same."""
     path, content = os.path.join(folder, PLAN_FILE), plan.to_json()
     if not os.path.exists(path):
         others = sorted(set(os.listdir(folder)) - {PLAN_FILE + ".partial"})
@@ -199,7 +199,7 @@ def _write_shard(
                 writer.add(sample)
             else:
                 _check_skipped(sample.error, options)
-                # Without the source folder, which another run may call by another name.
+                # Without the source folder, whose path may differ in another run.
                 reason = str(sample.error).replace(os.path.join(plan.folder, ""), "")
                 writer.leave_out(plan.files[sample.number].path, reason)
                 report.num_left_out += 1
@@ -212,8 +212,8 @@ def _write_shard(
 
 
 def _check_skipped(error: Exception, options: PrepareOptions) -> None:
-    """Raise unless the file is to be left out. An error that may pass always ends the run: another
-    run could read the file.
+    """Raise unless the file is to be left out. A transient error always ends the run: another run
+    could read the file.
     """
     is_files_own = isinstance(error, DecodeError) or (
         isinstance(error, OSError) and not is_transient(error) and options.source.is_dir()
@@ -226,8 +226,8 @@ def _check_skipped(error: Exception, options: PrepareOptions) -> None:
 
 
 class _Progress:
-    """Shows the samples that are done, and the time that is left: a bar on a terminal, elsewhere a
-    line for each shard.
+    """Shows the samples done and the time left: a bar on a terminal, elsewhere a line for each
+    shard.
     """
 
     def __init__(self, stream: TextIO, total: int) -> None:

@@ -96,7 +96,7 @@ def _member(field: str, content: bytes) -> Member:
 
 def _encoded(path: str, content: bytes, settings: Settings) -> tuple[str, bytes]:
     """Return the field and the content: as they are, or as a JPEG whose shorter edge is
-    ``settings.resize``. Images that are not larger keep their size, and JPEGs their bytes.
+    ``settings.resize``. Images that are not larger keep their size and, if JPEGs, their bytes.
     """
     suffix = Path(path).suffix.lower()[1:]
     field = _FIELDS.get(suffix, suffix)
@@ -116,7 +116,7 @@ def _encoded(path: str, content: bytes, settings: Settings) -> tuple[str, bytes]
 
 
 def _named(content: bytes, path: str) -> io.BytesIO:
-    """Return the content as a file, whose name errors show."""
+    """Return the content as a file, with a name for errors to show."""
     file = io.BytesIO(content)
     file.name = path
     return file

@@ -1,4 +1,4 @@
-"""Plan which file becomes which sample of which shard, from names and sizes alone."""
+"""Plan which file becomes which sample in which shard, from names and sizes alone."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class SourceFile:
     """A file, and the sample that it becomes."""
 
     path: str
-    """Below the source folder, with ``/``."""
+    """Relative to the source folder, with ``/``."""
     num_bytes: int
     mtime_ns: int
     label: int | None
-    """The place of its class among the classes; None = the source has none."""
+    """The index of its class among the classes; None = the source has no classes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ class Checked(NamedTuple):
     path: str
     num_samples: int
     problem: str | None
-    """The fault that was found; None = there is none."""
+    """The fault that was found; None = none."""
 
 
 def tars_in(path: str | os.PathLike[str]) -> list[str]:
@@ -68,7 +68,7 @@ def index_tars(tars: list[str]) -> Iterator[Checked]:
 
 
 def _difference(index: TarIndex, found: TarIndex) -> str | None:
-    """Return the first way in which a tar is not what its index says."""
+    """Return the first way in which a tar differs from what its index says."""
     there, expected = found.files, index.files
     for number, name in enumerate(expected.name):
         if there.name[number : number + 1] != [name]:

@@ -1,4 +1,4 @@
-"""Write one shard to the disk: whole, by renaming, its index last.
+"""Write one shard to disk: whole, by renaming, its index last.
 
     shard-000000.tar.partial        -> shard-000000.tar         1.
     shard-000000.index.json.partial -> shard-000000.index.json  2.
@@ -44,7 +44,7 @@ class ShardWriter:
         self._index.left_out.append([path, reason])
 
     def finish(self) -> int:
-        """Write the end and the index, and give both their names; return the tar's bytes."""
+        """Write the end and the index, and give both their names; return the tar's size."""
         end = self._offset
         # Two empty blocks, then as many more as tar and tarfile write.
         self._file.write(bytes(2 * _BLOCK + -(end + 2 * _BLOCK) % tarfile.RECORDSIZE))
@@ -77,7 +77,7 @@ class ShardWriter:
 
 
 def write_whole(path: str, content: bytes) -> None:
-    """Write a file so that whoever finds it finds it whole."""
+    """Write a file so that it is never seen incomplete."""
     with open(path + _PARTIAL, "wb") as file:
         file.write(content)
         _sync(file)
@@ -85,7 +85,7 @@ def write_whole(path: str, content: bytes) -> None:
 
 
 def done_index(folder: str, name: str) -> TarIndex | None:
-    """Return the index of a shard that is there, whole; None = it is to be written."""
+    """Return the index of a shard that is already there, whole; None = it is to be written."""
     path = os.path.join(folder, name)
     try:
         index = load_index(path)

@@ -1,4 +1,4 @@
-"""Indices of a dataset, shared out among ranks, in order or at random."""
+"""Indices of a dataset, divided among ranks, in order or at random."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNK = 4096  # indices that become Python ints at once
 
 
 class DistributedDeterministicSampler:
-    """The indices ``rank, rank + world_size, ...`` below ``n``, in every pass the same.
+    """The indices ``rank, rank + world_size, ...`` below ``n``, the same in every pass.
 
     11 indices, 4 ranks -> 0 4 | 1 5 | 2 6 | 3 7; with the last round: 0 4 8 | 1 5 9 | 2 6 10 | 3 7
 
@@ -27,7 +27,7 @@ class DistributedDeterministicSampler:
         n: the number of indices, at least 1.
         rank, world_size: the rank whose share this is, and the number of ranks.
         ddp_drop_last_distributed_round: leave out a last round that is too short for every rank to
-            get one of it; False: every index is some rank's, and some ranks have one more.
+            get one; False: every index goes to some rank, and some ranks have one more.
 
     Raises: TypeError, ValueError: a number out of range; fewer indices than ranks, where the last
         round is left out.
@@ -35,7 +35,7 @@ class DistributedDeterministicSampler:
     """
 
     is_shared_out = True
-    """Each rank has its own part already: nothing is to be divided again."""
+    """Each rank already has its own part: nothing is to be divided again."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DistributedDeterministicSampler:
         self._indices = range(rank, n - left_over, world_size)
 
     def __len__(self) -> int:
-        """Return the number of indices of a pass on this rank."""
+        """Return the number of indices in a pass on this rank."""
         return len(self._indices)
 
     def __iter__(self) -> Iterator[int]:
@@ -72,7 +72,7 @@ class DistributedDeterministicSampler:
 
 
 class DistributedRandomSampler:
-    """Indices drawn at random, and shared out among ranks: rank ``r`` of ``n`` takes the draws
+    """Indices drawn at random, and divided among ranks: rank ``r`` of ``n`` takes the draws
     ``r, r + n, ...``. The same in every pass until :meth:`shuffle` gets another seed.
 
     The draws depend on the seed and the arguments alone, never on anyone's random state, and are
@@ -82,7 +82,7 @@ class DistributedRandomSampler:
         n: the number of indices, at least 1.
         rank, world_size: the rank whose share this is, and the number of ranks.
         num_draws: by all ranks together in a pass; None = ``n``. More than ``n`` only with weights.
-        weights: of the indices: they are drawn with replacement, each as often as it weighs. None =
+        weights: of the indices: they are drawn with replacement, in proportion to these. None =
             every index at most once.
         seed: of the draws.
         ddp_drop_last_distributed_round: draw only as many as divide equally among the ranks; False:
@@ -93,7 +93,7 @@ class DistributedRandomSampler:
     """
 
     is_shared_out = True
-    """Each rank has its own part already: nothing is to be divided again."""
+    """Each rank already has its own part: nothing is to be divided again."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class DistributedRandomSampler:
         self._seed = seed
 
     def __len__(self) -> int:
-        """Return the number of indices of a pass on this rank."""
+        """Return the number of indices in a pass on this rank."""
         return len(range(self._rank, self._num_draws, self._world_size))
 
     def __iter__(self) -> Iterator[int]:
@@ -143,7 +143,7 @@ class DistributedRandomSampler:
             yield from drawn[start : start + _CHUNK].tolist()
 
     def shuffle(self, seed: int) -> None:
-        """Let the passes that begin from now on have the draws of ``seed``, whatever was before."""
+        """Make passes that begin from now on use the draws of ``seed``, whatever came before."""
         self._seed = seed
 
 
@@ -159,7 +159,7 @@ def _checked(name: str, n: int, rank: int, world_size: int) -> int:
 
 
 def _shares(name: str, weights: Sequence[float], n: int) -> NDArray[np.float64]:
-    """Return weights that add up to 1."""
+    """Return the weights, scaled to add up to 1."""
     shares = np.array(weights, dtype=np.float64)
     if shares.shape != (n,):
         raise ValueError(

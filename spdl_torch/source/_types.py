@@ -1,4 +1,4 @@
-"""The kinds of sources: protocols, which ``isinstance`` checks by the methods that are there."""
+"""The kinds of sources: protocols, which ``isinstance`` checks by the methods present."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class IterableWithShuffle(Protocol[T_co]):
     def __iter__(self) -> Iterator[T_co]: ...
 
     def shuffle(self, seed: int) -> None:
-        """Let iterations from now on have the order that belongs to ``seed``."""
+        """Make iterations from now on use the order that belongs to ``seed``."""
         ...
 
 
@@ -41,5 +41,5 @@ class SizedIterableWithShuffle(Protocol[T_co]):
     def __len__(self) -> int: ...
 
     def shuffle(self, seed: int) -> None:
-        """Let iterations from now on have the order that belongs to ``seed``."""
+        """Make iterations from now on use the order that belongs to ``seed``."""
         ...

@@ -40,7 +40,7 @@ class LocalDirectory:
         return iter(self._paths)
 
     def shuffle(self, seed: int) -> None:
-        """Let iterations from now on have the order of ``seed``, whatever was before. The first
+        """Make iterations from now on use the order of ``seed``, whatever came before. The first
         time it is that of SPDL's LocalDirectory.
         """
         paths = self._sorted.copy()

@@ -39,7 +39,7 @@ def embed_shuffle(
 
     Args:
         src: has ``shuffle(seed)``.
-        shuffle_last: call it when a pass ends, however it does, rather than when one begins: then
+        shuffle_last: call it when a pass ends, however it ends, rather than when one begins: then
             the first pass has the order that ``src`` comes with.
         epoch: the first seed.
     """
@@ -58,7 +58,7 @@ class _Shuffled(Generic[T]):
 
     @property
     def is_shared_out(self) -> bool:
-        """Whether each rank has its own part already."""
+        """Whether each rank already has its own part."""
         return bool(getattr(self.src, "is_shared_out", False))
 
     def __iter__(self) -> Iterator[T]:
@@ -67,7 +67,7 @@ class _Shuffled(Generic[T]):
         try:
             yield from self.src
         finally:
-            if self._shuffle_last:  # also where the pass was left in its middle
+            if self._shuffle_last:  # also where the pass was left before its end
                 self._shuffle()
 
     def __len__(self) -> int:
@@ -81,16 +81,16 @@ class _Shuffled(Generic[T]):
 
 
 def repeat_source(src: Iterable[T] | IterableWithShuffle[T], /, epoch: int = 0) -> Iterator[T]:
-    """Return an iterator over ``src`` without an end: one pass after the other, each shuffled with
-    the number of its epoch if ``src`` has ``shuffle(seed)``.
+    """Return an endless iterator over ``src``: one pass after the other, each shuffled with the
+    number of its epoch if ``src`` has ``shuffle(seed)``.
 
-    Can be pickled until it is begun.
+    Can be pickled until iteration begins.
 
     Args:
         src: can be iterated over any number of times.
         epoch: the number of the first pass.
 
-    Raises, when a pass was empty: RuntimeError: it would look for an item for ever.
+    Raises, when a pass was empty: RuntimeError: it would look for an item forever.
     """
     return _Repeated(src, epoch)
 
@@ -128,16 +128,16 @@ class _Repeated(Iterator[T]):
 
 
 class MergeIterator(Iterable[T]):
-    """Items of several iterables, one of each in turn, or each time of one that is drawn.
+    """Items of several iterables, one from each in turn, or from one drawn each time.
 
     [0, 1, 2], [10, 11], [20, 21, 22] -> 0 10 20 1 11 21 2 22; with stop_after=-1: 0 10 20 1 11 21 2
 
     Args:
         iterables: at least one.
-        weights: of the iterables: each is drawn as often as it weighs, among those that still have
+        weights: of the iterables: one is drawn in proportion to these, among those that still have
             items. None = in turn. One of weight 0 is left out.
-        stop_after: 0 = until all have ended; n = after n items, or when all have ended; -1 = where
-            one that is asked has ended.
+        stop_after: 0 = until all have ended; n = after n items, or when all have ended; -1 = when
+            one whose turn it is has ended.
         seed: of the draws; the same in every pass.
 
     Raises: ValueError: nothing to merge; weights that are not as many finite numbers >= 0, or all

@@ -1,4 +1,4 @@
-"""A dataset loaded on threads that disturb each other, and alone."""
+"""A dataset loaded on threads that interfere with each other, and alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _JOIN_SECONDS = 10.0
 
 
 class _Sharing(DataLoader[Any]):
-    """A loader whose workers share what is in the dataset, as with ``thread_safe = True``."""
+    """A loader whose workers share the dataset's contents, as with ``thread_safe = True``."""
 
     def is_vouched_for(self, placement: Placement) -> bool:
         return True
@@ -65,14 +65,14 @@ class BothWays:
                 error = raised
             del iterator  # its threads finish their samples, and end
         for thread in set(threading.enumerate()) - others:
-            # What is looked at next must not change any more. A thread that hangs is left alone.
+            # What is examined next must no longer change. A thread that hangs is left alone.
             if thread.name.startswith("spdl-"):
                 thread.join(_JOIN_SECONDS)
         return batches, error
 
     def alone(self, dataset: Any, collate_fn: Any) -> list[Any]:
-        """Return the same batches, made on this thread from copies of dataset and collate_fn: what
-        each worker makes of an iterable, one after the other.
+        """Return the same batches, made on this thread from copies of dataset and collate_fn; those
+        of an iterable are loaded worker by worker, then interleaved as a loader's are.
         """
         torch.set_num_threads(1)  # as in a worker: sums may differ in their bits
         if not self._is_iterable:
@@ -101,7 +101,7 @@ class BothWays:
         )
 
     def _order(self) -> list[int]:
-        """Return the indices of a map-style dataset's samples: in any order, but always in it."""
+        """Return the indices of a map-style dataset's samples, in a random order that is fixed."""
         generator = torch.Generator().manual_seed(self.seed)
         order: list[int] = torch.randperm(len(self.dataset), generator=generator).tolist()
         return order[: self.num_batches * (self.batch_size or 1)]

@@ -20,7 +20,7 @@ _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.
 
 
 def first_difference(expected: list[list[Any]], got: list[list[Any]]) -> str | None:
-    """Return which batch of which epoch differs, and where in it; None: none does."""
+    """Return which batch of which epoch differs, and where in it; None: none differs."""
     for epoch, (ours, theirs) in enumerate(zip(expected, got, strict=True)):
         for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             path = path_of_difference(a, b)
@@ -32,7 +32,7 @@ def first_difference(expected: list[list[Any]], got: list[list[Any]]) -> str | N
 
 
 def path_of_difference(a: Any, b: Any) -> str | None:
-    """Return where two nested values differ, as `` at [0][3]``; None: in no bit."""
+    """Return where two nested values differ, as `` at [0][3]``; None: nowhere."""
     if type(a) is not type(b):
         return f": {type(b).__name__} in place of {type(a).__name__}"
     if isinstance(a, torch.Tensor):

@@ -47,7 +47,7 @@ def generator_states() -> tuple[Any, ...]:
 
 
 def set_generator_states(states: tuple[Any, ...]) -> None:
-    """Put all three back."""
+    """Restore all three."""
     torch.set_rng_state(states[0])
     random.setstate(states[1])
     np.random.set_state(states[2])
@@ -55,7 +55,7 @@ def set_generator_states(states: tuple[Any, ...]) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put the generators back after the block."""
+    """Restore the generators after the block."""
     states = generator_states()
     try:
         yield
@@ -64,7 +64,7 @@ def generators_kept() -> Iterator[None]:
 
 
 def seed_all(seed: int, run: int) -> None:
-    """torch's generator by ``seed``, the others by both numbers."""
+    """Seed torch's generator with ``seed``, the others with both numbers."""
     torch.manual_seed(seed)
     random.seed(f"{seed} {run}")
     np.random.seed((seed + run) & 0xFFFFFFFF)

@@ -36,7 +36,7 @@ _PYTHONS = sys.stdlib_module_names - {"__main__"}
 
 
 class Scope:
-    """Names of a module that some code uses."""
+    """The names in a module that some code uses."""
 
     def __init__(self, module: dict[str, Any], names: set[str]) -> None:
         self.module = module
@@ -61,7 +61,7 @@ def is_library(module: str) -> bool:
 
 
 def is_ours(module: str) -> bool:
-    """Return whether it is one of those that every loader is made of."""
+    """Return whether it is one of the modules that every loader is made of."""
     return module.partition(".")[0] in _OURS
 
 
@@ -110,7 +110,7 @@ def _few(values: Any) -> list[Any]:
 
 
 def _of_function(path: str, function: types.FunctionType) -> dict[str, Any]:
-    """Return the variables around a function, and the defaults of its arguments."""
+    """Return a function's closure variables, and the defaults of its arguments."""
     names = function.__code__.co_freevars
     found = {}
     for name, cell in zip(names, function.__closure__ or (), strict=True):

@@ -31,7 +31,7 @@ _MOST_ITEMS = 16
 
 class OwnGenerators:
     """The generators that a dataset and the code it calls lead to, by the expression for each:
-    attributes, variables around functions, default arguments, class attributes and globals.
+    attributes, closure variables, default arguments, class attributes and globals.
 
     ``without``: the ids of those to leave out, besides the process's own.
     """
@@ -43,9 +43,9 @@ class OwnGenerators:
         called += [(scope.name, scope) for scope in code.scopes]
         named: list[tuple[str, Any]] = list(zip(("dataset", "collate_fn"), roots, strict=False))
         self._found: dict[str, Any] = {}
-        seen: dict[int, Any] = {}  # keeps them: another may get a freed id
+        seen: dict[int, Any] = {}  # keeps them alive: another object may get a freed id
         excepted = without | ids_of_the_process()
-        # The dataset first: what it leads to has its expression from there.
+        # The dataset first: what it leads to is named by an expression from there.
         for waiting in (named, called):
             while waiting and len(seen) < _MOST_OBJECTS:
                 level, waiting = waiting, []
@@ -63,7 +63,7 @@ class OwnGenerators:
         return {path: state_digest(generator) for path, generator in self._found.items()}
 
     def changed(self, before: dict[str, int]) -> list[str]:
-        """Name those that are in another state than ``before``."""
+        """Name those whose state differs from ``before``."""
         return [
             f"{path} (another state of a {type(self._found[path]).__name__})"
             for path, digest in self.digests().items()

@@ -1,4 +1,4 @@
-"""A copy of a dataset that shares nothing with it but large arrays and what cannot be copied."""
+"""A copy of a dataset that shares only large arrays with it, and what cannot be copied."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
 
 def _copy_by_attributes(dataset: Any, memo: dict[int, Any]) -> Any:
     """Copy what can be copied of a dataset whose copy as a whole fails."""
-    memo.clear()  # the attempt may have left halves
+    memo.clear()  # the attempt may have left partial copies
     memo.update(_large_in(dataset))
     own = own_copy(dataset, threading.Lock())
     if own is dataset or not hasattr(own, "__dict__"):

@@ -46,7 +46,7 @@ class ProcessState:
         }
 
     def put_back(self) -> None:
-        """Set what differs now to what it was."""
+        """Restore what differs now to what it was."""
         now = ProcessState.now().values
         for name, was in self.values.items():
             if was != now[name]:
@@ -55,7 +55,7 @@ class ProcessState:
     @staticmethod
     @contextmanager
     def kept() -> Iterator[ProcessState]:
-        """Put everything back after the block, whatever happens in it."""
+        """Restore everything after the block, whatever happens in it."""
         state = ProcessState.now()
         try:
             yield state
@@ -87,7 +87,7 @@ def _set_environ(values: dict[str, str]) -> None:
 def _set_filters(filters: list[Any]) -> None:
     module: Any = warnings
     module.filters[:] = filters
-    module._filters_mutated()  # what was shown "once" is looked up anew
+    module._filters_mutated()  # so that what was shown "once" is looked up again
 
 
 def _set_logging(state: tuple[int, int, list[logging.Handler]]) -> None:
@@ -114,7 +114,7 @@ def _handlers() -> list[Any]:
 
 def _set_handlers(handlers: list[Any]) -> None:
     for number, handler in zip(_SIGNALS, handlers, strict=True):
-        if handler is not None:  # None: of another language, which Python cannot set
+        if handler is not None:  # None: not installed from Python, which cannot set it
             signal.signal(number, handler)
 
 

@@ -30,7 +30,7 @@ _HARMLESS = (
 
 
 class SharedObjects:
-    """The objects that two workers' copies both lead to, as they are when this is made."""
+    """The objects that two workers' copies both lead to, in their state when this is made."""
 
     def __init__(
         self, dataset: Any, functions: Sequence[Callable[..., Any] | None], code: UserCode
@@ -51,7 +51,7 @@ class SharedObjects:
         self._states = {path: state(path, value) for path, value in self._found.items()}
 
     def look(self) -> None:
-        """Take note of what differs now. Look often: a shuffled list may be in order again."""
+        """Note what differs now. Look often: a shuffled list may be in order again later."""
         for path, value in self._found.items():
             before, after = self._states[path], state(path, value)
             if before is not None and after is not None:
@@ -59,12 +59,12 @@ class SharedObjects:
                 self._changed.update(dict.fromkeys(k for k in keys if _differs(before, after, k)))
 
     def changed(self) -> list[str]:
-        """Name what has changed whenever it was looked at."""
+        """Name what had changed at any look."""
         return list(self._changed)
 
     def suspects(self) -> list[str]:
-        """Name the shared objects that cannot be looked into, and small containers, which may be
-        what they were when they are looked at, with their types.
+        """Name, with their types, the shared objects that cannot be looked into, and small
+        containers, which may be unchanged again by the time they are looked at.
         """
         return [
             f"{path} ({type(value).__name__})"
@@ -75,7 +75,7 @@ class SharedObjects:
 
     def _walk(self, pairs: list[tuple[str, Any, Any]]) -> None:
         """Go on from two copies to what they hold, breadth first."""
-        seen: dict[tuple[int, int], Any] = {}  # keeps them: another may get a freed id
+        seen: dict[tuple[int, int], Any] = {}  # keeps them alive: another may get a freed id
         while pairs and len(seen) < _MOST_OBJECTS:
             level, pairs = pairs, []
             for path, first, second in level:

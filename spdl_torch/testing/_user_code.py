@@ -1,4 +1,4 @@
-"""The functions that a dataset may call, and what they have to do with the process."""
+"""The functions that a dataset may call, and which parts of the process's state they use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class UserCode:
         self.classes: list[type] = []
         self.functions: list[types.FunctionType] = []
         self._names: dict[int, Scope] = {}
-        waiting, seen = deque(roots), dict[int, Any]()  # keeps them: another may get a freed id
+        waiting, seen = deque(roots), dict[int, Any]()  # alive: another may get a freed id
         while waiting and len(seen) < _MOST:
             value = waiting.popleft()
             if id(value) not in seen and not isinstance(value, PLAIN):

@@ -35,15 +35,15 @@ def assert_reproducible(
     another seed each time, so that a draw from them is found even if the workers happen to keep the
     order. (Not if the sampler draws from them: then with the same.) All three are put back.
 
-    An iterable dataset divides itself among the workers, or gives everything once for each. So its
-    batches are compared with those of another run with the same number. And with two workers or
-    more, no two of them may draw the same numbers for their items from a generator of the dataset's
-    own, each with a copy.
+    An iterable dataset divides itself among the workers, or yields everything once per worker. So
+    its batches are compared with those of another run with the same number of workers. And with two
+    workers or more, no two of them may draw the same numbers for their items from a generator of
+    the dataset's own, of which each has a copy.
 
     Args:
-        make_loader: called once for each of ``num_workers``, for those of an iterable dataset
-            twice, and once for the sampler alone. If a difference is found, once more, to look
-            which attribute of the dataset an epoch changes.
+        make_loader: called once for each of ``num_workers``, twice for an iterable dataset, and
+            once for the sampler alone. If a difference is found, once more, to find out which
+            attribute of the dataset an epoch changes.
         num_workers: numbers of workers; each is compared with the first.
         num_epochs: how often each loader is iterated.
         num_batches: of each epoch; None = all. Those of one loader are kept in memory. A dataset
@@ -131,8 +131,8 @@ def _what_changes(
     drawn_by_sampler: set[str],
     make_loader: Callable[[int], Iterable[Any]],
 ) -> str:
-    """Name the generator or the attribute of the dataset that an epoch on this thread leaves as
-    another: nothing is seen here of what workers in processes of their own do."""
+    """Name the generator or the dataset's attribute that an epoch on this thread leaves changed:
+    what workers in processes of their own do cannot be seen here."""
     drawn: set[str] = set()
     changed: list[str] = []
     try:
@@ -146,7 +146,7 @@ def _what_changes(
         drawn = generators.changed() - drawn_by_sampler
         changed = own.changed(digests)
         path = path_of_difference(before, dataset)
-    except Exception:  # of a dataset that cannot be copied or compared, nothing can be said
+    except Exception:  # nothing can be said about a dataset that cannot be copied or compared
         path = None
     reason = _reason(None, drawn)
     if reason is not None:
@@ -174,7 +174,7 @@ def _what_changes(
 
 
 def _drawn_by_sampler(loader: Any, num_batches: int | None) -> set[str]:
-    """Return the generators that the order comes from: those may be drawn from."""
+    """Return the generators that the order comes from: drawing from those is allowed."""
     before = States.now()
     sampler = getattr(loader, "_index_sampler", ())  # torch's attribute for the one it pulls
     for _ in islice(sampler, num_batches):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["assert_resume_exact"]
 
-_NUM_RESUMES = 3  # in one epoch, one after the other
+_NUM_RESUMES = 3  # in one epoch, one after another
 
 
 def assert_resume_exact(
@@ -29,23 +29,23 @@ def assert_resume_exact(
     make_resumed: Callable[[], Any] | None = None,
     seed: int = 0,
 ) -> None:
-    """Check that a loader goes on at the exact next batch from each of its states.
+    """Check that a loader continues with the exact next batch from each of its states.
 
     A loader runs undisturbed for ``num_epochs``; its state is taken before the first batch, after
     every batch and after every epoch, and goes through JSON and ``torch.load(weights_only=True)``.
-    From every state another loader goes on: the rest of its epoch and the epochs after it must be
-    those of the undisturbed run. Last, one epoch is broken off and resumed three times, or after
-    each of its batches if it has fewer.
+    From every state another loader continues: the rest of its epoch and the epochs after it must
+    equal those of the undisturbed run. Last, one epoch is broken off and resumed three times, or
+    after each of its batches if it has fewer.
 
-    torch's, Python's and numpy's global generators are seeded with ``seed`` in the beginning, set
-    to what they were when a state was taken, as a trainer does, and put back in the end.
+    torch's, Python's and numpy's global generators are seeded with ``seed`` at the beginning, set
+    to what they were when a state was taken, as a trainer does, and restored at the end.
 
     Args:
         make_loader: returns a new loader, a ``spdl_torch.DataLoader`` or anything that has
             ``state_dict()`` and ``load_state_dict()``. Give each its own ``generator``, if any.
         num_epochs: of the undisturbed run. Its batches are kept in memory.
-        make_resumed: of the loaders that go on; None = ``make_loader``. Another number of workers
-            must make no difference.
+        make_resumed: returns the loaders that continue; None = ``make_loader``. Another number of
+            workers must make no difference.
         seed: see above.
     Raises: AssertionError: from which state, and which batch and sample differs.
     """
@@ -64,7 +64,7 @@ def assert_resume_exact(
                 expected += epochs[snapshot.epoch + 1 :]
                 _compare(expected, got, f"resumed {snapshot}")
         seed_all(seed, 0)
-        # A piece has a batch at least: one that found the end would begin the next epoch.
+        # A piece has at least one batch: one that found the end would begin the next epoch.
         num_resumes = min(_NUM_RESUMES, len(epochs[0]))
         got = _in_pieces(make_loader(), make_resumed, len(epochs[0]), num_resumes)
         _compare(epochs[:1], [got], f"resumed {num_resumes} times in one epoch")
@@ -116,7 +116,7 @@ def _stored(state: Any) -> Any:
 def _in_pieces(
     loader: Any, make_resumed: Callable[[], Any], num_batches: int, num_resumes: int
 ) -> list[Any]:
-    """One epoch that is broken off and resumed again and again."""
+    """Return one epoch that is broken off and resumed again and again."""
     batches: list[Any] = []
     piece = max(1, num_batches // (num_resumes + 1))
     for _ in range(num_resumes):

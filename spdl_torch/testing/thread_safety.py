@@ -1,4 +1,4 @@
-"""Whether a dataset gives the same samples on threads of one process as alone."""
+"""A check that a dataset gives the same samples on threads of one process as alone."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def assert_thread_safe(
 ) -> None:
     """Check that a dataset can be loaded on threads: with ``isolation="thread"``.
 
-    The dataset is loaded on ``num_workers`` threads, which change places at almost every line of
-    its code, and then alone, on this thread. The batches must be equal, bit by bit. A map-style
+    The dataset is loaded on ``num_workers`` threads, which switch at almost every line of its
+    code, and then alone, on this thread. The batches must be equal, bit by bit. A map-style
     dataset is read in a random order; of an iterable dataset, each worker's share is read alone,
     one after the other. Loading must not change the process either: its working directory, its
     environment and its settings are the trainer's, too.
@@ -48,15 +48,15 @@ def assert_thread_safe(
         batch_size: None = without batches.
         collate_fn: as the loader's; None = torch's.
         worker_init_fn: as the loader's.
-        num_batches: the most of each round, and of each worker's share when it is read alone, so
+        num_batches: the most in each round, and in each worker's share when it is read alone, so
             that an iterable dataset needs no end. All are kept in memory, and the dataset twice,
-            but for arrays and tensors above 64 MiB.
+            except for arrays and tensors above 64 MiB.
         num_rounds: how often the dataset is loaded on threads.
         timeout: seconds to wait for a batch, which never comes if threads wait for each other.
         seed: of the order and the random streams.
     Raises: AssertionError: which batch and sample differs, which attribute, global or call the
-            threads share, and what to do; or what loading changed in the process. How often
-            threads change places, the process's settings and its generators are put back.
+            threads share, and what to do; or what loading changed in the process. The switch
+            interval, the process's settings and its generators are restored.
         ValueError: a number < 1, or fewer than two workers.
         Whatever the dataset raises when it is loaded alone.
     """
@@ -85,7 +85,7 @@ def _check_numbers(**numbers: int) -> None:
 
 
 def _compare(both_ways: BothWays, num_rounds: int) -> None:
-    """Load on threads first: what a run alone leaves in the dataset might help them."""
+    """Load on threads first: what a run alone leaves in the dataset might mask their races."""
     dataset, functions = both_ways.dataset, (both_ways.collate_fn, both_ways.worker_init_fn)
     copies = private_copy(dataset, both_ways.collate_fn)
     code = UserCode(dataset, *functions)
@@ -115,7 +115,7 @@ def _compare(both_ways: BothWays, num_rounds: int) -> None:
 
 
 def _difference(expected: list[Any], got: list[Any], error: Exception | None) -> str | None:
-    """Return where the batches first differ, or how they end; None: they are equal."""
+    """Return where the batches first differ, or how they ended; None: they are equal."""
     for number, (a, b) in enumerate(zip(expected, got, strict=False)):
         path = path_of_difference(a, b)
         if path is not None:

@@ -1,10 +1,10 @@
 """Datasets as tutorials and repositories write them, for the table ``ordinary``.
 
-``catalogue`` lists them and imports nothing heavy, for the parent process reads it. The other
+``catalogue`` lists them and imports nothing heavy, since the parent process reads it. The other
 modules hold the datasets by kind and begin as a user's file begins, with ``import torch``; only the
 process that loads a dataset imports them. Each dataset has a function ``(folder, count)`` that
-writes its data where they are missing and returns the arguments of a ``DataLoader``. Libraries
-that are not dependencies of ours are imported in the function that uses them.
+writes its data where it is missing and returns the arguments of a ``DataLoader``. Libraries that
+are not dependencies of ours are imported in the function that uses them.
 
 Nothing here is tuned for a loader: a dataset is a plain class at module level, without
 ``__getitems__``, with its handles opened as its library's documentation advises.

@@ -21,17 +21,16 @@ class Ordinary:
     """``module.function`` in this package."""
     batch_size: int
     per_second: float
-    """Samples a second of torch's DataLoader without workers, roughly; sets the samples of a
-    pass."""
+    """Rough samples a second of torch's DataLoader without workers; sets the samples in a pass."""
     needs: tuple[str, ...] = ()
     """Modules that are not dependencies of ours."""
     is_random: bool = False
-    """Whether a sample is another one each time, so that batches cannot be compared."""
+    """Whether a sample differs each time, so that batches cannot be compared."""
 
     def arguments(self, folder: Path, count: int) -> dict[str, Any]:
-        """Return the arguments of a DataLoader over ``count`` samples but for its workers.
+        """Return the arguments of a DataLoader over ``count`` samples, except for its workers.
 
-        Writes the data into ``folder`` if they are not there yet.
+        Writes the data into ``folder`` if it is not there yet.
         """
         module, _, function = self.made_by.partition(".")
         made: dict[str, Any] = getattr(

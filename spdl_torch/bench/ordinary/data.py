@@ -1,4 +1,4 @@
-"""Data on disk are written once, by the first dataset that wants them."""
+"""Data on disk, written once, by the first dataset that needs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["written"]
 def written(path: Path, write: Callable[[Path], object]) -> Path:
     """Return ``path``, a file or a folder, which ``write`` makes if it is not there.
 
-    It gets its name when it is complete, so that a process that is killed leaves no half of it.
+    It gets its name once it is complete, so that a process that is killed leaves no partial one.
     """
     if not path.exists():
         part = path.with_name(f"part-of-{path.name}")

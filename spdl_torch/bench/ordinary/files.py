@@ -63,7 +63,7 @@ class PtFiles(Dataset[Any]):
 
 
 class HDF5(Dataset[Any]):
-    """Rows of a file that every worker opens when it first needs it, as h5py's users advise."""
+    """Rows of a file that every worker opens on first use, as h5py's users advise."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class HDF5(Dataset[Any]):
 
 
 class SQLite(Dataset[Any]):
-    """Rows of a table, over a connection that every worker opens when it first needs it."""
+    """Rows of a table, over a connection that every worker opens on first use."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.path = path
@@ -140,7 +140,7 @@ def hdf5(folder: Path, count: int) -> dict[str, Any]:
 
 
 def sqlite(folder: Path, count: int) -> dict[str, Any]:
-    """64 floats and a label a row, shuffled."""
+    """Return a dataset of 64 floats and a label a row, shuffled."""
 
     def write(path: Path) -> None:
         rows = [(i, row.tobytes(), i % 10) for i, row in enumerate(_arrays(_FILES, 64))]

@@ -1,4 +1,4 @@
-"""The cost of a loader without workers beside its dataset, fitted over batches of two sizes."""
+"""The cost of a loader without workers besides its dataset, fitted over batches of two sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Constant(torch.utils.data.Dataset[int]):
 def fixed_costs(settings: Mapping[str, Any], reporter: Reporter) -> dict[str, float]:
     """Measure both loaders without workers, over numbers that torch's collate function joins.
 
-    Returns: µs a batch and µs a sample, ``torch_batch_us`` to ``ours_sample_us``, with ours over
+    Returns: µs per batch and µs per sample, ``torch_batch_us`` to ``ours_sample_us``, and ours over
         torch's, ``batch_ratio`` and ``sample_ratio``.
     """
     batches = max(4, round(_BATCHES_PER_SECOND * settings["seconds"] / _REPEATS))
@@ -73,7 +73,7 @@ def cost_of_sizes(costs: Mapping[int, float]) -> tuple[float, float]:
 
 
 def _seconds_per_batch(loader: Any, batches: int) -> float:
-    """Measure from the first batch in hand to the last, so without what an epoch costs once."""
+    """Measure from the first batch in hand to the last, so without an epoch's one-time costs."""
     for _ in loader:  # what the loader learns in its first epoch
         pass
     iterator = iter(loader)

@@ -51,7 +51,7 @@ def _masks(root: Path, masks: Path) -> None:
 
 
 def _image_folder(folder: Path, count: int, transform: Callable[[Any], Any]) -> Any:
-    """torchvision's ImageFolder over ``count`` pictures, the folder's again and again."""
+    """Return torchvision's ImageFolder over ``count`` pictures, repeating the folder's."""
     dataset = datasets.ImageFolder(str(_photographs(folder, count)), transform=transform)
     samples = dataset.samples
     dataset.samples = [samples[index % len(samples)] for index in range(count)]
@@ -59,7 +59,7 @@ def _image_folder(folder: Path, count: int, transform: Callable[[Any], Any]) -> 
 
 
 def training_v1(folder: Path, count: int) -> dict[str, Any]:
-    """ImageNet's recipe, as torch's example has it."""
+    """Return the dataset with ImageNet's recipe, as in torch's example."""
     transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(224),
@@ -72,7 +72,7 @@ def training_v1(folder: Path, count: int) -> dict[str, Any]:
 
 
 def training_v2(folder: Path, count: int) -> dict[str, Any]:
-    """Return the same with v2 transforms on tensors, as torchvision's documentation has it."""
+    """Return the same with v2 transforms on tensors, as in torchvision's documentation."""
     transform = v2.Compose(
         [
             v2.ToImage(),
@@ -102,7 +102,7 @@ def rand_augment(folder: Path, count: int) -> dict[str, Any]:
 
 
 def evaluation(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset of the pictures' middles, in order."""
+    """Return the dataset of the pictures' central crops, in order."""
     transform = transforms.Compose(
         [
             transforms.Resize(256),
@@ -197,7 +197,7 @@ class Segmentation(Dataset[Any]):
 
 
 def segmentation(folder: Path, count: int) -> dict[str, Any]:
-    """Crop to 256 x 256 and flip, of both."""
+    """Return the dataset, picture and mask both cropped to 256 x 256 and flipped."""
     transform = v2.Compose(
         [
             v2.RandomResizedCrop(size=(256, 256), antialias=True),

@@ -60,7 +60,7 @@ class MNIST(Dataset[Any]):
 
 
 def cifar_training(folder: Path, count: int) -> dict[str, Any]:
-    """Crop with padding, flip, to tensor, normalise."""
+    """Return CIFAR as it is trained on: crop with padding, flip, to tensor, normalise."""
     transform = transforms.Compose(
         [
             transforms.RandomCrop(32, padding=4),
@@ -73,7 +73,7 @@ def cifar_training(folder: Path, count: int) -> dict[str, Any]:
 
 
 def cifar_evaluation(folder: Path, count: int) -> dict[str, Any]:
-    """CIFAR as it is evaluated: to tensor, normalise."""
+    """Return CIFAR as it is evaluated: to tensor, normalise."""
     transform = transforms.Compose(
         [transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)],
     )
@@ -81,7 +81,7 @@ def cifar_evaluation(folder: Path, count: int) -> dict[str, Any]:
 
 
 def mnist(folder: Path, count: int) -> dict[str, Any]:
-    """MNIST: to tensor, normalise, as torch's own example has it."""
+    """Return MNIST: to tensor, normalise, as in torch's own example."""
     transform = transforms.Compose(
         [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
     )

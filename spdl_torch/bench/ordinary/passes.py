@@ -1,4 +1,4 @@
-"""Second epochs of torch's DataLoader and ours over one dataset, in turns."""
+"""Second epochs of torch's DataLoader and ours over one dataset, taking turns."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["DifferentBatches", "check_batches", "samples_of", "speeds"]
 _AHEAD = 2
 """The batches that each worker of either loader is asked for at ``iter()``."""
 _LEAST_BATCHES = 8
-"""The fewest batches of an epoch for each worker. The first ``_AHEAD`` of each are made before the
-clock runs, and further ones are half done when it begins; in a short epoch that would be much of
-the work, and more of it or less by chance."""
+"""The fewest batches in an epoch for each worker. The first ``_AHEAD`` of each are made before the
+clock runs, and further ones are half done when it starts; in a short epoch that would be much of
+the work, and a share of it that varies by chance."""
 
 _LOADERS = {"torch": torch.utils.data.DataLoader, "ours": spdl_torch.DataLoader}
 """The one import that users change."""
@@ -49,12 +49,12 @@ def speeds(ordinary: Ordinary, settings: Mapping[str, Any], reporter: Reporter) 
         ``ours_2`` with 2, and so on; their ratios ``ratio_0``, ``ratio_2``.
     Raises: DifferentBatches: a batch differs from torch's.
     """
-    # As in torch's workers. Without workers a second thread would share out small tensors and,
-    # beside any other program, wait for its core: tenfold slower by chance.
+    # As in torch's workers. Without workers a second thread would take its share of small tensors
+    # and, beside any other program, wait for its core: tenfold slower by chance.
     torch.set_num_threads(1)
     workers = (0, *settings["workers"])
     count = samples_of(ordinary, settings["seconds"], lcm(*settings["workers"]))
-    # Each loader has a dataset of its own, whose handles nobody has opened before.
+    # Each loader has a dataset of its own, whose handles have not been opened before.
     make = partial(ordinary.arguments, Path(settings["folder"]), count)
     if settings["round"] == 0 and not ordinary.is_random:
         for number in workers:
@@ -71,16 +71,15 @@ def speeds(ordinary: Ordinary, settings: Mapping[str, Any], reporter: Reporter) 
 
 
 def samples_of(ordinary: Ordinary, seconds: float, num_workers: int) -> int:
-    """Return the samples of an epoch, in whole batches, equally many for each worker, and
-    ``_LEAST_BATCHES`` at least: workers that share out an iterable have no partial batches then.
+    """Return the samples of an epoch, in whole batches, equally many for each worker, and at least
+    ``_LEAST_BATCHES``: workers that divide an iterable then have no partial batches.
     """
     share = ordinary.batch_size * num_workers
     return max(_LEAST_BATCHES, round(ordinary.per_second * seconds / share)) * share
 
 
 def _second_epoch(name: str, arguments: Mapping[str, Any], num_workers: int, count: int) -> float:
-    """Return samples a second, from the batch in hand that is the last of those which ``iter()``
-    asked for."""
+    """Return samples a second, starting with the last batch that ``iter()`` requested in hand."""
     loader: Any = _LOADERS[name](**arguments, num_workers=num_workers)
     for _ in loader:
         pass
@@ -94,7 +93,7 @@ def _second_epoch(name: str, arguments: Mapping[str, Any], num_workers: int, cou
 def check_batches(make: Callable[[], Mapping[str, Any]], num_workers: int) -> None:
     """Compare an epoch of both loaders, bit by bit; ``make`` returns the arguments of one.
 
-    Raises: DifferentBatches: a batch differs, with the way to the difference in it.
+    Raises: DifferentBatches: a batch differs; the message has the path to the difference in it.
     """
     expected, found = (_seeded_epoch(name, make(), num_workers) for name in ("torch", "ours"))
     for number, (theirs, ours) in enumerate(itertools.zip_longest(expected, found)):

@@ -1,4 +1,4 @@
-"""The functions that take the time of a batch and of a sample, without workers, in both loaders."""
+"""The functions in which a batch and a sample spend time, without workers, in both loaders."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MOST_ROWS = 10
 def profile(settings: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Profile both loaders without workers, over numbers that torch's collate function joins.
 
-    Returns: under ``rows``, a row for each function, ``LOADER: FILE:FUNCTION``: calls a batch of 8,
-        and the µs of a batch and of a sample that pass in the function itself, fitted over batches
+    Returns: under ``rows``, a row for each function, ``LOADER: FILE:FUNCTION``: calls per batch of
+        8, and the µs per batch and per sample that pass in the function itself, fitted over batches
         of two sizes. The profiler's own cost is in them, so compare functions, not loaders.
     """
     torch.set_num_threads(1)
@@ -61,8 +61,8 @@ def profile(settings: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 
 def _functions(loader: Any, batches: int) -> dict[str, tuple[float, float]]:
-    """Return calls and seconds a batch for each function: of several epochs the least, for other
-    programs only add to it.
+    """Return calls and seconds per batch for each function: the least of several epochs, since
+    other programs only add to it.
     """
     for _ in loader:  # what the loader learns in its first epoch
         pass
@@ -88,7 +88,7 @@ def _functions_of_epoch(loader: Any, batches: int) -> dict[str, tuple[float, flo
 
 
 def _name(code: Any) -> str:
-    """``file:function``; of a function in C, as the profiler describes it."""
+    """Return ``file:function``; for a function in C, the profiler's description."""
     if isinstance(code, str):
         return code.strip("<>")
     return f"{os.path.basename(code.co_filename)}:{code.co_name}"

@@ -118,7 +118,7 @@ class Windows(Dataset[Any]):
 
 
 class MappedTokens(Dataset[Any]):
-    """Blocks of tokens out of a memory map, and the same one further."""
+    """Blocks of tokens out of a memory map, and the same shifted by one."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.tokens = np.memmap(path, dtype=np.uint16, mode="r")
@@ -170,7 +170,7 @@ def tensor_dataset(folder: Path, count: int) -> dict[str, Any]:
 
 
 def pandas_rows(folder: Path, count: int) -> dict[str, Any]:
-    """16 columns, shuffled."""
+    """Return the dataset of 16 columns, shuffled."""
     import pandas
 
     values = _floats(count, 16).numpy()
@@ -185,12 +185,12 @@ def windows(folder: Path, count: int) -> dict[str, Any]:
 
 
 def tokens(folder: Path, count: int) -> dict[str, Any]:
-    """Blocks of 256 out of a million tokens."""
+    """Return the dataset of blocks of 256 out of a million tokens."""
     text = np.random.default_rng(0).integers(0, 50_257, _TOKENS, dtype=np.uint16)
     path = written(folder / "tokens.bin", text.tofile)
     return {"dataset": MappedTokens(path, count), "shuffle": True}
 
 
 def big_tensors(folder: Path, count: int) -> dict[str, Any]:
-    """Large tensors, in order."""
+    """Return the dataset of large tensors, in order."""
     return {"dataset": BigTensors(count)}

@@ -23,7 +23,7 @@ _VOLUMES = 8
 
 
 class Audio(Dataset[Any]):
-    """A second of sound from a WAV file, to a log spectrogram."""
+    """A second of sound from a WAV file, as a log spectrogram."""
 
     def __init__(self, root: Path, count: int) -> None:
         self.paths = sorted(root.glob("*.wav"))
@@ -97,7 +97,7 @@ def join_graphs(graphs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def audio(folder: Path, count: int) -> dict[str, Any]:
-    """16 kHz, shuffled."""
+    """Return the dataset at 16 kHz, shuffled."""
 
     def write(root: Path) -> None:
         root.mkdir()

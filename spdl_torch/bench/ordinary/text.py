@@ -35,7 +35,7 @@ _SYLLABLES = ("ba", "den", "lo", "mi", "ru", "sa", "ter", "ven", "wi", "xo")
 
 
 def _texts(count: int) -> list[str]:
-    """Sentences of 10 to 80 words; frequent words come often, as in language."""
+    """Return sentences of 10 to 80 words, whose frequencies are skewed as in natural language."""
     generator = np.random.default_rng(0)
     picks = generator.integers(0, len(_SYLLABLES), (_WORDS, 3))
     words = np.array(["".join(_SYLLABLES[i] for i in row[: 1 + row[0] % 3]) for row in picks])
@@ -74,7 +74,7 @@ def pad_batch(samples: Sequence[tuple[Any, int]]) -> tuple[Any, Any, Any]:
 
 
 class TokenizedText(Dataset[Any]):
-    """Encoded when it is asked for, padded to one length, as language models are fine-tuned."""
+    """Texts encoded on access and padded to one length, as for fine-tuning language models."""
 
     def __init__(self, texts: list[str], tokenizer: Any, count: int) -> None:
         self.texts = texts
@@ -94,7 +94,7 @@ class TokenizedText(Dataset[Any]):
 
 
 class JSONLines(Dataset[Any]):
-    """Lines held in memory, parsed when they are asked for."""
+    """Lines held in memory, parsed on access."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.lines = path.read_text().splitlines()
@@ -132,7 +132,7 @@ def python_text(folder: Path, count: int) -> dict[str, Any]:
 
 
 def rust_tokenizer(folder: Path, count: int) -> dict[str, Any]:
-    """Byte pairs of the texts themselves, learned on the spot."""
+    """Return the dataset with byte pairs learned from the texts themselves, on the spot."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     texts = _texts(count)
@@ -148,7 +148,7 @@ def rust_tokenizer(folder: Path, count: int) -> dict[str, Any]:
 
 
 def json_lines(folder: Path, count: int) -> dict[str, Any]:
-    """32 numbers a line, shuffled."""
+    """Return the dataset of 32 numbers a line, shuffled."""
     rows = np.random.default_rng(0).random((min(count, _TEXTS), 32)).round(6).tolist()
     records = [
         {"id": f"record-{number}", "features": row, "label": number % 10}
@@ -160,7 +160,7 @@ def json_lines(folder: Path, count: int) -> dict[str, Any]:
 
 
 def iterable_lines(folder: Path, count: int) -> dict[str, Any]:
-    """16 numbers and a label a line; an iterable has no shuffle."""
+    """Return the dataset of 16 numbers and a label a line; an iterable has no shuffle."""
     rows = np.random.default_rng(0).random((count, 16)).round(6).tolist()
     lines = [",".join(map(str, [*row, number % 10])) for number, row in enumerate(rows)]
     text = "\n".join(lines) + "\n"

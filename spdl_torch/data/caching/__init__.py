@@ -1,1 +1,1 @@
-"""Samples that are made once on a machine, and read by all its processes."""
+"""Samples that are made once per machine and read by all its processes."""

@@ -1,4 +1,4 @@
-"""A dataset whose samples are kept once they are made."""
+"""A dataset that caches its samples."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def cached(
     max_bytes: int | None = None,
     version: str | int | None = None,
 ) -> CachedDataset[Any]:
-    """Return the dataset with its samples kept: each is made once on this machine, by whichever
+    """Return the dataset with its samples cached: each is made once on this machine, by whichever
     process needs it first, and then read by all ranks and workers.
 
     Args:
-        dataset: map-style. Its samples must be the same every time; tensors and arrays are kept as
-            they lie in memory, everything else by pickle.
+        dataset: map-style. Its samples must be the same every time; tensors and arrays are stored
+            as they are in memory, everything else is pickled.
         cache: ``"memory"``: shared memory, freed when the training's last process ends. The ranks
             of a machine share it if torchrun, Slurm (``srun``), Lightning or ``multiprocessing``
             started them, and they make their caches in the same order. Or a folder, best on a local
-            disk, which later programs find filled, and which several may use at once.
+            disk: later programs find it filled, and several may use it at once.
         transform: applied to each sample as it is handed out: the place for random augmentation.
         max_bytes: the most bytes to keep; None = in memory half of what is free now for all caches
-            together, on disk all but 5 % of it. What does not fit is made anew every time.
+            together, on disk all but 5 % of it. What does not fit is made again every time.
         version: the version of what samples are made from; another version does not find the
             samples of this one. Datasets of files with ``samples``, as ImageFolder has, need none:
             a file's size and modification time are checked whenever its sample is read from the
@@ -76,7 +76,7 @@ def cached(
 
 
 class CachedDataset(Dataset[T_co]):
-    """A map-style dataset whose samples are kept, made by :func:`cached`."""
+    """A map-style dataset whose samples are cached, made by :func:`cached`."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class CachedDataset(Dataset[T_co]):
         stamp: int,
     ) -> None:
         self.dataset = dataset
-        """The dataset whose samples are kept."""
+        """The dataset whose samples are cached."""
         self.transform = transform
         """The function that is applied to each sample as it is handed out."""
         self._store = store
@@ -110,7 +110,7 @@ class CachedDataset(Dataset[T_co]):
         return sample if self.transform is None else self.transform(sample)  # type: ignore[no-any-return]  # the user's function
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for a pickle; whoever loads it makes the stamp function anew."""
+        """Return the attributes to pickle; the stamp function is rebuilt when they are loaded."""
         return {**self.__dict__, "_stamp_of": self._stamp_of is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class CachedDataset(Dataset[T_co]):
             self._stamp_of = None
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark of a loader's report: what the cache holds, and this process's hits."""
+        """Return the remark for a loader's report: what the cache holds, this process's hits."""
         return (self._store.remark(len(self)),)
 
     def loading_counts(self) -> dict[str, int]:
@@ -141,7 +141,7 @@ class CachedDataset(Dataset[T_co]):
         return sample
 
     def _made(self, index: int, stamp: int) -> Any:
-        """Make a sample, and keep it."""
+        """Make a sample and cache it."""
         sample = self.dataset[index]
         self._compare("made", sample, index)
         try:
@@ -155,7 +155,7 @@ class CachedDataset(Dataset[T_co]):
         return sample
 
     def _compare(self, how: str, sample: Any, index: int) -> None:
-        """Compare one of the first samples with the same one made now."""
+        """Compare one of the first samples with the same sample made again."""
         if self._num_compared[how] >= _NUM_COMPARED:
             return
         self._num_compared[how] += 1
@@ -191,7 +191,7 @@ def _is_same(one: Any, two: Any) -> bool:
         return len(one) == len(two) and all(map(_is_same, one, two))
     if isinstance(one, float):
         return one == two or (one != one and two != two)
-    # Objects without a comparison of their own are taken for equal.
+    # Objects without their own ``__eq__`` count as equal.
     own: Any = type(one).__eq__
     return own is object.__eq__ or bool(one == two)
 

@@ -23,8 +23,8 @@ __all__ = ["CachedFiles"]
 class CachedFiles:
     """The bytes of files by path, from a store or, the first time, from the files themselves.
 
-    A file whose size or modification time has changed is read anew; with ``version``, files are not
-    checked.
+    A file whose size or modification time has changed is read again; with ``version``, files are
+    not checked.
     """
 
     def __init__(self, store: Store, version: str | int | None) -> None:
@@ -55,7 +55,7 @@ class CachedFiles:
         return self._store.counts()
 
     def remarks(self, num_files: int) -> tuple[str, ...]:
-        """Return the remark of a loader's report: what the cache holds, and this process's hits."""
+        """Return the remark for a loader's report: what the cache holds, this process's hits."""
         return (self._store.remark(num_files),)
 
     def _stamp(self, path: str) -> int:

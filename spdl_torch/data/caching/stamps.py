@@ -1,4 +1,4 @@
-"""Stamps, numbers that stand for a sample's origin: if one changes, the cached sample is stale."""
+"""Stamps: numbers that identify a sample's origin. If one changes, the cached sample is stale."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sample_stamps(dataset: Any, version: str) -> Callable[[int], int] | None:
 
 
 def identity_of(dataset: Any) -> str:
-    """Return a text that tells datasets apart: class, length, root, and how transforms print."""
+    """Return a string that tells datasets apart: class, length, root, ``repr`` of transforms."""
     parts = [type(dataset).__qualname__, str(len(dataset))]
     root = getattr(dataset, "root", None)
     parts.append(os.path.abspath(root) if isinstance(root, str | os.PathLike) else repr(root))

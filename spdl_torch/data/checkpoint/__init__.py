@@ -1,1 +1,1 @@
-"""The state of loading, which can be saved and loaded again."""
+"""The state of loading, which can be saved and restored."""

@@ -2,8 +2,8 @@
 
 If every stage maps one item to one, or aggregates, and nothing was dropped, the number of items
 that the trainer received gives the number of source items: the next pass begins after those. Once
-an op has dropped or failed an item it does not, and the pass then runs from its beginning, with the
-items that were handed out thrown away.
+an op has dropped or failed an item it does not: the pass then runs from its beginning, and the
+items that were already handed out are thrown away.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class PassProgress:
         return max(0, self.num_items - 1) * (self._per_output or 0)
 
     def throw_away(self, items: Iterator[Any]) -> None:
-        """Make the items that were handed out before the resume again, and drop them."""
+        """Make again, and drop, the items that were handed out before the resume."""
         if self._num_to_throw_away:
             _logger.info("PipelineDataset: making %d items again", self._num_to_throw_away)
         for _ in islice(items, self._num_to_throw_away):
@@ -240,8 +240,8 @@ class PassProgress:
 
 
 class Watched:
-    """A source that keeps its own state, with the state after each item that is in flight, as long
-    as states are wanted.
+    """A source that keeps its own state and, while states are wanted, the state after each item in
+    flight.
     """
 
     def __init__(
@@ -259,9 +259,8 @@ class Watched:
         self._progress = progress
         self._start = start
         self._own = OwnState(None, keeper, begun_from)
-        # The source's thread appends, and removes states that the trainer is past; the trainer's
-        # thread copies the deque, which is one step with a GIL and without, and looks through the
-        # copy.
+        # The source's thread appends, and removes states that the trainer has passed; the trainer's
+        # thread copies the deque, which is atomic with a GIL and without, and searches the copy.
         self._reached: deque[WorkerState] = deque([self._own.reached(start, ended=False)])
 
     def __iter__(self) -> Iterator[Any]:

@@ -105,7 +105,7 @@ class Progress:
             del drawn[oldest]
         self._before = self._num_in_order, self.local_samples, tuple(self._ahead), (), 0
         if number == self._num_in_order and not self._ahead:
-            # One line, which Ctrl-C cannot cut in two: there is no call between its ends.
+            # A single statement, which Ctrl-C cannot split: there is no call inside it.
             self.local_samples, self._num_in_order = drawn[number][0], number + 1
             return
         self._ahead.add(number)
@@ -144,8 +144,8 @@ class Progress:
 
     @property
     def given(self) -> tuple[int, int] | None:
-        """The sampler's epoch, and the samples of it that the trainer had on all ranks; None = a
-        sampler without epochs, or an iterable. Other threads may ask.
+        """The sampler's epoch, and how many of its samples the trainer has had on all ranks; None =
+        a sampler without epochs, or an iterable. Other threads may ask.
         """
         if self.workers or self.sampler_epoch is None:
             return None

@@ -6,7 +6,7 @@ only numbers and text, so it survives JSON and ``torch.load(weights_only=True)``
 Map-style datasets: the order is drawn again, from the generators as they were when the epoch began,
 and the samples that were handed out are skipped without loading them. This does not depend on the
 number of threads, on the batch size or, with a sampler that deals samples out to ranks in turn, on
-the number of ranks. Iterable datasets: every worker goes on where it was.
+the number of ranks. Iterable datasets: every worker continues where it was.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[list[
     states from which the order is drawn.
 
     torch's global generator is restored afterwards: the trainer's code draws from it too. A
-    generator that the user gave goes on from here as it did then.
+    generator that the user gave continues from here as it did then.
     """
     generators = generators_of(loader)
     if resume is None or resume.finished:
@@ -213,7 +213,7 @@ def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[list[
 
 
 def draw_again_from(loader: Any, states: list[torch.Tensor]) -> None:
-    """Put the generators back to ``states``, from before a draw."""
+    """Restore the generators to ``states``, taken before a draw."""
     for generator, state in zip(generators_of(loader), states, strict=True):
         generator.set_state(state)
 
@@ -339,7 +339,7 @@ def _set_states(generators: list[torch.Generator], states: tuple[str, ...]) -> N
             ) from error
 
 
-# Indices in a form that survives JSON: a tuple would come back as a list, another index.
+# Indices in a form that survives JSON: a tuple would come back as a list, which is another index.
 
 
 def packed_index(index: Any) -> Any:

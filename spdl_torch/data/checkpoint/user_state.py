@@ -3,7 +3,7 @@
 These objects are asked for their states only if somebody asks for the loader's. Their
 ``state_dict`` may serve another purpose (it takes arguments), may fail, and may be slow: plain
 loading must not be affected. A state is copied at once, because some objects return a container
-that they go on using.
+that they keep using.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pack a batch into a small pickle and large blocks, which are copied once: into a slab.
 
 Tensors and arrays of 64 KiB or more lie in the slab, and the trainer's batch views them. Smaller
-ones are in the pickle and get their own memory, so labels that are kept keep no images alive.
+ones are in the pickle and get their own memory, so keeping labels keeps no images alive.
 Everything else that pickle can handle is in the pickle too. torch's ``default_collate``, the rows
 of a ``TensorDataset`` and the batch kernel write straight into the slab.
 """
@@ -40,7 +40,7 @@ _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
 _ALIGNMENT = 128  # bytes; at least torch's alignment of tensors in host memory
-_INLINE_BYTES = 32 * 1024  # a longer pickle lies in the slab too, so that the pipe stays quick
+_INLINE_BYTES = 32 * 1024  # a longer pickle lies in the slab too, to keep the pipe fast
 
 
 class Packed(NamedTuple):
@@ -67,24 +67,24 @@ class PackedBatch(NamedTuple):
 
 
 class SlabWriter(threading.local):
-    """Offers the room of slabs for batches, and packs them. Each thread has its own lease and its
-    own end: it calls ``begin``, ``room`` for each large tensor, and ``pack``.
+    """Offers space in slabs for batches, and packs them. Each thread has its own lease and its own
+    write position: it calls ``begin``, ``room`` for each large tensor, and ``pack``.
     """
 
     def __init__(self, slabs: SlabPool) -> None:
-        # threading.local calls this on each thread that comes, with the same pool.
+        # threading.local calls this on each new thread, with the same pool.
         self._slabs = slabs
         self._lease: Lease | None = None
         self._end = 0  # of what lies in the slab
-        self._expected = 0  # the bytes of the batch before
+        self._expected = 0  # the bytes of the previous batch
 
     def begin(self) -> None:
-        """Begin a batch on this thread; one that was not packed sets its slab free."""
+        """Begin a batch on this thread; one that was not packed frees its slab."""
         self._lease, self._end = None, 0
 
     def room(self, num_bytes: int) -> torch.Tensor | None:
-        """Return bytes of the batch's slab for a tensor: uint8, one dimension; None = take any
-        other memory: the tensor is small, or does not fit.
+        """Return bytes of the batch's slab for a tensor: uint8, one dimension; None = use other
+        memory: the tensor is small, or does not fit.
         """
         if num_bytes < LARGE_BYTES:
             return None
@@ -121,7 +121,7 @@ class SlabWriter(threading.local):
         return PackedBatch(lease, bytes(body), tuple(spans))
 
     def _placed(self, contents: list[Any]) -> tuple[Lease | None, list[Span]]:
-        """Copy into a slab what does not lie there yet; return the spans of all."""
+        """Copy into a slab whatever does not lie there yet; return the spans of all."""
         lease, self._lease = self._lease, None
         if not contents:
             return None, []
@@ -188,7 +188,7 @@ def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
     batch = pickle.loads(content, buffers=parts)
     if mappings.are_locked and not is_moved_whole(batch):
         # A copy to the GPU that the loop itself begins is asynchronous from locked pages: the slab
-        # could be written again before the copy is done. From pageable memory it is synchronous.
+        # could be overwritten before the copy is done. From pageable memory it is synchronous.
         batch = pickle.loads(content, buffers=[part.copy() for part in parts])
     return replace(loaded, batch=batch)
 

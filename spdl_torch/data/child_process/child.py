@@ -56,8 +56,8 @@ class Beginning(NamedTuple):
     default_dtype: torch.dtype
     """torch's default dtype in the trainer, which worker threads there would use."""
     environment: dict[str, str] | None
-    """The trainer's environment, and its rank: a fork server's children have the environment of
-    the server's start. None = the child is forked, and has it."""
+    """The trainer's environment, and its rank: a fork server's children have the environment from
+    when the server started. None = the child is forked, and already has it."""
 
     @property
     def is_forked(self) -> bool:
@@ -68,7 +68,7 @@ class Beginning(NamedTuple):
 def main(connection: Connection, control: Connection | None, beginning: Beginning) -> None:
     """Run until the trainer hangs up, or is gone; then end the process.
 
-    ``control``: where the trainer's questions come from if there is one worker.
+    ``control``: the pipe for the trainer's questions, if there is one worker.
     """
     if beginning.is_forked:
         gc.freeze()  # collections would write to every page that is shared with the trainer
@@ -118,7 +118,7 @@ def _run_lone(
 
 
 def _opened(beginning: Beginning, uplink: Uplink) -> LoadSpec:
-    """Return the loader's configuration, and give this process the trainer's settings."""
+    """Return the loader's configuration, and apply the trainer's settings to this process."""
     torch.set_default_dtype(beginning.default_dtype)
     environment = beginning.environment
     if environment is not None:
@@ -156,7 +156,7 @@ class Child:
 
     def run(self) -> None:
         """Read messages until the other end is closed. Runs on the main thread."""
-        send = taking_over(self._run_sender)  # and the workers, which it starts, do likewise
+        send = taking_over(self._run_sender)  # so do the workers, which it starts
         sender = threading.Thread(target=send, name="spdl-sender", daemon=True)
         sender.start()
         try:

@@ -1,8 +1,8 @@
 """The trainer's end of the pipe, and the process at the other end.
 
 One thread, the receiver, starts the process, reads its messages and reaps it, so neither a zombie
-nor a running child is left. Only the receiver handles the child's resources, and Ctrl-C is never
-raised on it: if it comes while ``iter()`` waits for the start, nothing is left half done.
+nor a running child is left behind. Only the receiver handles the child's resources, and Ctrl-C is
+never raised on it: if it comes while ``iter()`` waits for the start, nothing is left half done.
 
 A forked child is started by the caller instead, as torch starts its workers: the child's main
 thread is then a copy of the caller's, with the thread-local and context variables that the dataset
@@ -103,8 +103,8 @@ class ChildConnection:
         self._is_lone = is_lone
         self._connection: Connection | None = None
         self._control: Connection | None = None  # for questions, if the child has one worker
-        # Where there is one, messages are written to it: a write that never waits takes half of the
-        # time of asking for room and then writing, which the thread that trains does for each job.
+        # If there is one, messages are written to it: a non-blocking write, which the training
+        # thread makes for each job, takes half the time of checking for room and then writing.
         self._outlet: socket.socket | None = None
         self._hook: socket.socket | None = None
         self._hook_lock = threading.RLock()  # re-entrant: a finalizer may hang up
@@ -186,7 +186,7 @@ class ChildConnection:
         return True
 
     def _say(self, content: bytes) -> None:
-        """Write a message, or leave it to somebody who may wait. _send_lock is held."""
+        """Write a message without waiting, and queue what does not fit. _send_lock is held."""
         if not self.is_up or self._connection is None:
             if not self.is_over:
                 self._backlog.append(content)
@@ -281,8 +281,8 @@ class ChildConnection:
             if hook is not None:
                 hook.shutdown(socket.SHUT_RDWR)
             elif child is not None and os.name != "posix":
-                # On posix, no hook means that the connection is closed, and the child knows: it has
-                # its seconds for the samples that it is fetching. Elsewhere there never is a hook.
+                # On POSIX, no hook means that the connection is closed, and the child knows: it has
+                # some seconds for the samples that it is fetching. Elsewhere there is never a hook.
                 child.kill()
         except (OSError, ValueError):
             pass  # it has ended
@@ -297,7 +297,7 @@ class ChildConnection:
 
     @property
     def was_killed(self) -> bool:
-        """Whether the child has ended, by none of this program's doing, and could be started."""
+        """Whether the child, now ended, could start and was not ended by this program itself."""
         at_fault = self._fatal or self._broken or self._is_cut_off or self._was_terminated
         return self._could_start and not at_fault and not self._is_hung_up
 
@@ -354,7 +354,7 @@ class ChildConnection:
                 self._has_tried()
             for _ in range(_MOST_LIVES):
                 self._live(forked)
-                # The signals that a forked child gets while it is started wait for its handlers.
+                # Signals that a forked child gets while it is being started wait for its handlers.
                 has_lived = self.is_up or self._is_hung_up or forked is not None
                 if has_lived or not self._met_a_signal():
                     break
@@ -483,7 +483,7 @@ class ChildConnection:
             try:
                 hook.shutdown(socket.SHUT_RDWR)  # ends a sender's wait for room, too
             except OSError:
-                pass  # the other side was quicker
+                pass  # the other side closed it first
         with self._write_lock, self._send_lock:
             own, self._connection, self._outlet = self._connection, None, None
             control, self._control = self._control, None
@@ -492,7 +492,7 @@ class ChildConnection:
                     each.close()
 
     def _reap(self, child: ChildProcess) -> None:
-        # One that was never up runs nothing of the user's, and may not hear that it is to end.
+        # A child that was never up runs no user code, and may not notice that it is to end.
         is_up_or_ends = self.is_up or not self._is_hung_up
         if not (is_up_or_ends and child.join(_END_SECONDS)):
             child.kill()
@@ -513,7 +513,7 @@ _live: LiveObjects[ChildConnection] = LiveObjects()
 
 
 def _forget_parents_connections() -> None:
-    """Close the connections in a forked process, which else keeps its parent's children alive."""
+    """Close the connections in a forked process: they would keep its parent's children alive."""
     for each in _live.now():
         each.forget()
 
@@ -526,7 +526,7 @@ def _descriptor_from(source: socket.socket) -> int:
     """Receive a descriptor. Raises: EOFError: the child is gone; OSError: it was not received."""
     try:
         return reduction.recvfds(source, 1)[0]
-    except ConnectionResetError as error:  # a job that it had not read yet went with it
+    except ConnectionResetError as error:  # a job that it had not read yet was lost
         raise EOFError from error
     except RuntimeError as error:  # this process had no free descriptor for it
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error

@@ -1,7 +1,7 @@
-"""Send the loader to the child: pickled while the process starts, opened by its main function.
+"""Send the loader to the child: pickled while the process starts, unpickled by its main function.
 
 Only while a process starts does multiprocessing pickle its own locks, queues and shared values. The
-pickle is opened late, so that an error in opening it can be reported to the trainer. Large arrays
+pickle is opened late, so that an error in doing so can be reported to the trainer. Large arrays
 and tensors are not in the pickle, but in memory that all children map: see ``shared_blocks``.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["InheritedSpec", "PickledSpec", "find_unpicklable", "shown"]
 
 _MOST_STEPS = 12  # the depth to which the search goes
-_MOST_MEMBERS = 1_000  # the members of one container that it looks at
+_MOST_MEMBERS = 1_000  # the members of one container that it examines
 
 
 class PickledSpec:
@@ -49,7 +49,7 @@ class PickledSpec:
 
 
 class InheritedSpec:
-    """A LoadSpec for a forked child, which has it in its memory."""
+    """A LoadSpec for a forked child, which already has it in memory."""
 
     def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
@@ -138,11 +138,11 @@ def _is_most_of_its_storage(tensor: torch.Tensor) -> bool:
 
 
 def _reduced_array(array: np.ndarray[Any, Any]) -> Any:
-    """Reduce an array as its own method does, but for what that would not let lie elsewhere."""
+    """Reduce an array as its own method does, but so that a large one can lie elsewhere."""
     if array.dtype.hasobject:
         return NotImplemented
     if not array.flags.writeable and pickle.DEFAULT_PROTOCOL < 5:
-        # torch sends by the default protocol: before Python 3.14 it knows no read-only arrays.
+        # torch uses the default protocol, which before Python 3.14 has no read-only arrays.
         if array.nbytes < LEAST_BLOCK_BYTES:
             return array.__reduce_ex__(4)
         array = np.asarray(_Writable(array))
@@ -155,7 +155,7 @@ class _Writable:
     """A read-only array's memory, offered to numpy as if it could be written."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self._array = array  # keeps the memory
+        self._array = array  # keeps the memory alive
         interface: Any = array.__array_interface__
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 

@@ -19,7 +19,7 @@ _large_size = struct.Struct("!iQ").pack
 
 
 def framed(content: bytes) -> bytes:
-    """Return a message as a ``Connection`` writes it and reads it: after its size."""
+    """Return a message as a ``Connection`` writes it and reads it: preceded by its size."""
     size = len(content)
     return (_size(size) if size <= _MOST_SIZE else _large_size(-1, size)) + content
 
@@ -27,8 +27,8 @@ def framed(content: bytes) -> bytes:
 def socket_of(connection: Connection) -> socket.socket | None:
     """Return another descriptor of a connection, as a socket; None = it is not a socket (Windows).
 
-    Call it while nobody reads or writes. A new socket has the process's default timeout; with one,
-    nobody waits on the connection any more: reads and writes of ``Connection`` fail instead.
+    Call it while nobody reads or writes. A new socket takes the process's default timeout; until it
+    is reset, here, reads and writes of ``Connection`` fail instead of waiting.
     """
     if os.name != "posix":
         return None

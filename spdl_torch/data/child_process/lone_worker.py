@@ -135,14 +135,14 @@ class LoneWorker:
 
 
 class _Epochs:
-    """The queue of epochs, as a worker takes from it: there is one at a time."""
+    """The queue of epochs as the worker sees it: it holds one at a time."""
 
     def __init__(self) -> None:
         self.closed = False
         self.next: Epoch | None = None
 
     def get(self) -> Epoch:
-        """Return the epoch that was begun last. Raises: ChannelClosed."""
+        """Return the latest epoch. Raises: ChannelClosed."""
         epoch, self.next = self.next, None
         if epoch is None:
             self.closed = True
@@ -151,8 +151,8 @@ class _Epochs:
 
 
 class _Turns:
-    """The connection as a worker sees it: a queue of jobs, and one of results. It is the main
-    thread's alone, so it needs no lock."""
+    """The connection as a worker sees it: a queue of jobs, and one of results. Only the main thread
+    uses it, so it needs no lock."""
 
     def __init__(self, connection: Connection, uplink: Uplink, new_epoch: Any) -> None:
         self.epochs: Any = _Epochs()

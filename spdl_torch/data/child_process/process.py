@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["ChildProcess", "server_is_anothers", "start_child"]
 
 _MOST_STARTS = 3
-_SERVER_END_SECONDS = 10.0  # for a fork server to end that takes no more requests
-_LOOK_SECONDS = 0.05  # between two looks at a process that ends, where there is no pidfd
+_SERVER_END_SECONDS = 10.0  # for a fork server that takes no more requests to end
+_LOOK_SECONDS = 0.05  # between two checks of an ending process, where there is no pidfd
 _TELL_SECONDS = 2.0  # for a fork server to report how its child ended
 
-# With a comment, so that no filter of the program's own is the same.
+# With a regex comment, so that it equals no filter of the program's own.
 _FORK_WARNING = "This process .* is multi-threaded, use of fork(?# silenced by spdl_torch)"
 
 _UNKNOWN_CODE = 255  # multiprocessing's, for a process whose fork server is gone
@@ -63,7 +63,7 @@ class ChildProcess:
         # Signals the child's end directly. multiprocessing's own sentinel of a fork server's child
         # is closed by the server, which may end before the child does.
         self._pidfd = _pidfd_of(self.pid)
-        # The child leaves SIGTERM to the trainer, but multiprocessing ends processes by it, on
+        # The child leaves SIGTERM to the trainer, but multiprocessing ends processes with it, on
         # request and at exit: give it another way.
         popen: Any = getattr(process, "_popen", None)  # private: without it, SIGTERM has no effect
         if popen is not None and os.name == "posix":
@@ -80,8 +80,8 @@ class ChildProcess:
         """Wait for the process to end; return False if it has not within ``seconds``."""
         if self._pidfd is not None:
             return bool(connection.wait([self._pidfd], seconds))
-        # A process that the dataset forked may hold the other end of what join() waits for, so look
-        # again and again.
+        # A process that the dataset forked may hold the other end of what join() waits for, so
+        # poll.
         end = monotonic() + seconds
         while self._process.exitcode is None and monotonic() < end:
             self._process.join(_LOOK_SECONDS)
@@ -115,7 +115,7 @@ class ChildProcess:
         """Release the resources of a process that has ended.
 
         Not by ``Process.close()``: after that, joining is an error, and at exit multiprocessing
-        joins the children that there were a moment ago, on another thread.
+        joins, on another thread, the children that existed a moment ago.
         """
         self.forget()
         popen: Any = getattr(self._process, "_popen", None)  # private: without it, freed later
@@ -126,7 +126,7 @@ class ChildProcess:
     def forget(self) -> None:
         """Close this forked process's descriptor: the child belongs to the parent.
 
-        multiprocessing, which does not know of ``os.fork()``, would end and join it at exit.
+        multiprocessing, which does not know of ``os.fork()``, would terminate and join it at exit.
         """
         getattr(processes, "_children", set()).discard(self._process)
         pidfd, self._pidfd = self._pidfd, None
@@ -178,9 +178,9 @@ def _start(process: BaseProcess, context: BaseContext) -> None:
 
 @contextmanager
 def _warning_of_others_alone() -> Iterator[None]:
-    """Let Python (3.12 and later) warn that a process with several threads is forked only if some
-    are not ours. Those rest, or wait for what the child never asks for; and torch's loader, which
-    forks before it has threads, would not warn of a program without threads of its own either.
+    """Let Python (3.12 and later) warn of forking a multi-threaded process only if some threads are
+    not ours. Ours rest, or wait for what the child never asks for; and with torch's loader, which
+    forks before it has threads, a program without threads of its own gets no warning either.
     """
     if sys.version_info < (3, 12):
         yield

@@ -71,7 +71,7 @@ _MOST_DEATHS = 2
 _MOST_REPLACED = 100
 """The number of children that are replaced in an epoch."""
 _LOOK_SECONDS = 0.1
-"""The time after which a loop that waits looks whether it is to fork a child."""
+"""The interval at which a waiting loop checks whether it has to fork a child."""
 
 
 class ProcessPool:
@@ -100,7 +100,7 @@ class ProcessPool:
         self._spec = replace(spec, finalize=None, device_index=None)
         self._has_turns = spec.has_turns
         self._context = context_of(context)
-        # Forked children have the trainer's memory; others share what is large of the dataset.
+        # Forked children have the trainer's memory; others share the dataset's large arrays.
         has_blocks = CAN_SHARE_BLOCKS and not forks(self._context)
         self._blocks = SharedBlocks() if has_blocks else None
         self._device_stage = device_stage
@@ -124,9 +124,9 @@ class ProcessPool:
         # Those that replace killed ones and get no jobs until they are up, which takes seconds.
         # Replaced and never changed, like _children, and only while _lock is held.
         self._late: tuple[WorkerProcess, ...] = ()
-        # Those that replace killed ones and are to be forked by the loop's thread, whose copies the
-        # others are too: see ChildConnection. A receiver appends, the loop's thread takes: each of
-        # these is one step of a deque.
+        # Those that replace killed ones and are to be forked by the loop's thread, of which the
+        # other children are copies too: see ChildConnection. A receiver appends, the loop's thread
+        # takes: both are atomic on a deque.
         self._unstarted: deque[WorkerProcess] = deque()
         self._lost: ChildConnection | None = None  # the child whose end ended the epoch
         self._deaths: dict[int, int] = {}  # by the number of the batch that was next
@@ -163,14 +163,14 @@ class ProcessPool:
             places = self._places_at_work() if self._late else self._places
             child = children[places[worker % len(places) if self._has_turns else 0]]
             if not self._has_turns:
-                for place in places:  # by hand: min() with its functions takes 5 µs
+                for place in places:  # by hand: min() with a key takes 5 µs
                     if len(children[place].jobs) < len(child.jobs):
                         child = children[place]
             child.submit(job)
 
     def _places_at_work(self) -> Sequence[int]:
         """Return the places of the children that are not late; all if every one is. _lock is held:
-        a receiver's thread asks, too.
+        a receiver's thread calls this, too.
         """
         self._late = tuple(child for child in self._late if not child.connection.is_up)
         children = self._children
@@ -201,7 +201,7 @@ class ProcessPool:
         return result if self._device_stage is None else self._device_stage.hand_over(result)
 
     def _awaited(self, epoch: Epoch, timeout: float | None) -> Result:
-        """Wait for the next result, and meanwhile fork the children that are to be."""
+        """Wait for the next result, and meanwhile fork the children that are due."""
         deadline = inf if timeout is None else monotonic() + timeout
         while True:
             if self._unstarted:
@@ -284,7 +284,7 @@ class ProcessPool:
         return self
 
     def rest(self) -> None:
-        """Keep the figures of an epoch that is over; see ``Pool.rest``."""
+        """Keep the statistics of an epoch that is over; see ``Pool.rest``."""
         self._part()
         self.stats.end()
 
@@ -296,7 +296,7 @@ class ProcessPool:
         epoch = self._epoch
         try:
             self.stats.end()
-        finally:  # the children end even if the figures fail
+        finally:  # the children end even if the statistics fail
             if epoch is not None:
                 epoch.close()
             self._epoch = None
@@ -305,7 +305,7 @@ class ProcessPool:
             self._end_children()
 
     def _end_children(self) -> None:
-        """Let the children end; if somebody traces, once a thread has kept their rows."""
+        """Let the children end; while tracing, only once a thread has kept their rows."""
         children, recorder = list(self._children.values()), self.stats.recorder
         is_left_to_thread = False
         try:
@@ -426,7 +426,7 @@ class ProcessPool:
             recorder.add_queue(2, "device batches", outlet.capacity)
             self._epochs.put(epoch)
         self._epoch = epoch
-        # A child may have ended before its receiver could see this epoch: nobody else looks.
+        # A child may have ended before its receiver could see this epoch: nobody else checks.
         for child in self._children.values():
             self._look_after(child)
 
@@ -440,7 +440,7 @@ class ProcessPool:
         """Change the number of children of one worker each, and return the new number.
 
         Waits until the processes of those that join exist, some milliseconds each. If one cannot be
-        started, the log says so, and the number no longer changes.
+        started, this is logged, and the number no longer changes.
         """
         epoch = self._running()
         assert not self._spec.has_turns, "guaranteed by the iterator"
@@ -460,7 +460,7 @@ class ProcessPool:
         return num_workers
 
     def _join(self, place: int, epoch: Epoch) -> bool:
-        """Let a child have that place, perhaps the one that is about to leave it."""
+        """Give that place to a child, perhaps to the one that is about to leave it."""
         with self._lock:
             if place in self._children:  # it has not left yet
                 return True
@@ -558,8 +558,8 @@ class ProcessPool:
                 self._late = (*self._late, successor)
             places = self._places_at_work() if is_late else (child.place,)
             for job in jobs:
-                # A successor gets them once it is up. Behind the jobs that another one has: if the
-                # batch kills it, too, it is its first again, and the second death is counted.
+                # A successor gets them once it is up. Another child gets them after its own jobs:
+                # if one kills it, too, that one is first again, and its second death is counted.
                 heir = min((self._children[n] for n in places), key=lambda each: len(each.jobs))
                 heir.submit(job)
         self.stats.replaced(child)  # before the log says so: whoever reads it finds it reported

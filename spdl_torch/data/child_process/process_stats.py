@@ -1,4 +1,4 @@
-"""A loader's figures when its workers run in other processes."""
+"""A loader's statistics when its workers run in other processes."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ __all__ = ["ProcessRecorder", "ProcessStats"]
 
 _ASK_SECONDS = 2.0
 _ROW = "worker process"  # the name of the children's rows in a trace
-_KEEP_SECONDS = 0.2  # at the end of an epoch, when children have nothing left to do
+_KEEP_SECONDS = 0.2  # at the end of an epoch, when the children have nothing left to do
 
 _Counters = TypeVar("_Counters", TaskCounters, ProbeCounters)
 
 
 class ProcessStats(PoolStats):
-    """The figures of workers in child processes.
+    """The statistics of workers in child processes.
 
-    The stages' figures are as of the last batch received of each child, the trainer's are current.
-    The probes' readings are the children's: their GIL, their cores.
+    The stages' statistics are as of the last batch received from each child; the trainer's are
+    current. The probes' readings are the children's: their GIL, their cores.
     """
 
     def __init__(self, *stages: Any) -> None:
         super().__init__(*stages)
-        # Changed under the lock, by the loop's thread and those that receive; replaced as a whole,
-        # so that other threads may go through it without.
+        # Changed under the lock, by the loop's thread and the receivers; replaced as a whole, so
+        # that other threads may iterate over it without the lock.
         self._children: tuple[weakref.ref[WorkerProcess], ...] = ()
         self._changing = threading.RLock()
         self._lost: list[bytes] = []  # the last readings of children that were killed
@@ -54,7 +54,7 @@ class ProcessStats(PoolStats):
 
     @property
     def children(self) -> list[WorkerProcess]:
-        """The children whose figures count, those that are gone left out."""
+        """The children whose statistics count, without those that are gone."""
         return [child for each in self._children if (child := each()) is not None]
 
     @property
@@ -63,7 +63,7 @@ class ProcessStats(PoolStats):
         return len(self._lost)
 
     def add(self, child: WorkerProcess) -> None:
-        """Count a child's figures in."""
+        """Include a child's statistics."""
         with self._changing:
             self._children = (*self._children, weakref.ref(child))
 
@@ -73,7 +73,7 @@ class ProcessStats(PoolStats):
         self._drop(child)
 
     def left(self, child: WorkerProcess) -> None:
-        """Keep what a child has counted and recorded that is about to end."""
+        """Keep what a child that is about to end has counted and recorded."""
         if isinstance(self.recorder, ProcessRecorder):
             self.recorder.keep_rows_of(child)
         self._left.append(child.latest or b"")
@@ -84,7 +84,7 @@ class ProcessStats(PoolStats):
             self._children = tuple(each for each in self._children if each() not in (None, child))
 
     def begin(self, epoch: Epoch) -> None:
-        """Read the figures of this epoch from now on."""
+        """Read the statistics of this epoch from now on."""
         self._lost, self._left = [], []
         if isinstance(self.recorder, ProcessRecorder):
             self.recorder.let_go()
@@ -144,7 +144,7 @@ class ProcessStats(PoolStats):
 
 
 def _sum(counters: list[_Counters]) -> _Counters:
-    """Add the counters of several processes up, field by field."""
+    """Add up the counters of several processes, field by field."""
     return reduce(_added, counters)
 
 
@@ -177,7 +177,7 @@ class ProcessRecorder(FlightRecorder):
         self._keeper: threading.Thread | None = None
 
     def keep(self) -> None:
-        """Keep the children's rows, before they are gone. Blocks, as a rule for a millisecond
+        """Keep the children's rows, before they are gone. Blocks, usually for a millisecond
         each."""
         self._kept = self._timelines(_KEEP_SECONDS)
 
@@ -227,7 +227,7 @@ class ProcessRecorder(FlightRecorder):
         self._left += self._answers_of([child], _KEEP_SECONDS)
 
     def _timelines(self, seconds: float) -> list[Timeline]:
-        """Ask the children that live; each has ``seconds`` to answer."""
+        """Ask the live children; each has ``seconds`` to answer."""
         stats = self._stats()
         return self._answers_of(() if stats is None else stats.children, seconds)
 

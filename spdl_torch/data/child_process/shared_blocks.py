@@ -2,8 +2,8 @@
 
 Where children are not forked, each gets the dataset as a pickle. Its large blocks are not in the
 pickle: the trainer writes them into one file without a name, in memory, and every child maps that
-file privately. So they exist once however many children there are, and what a child writes into
-them is a copy of its own, page by page, as after a fork.
+file privately. So they exist once however many children there are, and a child that writes to them
+gets its own copy, page by page, as after a fork.
 
 The file is freed with its last user: the pool, a child that is being started, or a mapping.
 """

@@ -7,8 +7,8 @@ mapping.
 
 A slab is free again when the last tensor of its batch has died in the trainer, and in the child,
 where a dataset may keep samples that were made in the slab. Nobody waits for that: if none is free
-the child makes another one. What bounds their number is that the trainer copies a batch out, and
-sets its slab free, if the loop keeps more than a few.
+the child makes another one. Their number is bounded because the trainer copies a batch out, and
+frees its slab, if the loop keeps more than a few.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class SlabPool:
     """The child's slabs. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a collection inside may drop a lease
+        self._lock = threading.RLock()  # a garbage collection inside may drop a lease
         self._slabs: dict[int, _Slab] = {}
         self._free: list[int] = []
         self._retired: list[int] = []
@@ -140,8 +140,8 @@ class SlabPool:
 
     def take(self, num_bytes: int, *, is_guess: bool = False) -> Lease:
         """Lease a free slab of at least ``num_bytes``, preferably the one used last, whose memory
-        is warm. If none is large enough, a new one replaces a free one: of that size, and where
-        batches grow up to an eighth larger.
+        is warm. If none is large enough, a new one replaces a free one: of that size or, where
+        batches grow, up to an eighth larger.
 
         is_guess: the batch may turn out to be larger.
         """
@@ -233,7 +233,7 @@ class Mappings:
     def lend(self, slab: int, num_bytes: int) -> np.ndarray[Any, Any]:
         """Return a slab's bytes to be viewed; when nothing views them any more, it is free."""
         region = self._regions[slab]
-        region.lock()  # where it was refused before, as others had all that may be locked
+        region.lock()  # in case it was refused before, when others had all that may be locked
         owner = region.array(num_bytes)
         if self.num_held >= self._most_held:
             self.num_copied += 1
@@ -257,7 +257,7 @@ class Mappings:
     def close(self) -> None:
         """Unmap all slabs. Batches that the loop still holds keep their own memory alive."""
         self._regions.clear()
-        self._region_of = Region  # the figures keep this object: drop the device stage from it
+        self._region_of = Region  # the statistics keep this object: drop the device stage from it
 
     def freed(self) -> Free:
         """Return the slabs that have become free since the last call."""

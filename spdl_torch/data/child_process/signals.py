@@ -1,4 +1,4 @@
-"""Leave signals to the trainer, also when its whole process group gets them.
+"""Leave signals to the trainer, even when its whole process group gets them.
 
 Ctrl-C goes to every process of a terminal, a batch system's SIGTERM or SIGUSR1 to every process of
 a job. Only the trainer knows what to do then (save a checkpoint, take some more batches for it,
@@ -59,9 +59,9 @@ def trainers_signals_held() -> Iterator[None]:
 def handlers_deferred() -> Iterator[None]:
     """Let the program's signal handlers run after the block, so that none raises in its middle.
 
-    Python runs them on the main thread; on another one there is nothing to do, nor inside of such a
-    block. Not by blocking the signals: the system would give them to another thread, and Python to
-    this one all the same.
+    Python runs them on the main thread; on another one there is nothing to do, nor inside such a
+    block. The signals are not blocked: the system would give them to another thread, and Python
+    would run their handlers on this one all the same.
     """
     global _deferral
     is_inside = _deferral is not None and _deferral.is_on
@@ -82,18 +82,18 @@ def handlers_deferred() -> Iterator[None]:
 
 
 class _Deferral:
-    """The handler of all signals that have one, for a while."""
+    """A temporary handler for all signals that have one."""
 
     def __init__(self) -> None:
         found = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._handlers: dict[int, Any] = {n: each for n, each in found.items() if callable(each)}
         self.is_on = True
-        """Whether signals are noted; False while the handlers are put back, and then."""
+        """Whether signals are noted; False while the handlers are put back, and afterwards."""
         self.noted: list[int] = []
         """The signals that came meanwhile."""
 
     def __call__(self, number: int, frame: Any) -> None:
-        # A handler that raises while they are put back leaves some in this one's care.
+        # If a handler raises while they are put back, this one stays in place of the rest.
         if self.is_on:
             self.noted.append(number)
         else:

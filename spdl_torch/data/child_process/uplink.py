@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Uplink"]
 
-_READINGS_NS = 100_000_000  # least time between readings sent; the last batch always has one
+_READINGS_NS = 100_000_000  # the minimum between readings sent; the last batch always has one
 
 
 class Uplink:

@@ -55,7 +55,7 @@ class WorkerProcess:
         """The jobs that it has not answered, in the order in which it got them. The pool guards
         them: its receivers and the trainer's thread change them."""
         self.epoch = 0
-        """The number of epochs that were begun in it, but for the first."""
+        """The number of epochs begun in it after the first."""
         self.latest: bytes | None = None
         """The pickle of its last ``Readings`` of this epoch."""
         self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=lock)
@@ -67,7 +67,7 @@ class WorkerProcess:
             torch.get_default_dtype(),
             None if is_forked else _environment(),
         )
-        # Weakly: the connection's thread must not keep this object, whose jobs hold user's indices.
+        # Weakly: the connection's thread must not keep this object, whose jobs hold user indices.
         own = weakref.ref(self)
 
         def hear_answer(answer: Answer) -> None:

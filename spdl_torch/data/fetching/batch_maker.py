@@ -79,7 +79,7 @@ class BatchMaker:
         )
         self._memory = collating.memory
         self.collate = collating.collate
-        """Collates the samples of a batch; the collating's own method, to save a call a batch."""
+        """Collates the samples of a batch: the bound method itself, to save a call per batch."""
 
     def make(self, first: int, index: Any, number: int) -> tuple[Any, Tries | None]:
         """Return batch ``number``, and the tries that it took if samples may fail.

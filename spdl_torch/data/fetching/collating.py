@@ -42,7 +42,7 @@ class Collating:
         describe: Callable[[int, Any], str],
     ) -> None:
         self._is_torchs = collate_fn is default_collate
-        # Of torch's batches all large tensors go to the device. Another function could keep views
+        # All large tensors of torch's batches go to the device. Another function could keep views
         # of the memory, from which the loop might begin copies that nobody knows of.
         self.memory = memory if is_torchs_collate(collate_fn) else None
         if self.memory is not None:
@@ -52,7 +52,7 @@ class Collating:
         self._cell = cell
         self._describe = describe
         self.has_begun = False
-        """Whether the worker's batch is being collated; its maker takes it back."""
+        """Whether the worker's batch is being collated; its maker resets this."""
 
     def collate(self, samples: Any, index: Any, number: int) -> Any:
         """Collate the samples into batch ``number``, for which the sampler gave ``index``.

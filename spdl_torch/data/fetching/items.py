@@ -92,7 +92,7 @@ class Items:
 
     def describe_batch(self, number: int, _index: object = None) -> str:
         """Name the items of batch ``number``, which were just taken, in one short line; an index
-        says nothing of them.
+        says nothing about them.
         """
         first, last = self._batch.first, self.num_taken - 1
         items = f"item {last}" if first >= last else f"items {first} to {last}"
@@ -113,7 +113,7 @@ class Items:
         return iterator
 
     def _pass_over(self, iterator: Iterator[Any], first: int) -> None:
-        """Make the items from number ``first`` on that were handed out again, and drop them.
+        """Make again, and drop, the items from number ``first`` on that were handed out.
 
         They draw the random numbers that they drew then, which may decide what comes after them.
         """

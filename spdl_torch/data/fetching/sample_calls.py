@@ -24,7 +24,7 @@ __all__ = [
 
 
 def samples_of_turns(dataset: Any, turns: Iterable[Any]) -> list[Any]:
-    """Return a sample for each index, as torch's own loader makes them: at its cost."""
+    """Return a sample for each index, as torch's own loader makes them: at the same cost."""
     return [dataset[index] for index in turns]
 
 

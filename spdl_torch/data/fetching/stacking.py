@@ -30,8 +30,8 @@ class Memory(Protocol):
         ...
 
     def room(self, num_bytes: int) -> torch.Tensor | None:
-        """Return memory for a tensor of the thread's batch: uint8, one dimension; None = take any
-        other.
+        """Return memory for a tensor of the thread's batch: uint8, one dimension; None = use other
+        memory.
         """
         ...
 
@@ -40,7 +40,7 @@ class Memory(Protocol):
         ...
 
     def end(self) -> None:
-        """Let go of the thread's batch, which is made."""
+        """Let go of the thread's batch, which is complete."""
         ...
 
 

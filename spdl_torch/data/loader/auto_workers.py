@@ -83,7 +83,7 @@ class LoaderTuner:
             self._state.meter.restart(skip=int(has_changed))
 
     def _others_work(self, pool: TunedPool) -> bool:
-        """Return whether the work has been given to others since the last look."""
+        """Return whether other workers have got the work since the last check."""
         if self._recorder is None:
             self._recorder = pool.stats.recorder
         return self._is_on_trial or pool.stats.recorder is not self._recorder

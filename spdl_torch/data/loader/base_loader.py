@@ -70,8 +70,8 @@ class BaseLoader(TorchDataLoader[T_co]):
         )
 
     def is_vouched_for(self, placement: Placement) -> bool:
-        """Return whether dataset and functions are known, or say, to be safe on threads; False
-        where no two workers share a process, without a look at them.
+        """Return whether dataset and functions are known, or declared, to be safe on threads;
+        False, without examining them, where no two workers share a process.
         """
         if self.isolation == "auto":  # on threads for no other reason
             return placement.num_processes == 0

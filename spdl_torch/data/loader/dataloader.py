@@ -104,7 +104,7 @@ class DataLoader(BaseLoader[T_co]):
         replace: with ``"skip"``, the next good sample (index + 1, ...) replaces one that fails, so
             batches stay whole and all ranks have the same number. Without it, a batch without any
             good sample is left out or, with several ranks, raises PipelineFailure.
-        stats: collect the figures that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
+        stats: collect the statistics that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
         snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted only with
             its default: ``state_dict()`` is exact after every batch.
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
@@ -229,10 +229,10 @@ class DataLoader(BaseLoader[T_co]):
         return [] if self._state.tuning is None else list(self._state.tuning.decisions)
 
     def snapshot(self) -> PipelineStats:
-        """Return the figures of the running epoch or, between epochs, of the last one: the stages
-        ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time that
-        the trainer waited. Its ``data`` has the dataset's own: the samples that each source of a
-        mixture gave, what a cache found, the waste of packs.
+        """Return the statistics of the running epoch or, between epochs, of the last one: the
+        stages ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time
+        that the trainer waited. Its ``data`` has the dataset's own: the samples that each source of
+        a mixture gave, what a cache found, the waste of packs.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
@@ -269,7 +269,7 @@ class DataLoader(BaseLoader[T_co]):
             self._state.cached_step = seconds
             self._state.stats = measured or self._state.stats
 
-        measured = self._state.stats  # the figures of a real epoch stay; keep() puts them back
+        measured = self._state.stats  # the statistics of a real epoch stay; keep() puts them back
         return cached_batches(self, num_batches, num_steps, keep)
 
     @property
@@ -311,7 +311,7 @@ class DataLoader(BaseLoader[T_co]):
         )
 
     def _remark_on_start(self, report: Report) -> str:
-        """Return the remark on workers that the next epoch would start anew, once it is known that
+        """Return the remark on workers that the next epoch would start again, once it is known that
         there are several epochs."""
         known, is_over = self._state, getattr(self._state.stats, "is_over", False)
         if known.first_seconds is None or known.num_epochs_begun < 2:
@@ -321,13 +321,13 @@ class DataLoader(BaseLoader[T_co]):
         return start_remark(report, known.first_seconds, known.start_seconds)
 
     def _with_data(self, stats: PipelineStats) -> PipelineStats:
-        """Return the figures with those of the dataset in place of what its workers counted."""
+        """Return the statistics with those of the dataset in place of what its workers counted."""
         progress = self._state.progress
         given = None if progress is None else progress.given
         return replace(stats, data=dataset_stats(self.dataset, stats.data, given))
 
     def _reports(self) -> list[Report]:
-        """Return the reports on all workers that had the work in this epoch, in order: each move
+        """Return the reports on all workers that did the work in this epoch, in order: each move
         begins another one.
         """
         before: Callable[[], Sequence[Report]] = getattr(self._state.stats, "reports_before", tuple)

@@ -118,7 +118,7 @@ class InlineIterator(EpochIterator):
                 collate_cell=cells[1],
             )
         # Keep the state's owner only: a reference to the maker, or to an iterator without a state,
-        # would outlive this object, whose dropping has to end them.
+        # would outlive this object, and dropping this object has to end them.
         items = self._maker.items
         if items is not None and items.progress(wanted=False).keeper is not None:
             self._progress.own = items.own_state
@@ -205,7 +205,7 @@ class InlineIterator(EpochIterator):
         return self._streams
 
     def stats(self) -> EpochStats:
-        """Return the figures; they stay readable after the end and do not keep this iterator
+        """Return the statistics; they stay readable after the end and do not keep this iterator
         alive.
         """
         return self._stats
@@ -217,10 +217,9 @@ class ThreadIterator(EpochIterator):
     As in torch, the trainer's thread advances the sampler: by ``prefetch_factor * num_workers``
     batches at ``iter()``, then by one at each ``next()``.
 
-    All state is that thread's alone; workers know the pool, and not this object. What can come
-    into the middle of it is Ctrl-C, after which the loop may go on: without the batch that was
-    being handed over, and to the end only if no job was being given out, which ``_is_cut_short``
-    keeps.
+    All state belongs to that thread alone; workers know the pool, not this object. Only Ctrl-C can
+    interrupt it, after which the loop may continue: without the batch that was being handed over,
+    and to the end only if no job was being given out, which ``_is_cut_short`` records.
     """
 
     def __init__(
@@ -247,7 +246,7 @@ class ThreadIterator(EpochIterator):
         # The pool does not refer to this object, so dropping it (Lightning's way to end a loader)
         # stops the threads. Register that before the first one starts: Ctrl-C may come between.
         self._finalizer = weakref.finalize(self, self._pool.request_stop)
-        # A second one: Ctrl-C may meet the first before it has done anything, and be dropped.
+        # A second one: Ctrl-C may cut the first off before it has done anything, and is swallowed.
         self._again = weakref.finalize(self, self._pool.request_stop)
         for finalizer in (self._finalizer, self._again):
             finalizer.atexit = False  # at exit the pool's thread group stops them
@@ -298,8 +297,8 @@ class ThreadIterator(EpochIterator):
                 self._tuner.begin()
             self._prime()
         except BaseException:
-            # Ctrl-C, the sampler's error: the workers are between two epochs, some in the next.
-            # They end, and the loader's next epoch begins with new ones.
+            # Ctrl-C, or an error of the sampler: the workers are between two epochs, some in the
+            # next. They end, and the loader's next epoch begins with new ones.
             loader._iterator = None
             self._finalizer()
             raise
@@ -462,7 +461,7 @@ class ThreadIterator(EpochIterator):
         return f"Waiting for {which}. {self._pool.at_work(awaited)}"
 
     def stats(self) -> EpochStats:
-        """Return this epoch's figures; they stay readable after its end and do not keep this
+        """Return this epoch's statistics; they stay readable after its end and do not keep this
         iterator alive.
         """
         return self._pool.stats

@@ -1,4 +1,4 @@
-"""The memory of a loader between epochs: progress, figures, tuning, and where to resume."""
+"""The memory of a loader between epochs: progress, statistics, tuning, and where to resume."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class LoaderState:
         self._num_processes: int | None = None
         self.moving = Moving()
         self.stats: EpochStats | None = None
-        """The figures of the running epoch or, between epochs, of the last one."""
+        """The statistics of the running epoch or, between epochs, of the last one."""
         self.tuning: TuningState | None = None
         """The findings of ``num_workers="auto"`` so far."""
         self.first_seconds: float | None = None
         """The time from the beginning of the last epoch to its first batch; None = there is none
         yet, or there are no workers."""
         self.start_seconds = 0.0
-        """The part of that time before the figures of the epoch begin."""
+        """The part of that time before the statistics of the epoch begin."""
         self.cached_step: float | None = None
         """The seconds of a training step over cached batches, if ``headspace()`` measured it."""
 
     def log_placement(self, placement: Placement) -> None:
-        """Log where the workers live, once and whenever that changes but by a move, which was
+        """Log where the workers live, once and whenever that changes, except by a move, which was
         logged."""
         is_new = placement.num_processes != self._num_processes
         self._num_processes = placement.num_processes

@@ -1,14 +1,13 @@
 """A pool that moves its workers from threads to processes when the GIL holds the threads up.
 
-The threads go on while the children are started. From then on the children get the jobs; the
-batches of the threads that are still to come are handed out first, so the order stays. The loop's
-rate decides after a while whether the children keep the work, and the loader remembers that for its
-next epochs.
+The threads keep working while the children are started. From then on the children get the jobs; the
+threads' outstanding batches are handed out first, so the order stays. The loop's rate decides after
+a while whether the children keep the work, and the loader remembers that for its next epochs.
 
 An epoch may be too short for that. So the time with threads, and that of the trial, are added up
 over epochs, and while the trial is on, epochs begin in children. An iterable dataset, which divides
-itself among its workers, moves in that way alone; within an epoch only map-style datasets do whose
-samples have random streams of their own: any worker makes any of their batches.
+itself among its workers, moves in that way alone; within an epoch only map-style datasets whose
+samples have their own random streams move: any worker can make any of their batches.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ __all__ = ["MovingPool", "settle"]
 _logger = logging.getLogger("spdl_torch.data")
 
 _LOOK_SECONDS = 0.6
-"""The time between two looks at the threads: the probe of the GIL needs half a second."""
+"""The time between two checks of the threads: the probe of the GIL needs half a second."""
 _HOLDS_UP = (Cause.GIL,)
 """The verdicts on the threads that lead to a trial of processes."""
 _LEAST_WAIT = 0.2
-"""The share of the time for which the loop has to wait, or moving could gain little."""
+"""The share of the time that the loop has to wait; below it, moving could gain little."""
 _LEAST_BATCHES = 8
 """The number of batches from which the threads' speed is known."""
 _TRIAL_SECONDS, _TRIAL_BATCHES = 0.5, 8
@@ -73,8 +72,8 @@ _TRIAL_EPOCHS, _LONG_TRIAL_SECONDS = 2, 2.0
 """The least number of epochs in a trial that begins with one, unless they take long: in the first
 one modules are imported and caches filled."""
 _LONGEST_START_SECONDS = 5.0
-"""The time from which forked children that are not ready wait, probably, for a thread or a lock
-that they have not."""
+"""The time after which forked children that are not ready are probably waiting for a thread or a
+lock that does not exist in them."""
 _GAIN = 1.1
 """The speedup of the loop from which the children keep the work; the noise of such windows is a
 few percent."""
@@ -203,7 +202,7 @@ class MovingPool:
         pool = self._segments[-1].pool
         if self._state is _State.STAYED:
             pool = self._threads
-        if self._state in (_State.CHILDREN, _State.STAYED):  # who does not work is not needed
+        if self._state in (_State.CHILDREN, _State.STAYED):  # the idle workers are not needed
             for each in (self._threads, self._children):
                 if each is not None and each is not pool:
                     each.stop()
@@ -218,7 +217,7 @@ class MovingPool:
     def submit(
         self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
     ) -> None:
-        """Submit a job to those who work now; see ``Pool.submit``."""
+        """Submit a job to the workers that have the work now; see ``Pool.submit``."""
         self._segments[-1].pool.submit(number, index, worker, first, wants_state=wants_state)
         self._num_submitted = number + 1
 
@@ -279,7 +278,7 @@ class MovingPool:
         return self._segments[-1].pool.tuned
 
     def rest(self) -> None:
-        """Keep the figures of an epoch that is over; see ``Pool.rest``."""
+        """Keep the statistics of an epoch that is over; see ``Pool.rest``."""
         self._keep_stats()
         self._segments[-1].pool.rest()
 
@@ -401,22 +400,17 @@ class MovingPool:
             return False
         if report.verdict.cause in _HOLDS_UP:
             return True
-        # The probe looks ten times a second: of epochs that are shorter it knows nothing.
+        # The probe samples ten times a second: it knows nothing of shorter epochs.
         if report.probes.gil_seconds is None and use_one_core(report.stats, report.pooled):
             return True
         stage = bottleneck_of(report.stats.stages)
         if stage is None:
             return False
         load = load_of(stage, report.stats.stages, report.pooled)
-        # What neither computes nor waits for storage may wait for the GIL whatever the probe says,
-        # and a trial shows it. CIFAR's pictures through Pillow let go of the GIL so often that the
-        # probe gets it at once, and two threads make fewer samples than one.
-        if report.verdict.cause is Cause.UNKNOWN and load.looks_like_gil:
-            return True
         return may_wait_for_gil(load, report.verdict.cause, report.probes)
 
     def _open(self) -> None:
-        """Start children, at first on a thread of its own: the loop goes on meanwhile."""
+        """Start children, at first on a separate thread: the loop goes on meanwhile."""
         try:
             children = self._open_children(self._threads.max_outstanding)
             self._children = children
@@ -431,7 +425,7 @@ class MovingPool:
         finally:
             # request_stop() sets the flag before it looks for children, and this looks for the flag
             # after they are there: so one of the two stops them, whoever comes first. Once they are
-            # open, the loop's thread may put others in their place: look at them once.
+            # open, the loop's thread may put others in their place: so read the attribute once.
             opened = self._children
             if self._is_stopped and opened is not None:
                 opened.request_stop()
@@ -460,7 +454,7 @@ class MovingPool:
 
     def _start_again(self, children: ProcessPool) -> None:
         """Fork children on the loop's thread, which takes as long as when torch's loader does it,
-        and is safe wherever that is: what is the thread's own stays in them.
+        and is safe wherever that is: they keep what belongs to the thread.
         """
         children.stop()  # at once: they have done nothing yet, and are killed
         self._children, self._are_open, self._opened_seconds = None, False, math.inf
@@ -530,7 +524,7 @@ def _not_started(error: BaseException) -> str:
 
 
 class _MovingStats:
-    """The figures of those who work now; where the workers lived, and what they did, of all."""
+    """The statistics of the present workers; the placements and the timeline of all so far."""
 
     def __init__(self, stats: PoolStats) -> None:
         self._now = stats
@@ -540,32 +534,32 @@ class _MovingStats:
         self._recorders_before: list[FlightRecorder] = []
 
     def begin(self, stats: PoolStats) -> None:
-        """Report these figures in a new epoch."""
+        """Report these statistics in a new epoch."""
         self.lead(stats)
         self._before = ((), ())
         self._placements_before, self._recorders_before = (), []
 
     def lead(self, stats: PoolStats) -> None:
-        """Report these figures from now on."""
+        """Report these statistics from now on."""
         stats.skipped = self._now.skipped
         last, leaving = self._before
         self._before = (last, (*leaving, self._now))
         self._now = stats
 
     def leave(self) -> None:
-        """Keep what is known of those who worked up to now, while others get the work."""
+        """Keep what is known of the present workers, as others get the work."""
         self._placements_before = self.report().placements
         if self._now.recorder is not None:
             self._recorders_before.append(self._now.recorder)
 
     def drained(self) -> None:
-        """Keep the figures of those who left first: all their batches are handed out."""
+        """Keep the statistics of those who left first: all their batches are handed out."""
         last, leaving = self._before
         if leaving:  # none once the epoch has ended
             self._before = ((*last, leaving[0].report()), leaving[1:])
 
     def reports_before(self) -> tuple[Report, ...]:
-        """Return the figures of those who had the work before in this epoch, in order."""
+        """Return the statistics of those who had the work before in this epoch, in order."""
         last, leaving = self._before
         return (*last, *(stats.report() for stats in leaving))
 
@@ -594,6 +588,6 @@ class _MovingStats:
         return now if now is None else joined([*before, now])
 
     def end(self) -> None:
-        """Keep the epoch's figures as they are now."""
+        """Keep the epoch's statistics as they are now."""
         self._before = (self.reports_before(), ())
         self._now.end()

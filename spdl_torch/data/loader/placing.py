@@ -65,7 +65,7 @@ def place(
 
 
 def is_vouched_for(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
-    """Return whether dataset and functions are known, or say, to be safe on threads."""
+    """Return whether dataset and functions are known, or declared, to be safe on threads."""
     return vouching_for(dataset, collate_fn, worker_init_fn).is_safe
 
 
@@ -76,7 +76,7 @@ def declares_safe(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
 
 
 def moved(num_workers: int, reason: str) -> Placement:
-    """Return the place of workers that have moved from threads to processes of their own."""
+    """Return the placement of workers that have moved from threads to processes of their own."""
     remedy = (
         "Threads would be as fast if samples were made in few calls that release the GIL, best a "
         'batch at a time (__getitems__); isolation="thread" keeps the workers there.'

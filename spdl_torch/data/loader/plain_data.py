@@ -16,7 +16,7 @@ __all__ = ["CONTAINERS", "is_plain_data"]
 CONTAINERS = (list, tuple, range, np.ndarray, torch.Tensor)
 
 _MOST_OBJECTS = 2_000_000
-"""The most objects that are looked at, at 15 to 50 ns each."""
+"""The most objects that are examined, at 15 to 50 ns each."""
 _VALUES = frozenset(
     {
         *(bool, int, float, complex, str, bytes, type(None), range),
@@ -27,8 +27,8 @@ _SEQUENCES = (list, tuple, set, frozenset)
 
 
 def is_plain_data(dataset: Any) -> bool:
-    """Return whether a container holds numbers, texts, arrays, tensors and plain containers of
-    such alone. Looking each of them up then runs no code that could keep state.
+    """Return whether a container holds nothing but numbers, strings, arrays, tensors and plain
+    containers of these. Looking any of them up then runs no code that could keep state.
     """
     groups = _groups([dataset], {type(dataset)})
     num_seen = 0
@@ -74,6 +74,6 @@ def _is_known(kind: type) -> bool:
 
 
 def _is_named_tuple(kind: type) -> bool:
-    """Return whether a type is a namedtuple whose entries are looked up as any tuple's."""
+    """Return whether a type is a namedtuple whose entries are looked up like any tuple's."""
     own = (kind.__getitem__, kind.__iter__) if issubclass(kind, tuple) else ()
     return hasattr(kind, "_fields") and own == (tuple.__getitem__, tuple.__iter__)

@@ -27,8 +27,8 @@ _LIBRARIES = ("torch", "torchvision", "spdl_torch")
 
 def is_stateless(function: Any) -> bool:
     """Return whether a transform or loader is None, or torchvision's, ours, or an exact
-    ``nn.Sequential``, and holds nothing but such and data: no function of the user's, as a hook
-    or an argument either.
+    ``nn.Sequential``, and holds nothing but the same and data: no function of the user's, not even
+    as a hook or an argument.
     """
     waiting, seen = [function], set()
     while waiting:
@@ -69,8 +69,8 @@ def _is_transform(kind: type) -> bool:
 
 
 def _is_libraries(value: Any) -> bool:
-    """Return whether a library has a class or function under its name: what wraps one, such as
-    ``lru_cache``, has its name and is another object.
+    """Return whether a library has this very class or function under its name: a wrapper, such as
+    ``lru_cache``, has that name but is another object.
     """
     module = str(value.__module__)  # of a function that was made by hand it may be None
     if module.partition(".")[0] not in _LIBRARIES:

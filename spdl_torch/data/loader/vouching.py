@@ -1,8 +1,8 @@
 """Find what vouches for a dataset on threads, or the part of it for which nothing does.
 
-A class is known by its exact type and stands in a table, with those of its attributes that belong
-to somebody else: these are looked at in turn. A class that does not stand there is not known,
-subclasses of known ones included.
+A class is known by its exact type and listed in a table, with those of its attributes that belong
+to somebody else: these are examined in turn. A class that is not listed is not known, subclasses of
+known ones included.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Vouching:
     declaring: Any = None
     """The dataset, or the first one inside it, that says ``thread_safe = True``."""
     covers_functions: bool = False
-    """Whether all that says so covers ``collate_fn`` and ``worker_init_fn`` as well."""
+    """Whether all that declare it cover ``collate_fn`` and ``worker_init_fn`` as well."""
 
     @property
     def is_safe(self) -> bool:
@@ -41,16 +41,16 @@ class Vouching:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parts:
-    """The attributes of a known class that hold what is somebody else's."""
+    """The attributes of a known class that hold somebody else's objects."""
 
     datasets: str = ""
-    """A dataset, or a list, tuple or dict of such."""
+    """A dataset, or a list, tuple or dict of them."""
     functions: tuple[str, ...] = ()
     """Transforms and loaders: they may keep no state."""
     collate: str = ""
     """A function that makes batches: it has to give them new memory."""
     containers: tuple[str, ...] = field(default=())
-    """Plain containers, whose entries are not looked at."""
+    """Plain containers, whose entries are not examined."""
 
 
 # By name, because importing some of them takes long.
@@ -132,8 +132,8 @@ def _look_inside(dataset: Any, parts: _Parts, depth: int) -> Vouching:
 def _declared(dataset: Any) -> bool | None:
     """Return what the dataset says of itself, on the object or in its own class; None = nothing.
 
-    Neither what ``__getattr__`` hands through from a dataset inside counts, nor what a base class
-    says, whose author does not know the subclass.
+    Neither what ``__getattr__`` forwards from a dataset inside counts, nor what a base class says,
+    whose author does not know the subclass.
     """
     own = getattr(dataset, "__dict__", None)
     if type(own) is dict and "thread_safe" in own:

@@ -27,7 +27,7 @@ class Reader(Protocol):
 
     name: str
     num_passes: int
-    """The number of passes that came to their end."""
+    """The number of passes that have ended."""
     num_items: int
     """The number of items taken in this pass."""
 
@@ -244,7 +244,7 @@ class MixedItems:
             raise
 
     def _is_last(self, ended: Any) -> bool:
-        """Return whether the epoch ends where a source has come to an end."""
+        """Return whether the epoch ends where a source has ended."""
         if self.stop == "never":
             return False
         others = (reader for reader in self._drawn() if reader is not ended)

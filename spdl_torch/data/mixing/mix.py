@@ -36,7 +36,7 @@ def mix(
             some are sources of ``spdl_torch.data.sources`` and the others map-style, it is a
             :class:`MixedSource` for a pipeline. If all are iterable datasets, such as
             ``PipelineDataset``, it is a :class:`MixedIterable` for a loader.
-        weights: a number for each source, of any sum; None = all alike. Or a schedule: a dict of
+        weights: a number for each source, of any sum; None = all equal. Or a schedule: a dict of
             such dicts by the number of the sample from which they apply:
             ``{0: {...}, 100_000: {...}}``. A mixture of map-style datasets counts samples over all
             epochs and ranks; other mixtures count them from the beginning of each epoch, in each

@@ -43,7 +43,7 @@ class Mixture(Dataset[T_co]):
     of their own; when all of them have come, they come again in another.
 
     Everything follows from the seed, the weights and the position: any position is reached at once,
-    in any order, and no order is stored. Up to some 8 million positions are kept once they are
+    in any order, and no order is stored. Up to some 8 million positions are cached once they are
     computed.
 
     If every source makes whole batches and gives each sample its own random stream, as
@@ -141,7 +141,7 @@ class Mixture(Dataset[T_co]):
         return dict(zip(self._names, counts.tolist(), strict=True))
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark of a loader's report on the sources' shares of the first epoch."""
+        """Return the remark for a loader's report on the sources' shares of the first epoch."""
         parts = [
             f"{count / max(1, self._length):.1%} {name} ({count / length:.2g} times its samples)"
             for (name, count), length in zip(
@@ -151,7 +151,7 @@ class Mixture(Dataset[T_co]):
         return (f"An epoch of the mixture is {', '.join(parts)}.",)
 
     def progress_remarks(self, epoch: int, num_samples: int) -> tuple[str, ...]:
-        """Return the remark of a loader's report on what each source has given: in the epoch up to
+        """Return the remark for a loader's report on what each source has given: in the epoch up to
         ``num_samples``, and in all epochs up to there.
         """
         first = epoch * self._length

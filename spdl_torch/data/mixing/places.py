@@ -108,7 +108,7 @@ class Places:
             first, length = first + len(segment.sources), length - len(segment.sources)
         parts = zip((sources, indices), self._dtypes, strict=True)
         arrays: list[Any] = [np.concatenate(each).astype(kind) for each, kind in parts]
-        views = [memoryview(each) for each in arrays]  # their items are ints, and come sooner
+        views = [memoryview(each) for each in arrays]  # their items are ints, and faster to read
         return _Block(*views)
 
     def _indices(self, sources: Indices, draws: Indices) -> Indices:

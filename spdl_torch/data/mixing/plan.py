@@ -8,7 +8,7 @@ of ``_TICKS / w`` ticks, at a tick of the stretch that a counter-based random nu
     positions       0     1  2     3  4  5            all of them in the order of their ticks
 
 So the number of a source's samples before any tick is known without computing earlier ones: it is
-the number of whole stretches, and one more if the tick in the current stretch has passed. At no
+the number of whole stretches, plus one if the tick in the current stretch has passed. At no
 tick is it more than one sample from the share, and nothing has to be remembered. Everything is
 computed in integers, so positions are the same wherever the computation begins.
 

@@ -26,7 +26,7 @@ class MixedSource(DataSource[T_co]):
     """Several sources as one, made by :func:`spdl_torch.data.mix`, for a pipeline.
 
     ``shard`` mixes the same part of every source. ``iterate(start)`` begins each source at the item
-    that is then its turn: at once if the source can, and knows its length.
+    whose turn it then is: at once if the source can, and knows its length.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class MixedSource(DataSource[T_co]):
 class MixedIterable(IterableDataset[T_co]):
     """Several iterable datasets as one, made by :func:`spdl_torch.data.mix`.
 
-    Each dataset divides itself among ranks and workers itself. The iterator's ``state_dict()``
+    Each dataset divides itself among ranks and workers. The iterator's ``state_dict()``
     has the position of each and the datasets' own states, if they keep any; a loader's state
     contains it.
     """

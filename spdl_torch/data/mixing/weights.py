@@ -25,7 +25,7 @@ class Shares(NamedTuple):
 
 
 def shares_of(names: Sequence[str], weights: Weights | None) -> tuple[Shares, ...]:
-    """Return the phases of a mixture, the first one at sample 0. None = all sources alike.
+    """Return the phases of a mixture, the first one at sample 0. None = all sources equal.
 
     Raises: TypeError, ValueError: see the messages.
     """

@@ -1,4 +1,4 @@
-"""Make one batch of the samples of a group: documents end to end, or padded to one shape."""
+"""Make one batch from the samples of a group: documents end to end, or padded to one shape."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class GroupedDataset(Dataset[Any]):
         return self.collate_fn(samples)
 
     def __len__(self) -> int:
-        """Refuse: every epoch has a number of groups of its own. Raises: TypeError."""
+        """Refuse: every epoch has its own number of groups. Raises: TypeError."""
         raise TypeError(
             "a grouped dataset has no length of its own: its sampler has one, for each epoch. Pass "
             "sampler=grouped.sampler() to the loader."
@@ -93,7 +93,7 @@ class GroupedDataset(Dataset[Any]):
         return 1 - plan.total / room if room else 0.0
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark of a loader's report on the groups of the first epoch."""
+        """Return the remark for a loader's report on the groups of the first epoch."""
         if self._plan is None:
             return ()
         number, what = len(self._plan.groups(0)), "padding" if self._padded else "unused"
@@ -150,7 +150,7 @@ class GroupedDataset(Dataset[Any]):
 
 
 class GroupSampler(DistributedSampler):
-    """This rank's groups of a grouped dataset, which is grouped anew in every epoch.
+    """This rank's groups of a grouped dataset, which is regrouped in every epoch.
 
     Arguments and members are those of :class:`spdl_torch.DistributedSampler`, which count groups
     here. Call ``set_epoch`` before each epoch. ``len()`` is that of the epoch that is set.

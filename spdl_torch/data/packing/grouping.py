@@ -33,8 +33,8 @@ def packed(sizes: Sizes, budget: int) -> tuple[NDArray[np.int64], list[int]]:
     """Group samples whose sizes together are within the budget: first-fit decreasing.
 
     Each pack takes the largest sample that still fits, until none does. The samples of a size are a
-    number and a place in the sorted order, so a step is a look into a table of sizes; of samples of
-    one size, those that came first are taken first.
+    count and a place in the sorted order, so a step is one lookup in a table of sizes; of samples
+    of one size, those that came first are taken first.
     """
     unit = -(-budget // _MOST_SIZES)  # large sizes are rounded up to units of 1/65536 of the budget
     capacity = budget // unit

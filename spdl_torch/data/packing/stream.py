@@ -84,7 +84,7 @@ class GroupedStream(IterableDataset[Any]):
         self._filled = [0, 0]  # size and room of the groups so far, by all threads
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the source, and of the groups' order, for iterations that begin."""
+        """Set the epoch of the source, and of the groups' order, for later iterations."""
         self._source.set_epoch(epoch)
         self._epoch = epoch
 
@@ -126,7 +126,7 @@ class GroupedStream(IterableDataset[Any]):
         return [[documents[number] for number in groups[turn]] for turn in turns]
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark of a loader's report on the waste so far. Worker processes make groups
+        """Return the remark for a loader's report on the waste so far. Worker processes make groups
         of their own, which this process does not see.
         """
         size, room = self._filled
@@ -209,7 +209,7 @@ class _GroupedItems:
         take turns at the groups, and a rank's workers at its groups.
         """
         num_items, number = begun.num_items, begun.first_group
-        # Rounds go on where the last one ended, perhaps in a run with another number of ranks.
+        # Rounds continue where the last one ended, perhaps in a run with another number of ranks.
         before = begun.next_group % self._ranks.count
         own: list[Any] = []
         for window in self._stream.windows(num_items):

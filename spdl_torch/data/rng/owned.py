@@ -114,7 +114,7 @@ class OwnedGenerators:
 
 
 def _may_hold_any(roots: tuple[Any, ...]) -> bool:
-    """Return False if no generator is reachable, having asked Python's garbage collector alone.
+    """Return False if no generator is reachable, asking only Python's garbage collector.
 
     The walk below names what it finds, and so asks objects for their ``__dict__``. Python 3.11 and
     3.12 keep attributes without one until then, and read them more slowly from then on: samples

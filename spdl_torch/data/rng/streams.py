@@ -73,8 +73,8 @@ class SampleStreams:
     for the main thread, while the program has no other (but daemons) and samples do draw: now and
     then the key looks whether they still do.
 
-    number: the worker's. by_mode: lead draws as where torch lacks the dispatch key, which gives the
-    same bits at a cost for every call.
+    number: the worker's. by_mode: redirect draws as where torch lacks the dispatch key, which gives
+    the same bits at a cost for every call.
     """
 
     def __init__(self, base_seed: int, number: int = 0, *, by_mode: bool = False) -> None:
@@ -335,7 +335,7 @@ def _others_may_draw() -> bool:
     """Return whether another thread of the program lives that is not a daemon.
 
     Daemons (progress bars' and loggers' threads, our own) are taken for helpers that draw nothing:
-    a look at each of their calls would cost every program that has one.
+    checking each of their calls would cost every program that has one.
     """
     own = threading.get_ident()
     return any(not each.daemon and each.ident != own for each in threading.enumerate())

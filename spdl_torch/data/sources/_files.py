@@ -24,7 +24,7 @@ class NamedFiles(ListSource[str]):
     _reader: Reader | None = None
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark of a report about the cache, if there is one."""
+        """Return the remark for a report about the cache, if there is one."""
         return () if self._reader is None else self._reader.loading_remarks(len(self._items))
 
     def _keep(

@@ -1,4 +1,4 @@
-"""Samples of shards by their places, which the shards' indexes give."""
+"""Samples of shards by their positions, found in the shards' indexes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NUM_THREADS = 16  # that read the indexes of remote shards
 
 
 class IndexedSamples:
-    """All samples of shards, numbered through, in the order of the shards.
+    """All samples of shards, numbered consecutively, in the order of the shards.
 
     It takes 24 bytes a sample and 4 a file.
 

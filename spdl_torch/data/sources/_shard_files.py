@@ -83,7 +83,7 @@ class ShardFiles:
         return content
 
     def remarks(self, num_bytes: int | None) -> tuple[str, ...]:
-        """Return the remark of a loader's report about the cache, if there is one."""
+        """Return the remark for a loader's report about the cache, if there is one."""
         if self._store is None:
             return ()
         return (self._store.remark(CachedBlocks.count(num_bytes or self._store.num_bytes)),)

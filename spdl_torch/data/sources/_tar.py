@@ -51,7 +51,7 @@ class TarShards(StreamSource[dict[str, Any]]):
         keeps its order.
     on_error: ``"skip"`` logs a shard that is damaged or cut short and goes on with the next one;
         the samples before the damage are yielded in both modes. A missing shard is an error.
-    retries: attempts to open a shard again, where reading had come to, when its connection is lost.
+    retries: attempts to open a shard again, where reading had stopped, when its connection is lost.
     max_sample_bytes: a larger sample counts as damaged or hostile.
     storage_options: options of fsspec's file system.
     index: whether to use the index beside each shard, ``x.index.json`` of ``x.tar``, which
@@ -170,7 +170,7 @@ class TarShards(StreamSource[dict[str, Any]]):
         return islice(self._mix.drawn(self._unmixed(0), self._epoch, *place), start, None)
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark of a loader's report about the cache, if there is one."""
+        """Return the remark for a loader's report about the cache, if there is one."""
         return self._files.remarks(None if self._indexed is None else self._indexed.num_bytes)
 
     def _with_index(self, cannot: str) -> IndexedSamples:
@@ -246,8 +246,8 @@ class TarShards(StreamSource[dict[str, Any]]):
                     yield sample
 
     def _unless_damaged(self, samples: Iterator[T]) -> Iterator[T]:
-        """Yield the samples of a shard, as far as it can be read or, with ``on_error="raise"``,
-        raise the error then."""
+        """Yield the samples of a shard, as far as it can be read; with ``on_error="raise"``, raise
+        the error then."""
         try:
             yield from samples
         except DecodeError as error:

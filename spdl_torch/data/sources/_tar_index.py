@@ -97,7 +97,7 @@ class TarIndex:
         self.files.crc32.append(crc32)
 
     def finish(self, end: int, num_bytes: int) -> None:
-        """Say where the last file ends, and how large the tar is."""
+        """Record where the last file ends, and how large the tar is."""
         self._end_sample(end)
         self.num_bytes = num_bytes
 
@@ -117,7 +117,7 @@ class TarIndex:
 
     @classmethod
     def from_json(cls, content: bytes, name: str) -> TarIndex:
-        """Return the index of a file's content. Raises: DecodeError: it is damaged, or none."""
+        """Parse the content of an index file. Raises: DecodeError: it is damaged, or no index."""
         try:
             found = json.loads(content)
             if found.pop("format") != _FORMAT or found.pop("version") != _VERSION:

@@ -1,4 +1,4 @@
-"""The child's end of ``child_pipelines``: an iterable as the dataset of a loader's one worker."""
+"""The child's end of ``pipelines``: an iterable as the dataset of a loader's one worker."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ __all__ = ["NOTHING", "Passes", "Sent", "SubprocessItems", "random_states"]
 
 T = TypeVar("T")
 
-_STATS_SECONDS = 0.1  # least time between readings sent; the end of a pass always has one
+_STATS_SECONDS = 0.1  # the minimum between readings sent; the end of a pass always has one
 
 
 class Sent(NamedTuple):
-    """An item as the child sends it, with the current figures if they are due."""
+    """An item as the child sends it, with the current statistics if they are due."""
 
     item: Any
     stats: PipelineStats | None
 
 
 class _Nothing:
-    """The type of ``NOTHING``, sent at the end of a pass with figures but no item. Unpickling gives
-    the same object."""
+    """The type of ``NOTHING``, sent at the end of a pass with statistics but no item. Unpickling
+    gives the same object."""
 
     def __reduce__(self) -> str:
         return "NOTHING"
@@ -50,7 +50,7 @@ NOTHING = _Nothing()
 
 class SubprocessItems(IterableDataset[Sent]):
     """The dataset of the child's one worker: makes the iterable there, and yields its items and
-    figures."""
+    statistics."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class SubprocessItems(IterableDataset[Sent]):
 
 
 def _stats_of(iterable: Any) -> PipelineStats | None:
-    """Read a pipeline's or a dataset's figures; None = it is neither, or nothing has run yet."""
+    """Read a pipeline's or a dataset's statistics; None = it is neither, or nothing has run yet."""
     try:
         figures = iterable.snapshot()
     except (AttributeError, TypeError, RuntimeError):
@@ -134,7 +134,7 @@ class Passes:
         return self._pipeline
 
     def snapshot(self) -> PipelineStats | None:
-        """Return the figures of the pipeline that runs, or ran last; None = there was none."""
+        """Return the statistics of the pipeline that runs, or ran last; None = there was none."""
         return None if self._pipeline is None else self._pipeline.snapshot()
 
 

@@ -208,8 +208,8 @@ class SubprocessIterable(Generic[T]):
             yield sent.item
 
     def snapshot(self) -> PipelineStats:
-        """Return the figures of the child's pipeline since it began, as of the last item received
-        or up to 0.1 s older.
+        """Return the statistics of the child's pipeline since it began, as of the last item
+        received or up to 0.1 s older.
 
         Raises: RuntimeError: no item has come yet, or the child does not run a pipeline.
         """

@@ -6,12 +6,12 @@ has a job, as where training waits for validation. Workers that only wait for st
 core nor the GIL, so the limit doubles as long as both have room, and is halved as long as they
 have none.
 
-Threads of persistent loaders whose epoch is over are let go beyond a number, those first that have
-rested longest. Their workers stay, and get new threads with the next epoch.
+Beyond a number, threads of persistent loaders whose epoch is over are let go, those that have
+rested longest first. Their workers stay, and get new threads with the next epoch.
 
 A job waits for its turn before it begins, never within. A worker that itself waits for another
-loader's batch gives its turn away. Whatever else workers wait for, after a second without any
-job's end one more may run: nothing waits forever.
+loader's batch gives its turn away. Whatever else workers wait for, after a second in which no job
+ends, one more may run: nothing waits forever.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 __all__ = ["Member", "ThreadBudget", "budget"]
 
 _LOOK_SECONDS = 0.6
-"""The time between two looks at the cores: the probe of the GIL needs half a second."""
+"""The time between two checks of the cores: the probe of the GIL needs half a second."""
 _LONGEST_WINDOW = 3
-"""From so many such times between two looks on, the cores may have been idle for want of jobs."""
+"""With so many such times between two checks, cores may have been idle for lack of jobs."""
 _STUCK_SECONDS = 1.0
-"""The time without any job's end after which one more may run."""
+"""The time in which no job ends, after which one more may run."""
 _ROOM = 0.7
 """The share of the cores below which there is room for more."""
 _ONE_CORE = (0.7, 1.35)
 """The cores that workers use together where the GIL may be what limits them."""
 _GIL_TAKEN = 0.2
-"""The wait for the GIL, over the switch interval, from which it counts as taken."""
+"""The wait for the GIL, as a share of the switch interval, from which it counts as taken."""
 _MOST_RESTING = 64
 """The number of threads that may rest, at least: together they take about 7 MB."""
 
@@ -95,7 +95,7 @@ class ThreadBudget:
         """Whether jobs have to take turns."""
         self._num_cores = num_cores  # None = yet to be read
         # Re-entrant: a finalizer may end a pool on a thread that is inside one of the methods. So
-        # the dictionaries are replaced and never changed, and may have one more pool that is gone.
+        # the dictionaries are replaced and never changed, and may still hold a pool that is gone.
         self._lock = threading.RLock()
         self._own = threading.local()  # the activity of the thread's own worker
         self._active: _Pools = {}
@@ -166,7 +166,7 @@ class ThreadBudget:
         if activity.job is None or activity.has_turn:
             return
         self._let_run(activity)
-        # The worker clears its job first and looks for its turn then, so one of the two sees the
+        # The worker clears its job first and then checks for a turn, so one of the two sees the
         # other.
         if activity.job is None:
             self.leave(activity)
@@ -183,7 +183,7 @@ class ThreadBudget:
         """
         waiter = _Waiter(activity, results)
         if monotonic() - self._last_look >= _LOOK_SECONDS:
-            self._look()  # a worker that waits looks, too; but waits may be short, or none
+            self._look()  # a waiting worker does, too; but waits may be short, or none
         with self._lock:
             if activity.has_turn:
                 return
@@ -196,7 +196,7 @@ class ThreadBudget:
         try:
             # Enlisted first, looked second: close() either finds the waiter or is seen here.
             while not (results.closed or activity.has_turn):
-                # Of thousands that wait, the one that will wait longest looks for all of them.
+                # Of thousands that wait, only the one that will wait longest checks, for all.
                 is_last = _last_of(self._waiters) is waiter
                 if not waiter.turn.acquire(timeout=_LOOK_SECONDS if is_last else -1):
                     self._look()
@@ -219,7 +219,7 @@ class ThreadBudget:
     def lend(self) -> None:
         """Give the calling thread's turn away, if it has one: its job waits for another loader.
 
-        The job goes on without one: to wait for a turn within a job might never end.
+        The job goes on without one: waiting for a turn within a job might never end.
         """
         activity: Activity | None = getattr(self._own, "activity", None)
         if activity is not None and activity.has_turn:
@@ -275,8 +275,8 @@ class ThreadBudget:
                 return
 
     def _look(self) -> None:
-        """Raise the limit where cores and GIL have room, else lower it; let one more run where
-        nothing ends."""
+        """Raise the limit where cores and GIL have room, else lower it; let one more job run if
+        none has ended for long."""
         with self._lock:
             now = monotonic()
             if (since_last := now - self._last_look) >= _LOOK_SECONDS:

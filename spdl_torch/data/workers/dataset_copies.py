@@ -1,4 +1,4 @@
-"""A worker's own copy of the dataset, as a forked process would have, without the memory."""
+"""A worker's own copy of the dataset, as a forked process would have, but sharing the memory."""
 
 from __future__ import annotations
 

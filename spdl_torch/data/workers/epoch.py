@@ -1,4 +1,4 @@
-"""One pass over the dataset: its queues, and the readings from which its figures start."""
+"""One pass over the dataset: its queues, and the readings from which its statistics start."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Epoch:
             self.results.put(result)
 
     def record_bad(self, result: Result) -> None:
-        """Record when samples failed that are left out."""
+        """Record the failures of samples that are left out, or were replaced."""
         for each in () if result.tries is None else result.tries.bad:
             self.recorder.failed("fetch", result.number, each.error, key=describe(each.key))
 

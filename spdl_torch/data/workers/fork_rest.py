@@ -2,7 +2,7 @@
 
 A forked child has the memory of all threads, but only the thread that forked. A lock that another
 one held at that moment (of HDF5, of a logger, of the dataset's own) stays held in the child for
-ever. Between two jobs a worker is in no code of the dataset's, so it waits there until the fork is
+ever. Between two jobs a worker runs no code of the dataset's, so it waits there until the fork is
 done.
 """
 
@@ -59,14 +59,14 @@ def begin_job(activity: Activity, job: Job) -> None:
 
 @contextmanager
 def workers_at_rest() -> Iterator[None]:
-    """Wait up to a second for all workers to finish their jobs, and keep them from others until
-    the block ends, and those of other threads that fork at the same time."""
+    """Wait up to a second for all workers to finish their jobs, and keep them from beginning others
+    until this block ends, and those of other threads that fork at the same time."""
     fork = object()
     try:
         with _listing:
             _forks.add(fork)
             _may_work.clear()
-        # Not by notification: a worker would have to take a lock after each job, to no other end.
+        # Not by notification: for this alone, a worker would have to take a lock after each job.
         deadline = monotonic() + _LONGEST_SECONDS
         while _anybody_works() and monotonic() < deadline:
             sleep(_LOOK_SECONDS)

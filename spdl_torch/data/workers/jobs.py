@@ -19,7 +19,7 @@ class Loaded:
 
     number: int
     batch: Any
-    """On its way to a device, what receives it; replaced by the batch at the hand-over."""
+    """The batch; on its way to a device, what receives it, until the hand-over."""
     progress: WorkerState | None = None
     """The state of the worker's iterable after this batch; None = map-style."""
     tries: Tries | None = None

@@ -53,8 +53,8 @@ class LoadSpec:
     all_workers: int | None = None
     """The number of workers of all processes together; None = there is only this one."""
     is_vouched_for: bool = False
-    """Whether the dataset and its functions are known, or say, to be safe on threads: workers then
-    share what is in it. If not, each worker thread gets a private copy of its whole state."""
+    """Whether the dataset and its functions are known, or declared, to be safe on threads: workers
+    then share what is in it. If not, each worker thread gets a private copy of its whole state."""
     memory: Memory | None = None
     """The memory in which batches are made: pinned if they go to a device, shared if they go to
     another process; None = ordinary memory."""

@@ -62,9 +62,9 @@ class Moving:
         """Whether epochs begin in processes, until their speed is known."""
         self.threads, self.children = Tally(), Tally()
         self.unlooked_seconds = 0.0
-        """The loop's time with threads since somebody looked at what holds them up."""
+        """The loop's time with threads since the last check of what holds them up."""
         self.stats: PipelineStats | None = None
-        """The threads' figures of their last whole epoch."""
+        """The threads' statistics of their last whole epoch."""
         self.probes_before: ProbeCounters | None = None
         """The probes' counters when the first epoch began."""
         self._num_batches, self._num_batches_before = 0, 0
@@ -87,8 +87,8 @@ class Moving:
     def gain(self) -> float:
         """The speed of the loop with processes over that with threads.
 
-        Where epochs have begun with both kinds of workers, this is a whole epoch, with its start;
-        else it is the time of a batch.
+        Where epochs have begun with both kinds of workers, whole epochs are compared, with their
+        start; else the time of a batch.
         """
         threads, children = self.threads, self.children
         num_batches = max(self._num_batches, self._num_batches_before)

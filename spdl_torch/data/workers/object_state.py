@@ -60,7 +60,7 @@ _IMMUTABLE_BASES = (
     *(int, float, str, bytes, type, enum.Enum, pathlib.PurePath, datetime.date, datetime.time),
     *(np.generic, np.dtype, logging.Logger),
 )
-# Written in C, and copied as pickle would: their contents are seen.
+# Written in C, and copied as pickle would: their contents are visible.
 _SEEN_THROUGH = (
     *(collections.deque, collections.OrderedDict, collections.defaultdict),
     *(types.SimpleNamespace, io.BytesIO, io.StringIO),
@@ -177,7 +177,7 @@ def can_be_written(array: Any) -> bool:
 
 
 def bytes_in(state: Any) -> int:
-    """Return the bytes that a state which was just made holds."""
+    """Return the size in bytes of a state that was just made."""
     values = state.values() if type(state) is dict else state
     if type(values) not in (list, tuple) and type(state) is not dict:
         return len(state) if isinstance(state, bytes) else 0

@@ -20,7 +20,7 @@ class Pool(Protocol):
 
     @property
     def stats(self) -> EpochStats:
-        """The figures of the epoch that runs or, between epochs, of the last one."""
+        """The statistics of the epoch that runs or, between epochs, of the last one."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class Pool(Protocol):
         ...
 
     def rest(self) -> None:
-        """Keep the figures of an epoch that is over; the workers stay for the next one."""
+        """Keep the statistics of an epoch that is over; the workers stay for the next one."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class SinglePool(Pool, Protocol):
 
     @property
     def stats(self) -> PoolStats:
-        """The figures of the epoch that runs or, between epochs, of the last one."""
+        """The statistics of the epoch that runs or, between epochs, of the last one."""
         ...
 
 
@@ -84,7 +84,7 @@ class TunedPool(Protocol):
 
     @property
     def stats(self) -> PoolStats:
-        """The figures of its epoch."""
+        """The statistics of its epoch."""
         ...
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:

@@ -18,11 +18,11 @@ _ALIGNMENT = 64
 
 
 class TornMemory(Exception):
-    """Memory, a part of which was copied before."""
+    """Raised for memory of which a part has already been copied."""
 
 
 class PrivateMemory:
-    """The copies of one worker, by where their originals lie."""
+    """The copies of one worker, by the addresses of their originals."""
 
     def __init__(self) -> None:
         self._regions: list[tuple[int, int, np.ndarray[Any, Any]]] = []

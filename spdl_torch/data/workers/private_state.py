@@ -3,7 +3,7 @@
 Deep, but for what cannot change (numbers, texts, functions, ...), for large arrays and tensors,
 which are shared and guarded, and for locks and queues, which are made to be shared. An attribute
 of a dataset is private as a whole or, if it would take too much time or memory, or holds something
-that cannot be copied, shared as a whole, and said so.
+that cannot be copied, shared as a whole, which is reported.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def _text(where: _Where | None) -> str:
 
 
 class _Shared(Exception):
-    """A value that is not to be copied, and why."""
+    """Raised for a value that is not to be copied; its text says why."""
 
 
 class PrivateState:
-    """Makes one worker's copies. Objects that are one stay one, in functions and datasets."""
+    """Makes one worker's copies. An object that functions and datasets share has one copy."""
 
     def __init__(self) -> None:
         self.arrays = SharedArrays()
@@ -85,7 +85,7 @@ class PrivateState:
         """Sentences on what all workers share though it may be written."""
         self._memory = PrivateMemory()
         self._memo: dict[int, Any] = {}  # own objects by the ids of the originals, as deepcopy has
-        self._kept: list[Any] = []  # the originals: ids of others must not be theirs
+        self._kept: list[Any] = []  # the originals, alive so that their ids are not reused
         self._num_left, self._bytes_left = _MOST_OBJECTS, _MOST_BYTES
 
     def dataset(self, dataset: Any, name: str = "dataset") -> Any:
@@ -141,7 +141,7 @@ class PrivateState:
             why = "another attribute views a part of its memory"
         except Exception as error:  # of the user's methods that copying calls
             why = _reason(error)
-        while len(self._memo) > num_known:  # forget the halves, which came last
+        while len(self._memo) > num_known:  # drop the partial copies, which came last
             self._memo.popitem()
         self._bytes_left = bytes_left
         del self._kept[kept:]
@@ -295,7 +295,7 @@ class PrivateState:
         return self._note(value, own)
 
     def _is_to_be_shared(self, value: Any) -> bool:
-        """Return whether an array or tensor, or what it views, is large; else take its bytes."""
+        """Return whether an array or tensor, or what it views, is large; else count its bytes."""
         num_bytes = root_bytes(value)
         if num_bytes >= _LARGE_BYTES or num_bytes > self._bytes_left:
             return True
@@ -344,7 +344,7 @@ class PrivateState:
         return own
 
     def _weigh(self, value: Any) -> None:
-        """Take what the arrays weigh that an object with a ``__deepcopy__`` of its own leads to."""
+        """Count the bytes of arrays reachable from an object with its own ``__deepcopy__``."""
         waiting, seen = [value], {id(value): value}
         while waiting:
             each = waiting.pop()
@@ -352,7 +352,7 @@ class PrivateState:
                 self._take(each.nbytes if hasattr(each, "nbytes") else len(each))
                 continue
             for member in gc.get_referents(each):
-                # A function leads to all of its module, which nobody copies.
+                # A function refers to its whole module, which nobody copies.
                 is_code = is_immutable(type(member)) or isinstance(member, types.FunctionType)
                 if id(member) not in seen and not is_code:
                     seen[id(member)] = member
@@ -360,7 +360,7 @@ class PrivateState:
             self._expect(len(seen))
 
     def _by_parts(self, value: Any, where: _Where) -> Any:
-        """Copy an object as pickle takes it apart and puts it together."""
+        """Copy an object the way pickle takes it apart and puts it together."""
         try:
             reduced: Any = value.__reduce_ex__(4)
         except TypeError:  # handles, iterators: pickle refuses

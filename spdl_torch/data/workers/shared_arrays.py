@@ -1,15 +1,16 @@
 """Large arrays and tensors of a dataset, which worker threads share and may not write.
 
-An array is given to each worker as a read-only view: a write is numpy's own error, which gets a
+An array is given to each worker as a read-only view: a write raises numpy's own error, which gets a
 note. Tensors have no such flag, so each worker gets an alias that counts its own writes: after
-each batch the worker looks at the counters.
+each batch the worker checks the counters.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import (
@@ -20,13 +21,10 @@ from torch.utils.data._utils.collate import (
 from ...pipeline.failures import attach_note
 from ..fetching.stacking import collate_arrays
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["SharedArrays", "collate_read_only", "convert_read_only"]
+__all__ = ["SharedArrays", "collate_read_only"]
 
 _MOST_LOOKED_AT = 256
-"""The most tensors that are looked at after one batch; the next batch looks at the next ones."""
+"""The most tensors that are checked after one batch; the next batch checks the next ones."""
 _MOST_NAMED = 4
 _REFUSALS = ("read-only", "readonly", "read only", "read-write", "not writ")
 
@@ -44,11 +42,17 @@ class SharedArrays:
         self._arrays: list[str] = []
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._versions: list[int] = []
-        self._next = 0  # the tensor at which the next look begins
+        self._storages: set[int] = set()  # the addresses of the tensors' memory
+        self._next = 0  # the tensor at which the next check begins
 
     @property
     def has_arrays(self) -> bool:
         return bool(self._arrays)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is shared."""
+        return not (self._arrays or self._tensors)
 
     def array(self, path: str, shared: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return a read-only view of a shared array."""
@@ -62,10 +66,23 @@ class SharedArrays:
         alias = shared.data
         self._tensors.append((f"{path} ({_size(alias.nbytes)})", alias))
         self._versions.append(alias._version)
+        if alias.layout is torch.strided:
+            self._storages.add(alias.untyped_storage().data_ptr())
         return alias
 
+    def convert(self, sample: Any) -> Any:
+        """Return ``default_convert(sample)`` with what views shared memory copied: the loop may
+        write to its tensors."""
+        converted = cast("Any", default_convert)(tree_map_only(np.ndarray, _owned, sample))
+        return tree_map_only(torch.Tensor, self._owned_tensor, converted)
+
+    def _owned_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in self._storages else tensor
+
     def look(self) -> BaseException | None:
-        """Return an error if a tensor was written since it was last looked at, else None."""
+        """Return an error if a tensor was written since it was last checked, else None."""
         number = len(self._tensors)
         if not number:
             return None
@@ -107,13 +124,6 @@ def collate_read_only(samples: Any) -> Any:
     written here, and the batch has memory of its own.
     """
     return torch_collate(samples, collate_fn_map=_functions())
-
-
-def convert_read_only(sample: Any) -> Any:
-    """Return ``default_convert(sample)``, in which what all share is copied: the tensors that the
-    loop gets are its own, to write as well.
-    """
-    return cast("Any", default_convert)(tree_map_only(np.ndarray, _owned, sample))
 
 
 def _owned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

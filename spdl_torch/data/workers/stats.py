@@ -1,4 +1,4 @@
-"""A loader's figures, computed from the counters of its threads and queues."""
+"""A loader's statistics, computed from the counters of its threads and queues."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ _ENOUGH_SAMPLES = 1_000
 
 
 class EpochStats(Protocol):
-    """A loader's figures: of the running epoch or, after it, of the last one."""
+    """A loader's statistics: of the running epoch or, after it, of the last one."""
 
     skipped: SkippedSamples | None
     """The samples left out; None = samples may not fail."""
 
     def snapshot(self) -> PipelineStats:
-        """Return the figures alone."""
+        """Return the statistics alone."""
         ...
 
     def report(self) -> Report:
-        """Return the figures with the probes' readings and the verdict, which cost more."""
+        """Return the statistics with the probes' readings and the verdict, which cost more."""
         ...
 
     def timeline(self) -> Timeline | None:
@@ -115,7 +115,7 @@ class DatasetCounts:
 
 
 class PoolStats:
-    """The figures of the epoch on a loader's threads or, after they have ended, of the last one."""
+    """The statistics of the epoch on a loader's threads or, once they have ended, of the last."""
 
     def __init__(
         self,
@@ -135,8 +135,8 @@ class PoolStats:
         """Where the workers live from the next epoch on, and why; None = somebody else says."""
         self._placements: tuple[Placement, ...] = ()  # where they have lived in this epoch
         self.workers = ThreadCount(fetch.info.concurrency)
-        # One thread begins and ends epochs; any other may ask for the figures meanwhile. So each
-        # method reads this once, and goes on with what it found.
+        # One thread begins and ends epochs; any other may ask for statistics meanwhile. So each
+        # method reads this once, and continues with what it found.
         self._epoch: Epoch | None = None
         self._last = make_report(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()))
         self._recorder: FlightRecorder | None = None
@@ -152,7 +152,7 @@ class PoolStats:
         return self._recorder
 
     def begin(self, epoch: Epoch) -> None:
-        """Read the figures of this epoch from now on."""
+        """Read the statistics of this epoch from now on."""
         self._epoch, self._recorder = epoch, epoch.recorder
         self._placements = ()
         self._counts.begin()
@@ -173,19 +173,19 @@ class PoolStats:
             epoch.consumer.end()
 
     def end(self) -> None:
-        """Keep the epoch's figures as they are now, and let go of the epoch itself."""
+        """Keep the epoch's statistics as they are now, and let go of the epoch itself."""
         if self._epoch is not None:
             self._epoch.consumer.end()
             # In this order: a thread that finds no epoch finds the report of the one that ended.
             self._last, self._epoch = self.report(), None
 
     def snapshot(self) -> PipelineStats:
-        """As :class:`Figures` says."""
+        """As :class:`EpochStats` says."""
         epoch = self._epoch
         return self._last.stats if epoch is None else self._stats_of(epoch)
 
     def report(self) -> Report:
-        """As :class:`Figures` says."""
+        """As :class:`EpochStats` says."""
         epoch = self._epoch
         if epoch is None:
             return self._last
@@ -202,25 +202,25 @@ class PoolStats:
     def _of_all_processes(
         self, probes: Probes, epoch: Epoch, readings: Readings, placement: Placement | None
     ) -> Probes:
-        """Return the probes' readings with what concerns more processes than that of the workers.
+        """Return the probes' readings with those of all processes of the loader.
 
-        Here there is but one.
+        Here there is only one.
         """
         return probes
 
     def timeline(self) -> Timeline | None:
-        """As :class:`Figures` says."""
+        """As :class:`EpochStats` says."""
         return None if self._recorder is None else self._recorder.timeline()
 
     def readings(self) -> Readings | None:
-        """Return the running epoch's counts, for a process that computes the figures; None = no
+        """Return the running epoch's counts, for a process that computes the statistics; None = no
         epoch runs."""
         epoch = self._epoch
         return None if epoch is None else self._readings_of(epoch)
 
     def _readings_of(self, epoch: Epoch) -> Readings:
-        # The waits right after the clock of `fetch`, whose time they are part of: the probes'
-        # counters take long where threads contend for the GIL.
+        # Read the waits right after the clock of `fetch`, whose time they are part of: the probes'
+        # counters take long to read where threads contend for the GIL.
         return Readings(
             fetch=self._fetch.counters().since(epoch.fetch_before),
             jobs_wait_ns=epoch.idle_ns(),
@@ -262,7 +262,7 @@ class _InlineReading(NamedTuple):
 
 
 class InlineStats:
-    """The figures of loading on the trainer's own thread, which waits all of that time."""
+    """The statistics of loading on the trainer's own thread, which waits all of that time."""
 
     def __init__(
         self, stages: list[TaskStatsHook], recorder: FlightRecorder, dataset: Any = None
@@ -283,7 +283,7 @@ class InlineStats:
         self._at_end = self._at_end or self._reading()
 
     def snapshot(self) -> PipelineStats:
-        """As :class:`Figures` says."""
+        """As :class:`EpochStats` says."""
         readings = [stage.counters() for stage in self._stages]
         elapsed_ns = max(1, readings[0].elapsed_ns)
         rows = (
@@ -301,7 +301,7 @@ class InlineStats:
         )
 
     def report(self) -> Report:
-        """As :class:`Figures` says."""
+        """As :class:`EpochStats` says."""
         before, now = self._before, self._at_end or self._reading()
         delay: float | None = None
         if before.run_delay_ns is not None and now.run_delay_ns is not None:
@@ -321,7 +321,7 @@ class InlineStats:
         return _InlineReading(probe_counters(), run_delay_ns(self._thread))
 
     def timeline(self) -> Timeline:
-        """As :class:`Figures` says."""
+        """As :class:`EpochStats` says."""
         return self._recorder.timeline()
 
 
@@ -373,8 +373,8 @@ def _remarks_on_short_samples(dataset: object, report: Report) -> tuple[str, ...
 
 def start_remark(report: Report, first_seconds: float, start_seconds: float) -> str:
     """Return the remark on worker processes that every epoch starts anew, "" if that takes little
-    of it. ``first_seconds``: the time to the first batch, ``start_seconds`` that part of it after
-    which the report begins, which is of the whole epoch."""
+    of it. ``report``: of the whole epoch. ``first_seconds``: the time to the first batch;
+    ``start_seconds``: the part of it before the report begins."""
     placement, stages = report.placement, report.stats.stages
     if placement is None or not placement.num_processes or not stages:
         return ""
@@ -408,8 +408,8 @@ def _stage_stats(
     wait_out_ns: int = 0,
     parked_ns: int = 0,
 ) -> StageStats:
-    """Return a stage's figures. Threads that were parked for ``parked_ns`` in all count as absent
-    for that time."""
+    """Return a stage's statistics. Threads that were parked for ``parked_ns`` in all count as
+    absent for that time."""
     all_ns = max(1, threads.thread_ns(tasks.elapsed_ns))
     thread_ns = max(1, all_ns - parked_ns)
     return StageStats(

@@ -77,7 +77,7 @@ def most_pieces(max_outstanding: int) -> int:
 
 def most_regions(max_outstanding: int, num_processes: int) -> int:
     """Return the same for batches in the shared memory of processes: each has one more, which is
-    free before the process reads so.
+    free already, but the process has not yet read so.
     """
     return most_pieces(max_outstanding) + num_processes
 
@@ -103,7 +103,7 @@ class DeviceStage:
         self._cell: TaskCell | None = self.hook.new_cell() if stats else None
 
     def limited(self, max_outstanding: int, num_processes: int) -> LimitedLocker:
-        """Return what locks memory that workers elsewhere write; batches are copied from there."""
+        """Return the locker of memory that other processes write; batches are copied from there."""
         return self._transfer.limited(most_regions(max_outstanding, num_processes))
 
     def batch_memory(self, max_outstanding: int) -> BatchMemory:

@@ -102,7 +102,7 @@ class WorkerPool:
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
         self._init_errors: dict[int, BaseException] = {}
-        self._death: BaseException | None = None  # a thread's failure through a bug of ours
+        self._death: BaseException | None = None  # a thread's failure through a bug in this package
         self._is_whole = True  # False once a worker could not start
         # A queue of epochs for each running worker, and one for the transfer thread. Workers
         # remove their own when they leave, so iterate over a copy.
@@ -269,7 +269,7 @@ class WorkerPool:
         return self
 
     def rest(self) -> None:
-        """Keep the figures of an epoch that is over; see ``Pool.rest``."""
+        """Keep the statistics of an epoch that is over; see ``Pool.rest``."""
         self.stats.end()
         if not self._may_retire:
             budget.end(self)
@@ -321,7 +321,7 @@ class WorkerPool:
         epoch = self._epoch
         try:
             self.stats.end()
-        finally:  # the threads end even if the figures fail
+        finally:  # the threads end even if the statistics fail
             try:
                 self._end_waits(epoch)
             except BaseException:  # Ctrl-C: in a finalizer nobody would try again, so do it here
@@ -369,7 +369,7 @@ class WorkerPool:
         recorder.belongs_to(self.stats)
         outlet = results if stage is None else Channel[Result](AHEAD)
         epoch = Epoch(
-            # A shared job stands in its queue once for every worker that helps with it.
+            # A shared job is queued once for every worker that helps with it.
             jobs=tuple(
                 Channel[Job](spec.max_outstanding * spec.num_workers)
                 for _ in range(spec.num_workers if spec.has_turns else 1)

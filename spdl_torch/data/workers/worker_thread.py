@@ -30,7 +30,7 @@ from .dataset_copies import own_copy, own_function
 from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
 from .private_state import PrivateState
-from .shared_arrays import collate_read_only, convert_read_only
+from .shared_arrays import collate_read_only
 from .worker_info import acting_as_worker, rebound
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-_NOTHING_LEFT = Exhausted(-1)  # the other workers took all samples of a shared job
+_NOTHING_LEFT = Exhausted(-1)  # the other workers have taken all samples of a shared job
 
 
 class Worker:
@@ -195,11 +195,10 @@ class Worker:
         if private.shared:
             self._note_shared(private.shared)
         into: Callable[[Any], Any] | None = None
-        if private.arrays.has_arrays:
-            if own is default_convert:
-                into = convert_read_only
-            elif is_torchs_collate(own):
-                into = collate_read_only
+        if own is default_convert and not private.arrays.is_empty:
+            into = private.arrays.convert
+        elif private.arrays.has_arrays and is_torchs_collate(own):
+            into = collate_read_only
         return own, into
 
     def _initialized(self, dataset: Any) -> Broken | None:

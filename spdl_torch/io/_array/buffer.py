@@ -1,4 +1,4 @@
-"""Sources of arrays as memory: the given memory itself wherever there is some."""
+"""Array sources as memory: the caller's own memory wherever it is given."""
 
 from __future__ import annotations
 

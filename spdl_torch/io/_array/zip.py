@@ -221,7 +221,7 @@ def _name_of(raw_name: bytes, is_utf8: int) -> str:
 
 
 def _wide(memory: Memory, at: int, stop: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers (size, stored size, offset), those that did not fit from zip64."""
+    """Return size, stored size and offset, taking those that did not fit from the zip64 field."""
     while at + _FIELD.size <= stop:
         kind, num_bytes = _FIELD.unpack_from(memory, at)
         at += _FIELD.size

@@ -20,7 +20,7 @@ _BLOCK_BYTES = 1 << 20
 class CachedBlocks(io.RawIOBase):
     """Reads a file from a store, and from its origin what the store does not have.
 
-    Each block is kept when it is first read, so a part that no process has read is not there.
+    Each block is stored when it is first read, so parts that no process has read are not stored.
     A block that is shorter than the others is the last one; it may be empty.
 
     open_origin: called when a block is missing; it need not be able to seek.
@@ -40,7 +40,7 @@ class CachedBlocks(io.RawIOBase):
 
     @staticmethod
     def count(num_bytes: int) -> int:
-        """Return the number of blocks that a file of so many bytes has."""
+        """Return the number of blocks that a file of ``num_bytes`` has."""
         return -(-num_bytes // _BLOCK_BYTES)
 
     def readable(self) -> bool:

@@ -1,7 +1,7 @@
-"""The folder of a cache in memory: shared by the processes of a training, gone with the last one.
+"""The folder of a cache in memory: shared by the processes of a run, gone with the last one.
 
-A file that every process holds with a shared lock shows who is alive. The system releases the lock
-when a process ends, however it ends, so a folder that nobody holds is left over and is removed: by
+A file on which every process holds a shared lock shows who is alive. The system releases the lock
+when a process ends, however it ends, so a folder that nobody holds is a leftover and is removed: by
 the last process at its exit or, after a kill, by the next program that makes a cache.
 """
 
@@ -55,7 +55,7 @@ def memory_folder(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A limit for all caches in memory of this user together."""
+    """A limit on all of this user's in-memory caches together."""
 
     num_bytes: int
 

@@ -29,7 +29,7 @@ def open_store(
     name = f"{hash_of('cache', identity):016x}"
     limit: int | MemoryLimit | None
     if cache == "memory":
-        # The ranks of a training make the same caches in the same order.
+        # The ranks of a training run make the same caches in the same order.
         folder = memory_folder(f"{training_name()}-{next(_numbers)}-{name}")
         limit = MemoryLimit.of_this_machine() if max_bytes is None else max_bytes
     else:

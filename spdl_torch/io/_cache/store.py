@@ -11,7 +11,7 @@ goes down may keep the one and lose the other.
 Nothing is overwritten: a later entry of a number takes the place of an earlier one. Places and
 entries are given out under a lock on ``index``, which the system releases when a process ends.
 Everything is read and written by calls that fail with an error; mapped memory would kill the
-process if the disk were full or the file cut short.
+process if the disk were full or the file truncated.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Store:
 
     @property
     def num_entries(self) -> int:
-        """The number of entries that all processes added, also where several have one number."""
+        """The number of entries that all processes added, several for one number included."""
         return 0 if self._off else (os.fstat(self._index).st_size - _HEADER.size) // _ENTRY.size
 
     @property
@@ -159,7 +159,7 @@ class Store:
     @contextmanager
     def making(self, number: int) -> Iterator[None]:
         """Wait while another thread or process makes the content of this number, then exclude
-        others from making it. Whoever enters looks once more whether it is there now.
+        others from making it. Whoever enters checks again whether it is there by now.
         """
         if self._off or self._is_full:  # what is made cannot be kept: nobody need wait for it
             yield
@@ -169,7 +169,7 @@ class Store:
             if others is None:
                 self._makers[number] = threading.Event()
         if others is not None:
-            # The maker sets it however it ends. If it has failed, each that waited tries itself.
+            # The maker sets it however it ends. If it failed, each waiter tries for itself.
             others.wait()
             yield
             return
@@ -211,7 +211,7 @@ class Store:
         return {"cache/found": self.num_found, "cache/missing": self.num_missing}
 
     def remark(self, num_items: int) -> str:
-        """Return the line of a report: the share of so many items that the store holds, and the
+        """Return the line for a report: the share of ``num_items`` that the store holds, and the
         hits.
         """
         if self._off:
@@ -284,7 +284,7 @@ class Store:
         return int(self._entries[number]) - 1
 
     def _read_entries(self) -> None:
-        """Read the entries that were added since."""
+        """Read the entries added since the last read."""
         with self._reading:
             first, count = self._num_read, self.num_entries - self._num_read
             if not count:
@@ -386,7 +386,7 @@ class _Files:
         child does not inherit.
         """
         with self._lock:
-            while not _locks(self.index):  # taken for a deadlock, and none: free in a moment
+            while not _locks(self.index):  # mistaken for a deadlock: free in a moment
                 os.sched_yield()
             try:
                 yield

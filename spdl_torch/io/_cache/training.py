@@ -1,9 +1,9 @@
-"""A name that the ranks of one training on this machine have in common, however they were started.
+"""A name that the ranks of one training run on this machine share, however they were started.
 
 ==================  =====================================  ======================================
 started by          recognised by                          name
 ==================  =====================================  ======================================
-torchrun, or alike  RANK and the address of rank 0         the address
+torchrun, etc.      RANK and the address of rank 0         the address
 srun                a Slurm step with more than one task   job and step
 Lightning           the ranks after the first one of a     the first rank's own: it starts the
                     machine have LOCAL_RANK and no RANK    others with the same program
@@ -61,8 +61,8 @@ def _has_group() -> bool:
 
 
 def _has_tasks(environ: Mapping[str, str]) -> bool:
-    """Return whether this is one of several tasks of a step, which are one program's ranks. The
-    script of a job has the job's variables too, and what it starts may be anything.
+    """Return whether this is one of several tasks of a step, which are one program's ranks. A job's
+    batch script has the job's variables too, but what it starts may be anything.
     """
     num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
     return "SLURM_PROCID" in environ and num_tasks.isdecimal() and int(num_tasks) > 1
@@ -78,7 +78,7 @@ def _own_name() -> str:
 
 def _process_name(pid: int) -> str:
     """Return a name that no other process has had since the machine started, where /proc says when
-    a process began; elsewhere, the system may give its number again.
+    a process began; elsewhere, the system may reuse its id.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:

@@ -1,11 +1,11 @@
 """Crop, resize and flip pictures of many sizes in few kernels, since each launch costs time.
 
-Resizing is linear, and rows and columns are resized apart. So a picture is multiplied by a matrix
-from each side, whose entries are the weights of Pillow's antialiased filter; a flip turns one of
-them round. Pictures of many sizes lie one after the other in one block of bytes. Their crops are
-gathered from it at the size of the largest one, and multiplied as a batch; what the gathering
-brings from beyond a crop has the weight zero. Crops of similar size go together, and as many at
-once as there is memory for.
+Resizing is linear, and rows and columns are resized separately. So a picture is multiplied by a
+matrix on each side, whose entries are the weights of Pillow's antialiased filter; a flip reverses
+one of them. Pictures of many sizes lie one after the other in one block of bytes. Their crops are
+gathered from it at the size of the largest one and multiplied as a batch; whatever is gathered from
+beyond a crop has weight zero. Crops of similar size go together, as many at once as there is memory
+for.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def resize_crops(
 ) -> None:
     """Fill a batch with the crops of pictures, resized (bilinear, antialiased) and flipped.
 
-    Within one level (of 255) of one picture after the other by torch's kernel.
+    Within one level (of 255) of torch's own kernel on one picture at a time.
 
     Args:
         images: uint8, (3, H, W) each, on one device.
         out: uint8, (N, 3, height, width), on that device.
-        most_bytes: memory on the device for the work on it; a larger picture is done alone.
-        least_together: fewer that go together are done one after the other.
+        most_bytes: device memory to work in; a larger picture is done alone.
+        least_together: groups smaller than this are done one picture at a time.
     """
-    # Autocast of the thread that calls would multiply the weights in half of their precision.
+    # The calling thread's autocast would multiply the weights in half precision.
     with torch.autocast(out.device.type, enabled=False):
         _resize_all(images, boxes, out, most_bytes, least_together)
 
@@ -137,8 +137,8 @@ def _together(images: list[Tensor], boxes: list[Crop], size: Sequence[int]) -> T
 def _weights(
     lengths_out: Tensor, most_out: int, lengths: Tensor, most_in: int, flips: Tensor
 ) -> Tensor:
-    """Return the weights (N, most_out, most_in) of the triangle filter, which takes pixels of these
-    lengths (N, 1) to those; zero for pixels after a length, undefined after a length out.
+    """Return the weights (N, most_out, most_in) of the triangle filter from ``lengths`` (N, 1) to
+    ``lengths_out`` (N, 1) pixels: zero beyond a length in, undefined beyond a length out.
     """
     out = _numbers(most_out, lengths.device)[None, :]
     out = torch.where(flips != 0, lengths_out - 1 - out, out)

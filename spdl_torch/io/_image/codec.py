@@ -26,7 +26,7 @@ __all__ = [
 
 Codec: TypeAlias = Literal["auto", "torchvision", "libjpeg-turbo", "torchcodec"]
 
-# Looking at the bytes first and getting the GIL back once more eat up smaller savings.
+# Looking at the bytes first and reacquiring the GIL once more eat up smaller savings.
 _LEAST_SHARE_SAVED = 1 / 8
 _LEAST_PIXELS = 96 * 96
 
@@ -115,7 +115,7 @@ def decode_regions(
 def sound_jpegs(data: Mapping[int, Tensor]) -> list[int]:
     """Return which of the files are JPEGs of the common kind that no codec refuses.
 
-    A decoder that leaves a part of them out cannot overlook an error in it.
+    In these, a decoder that skips a part cannot overlook an error there.
 
     Args:
         data: encoded bytes (uint8, one dimension) by number.

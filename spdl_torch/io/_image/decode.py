@@ -145,7 +145,7 @@ def decode_reduced(data: Tensor, size: tuple[int, int], denominator: int) -> Ten
         size: the picture's height and width in pixels, as its header says.
         denominator: 2, 4 or 8.
 
-    Returns: uint8, (3, H, W), H and W rounded up. None: Pillow cannot decode it, or not so.
+    Returns: uint8, (3, H, W), H and W rounded up. None: Pillow cannot decode it at that size.
     """
     # Not Image.open, which warns of large pictures: their size has been checked.
     from PIL.JpegImagePlugin import JpegImageFile
@@ -159,7 +159,7 @@ def decode_reduced(data: Tensor, size: tuple[int, int], denominator: int) -> Ten
             if image.size != (-(-width // denominator), -(-height // denominator)):
                 return None
             pixels = _rgb_of(image)
-    except Exception:  # as above; what becomes of the file is said where all of it is decoded
+    except Exception:  # of any class; decoding the whole picture reports what is wrong
         return None
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
@@ -181,8 +181,8 @@ def _decode_with_pillow(data: Tensor, name: str, exif: bool) -> Tensor:
             if exif:
                 ImageOps.exif_transpose(image, in_place=True)
             pixels = _rgb_of(image)
-    # Pillow's parsers meet damaged bytes with almost any exception: OSError, SyntaxError,
-    # struct.error, KeyError, MemoryError, DecompressionBombError ...
+    # Pillow's parsers raise almost anything for damaged bytes: OSError, SyntaxError, struct.error,
+    # KeyError, MemoryError, DecompressionBombError ...
     except Exception as error:
         if isinstance(error, UnidentifiedImageError):
             start = bytes(_view(data[:8]))
@@ -191,12 +191,12 @@ def _decode_with_pillow(data: Tensor, name: str, exif: bool) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-# Of a strip; most pictures of a data set are one, and are not copied for it.
+# The size of a strip; most pictures of a data set are a single one, which needs no copy.
 _STRIP_PIXELS = 1 << 22
 
 
 def _rgb_of(image: Image) -> NDArray[np.uint8]:
-    """(H, W, 3). In strips: on Pillow's way to an array a whole picture is there several times, 10
+    """Return (H, W, 3), filled in strips: Pillow would hold a whole picture several times over, 10
     bytes a pixel or 1.7 GB for a GIF of 169 megapixels, which may be a file of 389 bytes.
     """
     import numpy as np
@@ -212,7 +212,7 @@ def _rgb_of(image: Image) -> NDArray[np.uint8]:
 
 
 def _to_8_bit(image: Image) -> Image:
-    """16-bit gray to its high byte: ``convert("RGB")`` would saturate it to white."""
+    """Reduce 16-bit gray to its high byte: ``convert("RGB")`` would saturate it to white."""
     if not image.mode.startswith("I;16"):
         return image
     import numpy as np

@@ -57,7 +57,7 @@ def load_filtered_batch(
     strict: bool,
     storage: Storage | None,
 ) -> Tensor:
-    """Return a batch; arguments, result and errors as of :func:`load_image_batch`."""
+    """Return a batch; arguments, result and errors are those of :func:`load_image_batch`."""
     frames: list[ImageFrames] = []
     errors: list[DecodeError] = []
     for src in srcs:

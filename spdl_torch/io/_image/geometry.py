@@ -86,7 +86,7 @@ def random_resized_crop_params(
     log_low, log_high = _float32_logs(*ratio)
     for _ in range(10):
         target_area = area * torch.empty(1).uniform_(*scale, generator=generator).item()
-        # The exponential in float32, as torchvision takes it: math.exp rounds otherwise.
+        # The exponential in float32, as torchvision takes it: math.exp rounds differently.
         log_ratio = torch.empty(1).uniform_(log_low, log_high, generator=generator)
         aspect_ratio = log_ratio.exp_().item()
         box_width = round(math.sqrt(target_area * aspect_ratio))

@@ -38,7 +38,7 @@ class ImageHeader(NamedTuple):
 def read_header(data: memoryview) -> ImageHeader | None:
     """Read format and size of a JPEG, PNG or still WebP; None for anything else.
 
-    None also when the header is damaged or leaves the size open: only a codec finds it then.
+    None also when the header is damaged or does not give the size: only a codec finds it then.
     """
     try:
         start = bytes(data[:16])
@@ -134,7 +134,7 @@ _NOT_IN_A_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 def is_scan(data: memoryview) -> bool:
     """Return whether restarts are the only markers among the coded pixels (70 µs for 100 KB).
 
-    If so there is nothing more in them that a codec could refuse: all it has is warnings.
+    If so, nothing in them can make a codec fail: the most it does is warn.
     """
     return _NOT_IN_A_SCAN.search(data) is None
 

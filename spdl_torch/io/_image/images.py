@@ -51,8 +51,8 @@ def image_loader(
 
     Args:
         at_least: height and width in pixels. A JPEG is decoded at a half, a quarter or an eighth of
-            its size where that still has them, see ``scaled`` of :func:`load_image_batch`. To be
-            given by ``functools.partial(image_loader, at_least=(512, 512))``.
+            its size where that still has them, see ``scaled`` of :func:`load_image_batch`. Pass it
+            with ``functools.partial(image_loader, at_least=(512, 512))``.
 
     Returns and raises as :func:`decode_image`; ValueError: ``at_least`` is below 1.
     """
@@ -176,7 +176,7 @@ def load_image_batch(
             ``pix_fmt`` are then ignored, as in SPDL.
         device_config: of :func:`cuda_config`: where the batch goes, as by
             :func:`transfer_tensor`. None: it stays on the CPU.
-        storage: of :func:`cpu_storage`: memory for the batch, to be used again by the next call; or
+        storage: of :func:`cpu_storage`: memory for the batch, reused by the next call; or of
             :func:`batch_storage`: where a loader takes it without another copy.
         strict: False leaves images out that cannot be decoded.
         codec: ``"libjpeg-turbo"`` decodes only the region of a common JPEG that ``crop`` wants,
@@ -192,7 +192,7 @@ def load_image_batch(
     With another ``pix_fmt`` than rgb24, a ``filter_desc`` or a configuration, FFmpeg reads,
     decodes and resizes the pictures, one after the other.
 
-    Returns: uint8, shape (N, height, width, 3), contiguous; of another pixel format as of
+    Returns: uint8, shape (N, height, width, 3), contiguous; for another pixel format as from
         :func:`convert_frames`.
     Raises:
         DecodeError: an image cannot be decoded; with ``strict=False``, none of them can; the
@@ -253,8 +253,8 @@ def load_planned(
     The plans are made in the order of the sources, after every size is known and before anything
     is decoded.
 
-    height, width: of the batch; None: what all the plans resize to.
-    scaled: as of :func:`load_image_batch`.
+    height, width: of the batch; None: the size that all the plans resize to.
+    scaled: as for :func:`load_image_batch`.
     name: of all sources in errors, or of each; None: their own.
     Returns: uint8, shape (N, 3, height, width), CPU, channels_last memory. N is smaller than
         ``len(sources)`` only if ``strict`` is False.
@@ -262,7 +262,7 @@ def load_planned(
     """
     names = [*name] if isinstance(name, list | tuple) else None
     names = names or [str(name or source_name(source)) for source in sources]
-    # None of our own calls is for a mode that the caller has entered: a loader's costs 1 µs a call.
+    # Keep our own calls from any mode that the caller has entered: a loader's costs 1 µs a call.
     with torch._C.DisableTorchFunction():
         data, sizes = _measure(read_sources(sources), names, strict, codec)
     plans = {k: plan(k, *size) for k, size in sizes.items()}

@@ -1,7 +1,7 @@
 """The batch kernel: read, decode, crop, resize and flip a whole batch in one call.
 
-The functions of this file run twice over: compiled by TorchScript, when a whole batch goes
-through without the GIL and a trainer's thread beside it is not held up; or as plain Python with
+The functions of this file run in one of two ways: compiled by TorchScript, so that a whole batch
+goes through without the GIL and does not hold up the trainer's thread; or as plain Python with
 equal results, where TorchScript is missing. Nothing outside this file knows which it was.
 """
 
@@ -159,7 +159,7 @@ def _fill_batch(
 
 
 def _has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
-    # Arithmetic on bytes into memory that is there: comparisons take five times as long.
+    # Arithmetic on bytes, into existing memory: comparisons take five times as long.
     largest = 0
     for content in data:
         largest = max(largest, content.size(0))
@@ -190,7 +190,7 @@ _unit: Any = None
 
 
 def _compiled() -> Any:
-    """Return the compiled functions, or None; compiled once, by the first thread that comes."""
+    """Return the compiled functions, or None; compiled once, by the first thread to arrive."""
     global _compile_tried, _unit
     if not _compile_tried:
         with _lock:
@@ -253,7 +253,7 @@ def _load_operators() -> None:
         try:
             torch.ops.load_library(path)  # type: ignore[no-untyped-call]  # untyped in torch
         except OSError:
-            continue  # of another torch; torchvision says so below, if it is asked to
+            continue  # built for another torch; the import below warns if torchvision is set to
         return
     import torchvision.io  # noqa: F401
 

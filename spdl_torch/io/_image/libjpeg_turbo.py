@@ -1,7 +1,7 @@
 """libjpeg-turbo 3 by its TurboJPEG API: it decodes a region without the rest of the picture.
 
-The library is one that is there anyhow (conda's, the system's) or that of the wheel which the extra
-``jpeg`` installs. Whatever it has a word to say about, be it a warning, is left to torchvision.
+The library is one that is there anyway (conda's, the system's) or that of the wheel which the extra
+``jpeg`` installs. Whatever it complains about, even by a warning, is left to torchvision.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class LibJpegTurbo:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # Only what takes long lets other threads run meanwhile: a thread that has given up the GIL
-        # waits for its turn to get it back, beside a busy trainer for milliseconds.
+        # Only long calls release the GIL: a thread that has released it waits for its turn to get
+        # it back, beside a busy trainer for milliseconds.
         short, long = ctypes.PyDLL(path), ctypes.CDLL(path)
         handle, data, size = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
         number = ctypes.c_int
@@ -89,8 +89,8 @@ class LibJpegTurbo:
             the box lies in it: there, the pixels are those of the whole picture at that
             scale. None: this library is not the one to decode it.
         """
-        # A decoder for each picture, 0.6 µs: a used one keeps the tables of the picture before,
-        # with which one that has none would be decoded, or the error that it met.
+        # A new decoder for each picture, 0.6 µs: a used one keeps the last picture's tables, with
+        # which a picture that has none would be decoded, or the error that it met.
         handle = self._init(_DECOMPRESS)
         if not handle:
             return None
@@ -149,7 +149,7 @@ def find_library() -> LibJpegTurbo | None:
     none.
 
     Looked for once: in the environment (conda), where the system keeps its libraries, and in the
-    wheel of the extra ``jpeg``. The first two get their updates from someone.
+    wheel of the extra ``jpeg``. The first two are kept up to date by others.
     """
     for path in _candidates():
         try:
@@ -174,7 +174,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _of_the_wheel() -> Iterator[str]:
-    """The shared library beside the extra's module, which itself is not imported."""
+    """Yield the shared library beside the extra's module, which is not itself imported."""
     try:
         files = metadata.files("turbojpeg") or ()
     except metadata.PackageNotFoundError:
@@ -188,7 +188,7 @@ def _of_the_wheel() -> Iterator[str]:
 def _agrees_with_torchvision(library: LibJpegTurbo) -> bool:
     """Return whether a region of a small picture has the pixels that torchvision gives it.
 
-    A library can be built in other ways than ours; one look costs less than a millisecond.
+    A library may have been built differently; the check takes less than a millisecond.
     """
     kernel.load_operators()
     try:

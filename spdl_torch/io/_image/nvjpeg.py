@@ -40,7 +40,7 @@ __all__ = ["load_image_batch_nvjpeg"]
 
 _RGB = 3  # torchvision's ImageReadMode.RGB
 
-# Both libraries have one decoder, behind a lock of its own, so nothing is lost by this one.
+# Both libraries have a single decoder behind a lock of their own, so this one costs nothing.
 _one_at_a_time = threading.Lock()
 
 
@@ -95,8 +95,8 @@ def load_image_batch_nvjpeg(
     with _one_at_a_time:
         backend: cuda.Backend = cuda.CudaBackend(device, device_config.stream, use="decode")
         with backend.on_copy_stream():
-            # The decoder writes on a stream of its own into memory of this one and does not wait
-            # for what this one still does with that memory: let it be idle.
+            # The decoder writes on a stream of its own into memory allocated on this one, without
+            # waiting for this stream's earlier work on that memory: let this stream run idle.
             backend.record().synchronize()
             images = _decoded(pictures, decode, backend)
             batch = _resized(images, boxes, (height, width), backend)
@@ -134,7 +134,7 @@ def _box(crop: CropFunction | None, picture: _Picture) -> Crop:
 def _gpu_decoder() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
     """Return the function that decodes JPEGs to RGB on a device.
 
-    torchvision's, a dependency, as long as there is one: it is to be removed.
+    torchvision's (a dependency) while it still has one: it is to be removed.
     """
     if kernel.has_nvjpeg():
         return lambda data, device: list(torch.ops.image.decode_jpegs_cuda(data, _RGB, device))

@@ -118,7 +118,7 @@ def _as_floats(
 def _conversion(transform: Any) -> tuple[torch.dtype, _Scaling] | None:
     """Return the floats to which a transform takes bytes, and how; None = it does something else.
 
-    torchvision's two versions scale differently, in the last bit. It is asked for all 256 bytes.
+    torchvision's two versions scale differently, in the last bit, so all 256 bytes are tried.
     """
     if _name(transform) == "ToTensor":
         return torch.get_default_dtype(), "div"
@@ -144,7 +144,7 @@ def _has_hooks(transform: Any) -> bool:
 
 
 def _in_place(normalize: Any) -> Any:
-    """Return the same Normalize, writing over the batch, which is nobody else's yet.
+    """Return the same Normalize, made to overwrite the batch, which nobody else holds yet.
 
     A second batch of floats costs a third of this tail's time, in page faults alone.
     """
@@ -154,7 +154,7 @@ def _in_place(normalize: Any) -> Any:
 
 
 def recognise(transform: object, *, from_tensor: bool) -> Recipe | None:
-    """Take ``transform`` apart, or None if the kernel has no part in it.
+    """Take ``transform`` apart; return None if the kernel has no part in it.
 
     Args:
         from_tensor: the transform is written for tensors instead of Pillow images.
@@ -266,7 +266,7 @@ def _is_bilinear(transform: Any, converted: bool) -> bool:
 
 
 def _edges(resize: Any) -> tuple[int, ...] | None:
-    """Resize's size as one or two numbers; None where torchvision decides or complains itself."""
+    """Return Resize's size as one or two numbers; None where torchvision decides or raises."""
     size = (resize.size,) if isinstance(resize.size, int) else resize.size
     if size is None or (resize.max_size is not None and resize.max_size <= size[0]):
         return None
@@ -297,6 +297,6 @@ def _split_tail(tail: list[Any], converted: bool) -> int:
 def _may_run_on_batch(transform: Any) -> bool:
     if _name(transform) in _TO_TENSOR:
         return True
-    # ToDtype also takes a dict by class of sample, which a plain batch has none of.
+    # ToDtype also takes a dict of dtypes by sample class, and a plain batch has none of those.
     dtype = getattr(transform, "dtype", torch.uint8)
     return _name(transform) in _ELEMENTWISE and isinstance(dtype, torch.dtype)

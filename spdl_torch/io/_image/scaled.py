@@ -66,7 +66,7 @@ def decode_at_least(
         data: encoded bytes, uint8 of one dimension.
         name: of the source, for the error.
         least: height and width in pixels.
-        library: as of :func:`load_scaled`.
+        library: as for :func:`load_scaled`.
 
     Returns: uint8, (3, H, W), CPU.
     Raises: as :func:`decode_image`.

@@ -42,8 +42,8 @@ def library_version() -> str:
 
 
 def _without_orientation(data: Tensor) -> Tensor:
-    """Return the same bytes if they have no EXIF segment, else a copy in which it is marked as
-    another.
+    """Return the same bytes if they have no EXIF segment, else a copy in which it is marked as one
+    of another kind.
 
     torchcodec turns pictures as their EXIF tag says, and cannot be asked not to.
     """

@@ -1,9 +1,9 @@
-"""Pinned memory in which batches are made, so that nothing is copied before the wire.
+"""Pinned memory in which batches are made, so that the only copy is the one to the device.
 
 A *piece* holds the large tensors of one batch. It is free again when nothing views it any more: the
 transfer keeps a batch until its copy is done, and whoever else keeps a part of it keeps the piece.
-So nobody has to say when memory may be written again, and nothing can be overwritten that somebody
-still sees. If all pieces are in use, a batch is made in ordinary memory, and packed.
+So nobody has to say when memory may be written again, and nothing that is still in view can be
+overwritten. If all pieces are in use, a batch is made in ordinary memory, and packed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BatchMemory:
         return current.piece[start : start + num_bytes]
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies in the piece of the thread's batch."""
+        """Return whether a tensor lies in the piece that holds the thread's batch."""
         piece = self._current.piece
         return piece is not None and _start_of(tensor) == _start_of(piece)
 
@@ -111,7 +111,7 @@ class BatchMemory:
         try:
             # A shared mapping, for the reason in CudaBackend.pinned.
             piece = Region(mmap.mmap(-1, size), self._locker)
-        except OSError:  # there is no such room
+        except OSError:  # there is not that much memory
             piece = None
         if piece is not None and piece.is_locked:
             return piece

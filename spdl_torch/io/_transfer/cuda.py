@@ -243,5 +243,5 @@ def _new_stream(device: torch.device) -> torch.cuda.Stream:
         handle = runtime.new_stream()
     if handle is not None:
         return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]  # untyped in torch
-    # From the streams of high priority, which fewer programs take theirs from.
+    # From the pool of high-priority streams, which fewer programs use.
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # untyped in torch

@@ -30,7 +30,7 @@ class Recordable(Protocol):
     """A tensor, or an object that holds tensors and records them all."""
 
     def record_stream(self, stream: Any, /) -> Any:
-        """Keep the memory until the work that the stream has when it is freed is done."""
+        """Keep the memory, once freed, until the work then queued on the stream is done."""
         ...
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LimitedLocker", "PageLocker", "Region", "locked_bytes"]
 
-# By addresses. Each step is one that no other thread can come between, a list of it included.
+# By address. Each operation on it is atomic, making a list of its values included.
 _locked: dict[int, int] = {}
 
 
@@ -37,8 +37,8 @@ class PageLocker(Protocol):
 
 
 class LimitedLocker:
-    """Locks the pages of at most ``most`` regions at once: the one bound of several owners, each of
-    which goes on with unlocked memory where it is refused. Any thread may use it.
+    """Locks the pages of at most ``most`` regions at once: one bound shared by several owners, each
+    of which goes on with unlocked memory where it is refused. Any thread may use it.
     """
 
     def __init__(self, locker: PageLocker, most: int) -> None:
@@ -54,11 +54,11 @@ class LimitedLocker:
         self._most = max(self._most, most)
 
     def region(self, memory: mmap.mmap) -> Region:
-        """Return a region of that memory, locked if there is room, now or later by its ``lock``."""
+        """Return a region of that memory, locked if the bound allows; else its ``lock`` may."""
         return Region(memory, self)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
-        """Lock pages; return False if the system refuses, or the bound."""
+        """Lock pages; return False if the system or the bound refuses."""
         if self._is_refused:
             return False
         try:

@@ -1,7 +1,7 @@
 """Functions of CUDA's runtime that torch has no call for.
 
-Of the library that torch itself uses, which is loaded wherever torch was built for CUDA: its state
-belongs to the thread and to the contexts that torch has made.
+They come from the library that torch itself uses, which is loaded wherever torch was built for
+CUDA: its state belongs to the thread and to the contexts that torch has made.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def captures_unharmed() -> Iterator[None]:
 def new_stream() -> int | None:
     """Return a new stream of the thread's current device, as a number; None where none can be made.
 
-    It belongs to nobody else. ``torch.cuda.Stream()`` hands out 32 streams in turn, so that a
-    user's 33rd is the first again. Never destroyed: memory may be recorded for it until the
+    It belongs to nobody else: ``torch.cuda.Stream()`` hands out 32 streams in turn, so that a
+    user's 33rd is the first again. It is never destroyed: memory may be recorded for it until the
     process ends.
     """
     library, stream = _library(), ctypes.c_void_p()
@@ -73,7 +73,7 @@ def _library() -> Any:
     if torch.version.cuda is None:
         return None
     try:
-        # PyDLL: the calls return at once, and to give the GIL away may take milliseconds.
+        # PyDLL: the calls return at once, and releasing the GIL may cost milliseconds.
         library = ctypes.PyDLL(None)
         return library if library.cudaThreadExchangeStreamCaptureMode else None
     except (AttributeError, OSError, TypeError):  # no such symbol; no such thing as "own" symbols

@@ -1,8 +1,8 @@
-"""Copies of large tensors by several threads, where cores are many.
+"""Copies of large tensors by several threads, where there are many cores.
 
 One thread copies 6 to 12 GB/s, a GPU takes several times that from pinned memory. So what was not
-made in pinned memory (a ``collate_fn`` of the user's makes it anywhere) is copied there by a few.
-They are few because decoding wants the cores, too, and because memory is shared by all.
+made in pinned memory (a user's ``collate_fn`` may make it anywhere) is copied there by a few. They
+are few because decoding needs the cores, too, and because all share the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Team:
             return False
         if self._helpers is None:
             self._helpers = ThreadPoolExecutor(num_helpers, "spdl-copy")
-        # Each takes the next part when it is done with one: who comes late takes fewer.
+        # Each takes the next part when it is done with one: a thread that starts late takes fewer.
         parts = iter(parts_of(target, source))
         try:
             others = [self._helpers.submit(_copy, parts) for _ in range(num_helpers)]

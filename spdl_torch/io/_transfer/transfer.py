@@ -186,7 +186,7 @@ class Transfer:
         return self._backend.device
 
     def stage(self, batch: Any) -> Staged:
-        """Start to copy every tensor of ``batch`` (dicts, lists, tuples, named tuples and
+        """Start copying every tensor of ``batch`` (dicts, lists, tuples, named tuples and
         dataclasses, nested); return when all are packed and the copies are queued.
 
         Afterwards the batch may be changed or dropped; already pinned tensors may only be dropped.
@@ -213,8 +213,8 @@ class Transfer:
     def await_model(self, is_wanted: Callable[[], bool]) -> None:
         """Wait, without the GIL, while the receivers' streams lag by more than 4 batches.
 
-        ``stage`` does so too; a caller that comes here first can end the wait, and does not count
-        it as time of its own.
+        ``stage`` does so too; a caller that comes here first can end the wait, and need not count
+        it as its own time.
 
         Raises: ChannelClosed: ``is_wanted()`` was false meanwhile, or the interpreter exits.
         """
@@ -222,8 +222,8 @@ class Transfer:
             self._await_the_model(is_wanted)
 
     def limited(self, most_regions: int) -> LimitedLocker:
-        """Return what locks memory, at most so many regions at once. Tensors in it are copied
-        without a slab, and kept until their copies are done; write to the memory only after that.
+        """Return a locker of memory, for at most that many regions at once. Tensors in these are
+        copied without a slab, and kept until their copies are done; write to the memory only then.
         """
         return LimitedLocker(self._backend, most_regions)
 
@@ -372,8 +372,8 @@ def transfer_tensor(
     """Copy ``batch`` to a CUDA device, in a pipeline stage or in the training loop.
 
     Blocks, without the GIL, until the copy is done, so any thread and any stream may read the
-    result. Its memory is guarded for the calling thread's current stream: unless changed the
-    default stream, the same on all threads. A model on another stream calls ``record_stream``
+    result. Its memory is guarded for the calling thread's current stream, which unless changed is
+    the default stream, the same on all threads. A model on another stream calls ``record_stream``
     itself, or uses :class:`Transfer`. All threads share one copy stream and one ring of slabs per
     device, which stay until the process ends.
 

@@ -15,7 +15,7 @@ __all__ = ["map_leaves"]
 
 Leaf = Callable[[Any], Any]
 
-# Some are sequences, but of nothing that could be moved: a look at each byte of 200 kB would hold
+# Some are sequences, but of nothing that could be moved: visiting each byte of 200 kB would hold
 # the GIL for 0.15 s.
 _ATOMS = (str, UserString, bytes, bytearray, memoryview, array, range, int, float)
 
@@ -25,7 +25,7 @@ def map_leaves(batch: Any, function: Leaf) -> Any:
 
     An object moves itself if it has a ``to`` method, as PyTorch's ``PackedSequence`` and PyG's
     graphs do; mappings that have one are walked all the same. Containers keep their class, and
-    attributes beside their members are kept too. Parts in which nothing changed are the same
+    attributes besides their members are kept too. Parts in which nothing changed are the same
     objects in the result, as are strings, numbers and arrays.
     """
     if isinstance(batch, Tensor):

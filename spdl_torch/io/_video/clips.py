@@ -96,11 +96,11 @@ def load_clip(
         storage: memory for the frames, of :func:`cpu_storage` or :func:`batch_storage`.
         decoder: "torchcodec" decodes by torchcodec (extra ``torchcodec``, and FFmpeg's shared
             libraries): with ``device_config`` on the GPU, by its video decoder. MP4, MOV, Matroska
-            and WebM go that way; other containers, frames that are turned, and what torchcodec does
-            not take, are decoded on the CPU as by "ffmpeg". It knows only ``resize="antialias"``,
-            on the GPU within one level of that on the CPU, and takes no ``storage``. Of damage
-            within frames it notices less, and returns what it made of them.
-        device_config: of :func:`cuda_config`: the device on which the frames shall be.
+            and WebM go that way; other containers, rotated frames, and what torchcodec does not
+            take, are decoded on the CPU as by "ffmpeg". It knows only ``resize="antialias"``, on
+            the GPU within one level of that on the CPU, and takes no ``storage``. It notices less
+            damage within frames, and returns whatever it made of them.
+        device_config: of :func:`cuda_config`: the device for the frames.
 
     Returns: the frames in the order of the moments.
     Raises:
@@ -127,7 +127,7 @@ def load_clip(
 
 
 def _sent(clip: Clip, config: CUDAConfig | None) -> Clip:
-    """Return the clip where its frames shall be."""
+    """Return the clip with its frames on the device, if one was given."""
     if config is None or clip.frames.device.type != "cpu":
         return clip
     return replace(clip, frames=to_device(clip.frames, config))
@@ -272,8 +272,8 @@ def _load_clip(
     name: str | None = None,
     torchcodecs: _Other | None = None,
 ) -> Clip:
-    """name: of the source; None: its own. torchcodecs: is asked first; None from it = decode
-    here.
+    """Load one clip. name: of the source; None: its own. torchcodecs: tried first; where it returns
+    None, the clip is decoded here.
     """
     name = name or source_name(src)
     with open_video(src, name=name) as (container, stream):
@@ -346,11 +346,11 @@ def _times(wanted: Sequence[int], tick: float) -> Tensor:
 
 
 _Size: TypeAlias = tuple[int | None, int | None]
-"""Width and height in pixels; None: as the other one, or the video, says."""
+"""Width and height in pixels; None: derived from the other one, or the video's."""
 _Room: TypeAlias = "Callable[[tuple[int, ...]], Tensor]"
-"""Memory of a shape: uint8, contiguous."""
+"""Gets a shape, returns memory of it: uint8, contiguous."""
 _Other: TypeAlias = "Callable[[VideoPackets, Sequence[int], VideoInfo], Clip | None]"
-"""Another way to decode the frames of those display times, in ticks."""
+"""Another way to decode the frames at those display times, in ticks."""
 
 
 def _swscaled(

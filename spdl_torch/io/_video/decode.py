@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["decode_wanted"]
 
 _KNOWS_NONREF = frozenset({"h264", "mpeg1video", "mpeg2video", "mpeg4"})
-"""Codecs in which a frame that is marked as no reference is one for no other frame at all. In HEVC
-it may be one for a higher temporal layer."""
+"""Codecs in which a frame marked as a non-reference is a reference for no other frame at all. In
+HEVC it may be one for a higher temporal layer."""
 
 
 def decode_wanted(
@@ -128,7 +128,7 @@ def _decode_counted(
 def _undamaged(
     frames: Iterator[VideoFrame], wanted: frozenset[int], packets: VideoPackets
 ) -> Iterator[VideoFrame]:
-    """The wanted ones; damage lasts until the next keyframe."""
+    """Yield the wanted frames; damage lasts until the next keyframe."""
     is_damaged = False
     time_base = packets.time_base
     for frame in frames:

@@ -68,7 +68,7 @@ def get_video_filter_desc(
             None distorts.
         crop_width, crop_height: cut that out of the middle, after scaling.
         pix_fmt: FFmpeg's name of the pixel format; None keeps what the video has.
-        num_frames: cut after so many, or add frames up to that number.
+        num_frames: cut after this many, or add frames up to this number.
         pad_mode: colour of the frames added; None repeats the last.
         filter_desc: more filters, before the pixel format.
 

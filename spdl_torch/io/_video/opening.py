@@ -35,7 +35,7 @@ __all__ = ["decode_errors", "open_video"]
 _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})
 
 _BUFFER_BYTES = 1 << 18
-"""Read from a Python file at once; each read takes the GIL."""
+"""Bytes read from a Python file at a time; each read takes the GIL."""
 
 _SELF_CONTAINED = (
     "matroska,mov,avi,mpegts,mpegtsraw,mpeg,flv,live_flv,kux,asf,asf_o,ogg,mxf,nut,nuv,rm,swf,wtv,"
@@ -121,7 +121,7 @@ def _open_path(path: str, config: DemuxConfig | None) -> InputContainer:
     try:
         # "file:", for FFmpeg takes a name such as "12:30.mp4" for a protocol.
         return _av_open(f"file:{path}", options, config)
-    except ArgumentError as error:  # FFmpeg's answer to both, and it does not say to which
+    except ArgumentError as error:  # FFmpeg's error for both, and it does not say for which
         raise DecodeError(
             f"{path}: {error.strerror}. It is damaged, or of a format that may name other files "
             "(a playlist, a list of files), none of which is opened."
@@ -129,10 +129,10 @@ def _open_path(path: str, config: DemuxConfig | None) -> InputContainer:
 
 
 class _Seekable:
-    """A binary file in which a seek to where there is nothing fails as FFmpeg expects it.
+    """A binary file in which a seek to where there is nothing fails as FFmpeg expects.
 
-    FFmpeg seeks wherever damaged data points, and to the last byte of an empty file. Files answer
-    with exceptions, which PyAV would raise in place of what FFmpeg makes of it.
+    FFmpeg seeks wherever damaged data points, and to the last byte of an empty file. Files raise
+    exceptions then, which PyAV would pass on in place of what FFmpeg makes of a failed seek.
     """
 
     def __init__(self, file: Any) -> None:

@@ -36,7 +36,7 @@ class _State(NamedTuple):
 class VideoPackets:
     """The encoded packets of a video, or of a window of it, in decoding order.
 
-    May be decoded many times, by one thread after the other, and pickled.
+    May be decoded many times, by one thread at a time, and pickled.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The turn by which a frame stands upright, as its container says."""
+"""The rotation that puts a frame upright, as its container gives it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["upright_filters"]
 
 
 def upright_filters(frame: VideoFrame) -> list[tuple[str, str]]:
-    """FFmpeg's filters that turn and mirror the frame; turns that are not a multiple of 90 degrees
-    are left alone."""
-    side_data: Any = frame.side_data  # PyAV's stubs know but few of its keys
+    """Return FFmpeg's filters that rotate and mirror the frame; rotations that are not a multiple
+    of 90 degrees are left alone."""
+    side_data: Any = frame.side_data  # PyAV's stubs know only a few of its keys
     try:
         matrix = side_data["DISPLAYMATRIX"]
     except KeyError:

@@ -61,8 +61,8 @@ def uniform_frames(num_frames: int, window: tuple[float, float] | None = None) -
 def random_clip(num_frames: int, seconds: float) -> ClipSampler:
     """Return a sampler of the middles of ``num_frames`` equal parts of a random window.
 
-    The window is ``seconds`` long, its start drawn from torch's global random generator; of a
-    shorter video it is the whole.
+    The window is ``seconds`` long, its start drawn from torch's global random generator; a shorter
+    video is used whole.
     """
     _check_count("random_clip", num_frames)
     if not seconds > 0:

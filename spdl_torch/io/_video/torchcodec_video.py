@@ -99,8 +99,8 @@ def frames_at(
     device = cuda.resolve(config.device)
     backend: cuda.Backend = cuda.CudaBackend(device, config.stream, use="decode")
     with backend.on_copy_stream():
-        # The decoder may write on a stream of its own into memory of this one, without a wait for
-        # what this one still does with that memory: let it be idle.
+        # The decoder may write on a stream of its own into memory allocated on this one, without
+        # waiting for this stream's earlier work on that memory: let this stream run idle.
         backend.record().synchronize()
         frames = _decoded(source, seconds, tick, size, device, num_threads)
         event = backend.record()
@@ -119,7 +119,7 @@ def _decoded(
     num_threads: int,
 ) -> Tensor | None:
     decoder = _opened(source, device, num_threads)
-    # A container can mirror frames, too, which torchcodec does not do, and does not say.
+    # A container can also mirror frames, which torchcodec neither does nor reports.
     if decoder is None or decoder.metadata.rotation is not None:
         return None
     try:

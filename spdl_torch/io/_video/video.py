@@ -48,7 +48,7 @@ def load_video(
         filter_desc, decode_config, num_threads: as in :func:`decode_packets`.
         decoder: as in :func:`load_clip`; "torchcodec" decodes to RGB in the video's size, and takes
             neither configurations nor another ``filter_desc``.
-        device_config: from :func:`cuda_config`: the tensor comes on that device.
+        device_config: from :func:`cuda_config`: the device for the tensor.
 
     Returns: as :func:`convert_frames`: uint8 (N, H, W, 3) unless ``filter_desc`` says otherwise.
     Raises: as those three, and as :func:`transfer_tensor`; of ``decoder`` as :func:`load_clip`.

@@ -25,7 +25,7 @@ _BAND = "#b2182b"
 
 _CHART_HEIGHT, _LANE_HEIGHT, _LEAST_LANES_HEIGHT = 190, 22, 160  # pixels
 _AXIS_HEIGHT, _ENTRY_HEIGHT = 70, 21
-_LETTER_WIDTH, _MOST_LETTERS = 6.2, 40  # beside the charts; names may be longer, and push theirs
+_LETTER_WIDTH, _MOST_LETTERS = 6.2, 40  # beside the charts; longer names push theirs aside
 _MOST_IN_LEGEND = 24
 _TOOLS = "xpan,xwheel_zoom,xbox_zoom,reset,save"
 
@@ -87,7 +87,7 @@ def charts_of(page: Page) -> str:
 
 
 def _top_of(chart: Chart, sections: Sequence[Chart | Lanes]) -> float:
-    """Return the largest value that the axis has to show: that of all runs, to compare them."""
+    """Return the largest value that the axis has to show: over all runs, so that they compare."""
     alike = [each for each in sections if isinstance(each, Chart) and each.title == chart.title]
     values = (value for each in alike for line in each.lines for value in line.values)
     return max(filter(math.isfinite, values), default=0.0) or 1.0
@@ -106,8 +106,8 @@ def _extent(sections: Sequence[Chart | Lanes]) -> tuple[float, float]:
 
 
 def _borders(sections: Sequence[Chart | Lanes]) -> dict[str, int]:
-    """Return the room that the longest label and legend need: every chart has as much, so that a
-    moment stands at one place in all of them.
+    """Return the room that the longest label and legend need: every chart gets as much, so that a
+    moment is at the same place in all of them.
     """
     lanes = [each.names for each in sections if isinstance(each, Lanes)]
     legends = [names for names in map(_legend_of, sections) if len(names) <= _MOST_IN_LEGEND]
@@ -253,7 +253,7 @@ def _set_legend(figure: Any, num_entries: int) -> None:
 
 
 def _draw_bands(figure: Any, bands: Sequence[Band]) -> None:
-    """Draw bands over the whole height: those of one name with one glyph."""
+    """Draw bands over the whole height, all those of one name with one glyph."""
     from bokeh.models import ColumnDataSource, HoverTool, VStrip
 
     if not bands:
@@ -276,7 +276,7 @@ def _draw_bands(figure: Any, bands: Sequence[Band]) -> None:
 
 
 def _literal(text: str) -> str:
-    """Return a text that Bokeh shows as it is: with an invisible space within what would begin a
+    """Return a text that Bokeh shows as it is: an invisible space splits what would begin a
     formula.
     """
     return _FORMULA.sub(lambda match: f"{match[0][0]}\u200b{match[0][1:]}", text)

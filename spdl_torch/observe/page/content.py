@@ -36,7 +36,7 @@ Tone: TypeAlias = Literal["heading", "verdict", "action", "note", "good", "bad"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """A sentence or several, with a word in front."""
+    """One or more sentences, with a word in front."""
 
     word: str
     """``VERDICT``"""
@@ -51,7 +51,7 @@ class Column:
     name: str
     format: Format = "text"
     meaning: str = ""
-    """A sentence shown on pointing at the name; "" = none."""
+    """A sentence shown when the pointer is on the name; "" = none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class Table:
     """The number of a row that stands out; None = none does."""
     note: str = ""
     run: str = ""
-    """The name of the run that it shows, where a page has several."""
+    """The name of the run it shows, where a page has several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ class Line:
     ``until`` the next time, as the length of a queue does."""
     style: Literal["solid", "dashed", "dotted"] = "solid"
     colour: int = 0
-    """The number of its colour: curves of one stage share it."""
+    """The number of its colour, which the curves of one stage share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,12 +95,12 @@ class Chart:
     """Whether the values are ratios, shown as percent from 0 to 100."""
     note: str = ""
     run: str = ""
-    """The name of the run that it shows, where a page has several."""
+    """The name of the run it shows, where a page has several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spans:
-    """The spans of one kind in a time line, as columns of equal length."""
+    """The spans of one kind in a timeline, as columns of equal length."""
 
     kind: str
     """``Process``"""
@@ -117,14 +117,14 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lanes:
-    """A time line: a lane for every worker."""
+    """A timeline: a lane for every worker."""
 
     title: str
     names: Sequence[str]
     spans: Sequence[Spans]
     note: str = ""
     run: str = ""
-    """The name of the run that it shows, where a page has several."""
+    """The name of the run it shows, where a page has several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +137,7 @@ class Band:
     start: float
     stop: float
     run: str = ""
-    """The name of the run that it shows, where a page has several."""
+    """The name of the run it shows, where a page has several."""
 
 
 Section: TypeAlias = Text | Table | Chart | Lanes
@@ -151,7 +151,7 @@ class Page:
     sections: Sequence[Section]
     bands: Sequence[Band] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """The figures behind the sections, for programs that read the page: JSON types."""
+    """The data behind the sections, for programs that read the page: JSON types."""
 
     @property
     def has_charts(self) -> bool:

@@ -1,7 +1,7 @@
 """The document around a page's content: one HTML file that needs no network.
 
 Its policy forbids the browser to load anything. The script that draws and the charts' data are
-compressed, which makes the file a third as long; a browser unpacks them in 0.1 s. The figures are
+compressed, which makes the file a third as long; a browser unpacks them in 0.1 s. The numbers are
 there a second time as plain JSON, for programs and for whoever checks them.
 """
 
@@ -98,8 +98,8 @@ def notebook_html_of(page: Page) -> str:
 
 
 def figures_of(page: Page) -> dict[str, Any]:
-    """Return the figures of a page in JSON's types, which the document holds as ``spdl-figures``:
-    for time lines the sums of each kind of span, for everything else all values.
+    """Return the numbers of a page in JSON's types, which the document holds as ``spdl-figures``:
+    for timelines the sums of each kind of span, for everything else all values.
     """
     tables = [asdict(each) for each in page.sections if isinstance(each, Table)]
     charts = [asdict(each) for each in page.sections if isinstance(each, Chart)]
@@ -131,7 +131,7 @@ def _after_charts(page: Page) -> Sequence[Any]:
 
 
 def _place_of_charts(page: Page) -> int:
-    """Return the number of the first chart; all of them stand there, below each other."""
+    """Return the number of the first chart; all of them are drawn there, one below the other."""
     charts = (n for n, each in enumerate(page.sections) if isinstance(each, Chart | Lanes))
     return next(charts, len(page.sections))
 

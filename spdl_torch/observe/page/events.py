@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["SKIPPED", "Event", "event_tables", "title_of"]
 
 SKIPPED = "skipped"
-"""The name of an event: a sample that failed, and that its batch does without."""
+"""The name of an event: a sample that failed and was left out of its batch."""
 
 _MOST_ROWS = 500
 
@@ -33,7 +33,7 @@ class Event(NamedTuple):
 
 
 def event_tables(events: Iterable[Event]) -> list[Table]:
-    """Return a table for each name of an event, with a column for each of its details."""
+    """Return a table for each event name, with a column for each of its details."""
     by_name: dict[str, list[Event]] = {}
     for event in sorted(events, key=lambda each: each.time):
         by_name.setdefault(event.name, []).append(event)
@@ -41,7 +41,7 @@ def event_tables(events: Iterable[Event]) -> list[Table]:
 
 
 def title_of(name: str) -> str:
-    """Return the title of the table of events of a name."""
+    """Return the title of the table of the events with this name."""
     return _TITLES.get(name) or _words(name)
 
 

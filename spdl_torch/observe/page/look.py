@@ -1,4 +1,4 @@
-"""The look of a page, its rules for the browser, and the few lines of script that begin to draw."""
+"""The look of a page, its rules for the browser, and the few lines of script that start drawing."""
 
 from __future__ import annotations
 

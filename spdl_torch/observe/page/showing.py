@@ -1,4 +1,4 @@
-"""The report in a notebook's cell, renewed while an epoch runs."""
+"""The report in a notebook's cell, refreshed while an epoch runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class _Reporting(Protocol):
 
 @contextmanager
 def showing(loader: _Reporting, *, interval_seconds: float = 2.0) -> Iterator[None]:
-    """Show ``loader.report()`` in the cell of a notebook that runs the block, and renew it there
-    until the block ends, also by an exception; the last report stays in the cell.
+    """Show ``loader.report()`` in the notebook cell that runs the block, and refresh it there until
+    the block ends, also by an exception; the last report stays in the cell.
 
     The loop is not held up: a thread makes the reports. An error in one is logged, and the next one
-    comes when the block ends. Where there are no figures yet, the cell says so.
+    comes when the block ends. Where there are no statistics yet, the cell says so.
 
     loader: a ``DataLoader``, a ``PipelineDataset``, or anything else with a ``report()``.
     interval_seconds: the time between two reports.
@@ -70,7 +70,7 @@ def showing(loader: _Reporting, *, interval_seconds: float = 2.0) -> Iterator[No
 
 
 class _NoFigures:
-    """The reason that there is no report yet."""
+    """The reason why there is no report yet."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -82,5 +82,5 @@ class _NoFigures:
 def _shown(loader: _Reporting) -> Any:
     try:
         return loader.report()
-    except RuntimeError as reason:  # from a loader without figures, for now or for good
+    except RuntimeError as reason:  # from a loader without statistics, for now or for good
         return _NoFigures(str(reason))

@@ -32,7 +32,7 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """The run that wrote the figures."""
+    """The run that wrote the statistics."""
 
     run_id: int
     num_runs: int
@@ -52,7 +52,7 @@ class Series:
     name: str
     """The name as logged last: a change of concurrency changes a stage's name."""
     index: int
-    """The index of the stage in its run, in the order of the pipeline, left out stages included."""
+    """The index of the stage in its run, in pipeline order, counting stages that are left out."""
     rows: Sequence[Row]
 
 
@@ -194,7 +194,7 @@ def _read_run(db_path: str | os.PathLike[str], run_id: int, first: float) -> Run
         host=row["host"],
         rank=row["rank"],
         world_size=row["world_size"],
-        # Figures may be older than the run that logs them, if they were copied from elsewhere or
+        # Entries may be older than the run that logs them, if they were copied from elsewhere or
         # the clock was set back. Elapsed time is never negative.
         origin=min(row["started"], first),
     )

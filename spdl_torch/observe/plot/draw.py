@@ -29,10 +29,10 @@ __all__ = ["draw"]
 # Okabe and Ito's colours, which colour-blind people can distinguish too; without yellow, which is
 # hard to see on white.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-# Their number and that of the colours have no common divisor, so 56 stages differ.
+# Their number and that of the colours have no common divisor, so 56 stages look different.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-# Percentiles are thinner, and never paler: the blue of one queue, made paler, is that of another.
+# Percentiles are thinner, never paler: a paler shade of one queue's blue is another queue's blue.
 _CURVE_STYLES: dict[str, dict[str, Any]] = {
     "mean": {"linestyle": "-", "linewidth": 1.8, "markersize": 4.5},
     "p90": {"linestyle": "--", "linewidth": 0.9, "markerfacecolor": "white"},

@@ -1,4 +1,4 @@
-"""The panels, and the values that each shows of an interval."""
+"""The panels, and the values that each shows for an interval."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ def plot_stats(
 ) -> list[Path]:
     """Draw two pictures, ``task_stats_combined`` and ``queue_stats_combined``; return their paths.
 
-    A picture for which the chosen stages have no figures (a source has only a queue) is left out.
+    A picture for which the chosen stages have no statistics (a source has only a queue) is left
+    out.
 
     Args:
         db_path: the statistics file; the run may still go on.
@@ -47,7 +48,7 @@ def plot_stats(
         start_time, end_time: bounds of the drawn intervals, both inclusive: seconds since 1970;
             text in ISO 8601 (``2026-01-31 12:00``, local time unless it says otherwise); or time
             after the run's start, as the pictures show it (``+90``, ``+1.5min``, ``+2h``).
-        run_id: None = the last run in the file that has figures.
+        run_id: None = the last run in the file that has statistics.
         file_format: ``png``, ``svg`` or ``pdf``.
     Raises: FileNotFoundError; ModuleNotFoundError: matplotlib is not installed; ValueError: not a
         statistics file, no such run or stage, or no interval in that time.

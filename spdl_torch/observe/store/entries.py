@@ -1,4 +1,4 @@
-"""Log entries of a run: figures of a stage's tasks, figures of a queue, and events."""
+"""Log entries of a run: statistics of a stage's tasks, statistics of a queue, and events."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ PLACEMENT_EVENT = "placement"
 """Name of the event that says where a loader's workers live from that moment on."""
 
 DATA_EVENT = "data"
-"""Name of the event with the figures of a loader's dataset, of its epoch so far."""
+"""Name of the event with the statistics of a loader's dataset, over its epoch so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStatsLogEntry:
-    """Figures of one stage's tasks in one interval."""
+    """Statistics of one stage's tasks in one interval."""
 
     timestamp: float
     """End of the interval; seconds since 1970."""
@@ -56,7 +56,7 @@ class TaskStatsLogEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatsLogEntry:
-    """Figures of one queue in one interval."""
+    """Statistics of one queue in one interval."""
 
     timestamp: float
     """End of the interval; seconds since 1970."""
@@ -89,10 +89,10 @@ def entries_of(
 ) -> list[LogEntry]:
     """Return a report as log entries, for loaders, which have no hooks: a window for every stage
     and queue, an event with the probes' readings, one for each place where a loader's workers have
-    lived, and one with the figures of its dataset. A file with them leads to the same verdict.
+    lived, and one with the statistics of its dataset. A file with them leads to the same verdict.
 
     Args:
-        before: an earlier report of the same pass; only later figures are logged. None = all.
+        before: an earlier report of the same pass; only what came after it is logged. None = all.
         pipeline_id: a number for each loader of a run; stages are called ``0:1:fetch[2]``.
         name: the loader's name, for people.
         timestamp: end of the windows, seconds since 1970; None = now.
@@ -114,7 +114,7 @@ def entries_of(
     figures = _queues_of(report.stats, report.pooled)
     if before is not None and stats is not report.stats:
         # Not from the interval's ratios, which are at most 1: a wait is read a moment after the
-        # clock, so that it may be longer than its interval, and the sum of the intervals needs it.
+        # clock, so it may be longer than its interval, and the sum of the intervals needs it.
         readings = zip(_queues_of(before.stats, report.pooled), figures, strict=True)
         figures = [queue_between(then, now) for then, now in readings]
     queues = [
@@ -146,7 +146,7 @@ def entries_of(
 
 
 def num_delivered(stats: PipelineStats, pooled: Sequence[str]) -> int:
-    """Return the number of items that the consumer has taken; a loader's are its batches."""
+    """Return the number of items that the consumer has taken; for a loader, batches."""
     return _queues_of(stats, pooled)[-1].num_items if stats.stages else 0
 
 
@@ -162,7 +162,7 @@ def probes_entry(
 ) -> EventLogEntry:
     """Return the event ``probes``: readings over the ``elapsed`` seconds of the pass so far.
 
-    begins: whether it is the first one of its pass.
+    begins: whether it is the first of its pass.
     """
     details = {"pipeline": pipeline_id, "name": name, "elapsed": elapsed, "begins": begins}
     details |= {"pooled": list(pooled), **asdict(probes)}
@@ -170,7 +170,7 @@ def probes_entry(
 
 
 def _queues_of(stats: PipelineStats, pooled: Sequence[str]) -> list[QueuePerfStats]:
-    """Return the queues of the source, of every stage and of the sink, with waits by the ratios."""
+    """Return the queues of source, every stage and sink, with waits computed from the ratios."""
     first, *following = stats.stages
     source = _queue(None, first.tasks.elapsed, first.tasks.num_tasks, 0.0, _wait_in(first))
     found, num_items, like = [source], 0, None
@@ -194,7 +194,7 @@ def _wait_in(stage: StageStats) -> float:
 def _queue(
     like: QueuePerfStats | None, elapsed: float, num_items: int, put_wait: float, get_wait: float
 ) -> QueuePerfStats:
-    """Return the figures of ``like``, if any, with waits of the given seconds in all."""
+    """Return the statistics of ``like``, if any, with waits that add up to the given seconds."""
     return replace(
         like or QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0),
         elapsed=elapsed,

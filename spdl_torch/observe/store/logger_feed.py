@@ -1,4 +1,4 @@
-"""The transport of a loader's figures into a logger: interval after interval."""
+"""Feeds a loader's statistics to a logger, interval after interval."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LoggerFeed"]
 
 
 class LoggerFeed:
-    """Gathers intervals on the loop's thread, and logs their sum on another."""
+    """Gathers intervals on the loop's thread and logs their sum on another."""
 
     def __init__(self, logger: Logger, start: str) -> None:
         self._logger = logger

@@ -1,4 +1,4 @@
-"""Loggers of other projects, called alike: TensorBoard, Weights & Biases, MLflow, and functions."""
+"""Other projects' loggers behind one interface: TensorBoard, W&B, MLflow, and plain functions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Protocol
 __all__ = ["LogFunction", "Logger", "opened"]
 
 LogFunction = Callable[[Mapping[str, float], int], object]
-"""A function that is called with figures by name, and the step to which they belong."""
+"""A function that is called with metrics by name, and the step to which they belong."""
 
 
 class Logger(Protocol):
     """A logger, as recording sees it. One thread at a time calls it."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log figures."""
+        """Log metrics."""
         ...
 
     def text(self, key: str, text: str, step: int) -> None:
@@ -26,10 +26,10 @@ class Logger(Protocol):
 
 
 def opened(logger: Any) -> Logger:
-    """Return a logger as recording calls it. Call it on the thread that made the logger: MLflow's
-    run is one of a thread.
+    """Wrap a logger for recording. Call this on the thread that made the logger: an MLflow run
+    belongs to a thread.
 
-    Raises: TypeError: it is none of those that are known; ValueError: it has no run.
+    Raises: TypeError: it is of no known kind; ValueError: it has no run.
     """
     library = (getattr(logger, "__name__", "") or type(logger).__module__).split(".")[0]
     if hasattr(logger, "add_scalar"):
@@ -50,7 +50,7 @@ def opened(logger: Any) -> Logger:
 
 
 class _WithoutText:
-    """A logger that takes no text."""
+    """Base of loggers that take no text."""
 
     def text(self, key: str, text: str, step: int) -> None:
         pass
@@ -82,7 +82,7 @@ class _WandbLogger(_WithoutText):
     """A run of Weights & Biases.
 
     Its steps only increase, and are the program's: under a step of ours it would drop the program's
-    next row, and a row of ours would shift the program's steps. So the figures join the row that
+    next row, and a row of ours would shift the program's steps. So the metrics join the row that
     the program logs next.
     """
 
@@ -94,7 +94,7 @@ class _WandbLogger(_WithoutText):
 
 
 class _MlflowLogger(_WithoutText):
-    """A run of MLflow, by its id: another thread has another current run."""
+    """An MLflow run, addressed by its id: another thread has another current run."""
 
     def __init__(self, run_id: str) -> None:
         from mlflow.tracking import MlflowClient

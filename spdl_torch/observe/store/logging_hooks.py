@@ -1,4 +1,4 @@
-"""Hooks and queues that log a pipeline's figures, and a callback for garbage collections."""
+"""Hooks and queues that log a pipeline's statistics, and a callback for garbage collections."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class TaskStatsRecorder(TaskStatsHook):
     def __init__(self, info: StageInfo, log: Log, interval: float | None = None) -> None:
         super().__init__(info, interval=interval)
         self._log = log
-        self._num_dropped = 0  # that were logged
+        self._num_dropped = 0  # as logged so far
 
     async def interval_stats_callback(self, stats: TaskPerfStats) -> None:
-        """Log the figures."""
+        """Log the statistics."""
         num_dropped = sum(cell.num_dropped for cell in self._cells)
         newly_dropped, self._num_dropped = num_dropped - self._num_dropped, num_dropped
         self._log(TaskStatsLogEntry(time.time(), str(self.info), stats, newly_dropped))
@@ -52,7 +52,7 @@ class QueueStatsRecorder(StatsQueue):
         self._begins = True
 
     async def interval_stats_callback(self, stats: QueuePerfStats) -> None:
-        """Log the figures."""
+        """Log the statistics."""
         now = time.time()
         self._log(QueueStatsLogEntry(now, self.name, stats))
         before = self._probes_before
@@ -67,12 +67,12 @@ class QueueStatsRecorder(StatsQueue):
 
 
 def recorders(log: Log, interval: float | None = None, *, pipeline_id: int = 0) -> dict[str, Any]:
-    """Return the options of ``PipelineBuilder.build`` that send every figure to ``log``:
+    """Return the options of ``PipelineBuilder.build`` that send all statistics to ``log``:
     ``builder.build(**recorders(writer.log, interval=60))``.
 
-    interval: seconds between two entries of a stage; None = one, at the end.
+    interval: seconds between two entries of a stage; None = a single one, at the end.
     pipeline_id: the first number in the stages' names. Pipelines that log to one writer need
-        numbers of their own, or stages of the same name are added up.
+        different numbers, or stages of the same name are added up.
     """
 
     def numbered(info: StageInfo) -> StageInfo:

@@ -1,4 +1,4 @@
-"""The figures of a report as numbers for a logger, under names that every logger takes."""
+"""The metrics of a report, under names that every logger accepts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 __all__ = ["legal_name", "metrics_of"]
 
-# MLflow takes no other characters; the name of a stage may have more ("aggregate(8)").
+# MLflow accepts no other characters; the name of a stage may have more ("aggregate(8)").
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_. -]+")
 
 
 def legal_name(name: str) -> str:
-    """Return the name with ``_`` for characters that some logger does not take."""
+    """Return the name with ``_`` for characters that some logger does not accept."""
     return _ILLEGAL.sub("_", name)
 
 
 def metrics_of(report: Report, start: str, *, stages: bool = True) -> dict[str, float]:
-    """Return ``<start>/wait_ratio`` and the figures of every stage, ``<start>/<stage>/...``.
+    """Return ``<start>/wait_ratio`` and the metrics of every stage, ``<start>/<stage>/...``.
 
     stages: False = ``wait_ratio`` alone.
     """

@@ -26,7 +26,7 @@ __all__ = [
 
 
 class TaskStatsRow(TypedDict):
-    """Figures of a stage's tasks in one interval; times in seconds."""
+    """Statistics of a stage's tasks in one interval; times in seconds."""
 
     timestamp: float
     name: str
@@ -50,7 +50,7 @@ class TaskStatsRow(TypedDict):
 
 
 class QueueStatsRow(TypedDict):
-    """Figures of a queue in one interval; times in seconds."""
+    """Statistics of a queue in one interval; times in seconds."""
 
     timestamp: float
     name: str
@@ -75,10 +75,10 @@ class QueueStatsRow(TypedDict):
 
 
 TaskStatsQueryResult: TypeAlias = TaskStatsRow
-"""The row by its name in SPDL's example, whose columns it has, and more."""
+"""The row under its name in SPDL's example; it has that example's columns, and more."""
 
 QueueStatsQueryResult: TypeAlias = QueueStatsRow
-"""The row by its name in SPDL's example, whose columns it has, and more."""
+"""The row under its name in SPDL's example; it has that example's columns, and more."""
 
 
 def query_task_stats(
@@ -96,7 +96,7 @@ def query_task_stats(
     start_time, end_time: bounds of ``timestamp``, both inclusive; seconds since 1970.
     run_id: the number of a run; None = all runs in the file.
     pipeline: the first number in stages' names, one for each loader of a run; None = all.
-    Raises: FileNotFoundError; ValueError: not a statistics file, or of a newer release.
+    Raises: FileNotFoundError; ValueError: not a statistics file, or one of a newer release.
     """
     rows = _select(db_path, "task_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
     return cast("list[TaskStatsRow]", rows)
@@ -137,7 +137,7 @@ def query_event_stats(
 
 
 def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
-    """Return the given run, or the last one that has figures. Raises: ValueError: none has."""
+    """Return the given run, or the last one that has statistics. Raises: ValueError: none has."""
     query = (
         "SELECT DISTINCT run_id FROM stage WHERE stage_id IN (SELECT stage_id FROM task_window) "
         "OR stage_id IN (SELECT stage_id FROM queue_window) ORDER BY run_id"

@@ -1,4 +1,4 @@
-"""Record what loaders do into a statistics file and loggers, by one call and without any trainer's
+"""Record what loaders do in a statistics file and in loggers, by one call and without any trainer's
 help."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["EpochWatcher", "between_epochs", "path_of_rank", "recording"]
 _logger = logging.getLogger("spdl_torch.observe")
 
 EpochWatcher = Callable[[], AbstractContextManager[None]]
-"""Opened by a loader when it ends an epoch and begins another; the end of that closes it."""
+"""Opened by a loader when it ends an epoch and begins another; closed when that is done."""
 
 
 @contextmanager
@@ -95,21 +95,21 @@ def recording(
     path: the file; several runs may share it. Of several ranks, each has its own: ``run.db``
         becomes ``run.rank0.db``, ... unless the name has ``{rank}`` in it. None = no file.
     logger: a ``SummaryWriter`` of TensorBoard, a run of ``wandb`` or ``mlflow`` (or either module,
-        for its current run), an object with ``log_metrics(metrics, step)`` such as Lightning's
+        for its current run), an object with ``log_metrics(metrics, step)``, such as Lightning's
         loggers, a function that takes ``(metrics, step)``, or a list of these; None or ``[]`` =
         none, as on ranks that log nothing.
     interval_seconds: the time between two entries of a stage. An epoch's last one is taken when
         the next epoch or the block's end comes.
     prefix: the beginning of every name in loggers.
-    step: a function that returns the step under which loggers get figures; None = the number of
+    step: a function that returns the step under which loggers get metrics; None = the number of
         batches that the first loader has handed over in the block. W&B has steps of its own:
-        its figures join the row that the program logs next.
+        its metrics join the row that the program logs next.
     config, rank, world_size: as for :class:`SQLiteStatsWriter`.
 
-    A file gets figures of stages and queues, the probes' readings, skipped samples, decisions of
+    A file gets statistics of stages and queues, the probes' readings, skipped samples, decisions of
     tuning, and full garbage collections. Loggers get the metrics of ``PipelineStatsMonitor``, over
-    the time since the last ones: ``data/wait_ratio``, ``data/<stage>/busy_ratio``, ... and, of a
-    mapping, ``data/<name>/...``, unless the name is ``""``. A thread of its own calls them.
+    the time since the last ones: ``data/wait_ratio``, ``data/<stage>/busy_ratio``, ... and, for a
+    mapping, ``data/<name>/...``, unless the name is ``""``. A separate thread calls them.
     Raises: TypeError: a loader or logger of another kind; ValueError: ``interval_seconds`` <= 0,
         ``stats=False``, neither ``path`` nor ``logger``, a logger without a run, or the file is
         something else.
@@ -164,7 +164,7 @@ def _recording(
         ]
         for log in logs if loggers else ():
             log.feed(loggers, prefix, step or (None if log is logs[0] else logs[0].num_delivered))
-            stack.callback(log.call_loggers)  # with what the block's end adds
+            stack.callback(log.call_loggers)  # including what the block's end adds
         for log in logs:
             stack.enter_context(log)
         stack.enter_context(_repeating(logs, interval_seconds))
@@ -172,8 +172,8 @@ def _recording(
 
 
 def path_of_rank(path: str | os.PathLike[str], rank: int, world_size: int) -> Path:
-    """Return the file of a rank: ``data.db`` becomes ``data.rank1.db`` of several; ``{rank}`` in
-    the name is the number itself.
+    """Return the file of a rank: with several, ``data.db`` becomes ``data.rank1.db``; ``{rank}`` in
+    the name becomes the number alone.
     """
     path = Path(path)
     if "{rank}" in str(path):
@@ -230,19 +230,19 @@ class _SourceLog:
         self._step: Callable[[], int] | None = None  # None = the number of its own batches
         self._num_delivered = 0
         self._pid = os.getpid()
-        # Held from the end of one epoch to the begin of the next: a reading in between would be of
-        # the old one again, and be taken for the first of the new one. Re-entrant: an epoch may
-        # begin within another's begin, on one thread.
+        # Held from the end of one epoch to the start of the next: a reading in between would be of
+        # the old epoch again, and be taken for the first of the new one. Re-entrant: on one thread,
+        # an epoch may begin while another is being begun.
         self._lock = threading.RLock()
-        # The last readings of this epoch, by the number of moves before; at first of an epoch that
-        # nobody asked to record.
+        # The last readings of this epoch, by the number of moves before them; at first those of an
+        # epoch that nobody asked to record.
         self._before: dict[int, Report] = dict(enumerate(self._reports()))
         self._last_skipped: Any = None
         self._last_decision = time.time()
         self._has_complained = False
 
     def feed(self, loggers: Sequence[Logger], prefix: str, step: Callable[[], int] | None) -> None:
-        """Let loggers have the figures, too; ``step``: None = under the number of its batches."""
+        """Feed loggers, too; ``step``: None = under the number of this loader's batches."""
         start = "/".join(filter(None, (prefix, legal_name(self._name))))
         self._feeds, self._step = [LoggerFeed(logger, start) for logger in loggers], step
 
@@ -300,20 +300,20 @@ class _SourceLog:
                     feed.gather(interval, report, step)
 
     def _without_known_placements(self, report: Report) -> Report:
-        """Return a report without the placements that were written already: that of workers which
-        have moved says where others lived before, in this epoch.
+        """Return a report without the placements that were written already: after a move, it also
+        says where the workers lived before, in this epoch.
         """
         known = {each.since for last in self._before.values() for each in last.placements}
         news = tuple(each for each in report.placements if each.since not in known)
         return replace(report, placements=news)
 
     def _news(self) -> Iterator[tuple[int, Report, Report | None, PipelineStats]]:
-        """Yield the present figures with their place, those read last, and what is new in them."""
+        """Yield the present statistics with their place, the last ones read, and what is new."""
         for place, report in enumerate(self._reports()):
             before = self._before.get(place)
             if before is not None and report.stats.elapsed <= before.stats.elapsed:
-                # The epoch is over, and its figures stand still. They may be a little older than
-                # the last ones, if those were read while the loop's thread took the final ones.
+                # The epoch is over, and its statistics no longer change. They may be a little older
+                # than the last reading, if that was taken while the loop's thread took the final.
                 continue
             before_stats = None if before is None else before.stats
             yield place, report, before, interval_between(before_stats, report.stats)
@@ -332,7 +332,7 @@ class _SourceLog:
             _logger.exception("recording: figures of %r %s.", self._name, what)
 
     def _reports(self) -> list[Report]:
-        """Return the present figures, after those of workers that moved in this epoch, if any."""
+        """Return the present reports, after those from before any move in this epoch."""
         try:
             several = getattr(self._source, "_reports", None)
             return several() if several is not None else [self._source.report()]
@@ -341,7 +341,7 @@ class _SourceLog:
 
     def _write_skipped(self) -> None:
         samples = list(getattr(self._source, "skipped", ()))
-        # The list has the last thousand only, so its length says nothing.
+        # The list keeps only the last thousand, so its length says nothing.
         places = (n for n, each in enumerate(samples, 1) if each is self._last_skipped)
         for sample in samples[next(places, 0) :]:
             details = {"key": str(sample.key), "stage": sample.stage, "error": str(sample.error)}

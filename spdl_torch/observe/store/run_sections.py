@@ -1,4 +1,4 @@
-"""A stored run's part of a page: every figure of every interval, and the events."""
+"""A stored run's part of a page: all statistics of every interval, and the events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["StoredRun"]
 
 _GC = ("gc_start", "gc_stop")
 _GAP = 0.05
-"""The share of an interval from which a pause between two of them is shown as a gap."""
+"""The share of an interval from which a pause before the next one is shown as a gap."""
 
 Row = dict[str, Any]
 
@@ -68,13 +68,13 @@ class StoredRun:
     @property
     def origin(self) -> float:
         """The moment from which time counts, seconds since 1970."""
-        # Figures may be older than the run that logs them, if they were copied from elsewhere.
+        # Entries may be older than the run that logs them, if they were copied from elsewhere.
         rows: list[Row] = [*self._tasks(), *self._queues()]
         first = min(float(row["timestamp"] - row["elapsed"]) for row in rows)
         return min(float(self.facts["started"]), first)
 
     def heading(self) -> Text:
-        """Return where the figures are from."""
+        """Return where the statistics are from."""
         facts = self.facts
         started = datetime.fromtimestamp(facts["started"]).astimezone()
         versions = json.loads(facts["versions"])
@@ -111,7 +111,7 @@ class StoredRun:
         return [(row["num_items"], row["elapsed"]) for row in reversed(sink)]
 
     def charts(self, origin: float, unit: str) -> list[Chart]:
-        """Return the figures of every stage and queue over time.
+        """Return the statistics of every stage and queue over time.
 
         unit: what the consumer takes: ``batches``.
         """
@@ -220,7 +220,7 @@ def _line(
     colour: int,
     style: Any = "solid",
 ) -> Line:
-    """Return the values of the intervals, each from its begin to its end."""
+    """Return the values of the intervals, each from its start to its end."""
     times: list[float] = []
     values: list[float] = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""A whole run of a statistics file as one reading, and the verdict on it."""
+"""A whole run in a statistics file as one reading, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 def report_of_file(
     db_path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
 ) -> Report:
-    """Return the report on one run of a statistics file; None = the last one that has figures.
+    """Return the report on one run of a statistics file; None = the last one that has statistics.
 
     pipeline: one of several in that run, see :func:`pipelines_of_file`; None = the one with the
         lowest number.
@@ -138,7 +138,7 @@ def probes_of_events(
 
 
 def _data_of(events: Iterable[EventLogEntry], pipeline: int) -> Mapping[str, float]:
-    """Return the last figures of a loader's dataset: those of its last epoch."""
+    """Return the last statistics of a loader's dataset: those of its last epoch."""
     figures: Mapping[str, float] = {}
     for event in events:
         if event.details["pipeline"] == pipeline:
@@ -147,7 +147,7 @@ def _data_of(events: Iterable[EventLogEntry], pipeline: int) -> Mapping[str, flo
 
 
 def _placements_of(events: Iterable[EventLogEntry], pipeline: int) -> tuple[Placement, ...]:
-    """Return where the workers of a loader lived; an epoch that begins where they are adds none."""
+    """Return where a loader's workers lived; an epoch that begins in the same place adds none."""
     found: list[Placement] = []
     for event in events:
         if event.details["pipeline"] == pipeline:
@@ -173,8 +173,8 @@ def choose_pipeline(
 def stats_of_rows(
     task_rows: Iterable[Mapping[str, Any]], queue_rows: Iterable[Mapping[str, Any]]
 ) -> PipelineStats:
-    """Return the sum of a pipeline's windows: rows of the views, newest first; one of a queue at
-    least.
+    """Return the sum of a pipeline's windows: rows of the views, newest first; at least one of a
+    queue.
     """
     tasks = rows_by_stage(task_rows)
     (_, inlet), *others = queues = sorted(rows_by_stage(queue_rows).items())

@@ -1,4 +1,4 @@
-"""The summary of a statistics file as a text: SPDL's figures, and their meaning."""
+"""The summary of a statistics file as text: SPDL's numbers, and their meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is going on, shown in the terminal: the verdict so far, and the last intervals."""
+"""A run in progress, shown in the terminal: the verdict so far, and the last intervals."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _events(path: str | os.PathLike[str], run_id: int, started: float) -> list[s
         known = {key: value for key, value in event.details.items() if value not in ("", None)}
         details = ", ".join(f"{key} {value}" for key, value in known.items())
         text = f"+{event.timestamp - started:.1f} s  {event.event_name}: {details}"[:_LONGEST]
-        # Keys and errors are the user's: what would steer a terminal is not passed on to it.
+        # Keys and errors are the user's: what would control a terminal is not passed on to it.
         lines.append("".join(letter if letter.isprintable() else "?" for letter in text))
     left_out = len(events) - len(shown)
     return [*lines, *([f"and {left_out:,} events before"] if left_out else [])]

@@ -1,4 +1,4 @@
-"""Write a run's statistics to a SQLite file, on one thread, without ever delaying the run."""
+"""Write a run's statistics to an SQLite file, on one thread, without ever delaying the run."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Buffer(Protocol):
 
 
 class SQLiteStatsWriter:
-    """Move log entries from memory into a SQLite file, a transaction every ``flush_interval``.
+    """Move log entries from memory into an SQLite file, one transaction every ``flush_interval``.
 
-    Pass entries to :meth:`log`, or put them on the ``buffer`` given. Use it
+    Pass entries to :meth:`log`, or put them on the given ``buffer``. Use it
     as a context manager, or call :meth:`start` and :meth:`shutdown`.
 
-    Ends: ``shutdown()`` wakes the thread, which writes what is left, and waits for it; Ctrl-C, an
+    Ends: ``shutdown()`` wakes the thread, which writes the rest, and waits for it; Ctrl-C, an
     exception and the interpreter's exit do the same. A process that is killed leaves a file that
     opens and lacks at most the last ``flush_interval``. If the file cannot be written (disk full),
     entries wait in memory, up to 100,000. An entry that cannot be written at all (details that JSON
@@ -81,7 +81,7 @@ class SQLiteStatsWriter:
         flush_interval: seconds.
         config: stored with the run; JSON types.
         rank, world_size: of this process; None = torchrun's ``RANK`` and ``WORLD_SIZE``, else 0, 1.
-    Raises: ValueError: ``db_path`` is not a statistics file, or from a newer release.
+    Raises: ValueError: ``db_path`` is not a statistics file, or is from a newer release.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SQLiteStatsWriter:
         """Start the writer thread. Raises: RuntimeError: it was started before."""
         if self._threads is not None:
             raise RuntimeError("SQLiteStatsWriter.start: it was started before.")
-        # At exit it stops after the pipelines, whose last figures it writes.
+        # At exit it stops after the pipelines, whose last statistics it writes.
         self._threads = ThreadGroup(self._stop.set, stops_last=True)
         self._threads.spawn("stats-writer", self._run)
 

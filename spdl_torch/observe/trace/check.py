@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceSummary:
-    """The contents of a trace. In one that we wrote, only our rows are counted."""
+    """The contents of a trace. In one of ours, only our rows are counted."""
 
     ranks: tuple[int, ...]
     """The ranks, in order; () = not a trace of ours."""

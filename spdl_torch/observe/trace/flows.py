@@ -1,4 +1,4 @@
-"""The arrows in a trace: the way of an item from its first stage to the training step."""
+"""The arrows in a trace: the path of an item from its first stage to the training step."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Placed:
         self.stops.setdefault(stage_number, []).append((turn, event))
 
     def ways(self) -> Iterator[list[Stop]]:
-        """Return ways of items, each over at least two stops; no stop lies on two of them.
+        """Yield the paths of items, each over at least two stops; no stop lies on two of them.
 
-        Where several items became one, as samples become a batch, the way is that of the last one,
+        Where several items became one, as samples become a batch, the path is that of the last one,
         for which the others waited.
         """
         came_from: dict[int, Stop] = {}  # by the id() of the slice after it

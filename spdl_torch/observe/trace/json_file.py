@@ -49,7 +49,7 @@ def path_to_write(path: str | os.PathLike[str]) -> Path:
 
 
 def may_be_trace(path: Path) -> bool:
-    """Return whether a file begins like JSON, gzipped or not, or is empty."""
+    """Return whether a file starts like JSON, gzipped or not, or is empty."""
     with path.open("rb") as file:
         begin = file.read(2)
     if begin == _GZIP:
@@ -95,8 +95,8 @@ def _opened(path: Path, *, compressed: bool) -> Any:
 
 
 def _bytes_of(text: str) -> bytes:
-    # Letters as they are: Perfetto shows an escape in the name of a counter as "\\u2192". Half of a
-    # pair, as in a file's name that is not text, has no bytes; an escape stays of it.
+    # Letters as they are: Perfetto shows an escape in the name of a counter as "\\u2192". A lone
+    # surrogate, as in a file's name that is not text, has no UTF-8 form and stays an escape.
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -138,7 +138,7 @@ def _refuse(constant: str) -> Any:
 
 
 def profiles_of(trace: dict[str, Any], where: object) -> list[dict[str, Any]]:
-    """Return our notes in a trace about each process. Raises ValueError: we did not write it."""
+    """Return our notes in a trace about each process. Raises: ValueError: we did not write it."""
     block = trace.get(OURS)
     if not isinstance(block, dict) or not isinstance(block.get("profiles"), list):
         raise ValueError(f"{where}: a trace, but not one that spdl_torch wrote.")

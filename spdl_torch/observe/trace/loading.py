@@ -52,7 +52,7 @@ def load_runs(
 
 
 def load_trace(path: str | os.PathLike[str]) -> MeasuredRun:
-    """Load a trace of one rank. Raises: FileNotFoundError; ValueError: it is none."""
+    """Load a trace of one rank. Raises: FileNotFoundError; ValueError: it is not one."""
     trace = read(path)
     profiles = profiles_of(trace, path)
     if len(profiles) != 1:

@@ -38,7 +38,7 @@ def merge_with_torch(
     output = path_to_write(output)
     ours = read(trace)
     profiles_of(ours, trace)
-    # Some releases of torch write NaN among a device's figures. As text it is harmless.
+    # Some releases of torch write NaN among a device's properties. As text it is harmless.
     theirs = read(torch_trace, strict=False)
     if OURS in theirs:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The profile of a run: figures of every stage, verdict, and what each thread did when."""
+"""The profile of a run: statistics of every stage, verdict, and what each thread did when."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Profile:
         worker did when, the queues, and the events; return its path. Needs Bokeh, the extra
         ``report``.
 
-        A profile that was loaded from a statistics file has the figures of every interval in place
-        of single tasks.
+        A profile that was loaded from a statistics file has the statistics of every interval in
+        place of single tasks.
 
         path: folders are created, a file is replaced once the new one is complete.
         compare: another run: what became faster, why, and whether that is more than noise.
@@ -100,7 +100,7 @@ class Profile:
         return MeasuredRun(self._report, name, trace=trace)
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Return the figures of each stage by its name, in order, and those of the ``"total"``.
+        """Return the statistics of each stage by its name, in order, and those of the ``"total"``.
 
         A stage has ``threads``; seconds that its threads spent, added up: ``busy_seconds`` (inside
         the op), ``cpu_seconds`` (of it, on a core), ``wait_in_seconds``, ``wait_out_seconds``;
@@ -182,12 +182,12 @@ class Profile:
         run_id: int | None = None,
         pipeline: int | None = None,
     ) -> Self:
-        """Load the profile of an ended run from a file.
+        """Load the profile of a finished run from a file.
 
         path: a statistics file of ``SQLiteStatsWriter``, or a trace that ``write_trace`` wrote.
             Either gives ``statistics()``, ``report()`` and ``write_html()``; only the trace can be
             written again.
-        run_id: of several in a statistics file; None = the last one that has figures.
+        run_id: of several in a statistics file; None = the last one that has statistics.
         pipeline: of several in that run; None = the one with the lowest number.
         Raises: FileNotFoundError; ValueError: neither of the two, no such run, or a trace of
             several ranks.

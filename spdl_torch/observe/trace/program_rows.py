@@ -44,7 +44,7 @@ def put_into_rows(
 
 
 def _inside_of_turns(row: Row, spans: list[Span]) -> tuple[list[Span], list[Span]]:
-    # A consumer that loads on its own thread works while it waits.
+    # A consumer that loads on its own thread is working while it waits.
     starts = [t.since_ns if row.role == "consumer" else t.started_ns for t in row.turns]
     inside: list[Span] = []
     outside: list[Span] = []
@@ -56,8 +56,8 @@ def _inside_of_turns(row: Row, spans: list[Span]) -> tuple[list[Span], list[Span
 
 
 class ProgramRows:
-    """The rows of the program's own spans, one for each thread. A thread whose spans overlap and do
-    not nest, as those of coroutines may, has several.
+    """The rows of the program's own spans, one for each thread. A thread whose spans overlap
+    without nesting, as those of coroutines may, has several.
     """
 
     def __init__(self, pid: int, free_tids: Iterator[int], time_of: Callable[[int], float]) -> None:

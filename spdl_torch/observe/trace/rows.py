@@ -6,8 +6,8 @@ The details follow from how the viewers read them:
   All times are multiples of 1/8 us, which floating point numbers hold exactly.
 - It names threads by their id alone: ids of rows are unique in the file, and are neither ids of
   the operating system nor ids of processes.
-- Each key of a counter's ``args`` becomes a track; colours (``cname``) are ignored. In
-  chrome://tracing they are not: there waits are gray.
+- Each key of a counter's ``args`` becomes a track. Colours (``cname``) are ignored, except by
+  chrome://tracing, where waits are gray.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class ProcessRows:
                 slices = []
             if turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS:
                 slices.insert(0, (WAIT_IN, turn.since_ns, turn.started_ns, -1, args))
-            # A consumer that loads on its own thread works while it waits.
+            # A consumer that loads on its own thread is working while it waits.
             begin = turn.since_ns if row.role == "consumer" else turn.started_ns
             at = bisect_right(parts, begin - 1, lo=at, key=lambda p: p.started_ns)
             for part in _inside(parts, at, turn):
@@ -232,7 +232,7 @@ def _named(timeline: Timeline) -> Iterator[tuple[QueueTrack, str]]:
 
 
 def _inside(parts: Sequence[Part], at: int, turn: Turn) -> Iterator[Part]:
-    """Return the parts of a turn, but none that overlaps the slice of the turn or of another part
+    """Yield the parts of a turn, except those that overlap the slice of the turn or of another part
     without nesting: such a file could not be shown.
     """
     enclosing: list[int] = [turn.ended_ns, turn.started_ns]

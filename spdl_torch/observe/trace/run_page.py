@@ -26,13 +26,13 @@ __all__ = ["MeasuredRun", "comparison_of", "page_of"]
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Everything that is known of one pipeline in one run."""
+    """Everything that is known about one pipeline in one run."""
 
     report: Report
     name: str
     """The name for people: of a file, or of a pipeline in one."""
     run: StoredRun | None = None
-    """The run in a statistics file; None = it is in none."""
+    """The run in a statistics file; None = it is not in one."""
     trace: dict[str, Any] | None = None
     """None = only sums are known, no single tasks."""
 
@@ -45,7 +45,7 @@ class MeasuredRun:
 
     @cached_property
     def origin(self) -> float:
-        """The begin, seconds since 1970."""
+        """The start, seconds since 1970."""
         starts = [] if self.run is None else [self.run.origin]
         if self.trace is not None:
             starts.append(first_moment(self.trace))
@@ -58,7 +58,7 @@ class MeasuredRun:
         return [] if self.trace is None else turns_of_training(self.trace)
 
     def facts(self) -> list[Text]:
-        """Return where the figures are from, if they were stored."""
+        """Return where the statistics are from, if they were stored."""
         return [] if self.run is None else [self.run.heading()]
 
     def over_time(self, run: str) -> OverTime:
@@ -90,7 +90,7 @@ def comparison_of(run: MeasuredRun, other: MeasuredRun) -> Comparison | None:
 def page_of(pairs: Sequence[tuple[MeasuredRun, MeasuredRun | None]]) -> Page:
     """Return the page of one or several pipelines, each with the run to compare it with or None.
 
-    Each run's time counts from its own begin, so that two of them can be laid side by side.
+    Each run's time counts from its own start, so that two of them can be laid side by side.
     """
     texts: list[Section] = []
     shown = OverTime()

@@ -1,4 +1,4 @@
-"""A trace's part of a page: the time line of every worker, the queues, the events."""
+"""A trace's part of a page: the timeline of every worker, the queues, the events."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def sections_of_trace(trace: Json, origin: float) -> OverTime:
 
 def _event(event: Json, base: float) -> Event:
     name, details = event["name"], event.get("args", {})
-    if name == _FAILURE and "key" in details:  # of a sample that its batch does without
+    if name == _FAILURE and "key" in details:  # of a sample that was left out of its batch
         name = SKIPPED
         details = {key: details[key] for key in ("key", "stage", "error") if key in details}
     return Event(base + event["ts"] / 1e6, name, details)
@@ -196,9 +196,7 @@ def _places(events: Sequence[Json], slices: Sequence[Json]) -> dict[tuple[Any, A
 
 
 def _kinds(slices: Sequence[Json]) -> dict[str, str]:
-    """Return the kind of each slice by its name, those that enclose others first: they are drawn
-    first.
-    """
+    """Return the kind of each slice by its name, enclosing ones first: they are drawn first."""
     main = [WAIT_IN, WAIT_OUT, PROCESS, STEP]
     counts = Counter(event["name"] for event in slices)
     parts = [name for name, _ in counts.most_common() if name not in main]
@@ -243,7 +241,7 @@ def _curves(events: Sequence[Json], base: float) -> list[Chart]:
                 curves = readings.setdefault(key, {})
                 curve = curves.setdefault((event["pid"], event["name"]), [])
                 curve.append((base + event["ts"] / 1e6, float(value)))
-    # The last value holds to the end of the row that fills the queue: a change would be there.
+    # The last value holds to the end of the row that fills the queue: a change would show there.
     for curves in readings.values():
         for (pid, name), curve in curves.items():
             row = name.removeprefix("queue ").partition("→")[0]

@@ -80,7 +80,7 @@ def tracing(
 def profile_of(
     recorders: Sequence[FlightRecorder], *, since_ns: int = 0, program: Program | None = None
 ) -> Profile:
-    """Return what several runs recorded since that moment, with the report of the longest one."""
+    """Return what several runs recorded since then, with the report of the longest one."""
     shown, reports = [], []
     collections: set[int] = set()
     for recorder in recorders:
@@ -101,8 +101,8 @@ def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float
 
 
 def _without_repeats(timeline: Timeline, collections: set[int]) -> Timeline:
-    """Return the timeline without garbage collections that an earlier one has: they are the
-    process's, so that the timeline of every run at the time has them.
+    """Return the timeline without garbage collections that an earlier one has: they belong to the
+    process, so the timeline of every run at the time has them.
     """
     instants = [i for i in timeline.instants if i.name != "gc" or i.time_ns not in collections]
     collections.update(i.time_ns for i in instants if i.name == "gc")

@@ -77,8 +77,8 @@ class ProgramLog:
         return Program(name, cut, tuple(self.counts.copy()))
 
 
-# No lock: appending to lists and deques, removing and copying are single steps, with a GIL and
-# without; readers make copies.
+# No lock: appending to lists and deques, removing and copying are atomic, with a GIL and without;
+# readers make copies.
 _open_logs: list[ProgramLog] = []
 
 
@@ -111,5 +111,5 @@ def trace_counter(i: int, val: float) -> None:
 
 
 def _cut(span: Span, since_ns: int) -> Span:
-    # How much of its CPU time came before that moment is unknown.
+    # How much of its CPU time fell before that moment is unknown.
     return Span(span.name, span.thread, span.thread_id, since_ns, span.ended_ns, -1)

@@ -1,7 +1,7 @@
 """What to do about a stage that holds training back, and the gain to expect.
 
-The advice never says more than the model of :mod:`what_if` does: where that knows what more workers
-would give, it decides; elsewhere the cores that are left are the bound.
+The advice never claims more than the model of :mod:`what_if`: where that knows what more workers
+would give, it decides; elsewhere the free cores are the bound.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _IDLE_CONSUMER = 0.95
 _MOST_AT_ONCE = 4
 """Factor of concurrency beyond which a stage may behave differently: measure again there."""
 _WORTH_IT = 0.05
-"""The gain below which nothing is changed for it: that much is noise."""
+"""The gain below which no change is advised: that much is noise."""
 _NEAR = 0.02
-"""The part of the best rate that fewer workers may lack."""
+"""The share of the best rate that may be given up for fewer workers."""
 _THE_CORES = "the cores"
 
 
 class Ceiling(NamedTuple):
-    """The gain that the rest of the program leaves to a stage, however fast that gets."""
+    """The gain that the rest of the program allows, however fast the stage gets."""
 
     gain: float
     """0.45 = 45 %; infinite where nothing else limits it."""
     limit: str = ""
-    """What limits the speed then; "" = the trainer, which waits no more."""
+    """What limits the speed then; "" = the trainer, which no longer waits."""
 
     def at_most(self, gain: float, limit: str) -> Ceiling:
-        """Return the lower one of two."""
+        """Return the lower of the two."""
         return Ceiling(gain, limit) if gain < self.gain else self
 
 
@@ -60,7 +60,7 @@ class Advice(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A stage that holds training back, with all that is known of it."""
+    """A stage that holds training back, with all that is known about it."""
 
     stats: PipelineStats
     probes: Probes
@@ -72,7 +72,7 @@ class _Question(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """The number of threads beside the trainer's."""
+        """The number of threads besides the trainer's."""
         return 0 if is_inline(self.stats, self.pooled) else self.load.threads
 
     @property
@@ -82,18 +82,18 @@ class _Question(NamedTuple):
 
     @property
     def crew(self) -> str:
-        """The name of those that work."""
+        """The word for those that work."""
         return "workers" if self.is_workers and self.probes.own_gil else "threads"
 
     @property
     def cores_used(self) -> float:
-        """The number of cores in use, of the stage's threads alone where nobody counted all."""
+        """The number of cores in use, by the stage's threads alone where the rest is unknown."""
         used = self.probes.cores_used
         return self.load.cores if used is None else used
 
     @property
     def free_cores(self) -> float:
-        """The gain once all cores are in use: every batch takes what it takes of them now."""
+        """The gain once all cores are in use, if every batch takes as much of them as now."""
         if self.probes.num_cores is None or self.cores_used <= 0:
             return math.inf
         return max(0.0, self.probes.num_cores / self.cores_used - 1)
@@ -120,8 +120,8 @@ class _Question(NamedTuple):
 def ceiling_of(
     stats: PipelineStats, stage: StageStats | None = None, pooled: Sequence[str] = ()
 ) -> Ceiling:
-    """Return the gain if the consumer never waited, or what the stages beside ``stage`` leave of
-    it."""
+    """Return the gain if the consumer never waited, or as much of it as the stages other than
+    ``stage`` allow."""
     waiting = stats.consumer_wait_ratio
     ceiling = Ceiling(1 / (1 - waiting) - 1 if waiting < _IDLE_CONSUMER else math.inf)
     if stage is None:
@@ -142,7 +142,7 @@ def advise(
     cause: Cause,
     load: Load,
 ) -> Advice:
-    """Return what to do about a stage, the bottleneck, that is busy for this cause."""
+    """Return what to do about the bottleneck, a stage that is busy for this cause."""
     asked = _Question(stats, probes, pooled, cause, load, stage.name in pooled)
     ceiling = ceiling_of(stats, stage, pooled)
     if cause is Cause.GIL:
@@ -172,7 +172,7 @@ def _against_gil(asked: _Question, ceiling: Ceiling) -> Advice:
 
 
 def _of_processes(asked: _Question, ceiling: Ceiling) -> Ceiling:
-    """Return the gain of a GIL for each worker, as far as it is known."""
+    """Return the gain from a separate GIL for each worker, as far as it is known."""
     if asked.is_workers:
         found = asked.ask(Question(processes=max(2, asked.threads)))
         if found.rate is not None:
@@ -214,7 +214,7 @@ def _with_more(asked: _Question, ceiling: Ceiling) -> Advice | str:
 
 
 def _most_useful(asked: _Question) -> float:
-    """Return the number of threads above which there are no cores for them."""
+    """Return the number of threads above which there are no cores for more."""
     num_cores = asked.probes.num_cores
     if asked.cause is Cause.IO or num_cores is None:
         return math.inf  # threads that wait for storage use no core
@@ -279,7 +279,7 @@ _IN_FEW_CALLS = "Do its work in few calls that release the GIL, best a batch at 
 
 
 def _unless_gil(asked: _Question) -> str:
-    """Return the condition on the advice to add threads where nobody looked at the GIL."""
+    """Return the caveat to the advice to add threads where nobody looked at the GIL."""
     if not lacks_gil_probe(asked.probes):
         return ""
     elsewhere = "in processes" if asked.is_workers else "on a process pool (executor=)"

@@ -20,7 +20,7 @@ __all__ = ["against_cached_steps", "cached_batches", "step_seconds"]
 
 T = TypeVar("T")
 
-_WARM_UP = 3  # steps that do not count: caches are cold, and threads of the loader are still ending
+_WARM_UP = 3  # uncounted steps: caches are cold, and threads of the loader are still ending
 
 
 def cached_batches(
@@ -55,7 +55,7 @@ def _cached(
 
 def step_seconds(timeline: Timeline) -> float | None:
     """Return the median time from getting a batch to asking for the next; None = too few steps
-    were recorded. Steps shorter than 0.1 ms never are.
+    were recorded. Steps shorter than 0.1 ms are never recorded.
     """
     steps = [
         turn.ended_ns - turn.started_ns

@@ -74,7 +74,7 @@ class Cause(enum.Enum):
     """The cause of the training speed."""
 
     CONSUMER = "consumer"  # it does not wait for data
-    INTERFERENCE = "interference"  # it does not wait, but loading slows its steps
+    INTERFERENCE = "interference"  # it does not wait, but loading slows its steps down
     START = "start"  # no stage is short of time: the wait is for the first batches
     SOURCE = "source"  # the source yields items too slowly
     GIL = "gil"  # threads wait for the interpreter's lock
@@ -108,7 +108,7 @@ class Probes:
     cores_used: float | None = None
     """Cores in use by the training process and its workers together, on average."""
     could_go_without_gil: bool = False
-    """Whether this Python is a free-threaded one that runs with a GIL nevertheless."""
+    """Whether this is a free-threaded Python that runs with a GIL nevertheless."""
 
 
 def has_gil() -> bool:
@@ -117,8 +117,8 @@ def has_gil() -> bool:
 
 
 def could_go_without_gil() -> bool:
-    """Return whether this Python is a free-threaded one that runs with a GIL nevertheless: by
-    ``PYTHON_GIL=1``, or since it imported an extension module that does not say that it needs none.
+    """Return whether this is a free-threaded Python that runs with a GIL nevertheless: by
+    ``PYTHON_GIL=1``, or since it imported an extension module not marked as working without one.
     """
     return bool(sysconfig.get_config_var("Py_GIL_DISABLED")) and has_gil()
 
@@ -152,7 +152,7 @@ class Load(NamedTuple):
     busy: float
     """The share of their time inside an op."""
     cpu: float
-    """CPU time over wall time there: a wait for the GIL may fall into any op of the pool."""
+    """CPU time over wall time inside it: a wait for the GIL may fall into any op of the pool."""
 
     @property
     def cores(self) -> float:
@@ -166,8 +166,8 @@ class Load(NamedTuple):
 
 
 def use_one_core(stats: PipelineStats, pooled: Sequence[str] = ()) -> bool:
-    """Return whether the threads of the bottleneck use about one core together, as threads do that
-    take the GIL in turns: what can be said without probes. Arguments as for :func:`judge`."""
+    """Return whether the bottleneck's threads use about one core together, as threads that take the
+    GIL in turns do: what can be said without probes. Arguments as for :func:`judge`."""
     stage = bottleneck_of(stats.stages)
     return stage is not None and load_of(stage, stats.stages, pooled).looks_like_gil
 
@@ -192,7 +192,7 @@ def cause_of(load: Load, probes: Probes) -> Cause:
     if run_delay >= _RUN_DELAY and not (is_incidental and not _uses_cores(load, probes)):
         return Cause.CPU
     if load.cpu < _WAITING_OP:
-        # Of many threads that take the GIL in turns, each computes a small share of the time.
+        # Where many threads take the GIL in turns, each computes for a small share of the time.
         return Cause.UNKNOWN if load.looks_like_gil and lacks_gil_probe(probes) else Cause.IO
     return Cause.THREADS if load.cpu >= _COMPUTING_OP else Cause.UNKNOWN
 
@@ -204,11 +204,18 @@ def _uses_cores(load: Load, probes: Probes) -> bool:
 
 def may_wait_for_gil(load: Load, cause: Cause, probes: Probes) -> bool:
     """Return whether several threads that are busy for this cause may wait for the GIL, though it
-    is not sure: they use no more than a core together, and a thread has to wait for it at times."""
+    is not sure: they use no more than a core together, and a thread has to wait for it at times, or
+    they neither compute nor wait for storage.
+
+    The probe alone does not settle it: CIFAR's pictures through Pillow let go of the GIL so often
+    that the probe gets it at once, and two threads make fewer samples than one.
+    """
     if probes.own_gil or load.threads < 2:
         return False
+    if cause is Cause.UNKNOWN and load.looks_like_gil:
+        return True
     if probes.gil_seconds is None:
-        return cause is Cause.UNKNOWN and load.looks_like_gil
+        return False
     least = {Cause.UNKNOWN: _LEAST_CORES, Cause.IO: _ONE_CORE[0]}.get(cause, _ONE_CORE[1])
     is_hinted = probes.gil_seconds >= _GIL_HINT * probes.switch_interval
     return is_hinted and least <= load.cores < _ONE_CORE[1]
@@ -225,5 +232,5 @@ def others_have_cores(load: Load, probes: Probes) -> bool:
 
 
 def lacks_gil_probe(probes: Probes) -> bool:
-    """Return whether workers may share a GIL, and nobody looked at how long they wait for it."""
+    """Return whether workers may share a GIL and nobody measured how long they wait for it."""
     return probes.gil_seconds is None and not probes.own_gil

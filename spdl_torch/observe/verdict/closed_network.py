@@ -1,8 +1,8 @@
-"""Queueing: customers that go round between one server and a place where nobody waits.
+"""A closed queueing network: customers that cycle between one server and a delay without a queue.
 
 The customers are workers, the server is the resource that they share (a GIL, the cores as one), and
-the rest of a batch's time passes without it. Mean value analysis gives the rate if times vary like
-exponential ones; if they do not vary at all, it is the smaller of two bounds.
+the rest of a batch's time passes without it. Mean value analysis gives the rate if times are
+exponentially distributed; if they do not vary at all, it is the smaller of two bounds.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ __all__ = ["most_rate", "random_rate"]
 
 
 def most_rate(num_customers: int, service: float, think: float) -> float:
-    """Return the rate, rounds a second, of customers that never meet without need.
+    """Return the rate, cycles a second, of customers that wait for each other only if they must.
 
-    service, think: seconds at the server and elsewhere, of one round.
+    service, think: seconds at the server and elsewhere, in one cycle.
     """
     if service <= 0:
         return num_customers / think if think > 0 else math.inf
@@ -23,7 +23,7 @@ def most_rate(num_customers: int, service: float, think: float) -> float:
 
 
 def random_rate(num_customers: int, service: float, think: float) -> float:
-    """Return the rate, rounds a second, if times are random: exact for exponential ones."""
+    """Return the rate, cycles a second, if times are random: exact for exponential ones."""
     if service <= 0:
         return num_customers / think if think > 0 else math.inf
     waiting = rate = 0.0

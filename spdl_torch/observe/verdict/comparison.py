@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "compare", "sections_of_comparison"]
 
 _FEWEST_BLOCKS = 4
-"""Blocks of a run below which no test can say much: of 4 and 4 the smallest p is 0.03."""
+"""Blocks of a run below which no test can say much: with 4 and 4 the smallest p is 0.03."""
 
 _SIGNIFICANT = 0.05
 _WORTH_SAYING = 0.05  # smaller relative changes need no reason
@@ -38,13 +38,13 @@ class Comparison:
     speedup: float
     """The baseline's time over this run's: 1.2 = 1.2 times as fast."""
     interval: tuple[float, float] | None
-    """The 95 % interval of that; None = too few intervals."""
+    """The 95 % confidence interval of that; None = too few intervals."""
     p_value: float | None
     """The chance of a difference as large if both runs were alike; None = too few intervals."""
     num_blocks: tuple[int, int]
     finding: str
     test: str
-    """The test, in a sentence."""
+    """The test, described in a sentence."""
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The time that one batch asks of workers, cores, GIL and trainer, from the figures of a window."""
+"""The time one batch takes of workers, cores, GIL and trainer, from the statistics of a window."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _FEW_BATCHES = 10
 _PROBES_PER_SECOND = 10
 _MODEL_ERROR = 0.05
 _IDLE = 0.3
-"""The least share of their time without a job at which workers are not short of time."""
+"""The share of their time without a job from which workers are not short of time."""
 
 
 class NotKnown(Exception):
-    """Raised with the reason why the figures do not say."""
+    """Raised with the reason why the statistics give no answer."""
 
 
 class Between(NamedTuple):
@@ -50,7 +50,7 @@ class Between(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demands:
-    """The seconds that one batch takes, of every resource; a pipeline's items count as batches."""
+    """The seconds that one batch takes of every resource; a pipeline's items count as batches."""
 
     rate: float
     """Batches a second that were delivered."""
@@ -63,24 +63,24 @@ class Demands:
     waits: Between
     """Seconds in which the ops wait for storage or a network, not for the GIL or a core."""
     overhead: float
-    """A worker's seconds beside its ops: taking jobs, handing batches on."""
+    """A worker's seconds outside its ops: taking jobs, handing batches on."""
     fetch_ratio: float
     """Share of the ops' time that is spent on samples, rather than on collating them."""
     copy: float
-    """Seconds in which a batch is collated: those of copying it once, about."""
+    """Seconds to collate a batch: about those of copying it once."""
     num_fetches: float
     """Calls of the dataset."""
     other_cpu: float
-    """CPU seconds of the trainer and of all machinery."""
+    """CPU seconds of everything outside the workers' ops, the trainer included."""
     gil: Between | None
-    """Seconds in which a GIL that the workers share is held; None = nobody looked."""
+    """Seconds for which a GIL that the workers share is held; None = not measured."""
     step: float
     """The trainer's seconds without waiting."""
     stages: tuple[tuple[str, float], ...]
     """The other stages, each with the seconds between two of its items if it never waited."""
     num_cores: int
     error: float
-    """The relative error of these figures, a standard deviation or two."""
+    """The relative error of these numbers, a standard deviation or two."""
     is_gil_bound: bool
     has_own_gil: bool
     """Whether no worker shares a GIL with another."""
@@ -146,7 +146,7 @@ def demands_of(
 
 
 class _Ops(NamedTuple):
-    """The seconds of a batch in the workers' ops."""
+    """The seconds that a batch spends in the workers' ops."""
 
     busy: float
     cpu: float
@@ -171,7 +171,7 @@ def _num_workers(stage: StageStats, placement: Placement | None, inline: bool) -
 def _enough_batches(stats: PipelineStats, pooled: Sequence[str]) -> int:
     num_batches = num_delivered(stats.stages) or 0
     if is_inline(stats, pooled) and stats.stages[-1].tasks.num_tasks:
-        num_batches = stats.stages[-1].tasks.num_tasks  # of the samples a batch is made
+        num_batches = stats.stages[-1].tasks.num_tasks  # its last stage makes the batches
     if not num_batches:
         raise NotKnown("nothing was delivered")
     if stats.elapsed < _SHORT_SECONDS:
@@ -198,8 +198,8 @@ def _workers_stages(
 def _gil_seconds(
     probes: Probes, elapsed: float, seconds: float, num_workers: int, is_gil_bound: bool
 ) -> Between | None:
-    """Return the seconds of a batch's time in which the GIL is held, as far as the probe saw it:
-    it does not see holds of less than half a millisecond.
+    """Return the seconds per batch in which the GIL is held, as far as the probe saw: it does not
+    see holds of less than half a millisecond.
     """
     if probes.own_gil:
         return Between(0.0, 0.0, 0.0)
@@ -224,14 +224,14 @@ def _waits(
     """Return the seconds for which the ops of a batch wait by themselves, out of ``rest``, their
     wall time without CPU time and waits for a core.
 
-    usual: the same of calls that take as long as half of them do. A call that waits for storage
-        waits each time, one that meets another thread at the GIL does so now and then.
+    usual: the same if every call took the median time. A call that waits for storage waits each
+        time, one that meets another thread at the GIL does so now and then.
     """
     if num_workers <= 1 or gil is None or gil.high == 0:
         return Between(rest, rest, rest)
     if is_gil_bound:
         return Between(0.0, 0.0, min(rest, usual))
-    # Of the others each holds the GIL once while a batch is made.
+    # Each of the others holds the GIL once while a batch is made.
     meetings = min(rest, (num_workers - 1) * gil.high) * (probes.gil_held_ratio or 0.0)
     return Between(rest - meetings, rest - meetings / 2, rest)
 

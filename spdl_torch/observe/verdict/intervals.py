@@ -1,4 +1,4 @@
-"""The figures of an interval of a run: the difference of two readings, and sums of those."""
+"""The statistics of an interval of a run: the difference of two readings, and sums of those."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["after_pause", "interval_between", "queue_between", "sum_of_intervals
 
 
 def interval_between(before: PipelineStats | None, after: PipelineStats) -> PipelineStats:
-    """Return the figures between two readings of one run; all of ``after`` where ``before`` is None
-    or of an earlier run.
+    """Return the statistics between two readings of a run; all of ``after`` where ``before`` is
+    None or from an earlier run.
 
     Counts, means and ratios are those of the interval. Percentiles are those of the run so far.
     """
@@ -37,7 +37,7 @@ def interval_between(before: PipelineStats | None, after: PipelineStats) -> Pipe
 
 
 def after_pause(begin: PipelineStats, end: PipelineStats) -> PipelineStats:
-    """Return the reading with which the interval after a pause begins; the pause lasted from
+    """Return the reading at which the interval after a pause begins; the pause lasted from
     ``begin`` to ``end``.
 
     Items loaded ahead during the pause count in that interval, so that the sum misses none; the
@@ -58,7 +58,7 @@ def after_pause(begin: PipelineStats, end: PipelineStats) -> PipelineStats:
 
 
 def sum_of_intervals(intervals: Sequence[PipelineStats]) -> PipelineStats:
-    """Return the sum of intervals of one loader, at least one, oldest first, as if contiguous.
+    """Return the sum of one loader's intervals, at least one, oldest first, as if contiguous.
 
     Percentiles are those of the last interval.
     """
@@ -86,7 +86,7 @@ def _share(seconds: float, elapsed: float) -> float:
 
 
 def _stage_between(then: StageStats, now: StageStats, sign: int = 1) -> StageStats:
-    """Return ``now`` less ``then``; with -1, their sum."""
+    """Return ``now`` minus ``then``; with ``sign`` -1, their sum."""
     tasks = _tasks_between(then.tasks, now.tasks, sign)
 
     # Shares of the time that all threads had: their number may have changed.
@@ -111,7 +111,7 @@ def _stage_between(then: StageStats, now: StageStats, sign: int = 1) -> StageSta
 
 
 def thread_seconds(stage: StageStats) -> float:
-    """Return the seconds of all threads of the stage together, also for figures made by hand."""
+    """Return the seconds of all threads of the stage together, also for statistics made by hand."""
     return stage.thread_time or stage.tasks.elapsed * stage.concurrency
 
 
@@ -134,7 +134,7 @@ def _tasks_between(then: TaskPerfStats, now: TaskPerfStats, sign: int) -> TaskPe
 
 
 def queue_between(then: QueuePerfStats, now: QueuePerfStats, sign: int = 1) -> QueuePerfStats:
-    """Return ``now`` less ``then``; with -1, their sum."""
+    """Return ``now`` minus ``then``; with ``sign`` -1, their sum."""
     elapsed = max(0.0, now.elapsed - sign * then.elapsed)
     num_items = now.num_items - sign * then.num_items
     put = max(0.0, now.put_wait_time - sign * then.put_wait_time)

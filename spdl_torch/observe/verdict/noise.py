@@ -28,8 +28,8 @@ Interval = tuple[int, float]
 
 
 def into_blocks(intervals: Sequence[Interval]) -> list[Interval]:
-    """Join consecutive intervals to at most 20 blocks: what follows at once is alike, and more of
-    it would not be more evidence.
+    """Join consecutive intervals into at most 20 blocks: neighbours are correlated, so more of them
+    would not be more evidence.
     """
     if not intervals:
         return []
@@ -41,14 +41,14 @@ def into_blocks(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def seconds_per_item(blocks: Sequence[Interval]) -> float:
-    """Return the seconds for an item; NaN where there is none."""
+    """Return the seconds per item; NaN where there is none."""
     num_items = sum(n for n, _ in blocks)
     return math.fsum(s for _, s in blocks) / num_items if num_items else math.nan
 
 
 def permutation_test(now: Sequence[Interval], then: Sequence[Interval]) -> float:
-    """Return the share of all divisions of the blocks into two groups of these sizes, that differ
-    in seconds per item by as large a factor as the runs do.
+    """Return the share of all divisions of the blocks into two groups of these sizes that differ in
+    seconds per item by at least as large a factor as the runs do.
     """
     import numpy as np
 
@@ -66,8 +66,8 @@ def permutation_test(now: Sequence[Interval], then: Sequence[Interval]) -> float
 
 @functools.cache
 def _divisions(total: int, size: int) -> tuple[Any, bool]:
-    """Return choices of ``size`` of so many blocks, shape (number, size), and whether they are all
-    that there are; otherwise 4000, drawn by a fixed seed.
+    """Return choices of ``size`` out of ``total`` blocks, shape (number, size), and whether these
+    are all; otherwise 4000 of them, drawn with a fixed seed.
     """
     import numpy as np
 
@@ -80,7 +80,7 @@ def _divisions(total: int, size: int) -> tuple[Any, bool]:
 def bootstrap_interval(
     now: Sequence[Interval], then: Sequence[Interval]
 ) -> tuple[float, float] | None:
-    """Return the 95 % interval of the speedup: of resampled blocks of each run."""
+    """Return the 95 % interval of the speedup, from resampled blocks of each run."""
     import numpy as np
 
     generator = np.random.default_rng(0)

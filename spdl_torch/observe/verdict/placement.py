@@ -22,7 +22,7 @@ class Placement:
     remedy: str = ""
     """A sentence on what would let workers in processes run on threads; "" = they do."""
     since: float | None = None
-    """The moment, in seconds since 1970; None = it is yet to come."""
+    """The moment, in seconds since 1970; None = it is still to come."""
 
     def __str__(self) -> str:
         """Return the sentences for the log and the report."""
@@ -49,7 +49,7 @@ class Placement:
 
     @classmethod
     def from_details(cls, details: Mapping[str, Any], since: float | None) -> Self:
-        """Return the placement from the result of its :meth:`as_details`, which may have more."""
+        """Return the placement from the result of :meth:`as_details`, which may have more keys."""
         names = ("num_workers", "num_processes", "reason", "remedy")
         return cls(**{name: details[name] for name in names}, since=since)
 

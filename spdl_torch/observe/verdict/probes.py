@@ -65,10 +65,10 @@ class _Probe:
     """The probing thread and its counters, one for the process."""
 
     def __init__(self) -> None:
-        # Guards the number of users and the thread. Re-entrant: the garbage collector may run a
+        # Guards the set of users and the thread. Re-entrant: the garbage collector may run a
         # finalizer, which calls stop_probing(), on a thread that holds it.
         self._lock = threading.RLock()
-        # Weak, so that one whose end nobody announced (Ctrl-C met its finalizer) counts no longer.
+        # Weak, so that one that went away unannounced (Ctrl-C hit its finalizer) no longer counts.
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
         self._going_on = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -76,7 +76,7 @@ class _Probe:
         self._run_delay_ns = self._thread_ns = self._gc_ns = 0
         self._gc_began_ns = 0
         self._seen: dict[int, tuple[int, int]] = {}  # thread id: run delay, time of that reading
-        self._only: _OwnRunDelay | None = None  # of the one thread that counts; None = all of ours
+        self._only: _OwnRunDelay | None = None  # the only thread that counts; None = all of ours
 
     def start(self, user: object) -> None:
         with self._lock:
@@ -90,8 +90,8 @@ class _Probe:
             self._seen.clear()
             if self._on_gc not in gc.callbacks:
                 gc.callbacks.append(self._on_gc)
-        # Without the lock: this takes another one, and a finalizer that wants this lock may run on
-        # a thread that holds that one.
+        # Without the lock: starting takes another one, and a finalizer that wants our lock may run
+        # on a thread that holds that one.
         thread = threading.Thread(target=self._run, args=(going_on,), name=_OWN_NAME, daemon=True)
         start(thread)
         self._thread = thread
@@ -155,8 +155,8 @@ class _Probe:
             own_delay_ns.close()
 
     def _is_wanted(self, going_on: threading.Lock) -> bool:
-        """Return whether the thread with this lock is to go on: users may be gone without a word,
-        and another thread may have begun for others since."""
+        """Return whether the thread with this lock is to go on: users may have gone away
+        unannounced, and another thread may have been started for new ones since."""
         with self._lock:
             if not self._users:
                 self._ignore_gc()
@@ -204,7 +204,7 @@ class _OwnRunDelay:
 
     The file stays open: opening one releases the GIL, and the wait to get it back would be
     subtracted from the wait that is measured. (Measured with two threads in pure Python: the median
-    wait for the GIL came out as 0.0 to 0.2 ms, where it is 5 ms and more.)
+    wait for the GIL came out as 0.0 to 0.2 ms, although it is 5 ms and more.)
     """
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ class _OwnRunDelay:
 
 
 def run_delay_ns(native_id: int) -> int | None:
-    """Return for how long a thread was ready to run without a core; None = unknown."""
+    """Return how long a thread was ready to run without a core; None = unknown."""
     try:
         with open(f"/proc/self/task/{native_id}/schedstat", "rb") as file:
             return int(file.read().split()[1])
@@ -242,17 +242,17 @@ _probe = _Probe()
 
 
 def start_probing(user: object) -> None:
-    """Begin to probe for ``user``; end when each has stopped, or is gone."""
+    """Start probing for ``user``; it ends when all users have stopped it or are gone."""
     _probe.start(user)
 
 
 def stop_probing(user: object) -> None:
-    """Stop to probe for ``user``, if it did. Never blocks; a finalizer may call it."""
+    """Stop probing for ``user``, if it was. Never blocks; a finalizer may call it."""
     _probe.stop(user)
 
 
 def count_only_this_thread() -> None:
-    """Count the run delay of the calling thread alone: the worker of a process of its own, whose
+    """Count the run delay of the calling thread alone: a worker with a process of its own, whose
     other threads sleep."""
     delay = _OwnRunDelay()
     if delay.is_known:
@@ -260,26 +260,26 @@ def count_only_this_thread() -> None:
 
 
 def is_probing() -> bool:
-    """Return whether the probe runs, so that the counters count."""
+    """Return whether the probe is running, so that the counters count."""
     return _probe.is_used
 
 
 def join_probing(timeout: float) -> None:
-    """Wait until the probe has ended, if nobody uses it. It was asked to end, so this is short."""
+    """Wait until the probe has ended, if nobody uses it. It was asked to, so this is short."""
     _probe.join(timeout)
 
 
 def probe_counters(*, run_delays: bool = True) -> ProbeCounters:
     """Return the measurements so far.
 
-    ``run_delays=False``: those of the last reading, which costs a file for each thread of ours and
-    a lock; the other measurements cost neither.
+    ``run_delays=False``: run delays as last read, since reading them costs a file for each of our
+    threads and a lock; the other measurements cost neither.
     """
     return _probe.read(run_delays=run_delays)
 
 
 def _forget_parent() -> None:
-    """Start anew in a forked child, which has the parent's counts and callback, but no thread."""
+    """Start afresh in a forked child, which has the parent's counts and callback, but no thread."""
     if _probe._on_gc in gc.callbacks:
         gc.callbacks.remove(_probe._on_gc)
     _probe.__init__()  # type: ignore[misc]  # as if made anew

@@ -1,4 +1,4 @@
-"""A verdict with its evidence, as a text for people and as JSON."""
+"""A verdict with its evidence, as text for people and as JSON."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class Report:
         return "waits for the trainer" if stage.name in self.pooled else "waits for items"
 
     def _checks(self) -> str:
-        """Return the checks besides the stages, without those that were not measured."""
+        """Return the checks other than the stages, without those that were not measured."""
         p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
         failed = sum(stage.tasks.num_failures for stage in self.stats.stages)
         checks = []

@@ -49,7 +49,7 @@ def sentences(verdict: Verdict, gain: str, checks: str, elapsed: float) -> list[
 
 
 def data_lines(stats: PipelineStats) -> list[str]:
-    """Return a line for each kind of figures of a loader's dataset: those with one first word."""
+    """Return a line for each kind of dataset statistics: those whose names begin alike."""
     kinds: dict[str, list[str]] = {}
     for name, value in stats.data.items():
         kind, _, what = name.partition("/")

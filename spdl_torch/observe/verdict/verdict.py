@@ -24,7 +24,7 @@ _INPUT_BOUND = 0.05
 _HIGHLY_INPUT_BOUND = 0.20
 
 _BUSY = 0.5
-"""The share of busy time below which a stage does not hold the others back."""
+"""The share of busy time below which a stage does not hold back the others."""
 
 _SHORT_SECONDS = 1.0
 """Seconds below which a window says little: the probes look ten times a second, and the window
@@ -53,8 +53,8 @@ class Verdict:
     remarks: tuple[str, ...] = ()
     """Further findings: failures, dropped items, pauses."""
     limit: str = ""
-    """What limits the speed after that gain: ``the cores``, a stage; "" = the trainer, which waits
-    no more."""
+    """What limits the speed after that gain: ``the cores``, a stage; "" = the trainer, which no
+    longer waits."""
 
 
 def judge(
@@ -62,7 +62,7 @@ def judge(
 ) -> Verdict:
     """Name what holds training back.
 
-    stats: the figures of a window without the warm-up.
+    stats: the statistics of a window without the warm-up.
     probes: without them the cause is inferred from CPU time alone, less surely.
     pooled: stages that share threads, those of a loader's workers, which wait for the trainer's
         requests, not for a source; () = every stage has threads of its own, as in a pipeline.
@@ -81,7 +81,7 @@ def judge(
         finding = f"Nothing was delivered. {finding}"
     stage = bottleneck_of(stats.stages)
     load = None if stage is None else load_of(stage, stats.stages, pooled)
-    # A loader's workers may be without a core beside their ops, too.
+    # A loader's workers may be without a core outside their ops, too.
     no_core = probes.run_delay_ratio or 0.0 if stage and stage.name in pooled else 0.0
     if stage is None or load is None or load.busy + no_core < _BUSY:
         cause, why, action = _no_busy_stage(stats.stages, pooled)

@@ -1,8 +1,8 @@
 """Predictions: how many batches a second other settings would deliver.
 
 A model with few parts: a batch takes a worker, a core, the GIL and the trainer for the seconds that
-were measured, and the resource that is taken most limits all. The bounds hold the error of what was
-measured, and causes that the figures do not separate; where they are far apart there is no figure.
+were measured, and the busiest resource limits all. The bounds cover the error of measurement, and
+causes that the statistics do not separate; where they are far apart no number is given.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ if TYPE_CHECKING:
 __all__ = ["Prediction", "Question", "limiting", "predict", "worth_asking"]
 
 _TOO_WIDE = 1.6
-"""The ratio of the bounds above which no figure is given."""
+"""The ratio of the bounds above which no number is given."""
 _OTHERWISE = 1.25
-"""The factor between measured and computed rate of the present settings above which the model
-lacks something."""
+"""The factor between the measured and the computed rate of the present settings above which the
+model is missing something."""
 _MOSTLY_STEADY = 0.7
 """The weight of the rate for times that do not vary, against that for random ones."""
 _HARDLY_WAITS = 0.1
-"""The share of a worker's time without a core below which another one in its place finds no moment
-to fill."""
+"""The share of a worker's time without a core below which another one finds no gaps to fill."""
 _CACHE_HIT_SECONDS = 30e-6
 """The time of finding a sample in a cache, without copying it."""
 _HAND_OVER_SECONDS = Between(0.1e-3, 0.35e-3, 0.7e-3)
-"""The CPU time that a batch takes to come out of a process, whatever its size: of the process, of
-the threads that receive and of the loop's (measured: 0.3 to 0.4 ms)."""
+"""The CPU time that a batch takes to come out of a process, whatever its size: in the process, in
+the receiving threads and in the loop's (measured: 0.3 to 0.4 ms)."""
 _HAND_OVER_COPIES = Between(0.3, 1.0, 2.0)
-"""The same for its size, in times of collating it: memory that two processes share is written, and
-in nobody's cache (measured: about once)."""
+"""The same in proportion to its size, in multiples of collating it: memory that two processes share
+is written, and is in nobody's cache (measured: about once)."""
 _WORTH_NAMING = 0.15
-"""The relative width of a bound above which it may be the reason why there is no figure."""
+"""The relative width of a bound above which it may be the reason why there is no number."""
 _INPUT_BOUND = 0.05
 _MOST_SHOWN = 4
 
@@ -171,7 +170,7 @@ def worth_asking(
     pooled: Sequence[str],
     placement: Placement | None,
 ) -> list[Question]:
-    """Return the settings that a report answers by itself, none where nothing is to gain."""
+    """Return the questions that a report answers unasked, none where nothing can be gained."""
     if stats.consumer_wait_ratio < _INPUT_BOUND or bottleneck is None:
         return []
     stage = next(stage for stage in stats.stages if stage.name == bottleneck)
@@ -190,12 +189,12 @@ def worth_asking(
 
 
 class _Plan(NamedTuple):
-    """The place where a batch is made, and the workers, cores and GIL that it takes; seconds."""
+    """The workers, and the seconds that a batch takes of one, of the cores and of the GIL."""
 
     num_workers: int
     worker: float
     core: float
-    """The CPU time of a batch over the cores."""
+    """The CPU time of a batch, divided by the number of cores."""
     gil: float
 
 
@@ -222,7 +221,7 @@ def _prediction(question: Question, now: Demands) -> Prediction:
 def _as_computed(now: Demands, side: str) -> float:
     """Return the measured rate of the present settings over the computed one. Raises: NotKnown."""
     computed, _ = _rate(_plan(Question(num_workers=now.num_workers), now, side), now, side)
-    # The model knows what limits the present settings, or it knows little about others.
+    # If the model does not know what limits the present settings, it knows little about others.
     if side == "likely" and not 1 / _OTHERWISE <= now.rate / computed <= _OTHERWISE:
         raise NotKnown(
             f"{_number(computed)} batches/s would be expected of the present settings, and "
@@ -254,7 +253,7 @@ def _rate(plan: _Plan, now: Demands, side: str, as_computed: float = 1.0) -> tup
 
 
 def _at_odds(plan: _Plan, now: Demands) -> int:
-    """Return how many of the workers ever fill a moment that others leave. Beyond the cores these
+    """Return how many of the workers ever run while others wait. Beyond the number of cores these
     are the ones that wait for storage: the rest only take a core from each other, and were measured
     to gain nothing.
     """
@@ -267,7 +266,7 @@ def _at_odds(plan: _Plan, now: Demands) -> int:
 
 
 def _plan(question: Question, now: Demands, side: str) -> _Plan:
-    """Return what a batch takes with these settings: at most for ``low``, the rate's bound."""
+    """Return what a batch takes with these settings: the most, for ``low``, the lower rate."""
     most_is = {"low": "high", "likely": "likely", "high": "low"}[side]
     num_workers, num_processes = _places(question, now)
     cpu, waits = now.cpu, getattr(now.waits, most_is) / question.read_speedup
@@ -286,7 +285,7 @@ def _plan(question: Question, now: Demands, side: str) -> _Plan:
 
 
 def _hand_over(now: Demands) -> Between:
-    """Return the CPU seconds in which a batch comes out of a process."""
+    """Return the CPU seconds that a batch takes to come out of a process."""
     fixed, copies = _HAND_OVER_SECONDS, _HAND_OVER_COPIES
     return Between(*(each + now.copy * times for each, times in zip(fixed, copies, strict=True)))
 
@@ -308,7 +307,7 @@ def _places(question: Question, now: Demands) -> tuple[int, int]:
 
 
 def _gil(num_workers: int, num_processes: int, now: Demands, most_is: str) -> float:
-    """Return the seconds in which a batch keeps the others of its process from running."""
+    """Return the seconds for which a batch keeps the others of its process from running."""
     if now.gil is None or num_processes >= num_workers:
         return 0.0
     held: float = getattr(now.gil, most_is)

@@ -17,7 +17,7 @@ __all__ = ["AsyncMethods"]
 
 
 class AsyncMethods(ABC):
-    """The waits of coroutines; to look at the channel and to wake others is the channel's part."""
+    """The waits of coroutines; inspecting the channel and waking others is left to the channel."""
 
     _lock: threading.RLock
     _num_put: int

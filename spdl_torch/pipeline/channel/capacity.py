@@ -13,7 +13,7 @@ _QUICK_NS: Final = 100_000  # between two items taken, on average: quicker ones 
 class Capacity:
     """``capacity`` items; more, where bursts are allowed, while items are taken quickly.
 
-    Quick items are small: nothing large is produced ten thousand times a second. To pass them on
+    Quick items are small: nothing large is produced ten thousand times a second. Passing them on
     one by one would cost a thread switch each (10 µs on a virtual machine with idle cores), many
     times the work on them. The channel's lock is held in every method but ``allow_bursts``.
     """
@@ -58,6 +58,6 @@ class Capacity:
 
 def _low_water(room: int) -> int:
     """Return how many items are left when a producer that found the channel full is woken: it then
-    brings several items at one waking. Small channels, whose items are few and large, are refilled
-    at once."""
+    brings several items per wake-up. Small channels, whose items are few and large, are refilled at
+    once."""
     return room if room < 8 else room // 2

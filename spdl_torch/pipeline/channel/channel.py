@@ -58,7 +58,7 @@ class Channel(AsyncMethods, Generic[T]):
     written so that a ``close()`` between any two of its statements is harmless.
 
     Ctrl-C may cut off a method between any two statements as well, and others may wait for what it
-    did not come to do. Whatever is cut off therefore wakes everybody, still under the lock.
+    did not get to do. A method that is cut off therefore wakes everybody, still under the lock.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -70,16 +70,16 @@ class Channel(AsyncMethods, Generic[T]):
         self._finished = False
         self._closed = False
         self._num_dismissed = 0
-        self._answers_no = False  # closed, or getters are to leave: one look on every get for both
+        self._answers_no = False  # closed, or getters are to leave: one check per get for both
         self._getters: deque[Waiter] = deque()
         self._putters: deque[tuple[int | None, bool, Waiter]] = deque()
         # One woken thread at a time: it wakes the next one if there is still something for it.
         # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
         self._getter_woken = False
         self._putter_woken = False
-        self._num_put = 0  # sentinels included, as in num_got: they have numbers as items have
+        self._num_put = 0  # sentinels included, as in num_got: they are numbered like items
         self.num_got = 0
-        """The number of items taken, also by a get that Ctrl-C then cut off."""
+        """The number of items taken, including by a get that Ctrl-C then cut off."""
         self._sentinels = SentinelNumbers()
         self._put_wait = WaitClock()
         self._get_wait = WaitClock()
@@ -435,7 +435,7 @@ class Channel(AsyncMethods, Generic[T]):
                 return
 
     def _wake_everyone(self) -> None:
-        """Let all that wait look for themselves; those that find nothing wait again."""
+        """Wake all that wait, to look for themselves; those that find nothing wait again."""
         while self._getters:
             self._wake_getter()
         while self._putters:
@@ -444,7 +444,7 @@ class Channel(AsyncMethods, Generic[T]):
                 self._putters.popleft()
             except IndexError:
                 break
-        # Perhaps nobody waited: then nobody is on the way who would wake the next one.
+        # Perhaps nobody waited: then nobody is on the way to wake the next one.
         self._getter_woken = self._putter_woken = False
 
     @contextmanager

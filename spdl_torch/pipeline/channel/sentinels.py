@@ -12,7 +12,7 @@ __all__ = [
 
 
 class Sentinel:
-    """Stands for no item: no op is called with it and no figure counts it, but it takes room."""
+    """Stands for no item: no op is called with it, no statistic counts it, but it takes room."""
 
     __slots__ = ("_name",)
 
@@ -24,8 +24,8 @@ class Sentinel:
 
 
 class SentinelNumbers(deque[int]):
-    """The numbers of the sentinels in a channel, so that statistics can leave them out: of those
-    that wait, or were taken since the last count.
+    """The numbers of the sentinels in a channel that wait or were taken since the last count, so
+    that statistics can leave them out.
 
     Sentinels are numbered with the items. The channel's lock is held, but for ``bool``.
     """

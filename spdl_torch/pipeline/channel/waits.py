@@ -34,7 +34,7 @@ class ChannelClosed(Exception):
 
 
 class Dismissed(Exception):
-    """Raised for a surplus getter, which shall leave; it took no item."""
+    """Raised for a surplus getter, which is to leave; it took no item."""
 
 
 class Waiter(Protocol):
@@ -49,7 +49,7 @@ def wait_for(waiter: threading.Lock, seconds: float = -1) -> bool:
     """Wait until it is released; False if that takes longer than ``seconds`` (-1: for ever).
 
     Python runs signal handlers on the main thread. A signal that arrives just before that thread
-    blocks, or on another thread, does not wake it. So the main thread looks twice a second, for
+    blocks, or on another thread, does not wake it. So the main thread wakes twice a second, for
     Ctrl-C to work.
     """
     if threading.current_thread() is not threading.main_thread():

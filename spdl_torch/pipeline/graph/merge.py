@@ -133,13 +133,13 @@ class ArrivalMerge(Merge):
 
 
 class BatchMerge(Merge):
-    """One list of the parts into which a list was dealt out: one thread, which takes a part from
+    """One list from the parts into which a list was divided: one thread, which takes a part from
     each inlet in turn. Paths put a sentinel where they have no part, so that parts of one list
     always meet.
     """
 
     keeps_places = False
-    """Whether an empty list leaves a sentinel in its place: path variants on a path of others."""
+    """Whether an empty list leaves a sentinel in its place: path variants nested in others."""
 
     def merge(self, number: int, ring: Ring) -> None:
         """Put lists together again, the parts in the order of the paths."""

@@ -1,6 +1,6 @@
 """Routers, which branch one queue into several: the op chooses the path of each item.
 
-The router runs as the op of any stage, with the same failures, hooks and figures. The outlet of
+The router runs as the op of any stage, with the same failures, hooks and statistics. The outlet of
 that stage is a :class:`PathQueues`, which distributes its results.
 """
 

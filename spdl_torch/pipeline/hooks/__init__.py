@@ -1,1 +1,1 @@
-"""Hooks and queues that users subclass to export figures, and the thread that calls them."""
+"""Hooks and queues that users subclass to export statistics, and the thread that calls them."""

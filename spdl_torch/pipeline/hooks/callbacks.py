@@ -1,4 +1,4 @@
-"""The interval callbacks of users: whether one is heard, how it is called, and how often."""
+"""The interval callbacks of users: whether one has any effect, how it is called, and how often."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _logger = logging.getLogger("spdl_torch.pipeline")
 
 
 def is_heard(callback: Callable[..., Any], default: Callable[..., Any]) -> bool:
-    """Return whether a callback is another than the default, which logs at INFO level, or whether
-    that level is logged.
+    """Return whether a callback is not the default, which logs at INFO level, or that level is
+    logged.
     """
     is_default = getattr(callback, "__func__", None) is default
     return not is_default or _logger.isEnabledFor(logging.INFO)
@@ -45,7 +45,7 @@ async def _await(result: Awaitable[None]) -> None:
 def check_interval(interval: float | None, where: object) -> float | None:
     """Return the interval; SPDL's -1 means None, and stays -1 for subclasses that compare it.
 
-    Raises: ValueError: 0, or any other number below.
+    Raises: ValueError: 0, or a negative number other than -1.
     """
     if interval is not None and interval <= 0 and interval != -1:
         raise ValueError(f"{where} must be > 0 seconds or None, got {interval}.")

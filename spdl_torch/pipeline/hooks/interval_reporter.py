@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reporter", "Reports"]
 
-_TAIL_SECONDS = 1.0  # the last interval's wait for running ops, without which it is reported then
+_TAIL_SECONDS = 1.0  # the last interval's wait for running ops; then it is reported without them
 
 
 class Reports(Protocol):
@@ -25,14 +25,14 @@ class Reports(Protocol):
     """The seconds of an interval; None or below 0 = only one, up to the end."""
 
     def report_interval(self, runner: LazyRunner) -> None:
-        """Report the figures since the last call; await on the runner's loop."""
+        """Report the statistics since the last call; await on the runner's loop."""
 
 
 class Reporter:
     """Report every interval, the last and partial one included, before the run is closed.
 
-    One event loop, if any is needed, serves all asynchronous callbacks of the run: what a user's
-    one keeps open, such as a connection, belongs to a loop.
+    One event loop, if any is needed, serves all asynchronous callbacks of the run: what they keep
+    open, such as a connection, belongs to a loop.
     """
 
     def __init__(self, subjects: Sequence[Reports], join: Callable[[float | None], bool]) -> None:

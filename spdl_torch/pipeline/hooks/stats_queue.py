@@ -1,6 +1,6 @@
-"""The queue after a stage, which users subclass to export its figures.
+"""The queue after a stage, which users subclass to export its statistics.
 
-``interval_stats_callback`` is called as that of a :class:`~.task_hooks.TaskStatsHook`.
+``interval_stats_callback`` is called like that of a :class:`~.task_hooks.TaskStatsHook`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StatsQueue(Channel[Any]):
         )
 
     def report_interval(self, runner: LazyRunner) -> None:
-        """Call ``interval_stats_callback`` with the figures since the last call."""
+        """Call ``interval_stats_callback`` with the statistics since the last call."""
         if not is_heard(self.interval_stats_callback, StatsQueue.interval_stats_callback):
             return
         now = self.counters()

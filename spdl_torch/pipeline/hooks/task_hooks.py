@@ -1,6 +1,6 @@
-"""Task hooks: code of users around stages and tasks, and the figures of a stage's tasks.
+"""Task hooks: code of users around stages and tasks, and the statistics of a stage's tasks.
 
-A subclass overrides ``interval_stats_callback``; it is called with the figures of each interval,
+A subclass overrides ``interval_stats_callback``; it is called with the statistics of each interval,
 and once more with the last, partial one when the run ends, so that the sums of all callbacks
 equal what was processed. Callbacks run on one reporter thread of the pipeline, never on a worker.
 """
@@ -121,7 +121,7 @@ class TaskStatsHook(TaskHook):
         self._ended_ns = self._ended_ns or perf_counter_ns()
 
     def report_interval(self, runner: LazyRunner) -> None:
-        """Call ``interval_stats_callback`` with the figures since the last call."""
+        """Call ``interval_stats_callback`` with the statistics since the last call."""
         if not is_heard(self.interval_stats_callback, TaskStatsHook.interval_stats_callback):
             return
         now = self.counters()
@@ -160,7 +160,7 @@ class TaskCell:
         self.cpu_ns = 0
         self.clocked_ns = 0
         self.num_unclocked = 0
-        """Calls to come for which the CPU clock is not read; for who times them."""
+        """Calls to come for which the CPU clock is not read; for whoever times them."""
         self.histogram = Histogram()
         self._counts = self.histogram.buckets
 

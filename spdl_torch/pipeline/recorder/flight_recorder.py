@@ -82,7 +82,7 @@ class FlightRecorder:
 
     def branches(self) -> None:
         """Note that stages do not simply follow one another. Timelines then leave out the queues
-        and the ways of items, which are found by stage_number.
+        and the paths of items, which are found by stage_number.
         """
         self._is_chain = False
 
@@ -116,7 +116,7 @@ class FlightRecorder:
         ]
 
     def finish(self) -> None:
-        """Let go of everything of an ended run but the rings."""
+        """Let go of everything of an ended run except the rings."""
         for stage_number, progress in list(self._ordered.items()):
             self._ordered[stage_number] = partial(_same, progress())
 
@@ -181,7 +181,7 @@ class FlightRecorder:
     def _add_row(
         self, kind: type[_AnyRing], stage: str, stage_number: int, replica: int, role: Role
     ) -> _AnyRing:
-        # With recording off there is a ring all the same, so that no writer has to check.
+        # Even with recording off there is a ring, so that no writer has to check.
         capacity = _process.capacity if self.enabled else 1
         ring = kind(capacity, self._shortest_ns(_process.level))
         # No lock: readers on other threads copy the list in one step.

@@ -1,6 +1,6 @@
 """The rings of the flight recorder: the last turns of each thread, written without a lock.
 
-Only the thread itself writes its ring; what is older than the ring is long is overwritten and
+Only the thread itself writes its ring; when it is full, the oldest records are overwritten, and
 counted. Anyone may read at any time.
 """
 
@@ -70,7 +70,7 @@ class Ring:
         added = self._num_added
         place = added % self._capacity * _SIZE
         if place == len(self._buffer):
-            # A new one: who reads the old one at this moment keeps it from growing.
+            # A new one: a reader of the old one at this moment keeps it from growing.
             self._buffer = self._buffer + bytes(min(place, self._capacity * _SIZE - place))
         num_before = -1 if before is None else len(before)
         num_after = -1 if after is None else len(after)
@@ -89,7 +89,7 @@ class Ring:
             num_after,
             kind,
         )
-        self._num_added = added + 1  # last: who reads this count finds the record in place
+        self._num_added = added + 1  # last: whoever reads this count finds the record in place
 
     def add_part(self, name: str, started_ns: int, ended_ns: int, cpu_ns: int) -> None:
         """Record a named part of the current turn."""

@@ -143,8 +143,8 @@ class Timeline:
 def joined(timelines: Sequence[Timeline]) -> Timeline:
     """Return the timeline of a run that several recorders recorded, one after the other.
 
-    A row that several of them have is one row; so is a queue, and a garbage collection, which each
-    recorder of the process notes.
+    A row that several of them have becomes one row; so does a queue, and a garbage collection,
+    which each recorder of the process notes.
     """
     rows: dict[tuple[int, str, int], Row] = {}
     for row in (row for timeline in timelines for row in timeline.rows):

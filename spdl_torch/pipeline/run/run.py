@@ -367,7 +367,7 @@ class Run:
         return [at.queue for at in self._queues_at]
 
     def snapshot(self) -> PipelineStats:
-        """Return the figures since the start, open waits included."""
+        """Return the statistics since the start, open waits included."""
         elapsed_ns = perf_counter_ns() - self._started_ns if self._started_ns else 0
         wait_ns = self._sink_queue.counters().get_wait[0]
         return PipelineStats(

@@ -1,4 +1,4 @@
-"""The figures of a stage, read while it runs."""
+"""The statistics of a stage, read while it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["stage_stats"]
 
 
 def stage_stats(stage: Stage) -> StageStats:
-    """Return the figures of a stage since the start, open waits included."""
+    """Return the statistics of a stage since the start, open waits included."""
     recorder = next((h for h in stage.hooks if isinstance(h, TaskStatsHook)), None)
     tasks = recorder.counters() if recorder else TaskStatsHook(stage.info).counters()
     inlet, outlet = stage.inlet.counters(), stage.outlet.counters()

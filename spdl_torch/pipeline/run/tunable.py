@@ -35,7 +35,7 @@ class Adjustable(Protocol):
         """The number of items that the consumer took so far."""
 
     def snapshot(self) -> PipelineStats:
-        """Return the figures since the start."""
+        """Return the statistics since the start."""
 
     def set_concurrency(self, stage: str, count: int) -> None:
         """Run at most ``count`` calls of the stage's op at once from now on."""

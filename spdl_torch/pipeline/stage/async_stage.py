@@ -110,7 +110,7 @@ class AsyncStage(Stage):
             except (ChannelClosed, BadHookError):  # the run stops, or every item would fail
                 raise
             except (Exception, asyncio.CancelledError) as error:
-                if self._cancelled:  # by the stop of the run; else the op awaited something dead
+                if self._cancelled:  # by the run's stop; else what the op awaited was cancelled
                     raise
                 ended_ns, outcome = perf_counter_ns(), Outcome.FAILED
                 cell.add_failure(ended_ns - started_ns, self._loop_cpu(cell))

@@ -84,7 +84,7 @@ class Stage:
         self.hooks = hooks = checked_hooks(hooks, spec.name)
         # One thread keeps the order by itself, as long as it stays the only one.
         self.ordered = spec.output_order == "input" and (spec.concurrency > 1 or adjustable)
-        # Hooks that do nothing of the user's are not entered: where task_hook is not overridden,
+        # Hooks without code of the user's are not entered: where task_hook is not overridden,
         # workers write into the recorder's cells directly.
         self._recorders = [h for h in hooks if _is_plain_recorder(h)]
         self.task_hooks = [h for h in hooks if not _is_plain_recorder(h)]

@@ -20,7 +20,7 @@ __all__ = ["Slot", "StageThreads"]
 
 @dataclass(order=True, slots=True)
 class Slot:
-    """The ring and the cell of a thread; a later thread in the same slot goes on with them."""
+    """The ring and the cell of a thread; a later thread in the same slot continues with them."""
 
     number: int
     ring: Ring = field(compare=False)
@@ -68,7 +68,7 @@ class StageThreads:
 
     @property
     def num_slots(self) -> int:
-        """The largest number of threads that there ever were at once."""
+        """The largest number of threads that ever existed at once."""
         return self._num_slots
 
     def _next_slot(self) -> Slot:

@@ -1,1 +1,1 @@
-"""Counters of stages and queues, and the figures computed from them."""
+"""Counters of stages and queues, and the statistics computed from them."""

@@ -1,4 +1,4 @@
-"""The figures of stages and queues as users read them: times in seconds, ratios 0 to 1."""
+"""The statistics of stages and queues as users read them: times in seconds, ratios 0 to 1."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class QueuePerfStats:
 
 
 def task_stats(interval: TaskCounters) -> TaskPerfStats:
-    """Return the figures of a interval."""
+    """Return the statistics of an interval."""
     num_ok = interval.num_tasks - interval.num_failures
     cpu_share = interval.cpu_ns / interval.clocked_ns if interval.clocked_ns > 0 else 0.0
     return TaskPerfStats(
@@ -92,7 +92,7 @@ def task_stats(interval: TaskCounters) -> TaskPerfStats:
 
 
 def queue_stats(interval: QueueCounters) -> QueuePerfStats:
-    """Return the figures of a interval."""
+    """Return the statistics of an interval."""
     put_ns, puts_open, put_histogram = interval.put_wait
     get_ns, gets_open, get_histogram = interval.get_wait
     put_zeros = max(0, interval.num_put - sum(put_histogram))
@@ -119,13 +119,13 @@ def _mean_seconds(total_ns: int, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
-    """The figures of one stage since the run started."""
+    """The statistics of one stage since the run started."""
 
     name: str
     concurrency: int
     tasks: TaskPerfStats
     queue: QueuePerfStats
-    """The figures of the queue that this stage fills."""
+    """The statistics of the queue that this stage fills."""
     num_dropped: int
     """Tasks whose op returned None."""
     busy_ratio: float
@@ -152,7 +152,7 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStats:
-    """The figures of a whole run, in the order of the stages."""
+    """The statistics of a whole run, in the order of the stages."""
 
     elapsed: float
     """Seconds since the run (for a loader: the epoch) started."""
@@ -160,4 +160,4 @@ class PipelineStats:
     """Share of that time in which the consumer waited for an item."""
     stages: tuple[StageStats, ...]
     data: Mapping[str, float] = field(default_factory=dict)
-    """For a loader, the figures of its dataset in this epoch by name, such as ``cache/found``."""
+    """For a loader, the statistics of its dataset in this epoch by name, e.g. ``cache/found``."""

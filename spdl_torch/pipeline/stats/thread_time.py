@@ -16,7 +16,7 @@ class ThreadCount:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        """The number of threads that the stage shall have now."""
+        """The number of threads that the stage is to have now."""
         self._changes: list[tuple[int, int]] = []  # when, and by how many
         self._ended_ns: int | None = None
 

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class SharedCounter:
-    """Numbers that no two callers share. ``itertools.count`` promises that nowhere, and
-    breaks it in some interpreters without a GIL.
+    """Numbers that no two callers share. ``itertools.count`` does not promise this, and
+    some interpreters without a GIL break it.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -44,8 +44,8 @@ class LiveObjects(Generic[T]):
     """Objects that somebody holds, without keeping any of them alive.
 
     Any thread may add and list, also in a finalizer. A ``WeakSet`` fails with "Set changed size
-    during iteration" if another thread adds to it while it is gone through, and without a GIL also
-    if one of its objects goes at that moment.
+    during iteration" if another thread adds to it during an iteration, and without a GIL also if
+    one of its objects dies at that moment.
     """
 
     def __init__(self) -> None:

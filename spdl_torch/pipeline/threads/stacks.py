@@ -52,7 +52,7 @@ def stack_of(thread: threading.Thread) -> str:
 def _calls_of_all() -> dict[int, traceback.StackSummary]:
     """Return all stacks, by the ident of the thread.
 
-    faulthandler reads them in one step, while every thread holds still; to walk the frames of a
+    faulthandler reads them in one step, while every thread holds still; walking the frames of a
     running thread in Python is not safe (CPython 3.11).
     """
     with tempfile.TemporaryFile() as file:

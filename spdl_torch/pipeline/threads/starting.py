@@ -2,7 +2,7 @@
 
 ``Thread.start`` waits for an Event. Ctrl-C inside that wait, which is written in Python, may leave
 the Event's lock held for ever (3.11 to 3.13); then the new thread, which sets the Event first of
-all, never comes to its target and never ends. (Met twice in 2,500 random interrupts of loaders.)
+all, never reaches its target and never ends. (Met twice in 2,500 random interrupts of loaders.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["num_other_threads", "start"]
 
 # The system's ids of the latest threads started here. One that has ended in Python may still be
-# among the system's threads for a moment, under no name.
+# among the system's threads for a moment, without a name.
 _latest: deque[int | None] = deque(maxlen=256)
 
 

@@ -64,8 +64,8 @@ def taking_over(target: Callable[[], None]) -> Callable[[], None]:
 
 @takes_over
 def _context_variables() -> Callable[[], None] | None:
-    """Take over context variables, as a forked worker has them: numpy's error handling and the
-    precision of decimals are such. A thread would begin with their defaults.
+    """Take over context variables, as a forked worker has them, such as numpy's error handling and
+    the precision of decimals. A thread would begin with their defaults.
     """
     values = dict(contextvars.copy_context())
     if not values:
@@ -90,7 +90,7 @@ def _grad_mode() -> Callable[[], None] | None:
 
 
 def exit_has_begun() -> bool:
-    """Return whether the interpreter exits, for ops that wait where no channel can wake them."""
+    """Return whether the interpreter is exiting, for ops that wait where no channel wakes them."""
     return _exiting.is_set()
 
 

@@ -14,9 +14,9 @@ __all__ = ["weakly"]
 def weakly(method: Any) -> Callable[..., None]:
     """Return the bound method without a reference to its object; without that, it does nothing.
 
-    For threads and finalizers, which live until they are over: by a reference of theirs to a run
-    or a pool, and from there through the user's ops or dataset, all would live for ever that these
-    refer to, perhaps the very object whose end is waited for.
+    For threads and finalizers, which live until they have run: a reference of theirs to a run or a
+    pool would keep alive for ever all that its ops or dataset refer to, perhaps the very object
+    whose end is waited for.
     """
     # Not a WeakMethod, which has callbacks that print errors when the interpreter finalises.
     owner, function = weakref.ref(method.__self__), method.__func__
