@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -808,3 +809,25 @@ def test_large_jobs_and_large_results_do_not_block_each_other():
     for number, batch in enumerate(loader):
         assert batch == [str(index) for index in batches[number]]
     assert number == 9
+
+
+class MakerOf(Dataset):
+    """Sample i is the process that made it."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+def test_children_get_equally_many_jobs_where_the_loop_is_slower():
+    """Whenever it takes a batch they have made all others: then it is each one's turn in turn."""
+    loader = DataLoader(
+        MakerOf(), num_workers=4, isolation="process", processes=2, prefetch_factor=2
+    )
+    iterator, pids = iter(loader), []
+    for _ in range(20):
+        until(lambda: all(not child.jobs for child in iterator._pool._children.values()))
+        pids.append(next(iterator).item())
+    assert sorted(Counter(pids).values()) == [10, 10]

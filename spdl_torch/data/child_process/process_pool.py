@@ -124,6 +124,7 @@ class ProcessPool:
         # Those that replace killed ones and get no jobs until they are up, which takes seconds.
         # Replaced and never changed, like _children, and only while _lock is held.
         self._late: tuple[WorkerProcess, ...] = ()
+        self._next_place = 0  # of the child whose turn it is among equals; guarded by _lock
         # Those that replace killed ones and are to be forked by the loop's thread, of which the
         # other children are copies too: see ChildConnection. A receiver appends, the loop's thread
         # takes: both are atomic on a deque.
@@ -161,12 +162,28 @@ class ProcessPool:
         with self._lock:
             children = self._children
             places = self._places_at_work() if self._late else self._places
-            child = children[places[worker % len(places) if self._has_turns else 0]]
-            if not self._has_turns:
-                for place in places:  # by hand: min() with a key takes 5 µs
-                    if len(children[place].jobs) < len(child.jobs):
-                        child = children[place]
+            if self._has_turns:
+                child = children[places[worker % len(places)]]
+            else:
+                child = self._idlest(places)
             child.submit(job)
+
+    def _idlest(self, places: Sequence[int]) -> WorkerProcess:
+        """Return the child with the fewest jobs; of equals, whose turn it is. _lock is held.
+
+        Where the loop is slower than the children, none has a job left. If the first one always got
+        the next job, it would need shared memory for all the batches that wait.
+        """
+        count, children = len(places), self._children
+        best = self._next_place % count
+        child = children[places[best]]
+        for step in range(1, count):  # by hand: min() with a key takes 5 µs
+            at = (self._next_place + step) % count
+            other = children[places[at]]
+            if len(other.jobs) < len(child.jobs):
+                child, best = other, at
+        self._next_place = best + 1
+        return child
 
     def _places_at_work(self) -> Sequence[int]:
         """Return the places of the children that are not late; all if every one is. _lock is held:
