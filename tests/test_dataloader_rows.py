@@ -264,13 +264,14 @@ class SquaredAtOnce(Squared):
 def test_report_of_a_run_recommends_getitems(num_workers, monkeypatch):
     """It names the dataset, and says nothing more once the dataset has the method."""
     monkeypatch.setattr("spdl_torch.data.workers.stats._SHORT_SAMPLE_SECONDS", 1.0)
-    # Not in a process: its start would be most of so short an epoch.
-    isolation = "thread" if num_workers else "auto"
     reports = []
     for dataset in (Squared(), SquaredAtOnce()):
-        loader = DataLoader(dataset, 100, num_workers=num_workers, isolation=isolation)
-        for batch in loader:
-            assert batch.shape == (100, 1)
+        loader = DataLoader(
+            dataset, 100, num_workers=num_workers, persistent_workers=num_workers > 0
+        )
+        for _ in range(2):  # the start of a worker would be most of so short a first epoch
+            for batch in loader:
+                assert batch.shape == (100, 1)
         reports.append(str(loader.report()))
     assert "If Squared has __getitems__(indices)" in reports[0]
     assert "__getitems__" not in reports[1]

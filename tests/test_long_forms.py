@@ -33,7 +33,7 @@ def run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the file changes within a second
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # looking for them takes longest
     options = ["--collect-only", "--import-mode=importlib", "--rootdir", str(tmp_path)]
-    for plugin in ("cacheprovider", "faulthandler"):
+    for plugin in ("cacheprovider", "faulthandler", "unraisableexception", "threadexception"):
         options += ["-p", f"no:{plugin}"]
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
 

@@ -279,8 +279,11 @@ _IN_FEW_CALLS = "Do its work in few calls that release the GIL, best a batch at 
 
 
 def _unless_gil(asked: _Question) -> str:
-    """Return the caveat to the advice to add threads where nobody looked at the GIL."""
-    if not lacks_gil_probe(asked.probes):
+    """Return the caveat to the advice to add threads where the GIL may hold these up: nobody looked
+    at it, or what they do lets go of it so often that the probe sees nothing.
+    """
+    may_be_hidden = asked.cause is Cause.UNKNOWN and asked.load.looks_like_gil
+    if not lacks_gil_probe(asked.probes) and (asked.probes.own_gil or not may_be_hidden):
         return ""
     elsewhere = "in processes" if asked.is_workers else "on a process pool (executor=)"
     return f", {elsewhere} if the work holds the GIL"

@@ -204,18 +204,11 @@ def _uses_cores(load: Load, probes: Probes) -> bool:
 
 def may_wait_for_gil(load: Load, cause: Cause, probes: Probes) -> bool:
     """Return whether several threads that are busy for this cause may wait for the GIL, though it
-    is not sure: they use no more than a core together, and a thread has to wait for it at times, or
-    they neither compute nor wait for storage.
-
-    The probe alone does not settle it: CIFAR's pictures through Pillow let go of the GIL so often
-    that the probe gets it at once, and two threads make fewer samples than one.
-    """
+    is not sure: they use no more than a core together, and a thread has to wait for it at times."""
     if probes.own_gil or load.threads < 2:
         return False
-    if cause is Cause.UNKNOWN and load.looks_like_gil:
-        return True
     if probes.gil_seconds is None:
-        return False
+        return cause is Cause.UNKNOWN and load.looks_like_gil
     least = {Cause.UNKNOWN: _LEAST_CORES, Cause.IO: _ONE_CORE[0]}.get(cause, _ONE_CORE[1])
     is_hinted = probes.gil_seconds >= _GIL_HINT * probes.switch_interval
     return is_hinted and least <= load.cores < _ONE_CORE[1]
