@@ -75,7 +75,7 @@ def test_result_has_autocasts_type_when_none_is_given():
     assert ToFloat(MEAN, STD)(every_byte()).dtype is torch.float32
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run slower")
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
 def test_compiled_module_keeps_the_layout(memory_format):
     """Which compiled code forgets of tensors that are written into."""
@@ -84,7 +84,7 @@ def test_compiled_module_keeps_the_layout(memory_format):
         assert compiled(images).is_contiguous(memory_format=memory_format)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run slower")
 def test_compiled_model_has_the_same_values():
     """In one graph, in and out of autocast, in training."""
     model = nn.Sequential(ToFloat(MEAN, STD, layout="NHWC"), nn.Conv2d(3, 2, 3))
