@@ -830,4 +830,5 @@ def test_children_get_equally_many_jobs_where_the_loop_is_slower():
     for _ in range(20):
         until(lambda: all(not child.jobs for child in iterator._pool._children.values()))
         pids.append(next(iterator).item())
-    assert sorted(Counter(pids).values()) == [10, 10]
+    # The first 8 jobs were given out while the children began: whoever was quicker got more.
+    assert sorted(Counter(pids[8:]).values()) == [6, 6]
