@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import spdl_torch.lazy_names as lazy_names
+
 from .errors import (
     DecodeError,
     PipelineFailure,
@@ -50,11 +52,7 @@ _PACKAGES = ("autotune", "dataloader", "io", "observe", "pipeline", "source", "t
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f".{name}", __name__)
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
-    globals()[name] = value  # from now on without this detour
-    return value
+    return lazy_names.import_name(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -25,7 +25,18 @@ from spdl_torch.pipeline.threads import stacks
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
-    *("errors", "source", "pipeline", "dataloader", "observe", "autotune", "io", "data", "nn"),
+    *(
+        "errors",
+        "lazy_names",
+        "source",
+        "pipeline",
+        "dataloader",
+        "observe",
+        "autotune",
+        "io",
+        "data",
+        "nn",
+    ),
     *("testing", "facade"),
     *("lightning", "accelerate", "transformers"),
     *("measuring", "prepare", "demo", "bench", "check_gpu", "__main__"),

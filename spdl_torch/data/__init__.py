@@ -6,8 +6,9 @@ all others.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+import spdl_torch.lazy_names as lazy_names
 
 if TYPE_CHECKING:
     from .caching.dataset import CachedDataset, cached
@@ -53,11 +54,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
-    globals()[name] = value  # later accesses skip this function
-    return value
+    return lazy_names.import_name(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import spdl_torch.lazy_names as lazy_names
+
 if TYPE_CHECKING:
     from spdl_torch.io._array.npy import load_npy
     from spdl_torch.io._array.npz import NpzFile, load_npz
@@ -164,7 +166,7 @@ _HOMES = {
     "_video.video": ("load_video",),
     "_video.codec": ("ImageCodec", "VideoCodec"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: f".{home}" for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -174,9 +176,7 @@ def __getattr__(name: str) -> Any:
         left_out = importlib.import_module("._left_out", __name__).LEFT_OUT
         hint = f". {left_out[name]}" if name in left_out else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
-    globals()[name] = value  # later uses find it without this function
-    return value
+    return lazy_names.import_name(__name__, _HOME_OF, name)
 
 
 def __dir__() -> list[str]:

@@ -8,8 +8,9 @@ when they are first used: a loader needs few of them.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+import spdl_torch.lazy_names as lazy_names
 
 if TYPE_CHECKING:
     from .page.showing import showing
@@ -143,11 +144,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name], __name__), name)
-    globals()[name] = value  # from now on without this detour
-    return value
+    return lazy_names.import_name(__name__, _HOME_OF, name)
 
 
 def __dir__() -> list[str]:

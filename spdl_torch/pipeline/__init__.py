@@ -9,8 +9,9 @@ From the ground up: ``definition``, ``failures``, ``threads``, ``stats``, ``chan
 ``hooks``, ``stage``, ``graph``, ``run``; each uses only those before it.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+import spdl_torch.lazy_names as lazy_names
 
 from ..errors import PipelineFailure, PipelineStopped
 from .builder import PipelineBuilder, build_pipeline
@@ -59,11 +60,7 @@ _HOMES = dict.fromkeys(
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
-    globals()[name] = value  # later accesses skip this function
-    return value
+    return lazy_names.import_name(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:
