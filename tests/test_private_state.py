@@ -9,6 +9,7 @@ import collections
 import copy
 import functools
 import io
+import operator
 import re
 import threading
 from types import SimpleNamespace
@@ -280,21 +281,38 @@ def test_write_into_a_large_array_is_an_error(zeros, error, message):
         assert torch.cat(values).tolist() == [1.0] * 8
 
 
+def large_tensors():
+    return [torch.ones(MIB // 4) for _ in range(4)]
+
+
+def large_arrays():
+    return [np.ones(MIB // 8) for _ in range(4)]
+
+
+def rows_of_a_large_tensor():
+    return Subset(TensorDataset(torch.ones(MIB, 2)), range(4))
+
+
+UNCOLLATED = {"batch_size": None}
+COLLATED_AS_THEY_ARE = {"batch_size": 1, "collate_fn": operator.itemgetter(0)}
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("make", "options"),
     [
-        lambda: [torch.ones(MIB // 4) for _ in range(4)],
-        lambda: [np.ones(MIB // 8) for _ in range(4)],
-        lambda: Subset(TensorDataset(torch.ones(MIB, 2)), range(4)),
+        (large_tensors, UNCOLLATED),
+        (large_arrays, UNCOLLATED),
+        (rows_of_a_large_tensor, UNCOLLATED),
+        (large_tensors, COLLATED_AS_THEY_ARE),
+        (rows_of_a_large_tensor, COLLATED_AS_THEY_ARE),
     ],
-    ids=["tensors", "arrays", "rows of a large tensor"],
 )
-def test_loop_may_write_into_samples_without_collating(make):
+def test_loop_may_write_into_batches_that_nothing_has_stacked(make, options):
     """They are its own, as those of torch's workers are, though the threads share their memory."""
     sums = []
     loaders = (torch.utils.data.DataLoader, functools.partial(DataLoader, isolation="thread"))
     for kind in loaders:
-        loader, sums_of_epochs = kind(make(), batch_size=None, num_workers=2), []
+        loader, sums_of_epochs = kind(make(), num_workers=2, **options), []
         for _ in range(2):
             epoch = []
             for sample in loader:

@@ -18,10 +18,11 @@ from torch.utils.data._utils.collate import (
     default_convert,
 )
 
+from ...io._transfer.tree import map_leaves
 from ...pipeline.failures import attach_note
 from ..fetching.stacking import collate_arrays
 
-__all__ = ["SharedArrays", "collate_read_only"]
+__all__ = ["SharedArrays", "collate_read_only", "convert_read_only"]
 
 _MOST_LOOKED_AT = 256
 """The most tensors that are checked after one batch; the next batch checks the next ones."""
@@ -49,11 +50,6 @@ class SharedArrays:
     def has_arrays(self) -> bool:
         return bool(self._arrays)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is shared."""
-        return not (self._arrays or self._tensors)
-
     def array(self, path: str, shared: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return a read-only view of a shared array."""
         view = shared.view()
@@ -70,16 +66,16 @@ class SharedArrays:
             self._storages.add(alias.untyped_storage().data_ptr())
         return alias
 
-    def convert(self, sample: Any) -> Any:
-        """Return ``default_convert(sample)`` with what views shared memory copied: the loop may
-        write to its tensors."""
-        converted = cast("Any", default_convert)(tree_map_only(np.ndarray, _owned, sample))
-        return tree_map_only(torch.Tensor, self._owned_tensor, converted)
+    def owned(self, batch: Any) -> Any:
+        """Return the batch with copies of tensors that view shared memory: the loop may write to
+        them, as to those of a worker process."""
+        return map_leaves(batch, self._owned_leaf) if self._storages else batch
 
-    def _owned_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided:
-            return tensor
-        return tensor.clone() if tensor.untyped_storage().data_ptr() in self._storages else tensor
+    def _owned_leaf(self, leaf: Any) -> Any:
+        has_storage = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+        if not has_storage or hasattr(leaf, "__tensor_flatten__"):  # a subclass that wraps others
+            return leaf
+        return leaf.clone() if leaf.untyped_storage().data_ptr() in self._storages else leaf
 
     def look(self) -> BaseException | None:
         """Return an error if a tensor was written since it was last checked, else None."""
@@ -124,6 +120,13 @@ def collate_read_only(samples: Any) -> Any:
     written here, and the batch has memory of its own.
     """
     return torch_collate(samples, collate_fn_map=_functions())
+
+
+def convert_read_only(sample: Any) -> Any:
+    """Return ``default_convert(sample)`` with read-only arrays copied: the tensors made of them are
+    the loop's own, and it may write to them.
+    """
+    return cast("Any", default_convert)(tree_map_only(np.ndarray, _owned, sample))
 
 
 def _owned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

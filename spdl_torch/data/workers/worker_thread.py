@@ -30,7 +30,7 @@ from .dataset_copies import own_copy, own_function
 from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
 from .private_state import PrivateState
-from .shared_arrays import collate_read_only
+from .shared_arrays import collate_read_only, convert_read_only
 from .worker_info import acting_as_worker, rebound
 
 if TYPE_CHECKING:
@@ -195,10 +195,11 @@ class Worker:
         if private.shared:
             self._note_shared(private.shared)
         into: Callable[[Any], Any] | None = None
-        if own is default_convert and not private.arrays.is_empty:
-            into = private.arrays.convert
-        elif private.arrays.has_arrays and is_torchs_collate(own):
-            into = collate_read_only
+        if private.arrays.has_arrays:
+            if own is default_convert:
+                into = convert_read_only
+            elif is_torchs_collate(own):
+                into = collate_read_only
         return own, into
 
     def _initialized(self, dataset: Any) -> Broken | None:
@@ -302,8 +303,7 @@ class Worker:
         wanted = job.wants_state
         try:
             batch, tries = maker.make(job.first, job.index, job.number)
-            self._look_at_arrays(job)
-            batch = self._finalize(batch)
+            batch = self._finalize(job, batch)
             return Loaded(job.number, batch, maker.progress(wanted=wanted), tries)
         except NoGoodSample as nothing:
             return NoBatch(job.number, nothing.args[0], maker.progress(wanted=wanted))
@@ -349,8 +349,7 @@ class Worker:
             if self._spec.tolerance is not None:
                 samples, tries = maker.good_of(samples, job.bad)
             batch = maker.collate(samples, job.index, job.number)
-            self._look_at_arrays(job)
-            return Loaded(job.number, self._finalize(batch), None, tries)
+            return Loaded(job.number, self._finalize(job, batch), None, tries)
         except NoGoodSample as nothing:
             return NoBatch(job.number, nothing.args[0])
         except BaseException as error:
@@ -371,5 +370,9 @@ class Worker:
         if self._private is not None:
             self._private.arrays.explain(error)
 
-    def _finalize(self, batch: Any) -> Any:
+    def _finalize(self, job: Job, batch: Any) -> Any:
+        """Return the batch as the loop gets it. Raises: as ``_look_at_arrays``."""
+        if self._private is not None:
+            self._look_at_arrays(job)
+            batch = self._private.arrays.owned(batch)
         return batch if self._spec.finalize is None else self._spec.finalize(batch)
