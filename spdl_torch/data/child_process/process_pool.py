@@ -577,8 +577,7 @@ class ProcessPool:
             for job in jobs:
                 # A successor gets them once it is up. Another child gets them after its own jobs:
                 # if one kills it, too, that one is first again, and its second death is counted.
-                heir = min((self._children[n] for n in places), key=lambda each: len(each.jobs))
-                heir.submit(job)
+                self._idlest(places).submit(job)
         self.stats.replaced(child)  # before the log says so: whoever reads it finds it reported
         made_again = ", ".join(str(job.number) for job in jobs) or "none was begun"
         who = "The others make" if is_late and child.place not in places else "A new process makes"

@@ -26,6 +26,7 @@ from ...observe.verdict.causes import (
     Cause,
     bottleneck_of,
     load_of,
+    may_hide_the_gil,
     may_wait_for_gil,
     use_one_core,
 )
@@ -407,12 +408,9 @@ class MovingPool:
         if stage is None:
             return False
         load = load_of(stage, report.stats.stages, report.pooled)
-        # What neither computes nor waits for storage may wait for the GIL whatever the probe says,
-        # and a trial shows it. CIFAR's pictures through Pillow let go of the GIL so often that the
-        # probe gets it at once, and two threads make fewer samples than one.
-        if report.verdict.cause is Cause.UNKNOWN and load.looks_like_gil:
-            return True
-        return may_wait_for_gil(load, report.verdict.cause, report.probes)
+        cause = report.verdict.cause
+        # A trial shows whether they do.
+        return may_hide_the_gil(load, cause) or may_wait_for_gil(load, cause, report.probes)
 
     def _open(self) -> None:
         """Start children, at first on a separate thread: the loop goes on meanwhile."""

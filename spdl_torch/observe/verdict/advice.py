@@ -13,6 +13,7 @@ from .causes import (
     Cause,
     is_inline,
     lacks_gil_probe,
+    may_hide_the_gil,
     may_wait_for_gil,
     num_delivered,
     others_have_cores,
@@ -282,8 +283,9 @@ def _unless_gil(asked: _Question) -> str:
     """Return the caveat to the advice to add threads where the GIL may hold these up: nobody looked
     at it, or what they do lets go of it so often that the probe sees nothing.
     """
-    may_be_hidden = asked.cause is Cause.UNKNOWN and asked.load.looks_like_gil
-    if not lacks_gil_probe(asked.probes) and (asked.probes.own_gil or not may_be_hidden):
+    if asked.probes.own_gil:
+        return ""
+    if not (lacks_gil_probe(asked.probes) or may_hide_the_gil(asked.load, asked.cause)):
         return ""
     elsewhere = "in processes" if asked.is_workers else "on a process pool (executor=)"
     return f", {elsewhere} if the work holds the GIL"
