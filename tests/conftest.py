@@ -10,7 +10,9 @@ day or every week do, too. The first lines of a run show N, with which it can be
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,6 +28,9 @@ from hypothesis import HealthCheck, settings
 
 NUM_PARTS = 11
 """The parts of the long forms."""
+
+NEEDED_BYTES = 2 * 10**9
+"""The bytes of temporary files that all tests together may take."""
 
 MANY_TESTS = 500
 """More tests than this are worth a second for memory that forks quickly."""
@@ -154,6 +159,19 @@ def _environment_of_this_test_alone():
     for name in before.keys() - {"PYTEST_CURRENT_TEST"}:
         if after.get(name) != before[name]:
             os.environ[name] = before[name]
+
+
+def pytest_sessionstart():
+    """Say at once that the disk is nearly full, where many tests would fail each in its way."""
+    folder = tempfile.gettempdir()
+    disk = shutil.disk_usage(folder)
+    needed = min(disk.total // 20, 10**10) + NEEDED_BYTES  # what caches leave free, and the tests'
+    if disk.free < needed:
+        pytest.exit(
+            f"{folder}: {disk.free / 1e9:.1f} GB are free on its disk, and the tests need "
+            f"{needed / 1e9:.1f} GB. Make room, or name another folder in TMPDIR.",
+            returncode=1,
+        )
 
 
 def pytest_configure(config):

@@ -17,6 +17,7 @@ import traceback
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from spdl_torch.data.caching.dataset import _is_same
 from spdl_torch.data.caching.files import CachedFiles
 from spdl_torch.io import Reader, image_loader
 from spdl_torch.io._cache import memory
+from spdl_torch.io._cache import store as store_module
 from spdl_torch.io._cache.memory import MemoryLimit
 from spdl_torch.io._cache.samples import sample_from, sample_parts
 from spdl_torch.io._cache.store import Store, _Entry
@@ -300,6 +302,33 @@ def test_limit_is_kept_and_logged_once(tmp_path, caplog):
     assert [record.message for record in caplog.records if "reached its limit" in record.message]
     assert len(caplog.records) == 1
     assert 100 < dataset.num_made[0] < 200
+
+
+def test_nearly_full_disk_is_left_alone_and_named(tmp_path, caplog, monkeypatch):
+    """Without ``max_bytes`` a share of the disk stays free; the log says how much is free."""
+    monkeypatch.setattr(store_module, "_SPARE_SHARE", 1)
+    monkeypatch.setattr(store_module, "_MOST_SPARE_BYTES", 1 << 80)
+    dataset = Made(10)
+    kept = cached(dataset, tmp_path, version=1)
+    assert [sample.label for sample in [*kept, *kept]] == [*range(10), *range(10)]
+    assert dataset.num_made[0] == 20 + 2  # two are made twice, to compare
+    assert kept._store.num_entries == 0
+    (record,) = caplog.records
+    assert re.search(
+        r": [\d.]+ GB are free on its disk, and it leaves [\d.]+ GB free\. It stops", record.message
+    )
+
+
+def test_large_disk_is_used_but_for_ten_gigabytes(tmp_path, monkeypatch):
+    """5 % of it would be half a terabyte that nobody uses."""
+    disk = os.statvfs(tmp_path)
+    blocks = 10**13 // disk.f_frsize
+    large = SimpleNamespace(
+        f_bavail=11 * 10**9 // disk.f_frsize, f_blocks=blocks, f_frsize=disk.f_frsize
+    )
+    monkeypatch.setattr(store_module.os, "fstatvfs", lambda _: large)
+    kept = cached(Made(10), tmp_path, version=1)
+    assert len(list(kept)) == kept._store.num_entries == 10
 
 
 # -- the dataset -----------------------------------------------------------------------------------

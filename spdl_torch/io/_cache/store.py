@@ -51,7 +51,9 @@ _ENTRY_SUMMED = _ENTRY.size - 8
 _ENTRY_DTYPE = np.dtype({"names": ["number"], "formats": ["<u8"], "itemsize": _ENTRY.size})
 _ALIGNED = 64
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_SPARE_SHARE = 20  # the reciprocal of the share of a disk that stays free without max_bytes
+# What stays free of a disk without max_bytes.
+_SPARE_SHARE = 20  # the reciprocal of its share
+_MOST_SPARE_BYTES = 10_000_000_000
 
 
 class _Entry(NamedTuple):
@@ -79,7 +81,7 @@ class Store:
 
     folder: made if it does not exist; readable by this user alone.
     max_bytes: the size of both files at which it stops growing; None = it stops where 5 % of the
-        disk are left.
+        disk, or 10 GB if that is less, are left.
     num_numbers: the numbers are below this; None = they may be any of 64 bits, which takes more
         memory.
 
@@ -197,7 +199,7 @@ class Store:
         try:
             offset = self._place_for(length)
             if offset is None:
-                return self._full("it has reached its limit")
+                return self._full(self._limit_in_words())
             _write_all(self._data, views, offset)
             self._add(_Entry(number, stamp, offset, length, checksum))
         except OSError as error:
@@ -321,8 +323,20 @@ class Store:
             limit = self._max_bytes
             most = limit if isinstance(limit, int) else limit.left_for(self.folder)
             return end + os.fstat(self._index).st_size + _ENTRY.size <= most
+        free, spare = self._disk_bytes()
+        return free - spare >= size
+
+    def _disk_bytes(self) -> tuple[int, int]:
+        """Return the bytes that are free on the disk, and those that are to stay so."""
         disk = os.fstatvfs(self._data)
-        return (disk.f_bavail - disk.f_blocks // _SPARE_SHARE) * disk.f_frsize >= size
+        spare = min(disk.f_blocks * disk.f_frsize // _SPARE_SHARE, _MOST_SPARE_BYTES)
+        return disk.f_bavail * disk.f_frsize, spare
+
+    def _limit_in_words(self) -> str:
+        if self._max_bytes is not None:
+            return "it has reached its limit"
+        free, spare = (num_bytes / 1e9 for num_bytes in self._disk_bytes())
+        return f"{free:.1f} GB are free on its disk, and it leaves {spare:.1f} GB free"
 
     def _next_free(self) -> int:
         return int(_HEADER.unpack(os.pread(self._index, _HEADER.size, 0))[1])
