@@ -24,13 +24,14 @@ from .leaves import can_be_pinned, goes_ahead, is_on, is_plain, memory_of, move
 from .region import LimitedLocker
 from .slabs import SMALL_BYTES, Place, SlabRing, copy_alone, dense_strides, plan, typed
 from .team import Team
-from .tree import map_leaves
+from .tree import Leaf, leaves_of, map_leaves, map_spots, spots_of, spots_where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from .leaves import Recordable
     from .slabs import Event, Layout, Slab
+    from .tree import Spots
 
 __all__ = [
     "CUDAConfig",
@@ -111,13 +112,13 @@ class Staged:
         batch: Any,
         blocks: Sequence[Recordable],
         event: Event | None,
-        late: set[int],
+        late: Spots,
     ) -> None:
         self._transfer = transfer
         self._batch = batch
         self._blocks = blocks
         self._event = event
-        self._late = late  # the ids of the leaves that move at the hand-over
+        self._late = late  # where the leaves are that move at the hand-over
         self._received = False
 
     def receive(self) -> Any:
@@ -134,8 +135,9 @@ class Staged:
         if self._event is not None:
             transfer = self._transfer
             transfer._behind.append(transfer._backend.hand_over(self._event, self._blocks))
-        batch, self._batch, self._blocks = self._batch, None, ()
-        return map_leaves(batch, self._move) if self._late else batch
+        batch, late = self._batch, self._late
+        self._batch, self._blocks, self._late = None, (), {}
+        return map_spots(batch, late, self._move) if late else batch
 
     def synchronize(self) -> None:
         """Wait, without the GIL, until the copy is done."""
@@ -143,7 +145,7 @@ class Staged:
             self._event.synchronize()
 
     def _move(self, leaf: Any) -> Any:
-        return move(leaf, self._transfer.device) if id(leaf) in self._late else leaf
+        return move(leaf, self._transfer.device)
 
 
 class Transfer:
@@ -194,21 +196,18 @@ class Transfer:
         Raises: torch.OutOfMemoryError: the device has too little memory. Whatever a container's
             constructor or a leaf's own ``to`` raises.
         """
-        leaves: list[Any] = []
-
-        def collect(leaf: Any) -> Any:
-            leaves.append(leaf)
-            return leaf
-
-        map_leaves(batch, collect)
-        load = _sorted(leaves, self.device)
+        spots = spots_of(batch)
+        load = _sorted(leaves_of(spots), self.device)
         with self._lock:
             self._await_the_model(_always)
             moved, blocks, event = self._copy(load)
-        late = {id(moved.get(id(leaf), leaf)) for leaf in load.late}
-        if moved:
-            batch = map_leaves(batch, lambda leaf: moved.get(id(leaf), leaf))
-        return Staged(self, batch, blocks, event, late)
+
+        def now(leaf: Any) -> Any:
+            return moved.get(id(leaf), leaf)
+
+        late_ids = {id(leaf) for leaf in load.late}
+        late = spots_where(spots, lambda leaf: Leaf(now(leaf)) if id(leaf) in late_ids else None)
+        return Staged(self, map_spots(batch, spots, now), blocks, event, late)
 
     def await_model(self, is_wanted: Callable[[], bool]) -> None:
         """Wait, without the GIL, while the receivers' streams lag by more than 4 batches.
@@ -302,7 +301,7 @@ class _Load(NamedTuple):
     """Moved by themselves at the hand-over."""
 
 
-def _sorted(leaves: list[Any], device: torch.device) -> _Load:
+def _sorted(leaves: Iterable[Any], device: torch.device) -> _Load:
     load, seen = _Load([], [], []), set()
     for leaf in leaves:
         if id(leaf) not in seen:

@@ -5,22 +5,33 @@ from __future__ import annotations
 import copy
 from array import array
 from collections import UserString
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["map_leaves"]
-
-Leaf = Callable[[Any], Any]
+__all__ = ["Leaf", "Spots", "leaves_of", "map_leaves", "map_spots", "spots_of", "spots_where"]
 
 # Some are sequences, but of nothing that could be moved: visiting each byte of 200 kB would hold
 # the GIL for 0.15 s.
 _ATOMS = (str, UserString, bytes, bytearray, memoryview, array, range, int, float)
 
 
-def map_leaves(batch: Any, function: Leaf) -> Any:
+class Leaf:
+    """A tensor of a batch, or an object that moves itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+Spots = Leaf | dict[Any, "Spots"]
+"""Where the leaves of a batch are: the keys that lead to them, and no others."""
+
+
+def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     """Apply ``function`` to every tensor of ``batch`` and to every object that moves itself.
 
     An object moves itself if it has a ``to`` method, as PyTorch's ``PackedSequence`` and PyG's
@@ -28,28 +39,76 @@ def map_leaves(batch: Any, function: Leaf) -> Any:
     attributes besides their members are kept too. Parts in which nothing changed are the same
     objects in the result, as are strings, numbers and arrays.
     """
+    return map_spots(batch, spots_of(batch), function)
+
+
+def spots_of(batch: Any) -> Spots:
+    """Return where the leaves of ``batch`` are. Every member is visited."""
     if isinstance(batch, Tensor):
-        return function(batch)
+        return Leaf(batch)
     if batch is None or isinstance(batch, _ATOMS):
-        return batch
+        return {}
     moves_itself = callable(getattr(batch, "to", None)) and not isinstance(batch, type)
-    if moves_itself and hasattr(batch, "pin_memory"):
-        return function(batch)
+    if moves_itself and (hasattr(batch, "pin_memory") or not isinstance(batch, Mapping)):
+        return Leaf(batch)
+    return {key: spots for key, value in _members(batch) if (spots := spots_of(value))}
+
+
+def leaves_of(spots: Spots) -> Iterable[Any]:
+    """Yield the leaves, in their order."""
+    if isinstance(spots, Leaf):
+        yield spots.value
+    else:
+        for inner in spots.values():
+            yield from leaves_of(inner)
+
+
+def spots_where(spots: Spots, function: Callable[[Any], Leaf | None]) -> Spots:
+    """Return the spots for which ``function`` returns a leaf: with that one in its place."""
+    if isinstance(spots, Leaf):
+        return function(spots.value) or {}
+    return {key: found for key, inner in spots.items() if (found := spots_where(inner, function))}
+
+
+def map_spots(batch: Any, spots: Spots, function: Callable[[Any], Any]) -> Any:
+    """Do the same as ``map_leaves`` at the spots alone. No other member is visited."""
+    if isinstance(spots, Leaf):
+        return function(spots.value)
+    changed = {}
+    for key, inner in spots.items():
+        value = inner.value if isinstance(inner, Leaf) else _member(batch, key)
+        mapped = map_spots(value, inner, function)
+        if mapped is not value:
+            changed[key] = mapped
+    return _with_members(batch, changed) if changed else batch
+
+
+def _members(batch: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(batch, Mapping):
-        return _map_mapping(batch, function)
-    if moves_itself:
-        return function(batch)
+        return batch.items()
     if isinstance(batch, Sequence):
-        return _map_sequence(batch, function)
+        return enumerate(batch)
     if is_dataclass(batch) and not isinstance(batch, type):
-        return _map_dataclass(batch, function)
-    return batch
+        return ((f.name, getattr(batch, f.name)) for f in fields(batch) if hasattr(batch, f.name))
+    return ()
 
 
-def _map_mapping(batch: Mapping[Any, Any], function: Leaf) -> Mapping[Any, Any]:
-    changed = _changed(batch.items(), function)
-    if not changed:
-        return batch
+def _member(batch: Any, key: Any) -> Any:
+    return batch[key] if isinstance(batch, Mapping | Sequence) else getattr(batch, key)
+
+
+def _with_members(batch: Any, changed: dict[Any, Any]) -> Any:
+    if isinstance(batch, Mapping):
+        return _mapping_with(batch, changed)
+    if isinstance(batch, Sequence):
+        return _sequence_with(batch, changed)
+    clone = copy.copy(batch)  # not built anew: __post_init__ has run, and may want other arguments
+    for name, value in changed.items():
+        object.__setattr__(clone, name, value)  # also where the class is frozen
+    return clone
+
+
+def _mapping_with(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Mapping[Any, Any]:
     try:
         if isinstance(batch, MutableMapping):
             clone = copy.copy(batch)  # keeps a default factory, attributes, the order of the keys
@@ -60,10 +119,7 @@ def _map_mapping(batch: Mapping[Any, Any], function: Leaf) -> Mapping[Any, Any]:
         return {**batch, **changed}
 
 
-def _map_sequence(batch: Sequence[Any], function: Leaf) -> Sequence[Any]:
-    changed = _changed(enumerate(batch), function)
-    if not changed:
-        return batch
+def _sequence_with(batch: Sequence[Any], changed: dict[int, Any]) -> Sequence[Any]:
     members = list(batch)
     for place, value in changed.items():
         members[place] = value
@@ -80,22 +136,3 @@ def _map_sequence(batch: Sequence[Any], function: Leaf) -> Sequence[Any]:
         return type(batch)(members)  # type: ignore[call-arg]  # or a TypeError
     except TypeError:
         return members
-
-
-def _map_dataclass(batch: Any, function: Leaf) -> Any:
-    there = ((f.name, getattr(batch, f.name)) for f in fields(batch) if hasattr(batch, f.name))
-    changed = _changed(there, function)
-    if not changed:
-        return batch
-    clone = copy.copy(batch)  # not built anew: __post_init__ has run, and may want other arguments
-    for name, value in changed.items():
-        object.__setattr__(clone, name, value)  # also where the class is frozen
-    return clone
-
-
-def _changed(members: Any, function: Leaf) -> dict[Any, Any]:
-    return {
-        key: mapped
-        for key, value in members
-        if (mapped := map_leaves(value, function)) is not value
-    }
