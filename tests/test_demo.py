@@ -459,6 +459,23 @@ def test_memory_of_this_process():
     assert memory.tree_bytes(ended.pid) is None
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="counts so on Linux alone")
+def test_memory_that_waits_for_its_reader_counts():
+    """As torch's batches in a queue do: written by one process, mapped by none. And only once,
+    however many hold it."""
+    num_bytes = 256 << 20
+    file = os.memfd_create("a batch")
+    before = memory.tree_bytes(os.getpid())
+    os.posix_fallocate(file, 0, num_bytes)
+    other = os.dup(file)
+    try:
+        gained = memory.tree_bytes(os.getpid()) - before
+    finally:
+        os.close(other)
+        os.close(file)
+    assert 0.9 * num_bytes < gained < 1.5 * num_bytes
+
+
 def test_other_programs_are_not_negative():
     """Our own work is not counted as somebody else's."""
     cores = OtherPrograms().cores()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -16,8 +17,10 @@ def tree_bytes(pid: int) -> float | None:
 
     On Linux pages shared within the tree count once: private and shared memory by proportional
     share (PSS), plus the largest set of mapped files, which are the libraries that all of them
-    map. So what other processes share with the tree does not make it smaller. Elsewhere it is
-    the sum of the resident sizes, which counts shared pages once per process.
+    map. So what other processes share with the tree does not make it smaller. A batch that waits
+    in shared memory is in nobody's share until somebody maps and reads it; so where the tree's
+    descriptors of shared memory hold more than its shares, that counts. Elsewhere it is the sum of
+    the resident sizes, which counts shared pages once per process.
     """
     if (_PROC / "self" / "smaps_rollup").exists():
         return _linux_bytes(pid)
@@ -36,13 +39,36 @@ def tree_pids(root: int) -> list[int]:
 
 
 def _linux_bytes(root: int) -> float | None:
-    own = largest_files = 0
+    own = shared = largest_files = 0
+    objects: dict[tuple[int, int], int] = {}
     for pid in tree_pids(root):
         rollup = _fields(_read(_PROC / str(pid) / "smaps_rollup"))
         status = _fields(_read(_PROC / str(pid) / "status"))
-        own += rollup.get("Pss_Anon", 0) + rollup.get("Pss_Shmem", 0)
+        own += rollup.get("Pss_Anon", 0)
+        shared += rollup.get("Pss_Shmem", 0)
         largest_files = max(largest_files, status.get("RssFile", 0))
-    return float(own + largest_files) or None
+        objects |= _shared_objects(_PROC / str(pid) / "fd")
+    return float(own + max(shared, sum(objects.values())) + largest_files) or None
+
+
+def _shared_objects(descriptors: Path) -> dict[tuple[int, int], int]:
+    """Return the bytes of the shared memory that a process has open, by device and inode."""
+    objects = {}
+    for path in _entries(descriptors):
+        try:
+            if os.readlink(path).startswith(("/memfd:", "/dev/shm/")):
+                stat = os.stat(path)
+                objects[stat.st_dev, stat.st_ino] = 512 * stat.st_blocks
+        except OSError:  # closed meanwhile
+            continue
+    return objects
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(folder)]
+    except OSError:  # the process ended
+        return []
 
 
 def _read(path: Path) -> str:
