@@ -34,6 +34,7 @@ from spdl_torch.io._transfer import slabs, transfer
 from spdl_torch.io._transfer.batch_memory import BatchMemory
 from spdl_torch.io._transfer.region import LimitedLocker, Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
+from spdl_torch.io._transfer.transfer import Transfer
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["backends", "no_thread_left"]
@@ -151,6 +152,22 @@ def test_batches_are_made_elsewhere_when_no_memory_can_be_locked():
     memory = BatchMemory(Locker(most_bytes=0), 4)
     assert made(memory, [SMALL_BYTES]) == [None]
     assert made(memory, [SMALL_BYTES]) == [None]
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_piece_is_free_once_its_copy_is_done(backends, is_asked):
+    """For whoever needs one, if the transfer has not looked yet; but not while it is copied. The
+    control, a memory that does not ask, waits until the transfer needs the slab again."""
+    staging = Transfer("cuda", num_slabs=2)
+    memory = staging.batch_memory(1) if is_asked else BatchMemory(backends[0], 1)
+    staged = staging.stage(made(memory, [SMALL_BYTES])[0].fill_(7))
+    assert made(memory, [SMALL_BYTES]) == [None]
+    staged.synchronize()
+    (again,) = made(memory, [SMALL_BYTES])
+    assert (again is not None) == is_asked
+    if is_asked:
+        again.fill_(0)
+    assert staged.receive().unique().tolist() == [7]
 
 
 # -- loaders ---------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 A *piece* holds the large tensors of one batch. It is free again when nothing views it any more: the
 transfer keeps a batch until its copy is done, and whoever else keeps a part of it keeps the piece.
 So nobody has to say when memory may be written again, and nothing that is still in view can be
-overwritten. If all pieces are in use, a batch is made in ordinary memory, and packed.
+overwritten. A transfer looks whether a copy is done only when it needs the slab for another; so
+whoever finds no piece asks it to look now. If all pieces are in use even so, a batch is made in
+ordinary memory, and packed.
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ from .region import Region
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from torch import Tensor
 
     from .region import PageLocker
 
 __all__ = ["BatchMemory"]
+
+
+def _no_transfer() -> None:
+    """Do nothing: no transfer keeps batches."""
 
 
 class BatchMemory:
@@ -36,9 +44,13 @@ class BatchMemory:
     ``end``.
     """
 
-    def __init__(self, locker: PageLocker, most_pieces: int) -> None:
+    def __init__(
+        self, locker: PageLocker, most_pieces: int, let_go: Callable[[], None] = _no_transfer
+    ) -> None:
+        """``let_go``: called where no piece is free, to free those that have been copied."""
         self._locker = locker
         self._most_pieces = most_pieces
+        self._let_go = let_go
         self._lock = threading.Lock()
         self._free: list[Region] = []
         self._freed: deque[Region] = deque()  # by finalizers, on any thread, without a lock
@@ -83,6 +95,8 @@ class BatchMemory:
         self.begin()
 
     def _take(self, num_bytes: int) -> Tensor | None:
+        if not (self._free or self._freed) and self._num_pieces >= self._most_pieces:
+            self._let_go()  # without the lock: it asks the device
         with self._lock:
             while self._freed:
                 self._free.append(self._freed.popleft())

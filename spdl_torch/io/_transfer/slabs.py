@@ -158,14 +158,14 @@ class Slab:
         self._allocate = allocate
         self._memory: Tensor | None = None
         self._busy_until: Event | None = None
-        self._sources: Sequence[Any] = ()
+        self._sources: list[Any] = []
 
     def wait(self) -> None:
         """Wait until the copies of the previous batch are done."""
         event = self._busy_until
         if event is not None:
             event.synchronize()
-        self._busy_until, self._sources = None, ()
+        self._busy_until, self._sources = None, []
 
     def room(self, num_bytes: int) -> Tensor:
         """Return at least that many bytes: uint8, one dimension. Grows to the largest batch."""
@@ -181,7 +181,17 @@ class Slab:
 
     def busy_until(self, event: Event, sources: Sequence[Any]) -> None:
         """Mark the slab and ``sources`` as in use by copies that are done at ``event``."""
-        self._busy_until, self._sources = event, sources
+        self._busy_until, self._sources = event, list(sources)
+
+    def let_go(self) -> None:
+        """Let go of the sources if the copies are done. Never blocks; any thread may call it."""
+        # In this order: if the slab is taken meanwhile, the event is that of later copies.
+        sources, event = self._sources, self._busy_until
+        try:
+            if sources and event is not None and event.query():
+                sources.clear()
+        except RuntimeError:
+            pass  # the device has failed: whoever takes the slab gets the error, and says where
 
 
 class SlabRing:
@@ -202,6 +212,11 @@ class SlabRing:
         # Only after the wait, which may raise: then the same slab is next.
         self._next = (self._next + 1) % len(self._slabs)
         return slab
+
+    def let_go(self) -> None:
+        """Let go of whatever has been copied. Never blocks; any thread may call it."""
+        for slab in self._slabs:
+            slab.let_go()
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         # The device may still copy from the slabs and from the tensors that they hold: wait before

@@ -47,6 +47,8 @@ class Team:
         if self._helpers is None:
             self._helpers = ThreadPoolExecutor(num_helpers, "spdl-copy")
         # Each takes the next part when it is done with one: a thread that starts late takes fewer.
+        # A list's iterator needs no lock for it. With a GIL each part is taken once; without one,
+        # two threads may take the same part, and both write the same bytes; none is passed over.
         parts = iter(parts_of(target, source))
         try:
             others = [self._helpers.submit(_copy, parts) for _ in range(num_helpers)]

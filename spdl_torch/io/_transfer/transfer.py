@@ -228,7 +228,7 @@ class Transfer:
 
     def batch_memory(self, most_pieces: int) -> BatchMemory:
         """Return pinned memory in which to make batches, which are then copied without a slab."""
-        return BatchMemory(self._backend, most_pieces)
+        return BatchMemory(self._backend, most_pieces, self._ring.let_go)
 
     def _await_the_model(self, is_wanted: Callable[[], bool]) -> None:
         while len(self._behind) > MOST_BEHIND:

@@ -88,6 +88,8 @@ class Stage:
         # workers write into the recorder's cells directly.
         self._recorders = [h for h in hooks if _is_plain_recorder(h)]
         self.task_hooks = [h for h in hooks if not _is_plain_recorder(h)]
+        # One for each thread, which alone writes it; the list only grows. Whoever adds them up
+        # needs no lock: sums may lack what is being counted, and are exact once the threads ended.
         self._cells: list[TaskCell] = []
         self._recorder = recorder
         new_ring = functools.partial(recorder.new_ring, spec.name, stage_number)
@@ -98,7 +100,7 @@ class Stage:
         self._task_limit = task_limit if spec.executor is None else None
         self._budget = budget
         self._owner = owner
-        self.cut_short = False
+        self.cut_short = False  # set by any thread, read by the last one to leave
         self._stage_hooks = ExitStack()
         self._executor_refuses = False
         # Workers add and discard; request_stop(), on any thread, cancels those in a copy of it.
