@@ -2,10 +2,10 @@
 """Files, archives and databases that a dataset keeps open."""
 
 import csv
-import dbm.dumb
 import linecache
 import mmap
 import os
+import pickle
 import shelve
 import sqlite3
 import tarfile
@@ -359,15 +359,17 @@ class ShelfInHelper(Samples):
     """A shelf that keeps the last objects in a cache."""
 
     def __init__(self, folder):
-        self.path = str(folder / "shelf")
-        with shelve.Shelf(dbm.dumb.open(self.path, "n")) as shelf:
+        # Not dbm.dumb: it calls ast.literal_eval, of which Python 3.11 fails in several threads.
+        self.path, stored = folder / "shelf", {}
+        with shelve.Shelf(stored) as shelf:
             for number in range(N):
                 shelf[str(number)] = [number]
+        self.path.write_bytes(pickle.dumps(stored))
         self.state = SimpleNamespace(shelf=None)
 
     def value(self, index):
         if self.state.shelf is None:
-            self.state.shelf = shelve.Shelf(dbm.dumb.open(self.path, "r"))
+            self.state.shelf = shelve.Shelf(pickle.loads(self.path.read_bytes()))
         return decode(self.state.shelf[str(index)][0])
 
 

@@ -361,8 +361,8 @@ WHATS = ("wrong", "pinned_batches")
 class Greedy(BatchMemory):
     """Locks new memory for each batch, and keeps it."""
 
-    def __init__(self, locker, most_pieces):
-        super().__init__(locker, 100 * most_pieces)
+    def __init__(self, locker, most_pieces, let_go):
+        super().__init__(locker, 100 * most_pieces, let_go)
         self.kept = []
 
     def _take(self, num_bytes):
