@@ -1,0 +1,137 @@
+"""Subclasses of the loader as training repositories write them: batches are those of torch's."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset
+
+import spdl_torch
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork:DeprecationWarning"
+)
+
+
+class Numbers(Dataset):
+    """Indices and vectors of them."""
+
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, index):
+        return index, torch.full((3,), float(index))
+
+
+class Forever:
+    """A sampler that begins again where the one inside it ends."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from iter(self.sampler)
+
+
+def one_iterator_by_setattr(base):
+    """Workers live for all epochs of one iterator; the batch sampler is set past the class."""
+
+    class Loader(base):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            object.__setattr__(self, "batch_sampler", Forever(self.batch_sampler))
+            self.iterator = super().__iter__()
+
+        def __len__(self):
+            return len(self.batch_sampler.sampler)
+
+        def __iter__(self):
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+        def reset(self):
+            self.iterator = self._get_iterator()
+
+    return Loader
+
+
+def one_iterator_by_private_flag(base):
+    """The same, for which the loader is made to think that it is still being initialised."""
+
+    class Loader(base):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self._DataLoader__initialized = False
+            self.batch_sampler = Forever(self.batch_sampler)
+            self._DataLoader__initialized = True
+            self.iterator = super().__iter__()
+
+        def __len__(self):
+            return len(self.batch_sampler.sampler)
+
+        def __iter__(self):
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+        def reset(self):
+            self.iterator = super().__iter__()
+
+    return Loader
+
+
+class Background(threading.Thread):
+    """An iterator whose items another thread takes from the one inside it."""
+
+    def __init__(self, items):
+        super().__init__(daemon=True)
+        self.items, self.taken = items, queue.Queue(2)
+        self.start()
+
+    def run(self):
+        for item in self.items:
+            self.taken.put(item)
+        self.taken.put(None)
+
+    def __iter__(self):
+        return iter(self.taken.get, None)
+
+
+def in_background(base):
+    """Another thread iterates, two batches ahead of the loop."""
+
+    class Loader(base):
+        def __iter__(self):
+            return iter(Background(super().__iter__()))
+
+        def reset(self):
+            """Do nothing: each epoch has an iterator of its own."""
+
+    return Loader
+
+
+WORKERS = {"num_workers": 2}
+OPTIONS = [{}, WORKERS, WORKERS | {"shuffle": True}, WORKERS | {"persistent_workers": True}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "subclass", [one_iterator_by_setattr, one_iterator_by_private_flag, in_background]
+)
+def test_subclass_has_the_batches_of_torchs(subclass, options):
+    """In three epochs, the last one after a reset."""
+    epochs = []
+    for base in (TorchLoader, spdl_torch.DataLoader):
+        torch.manual_seed(0)
+        loader = subclass(base)(Numbers(), 4, **options)
+        epochs.append([])
+        for number in range(3):
+            if number == 2:
+                loader.reset()
+            epochs[-1].append([(indices.tolist(), rows.tolist()) for indices, rows in loader])
+    assert epochs[0] == epochs[1]
+    assert [len(each) for each in epochs[1]] == [4, 4, 4]
