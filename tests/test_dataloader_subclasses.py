@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -38,13 +39,25 @@ class Forever:
             yield from iter(self.sampler)
 
 
-def one_iterator_by_setattr(base):
-    """Workers live for all epochs of one iterator; the batch sampler is set past the class."""
+def past_the_class(loader):
+    """Give it a batch sampler without end, which the class refuses after ``__init__``."""
+    object.__setattr__(loader, "batch_sampler", Forever(loader.batch_sampler))
+
+
+def by_private_flag(loader):
+    """The same: the loader is made to think that it is still being initialised."""
+    loader._DataLoader__initialized = False
+    loader.batch_sampler = Forever(loader.batch_sampler)
+    loader._DataLoader__initialized = True
+
+
+def one_iterator(set_sampler, base):
+    """Workers live for all epochs, of which one iterator has the batches."""
 
     class Loader(base):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
-            object.__setattr__(self, "batch_sampler", Forever(self.batch_sampler))
+            set_sampler(self)
             self.iterator = super().__iter__()
 
         def __len__(self):
@@ -56,30 +69,6 @@ def one_iterator_by_setattr(base):
 
         def reset(self):
             self.iterator = self._get_iterator()
-
-    return Loader
-
-
-def one_iterator_by_private_flag(base):
-    """The same, for which the loader is made to think that it is still being initialised."""
-
-    class Loader(base):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            self._DataLoader__initialized = False
-            self.batch_sampler = Forever(self.batch_sampler)
-            self._DataLoader__initialized = True
-            self.iterator = super().__iter__()
-
-        def __len__(self):
-            return len(self.batch_sampler.sampler)
-
-        def __iter__(self):
-            for _ in range(len(self)):
-                yield next(self.iterator)
-
-        def reset(self):
-            self.iterator = super().__iter__()
 
     return Loader
 
@@ -120,7 +109,9 @@ OPTIONS = [{}, WORKERS, WORKERS | {"shuffle": True}, WORKERS | {"persistent_work
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
-    "subclass", [one_iterator_by_setattr, one_iterator_by_private_flag, in_background]
+    "subclass",
+    [partial(one_iterator, past_the_class), partial(one_iterator, by_private_flag), in_background],
+    ids=["past the class", "by private flag", "in background"],
 )
 def test_subclass_has_the_batches_of_torchs(subclass, options):
     """In three epochs, the last one after a reset."""
