@@ -359,7 +359,7 @@ class ShelfInHelper(Samples):
     """A shelf that keeps the last objects in a cache."""
 
     def __init__(self, folder):
-        # Not dbm.dumb: it calls ast.literal_eval, of which Python 3.11 fails in several threads.
+        # Not dbm.dumb: it calls ast.literal_eval, which Python 3.11 gets wrong on several threads.
         self.path, stored = folder / "shelf", {}
         with shelve.Shelf(stored) as shelf:
             for number in range(N):

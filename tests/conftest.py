@@ -163,9 +163,11 @@ def _environment_of_this_test_alone():
 
 def pytest_sessionstart():
     """Say at once that the disk is nearly full, where many tests would fail each in its way."""
+    from spdl_torch.io._cache.store import spare_bytes
+
     folder = tempfile.gettempdir()
     disk = shutil.disk_usage(folder)
-    needed = min(disk.total // 20, 10**10) + NEEDED_BYTES  # what caches leave free, and the tests'
+    needed = spare_bytes(disk.total) + NEEDED_BYTES
     if disk.free < needed:
         pytest.exit(
             f"{folder}: {disk.free / 1e9:.1f} GB are free on its disk, and the tests need "

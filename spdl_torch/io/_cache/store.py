@@ -40,7 +40,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # no lock: the store is off there
 
-__all__ = ["Store"]
+__all__ = ["Store", "spare_bytes"]
 
 _logger = logging.getLogger("spdl_torch.io")
 
@@ -54,6 +54,11 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What stays free of a disk without max_bytes.
 _SPARE_SHARE = 20  # the reciprocal of its share
 _MOST_SPARE_BYTES = 10_000_000_000
+
+
+def spare_bytes(disk_bytes: int) -> int:
+    """Return how much of a disk of that size a store without ``max_bytes`` leaves free."""
+    return min(disk_bytes // _SPARE_SHARE, _MOST_SPARE_BYTES)
 
 
 class _Entry(NamedTuple):
@@ -329,8 +334,7 @@ class Store:
     def _disk_bytes(self) -> tuple[int, int]:
         """Return the bytes that are free on the disk, and those that are to stay so."""
         disk = os.fstatvfs(self._data)
-        spare = min(disk.f_blocks * disk.f_frsize // _SPARE_SHARE, _MOST_SPARE_BYTES)
-        return disk.f_bavail * disk.f_frsize, spare
+        return disk.f_bavail * disk.f_frsize, spare_bytes(disk.f_blocks * disk.f_frsize)
 
     def _limit_in_words(self) -> str:
         if self._max_bytes is not None:
