@@ -603,6 +603,12 @@ def backends(monkeypatch):
 
     install(LazyDevice(is_prompt=True), monkeypatch.setattr, Noted)
     yield made
+    put_to_rest()
+
+
+def put_to_rest():
+    """Let nothing be under way any more when torch's own CUDA is back in its place: whoever goes
+    later would wait for it there."""
     for thread in spdl_threads():
         if "transfer" in thread.name:
             thread.join(0.2)

@@ -18,6 +18,7 @@ from _lazy_device import (
     backends,
     install,
     machine,
+    put_to_rest,
     take_until_far_behind,
 )
 from _loader_helpers import (
@@ -257,7 +258,8 @@ def test_threads_end_when_a_slab_is_waited_for(backends):
 def stuck(monkeypatch):
     """A device whose model has hours to go: its kernels never end, in a test's time."""
     install(device := LazyDevice("late"), monkeypatch.setattr)
-    return device
+    yield device
+    put_to_rest()
 
 
 def loader_to_the_device():
