@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import pickle
+import threading
 import weakref
 from fractions import Fraction
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from _lazy_device import backends  # noqa: F401
 from _loader_helpers import (
+    PATIENCE_SECONDS,
     BulkData,
     MapData,
     RecordingSampler,
@@ -25,6 +28,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset
 
+import spdl_torch
+from spdl_torch.data.child_process import process_stats
+from spdl_torch.data.workers.epoch import Epoch
 from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
 from spdl_torch.testing import assert_resume_exact
 
@@ -392,6 +398,66 @@ def test_figures_and_report_and_trace_tell(workers):
     failures = [i.details for i in timeline.instants if i.name == "failure"]
     listed = sorted((each["key"], each["error"]) for each in failures)
     assert listed == [("11", "ValueError: bad 11"), ("3", "ValueError: bad 3")]
+
+
+SEATS = {
+    "no workers": {},
+    "threads": {"num_workers": 2, "isolation": "thread"},
+    "processes": {"num_workers": 2, "isolation": "process", "processes": 2},
+    "threads of a process": {"num_workers": 2, "isolation": "process", "processes": 1},
+}
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("seat", SEATS)
+def test_failures_are_recorded_before_their_batch_is_handed_over(seat, error, monkeypatch):
+    """Whoever has the batch, or the error, finds what failed in it in the trace; also when the
+    worker gets no further, and when its process has ended."""
+    checked, deliver, trainer = threading.Event(), Epoch.deliver, os.getpid()
+
+    def and_no_further(epoch, result):
+        deliver(epoch, result)
+        assert os.getpid() != trainer or checked.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(Epoch, "deliver", and_no_further)
+    monkeypatch.setattr(process_stats, "_ASK_SECONDS", 0.05)  # nobody hears the children now
+    # Bad samples are left out by the one, and end the epoch by the other, which is no Exception.
+    data = Noisy(8, {3, 5} if error is ValueError else {1}, error=error)
+    if error is SystemExit and seat == "no workers":
+        pytest.skip("it ends the program, as in torch")
+    loader = spdl_torch.DataLoader(
+        data, batch_size=8, on_error="skip", error_budget=8, **SEATS[seat]
+    )
+    iterator = iter(loader)
+    try:
+        if error is ValueError:
+            next(iterator)
+        else:
+            with pytest.raises(SystemExit, match="bad 1"):
+                next(iterator)
+        for _ in range(2):
+            (timeline,) = loader.profile().timelines
+            failures = [i.details for i in timeline.instants if i.name == "failure"]
+            told = {(each["stage"], each.get("key")) for each in failures}
+            bad = {("fetch", "3"), ("fetch", "5")}
+            assert told == (bad if error is ValueError else {("worker", None)})
+            assert len(failures) == len(told)
+            checked.set()
+            list(iterator)  # the workers end
+    finally:
+        checked.set()
+        del iterator
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_failed_is_in_the_trace(workers):
+    """Without workers as with them; so are bad samples of a batch that an iterable ends in."""
+    loader = DataLoader(Noisy(4, {2}), batch_size=4, num_workers=workers)
+    with pytest.raises(ValueError, match="bad 2"):
+        list(loader)
+    (timeline,) = loader.profile().timelines
+    (failure,) = [i.details for i in timeline.instants if i.name == "failure"]
+    assert (failure["item"], failure["error"]) == (0, "ValueError: bad 2")
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -27,7 +27,8 @@ from _loader_helpers import ThreadLoader as DataLoader
 from test_isolation import bits, isolated, nothing_left, num_mapped_slabs, served
 
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.child_process import process_pool
+from spdl_torch.data.child_process import process_pool, process_stats
+from spdl_torch.observe.trace.tracing import profile_of_run
 
 __all__ = ["nothing_left"]
 
@@ -235,6 +236,26 @@ def test_wait_for_any_batch_logs_what_all_children_do(held_child, monkeypatch):
         os.kill(other, signal.SIGCONT)
     assert f"The loading process (pid {other}) is being started, or did not answer" in text
     assert "sample index 4" in text
+
+
+def test_profile_says_which_child_did_not_answer(held_child, monkeypatch):
+    """Its rows are missing, and the others' are there; the next profile has them again."""
+    monkeypatch.setattr(process_stats, "_ASK_SECONDS", 0.2)
+    batches, pid = held_child(in_order=False)
+    recorder = batches.stats().recorder
+    silent = next(c for c in batches._pool._children.values() if c.connection.pid != pid)
+    os.kill(silent.connection.pid, signal.SIGSTOP)
+    try:
+        until(lambda: psutil.Process(silent.connection.pid).status() == psutil.STATUS_STOPPED)
+        profile = profile_of_run(batches.stats().report(), recorder.timeline(), None)
+    finally:
+        os.kill(silent.connection.pid, signal.SIGCONT)
+    said = f"Worker process {silent.place} (pid {silent.connection.pid}) did not answer within"
+    assert sum(note.startswith(said) for note in profile.report().verdict.remarks) == 1
+    assert "did not answer" in str(profile.report())
+    monkeypatch.setattr(process_stats, "_ASK_SECONDS", PATIENCE_SECONDS)
+    profile = profile_of_run(batches.stats().report(), recorder.timeline(), None)
+    assert "did not answer" not in str(profile.report())
 
 
 def test_iterator_in_a_forked_process_says_so():

@@ -9,10 +9,16 @@ import weakref
 from collections import Counter
 from dataclasses import fields, replace
 from functools import reduce
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...observe.verdict.probes import ProbeCounters, probe_counters, probes_between
-from ...pipeline.recorder.flight_recorder import FlightRecorder
+from ...pipeline.recorder.flight_recorder import (
+    FAILURE_EVENT,
+    NO_ANSWER_EVENT,
+    FlightRecorder,
+)
+from ...pipeline.recorder.timeline import Instant
 from ...pipeline.stats.counters import TaskCounters
 from ..workers.stats import PoolStats, Readings
 
@@ -174,6 +180,7 @@ class ProcessRecorder(FlightRecorder):
         self._stats = weakref.ref(stats)
         self._kept: list[Timeline] | None = None  # None = the children still have them
         self._left: list[Timeline] = []  # of children that have left
+        self._silent: dict[int, Instant] = {}  # by place: children that were asked in vain
         self._keeper: threading.Thread | None = None
 
     def keep(self) -> None:
@@ -213,9 +220,12 @@ class ProcessRecorder(FlightRecorder):
             self._keeper.join(_ASK_SECONDS)
         rows, instants = list(own.rows), list(own.instants)
         kept = self._timelines(_ASK_SECONDS) if self._kept is None else self._kept
+        instants += self._silent.values()
         for theirs in (*self._left, *kept):
             rows += [replace(row, stage=_ROW) for row in theirs.rows if row.role == "stage"]
-            instants += theirs.instants
+            # The trainer has recorded the failures, before it got their batches; it still knows
+            # them when the child is gone.
+            instants += [each for each in theirs.instants if each.name != FAILURE_EVENT]
         return replace(
             own,
             rows=tuple(sorted(rows, key=lambda row: (row.stage_number, row.replica))),
@@ -232,8 +242,18 @@ class ProcessRecorder(FlightRecorder):
         return self._answers_of(() if stats is None else stats.children, seconds)
 
     def _answers_of(self, children: Sequence[WorkerProcess], seconds: float) -> list[Timeline]:
-        alive = [child.connection for child in children if not child.connection.is_over]
         if not self.enabled:
             return []
-        answers = [each.ask("timeline", timeout=seconds) for each in alive]
-        return [answer for answer in answers if answer is not None]
+        answers = []
+        for child in children:
+            connection = child.connection
+            if connection.is_over:
+                continue
+            answer = connection.ask("timeline", timeout=seconds)
+            self._silent.pop(child.place, None)
+            if answer is not None:
+                answers.append(answer)
+            elif not connection.is_over:
+                details = {"worker": child.place, "pid": connection.pid, "seconds": seconds}
+                self._silent[child.place] = Instant(perf_counter_ns(), NO_ANSWER_EVENT, details)
+        return answers

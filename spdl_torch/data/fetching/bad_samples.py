@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ...pipeline.definition.specs import MaxFailures
+    from ...pipeline.recorder.flight_recorder import FlightRecorder
 
 __all__ = [
     "DEFAULT_ERROR_BUDGET",
@@ -33,6 +34,7 @@ __all__ = [
     "SkippedSamples",
     "Tolerance",
     "Tries",
+    "record_bad",
     "too_many_in_a_row",
 ]
 
@@ -116,6 +118,12 @@ class Tolerance:
     @property
     def replaces(self) -> bool:
         return self.num_samples > 0
+
+
+def record_bad(recorder: FlightRecorder, number: int, tries: Tries | None) -> None:
+    """Record the failures of samples that are left out of a batch, or were replaced in it."""
+    for each in () if tries is None else tries.bad:
+        recorder.failed("fetch", number, each.error, key=describe(each.key))
 
 
 def too_many_in_a_row(bad: Sequence[BadSample]) -> PipelineFailure | None:

@@ -20,12 +20,11 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory as _torch_pin_memory
 
 from ...io._transfer.runtime import captures_unharmed
-from ...pipeline.failures import describe
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.threads import stall
-from ..fetching.bad_samples import NoGoodSample, Tries
+from ..fetching.bad_samples import NoGoodSample, Tries, record_bad
 from ..fetching.batch_maker import BatchMaker, EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
@@ -156,21 +155,22 @@ class InlineIterator(EpochIterator):
         except (EndOfIterable, StopIteration):
             self._end()
             tries = self._maker.tries()
+            record_bad(self._recorder, self._num_taken - 1, tries)
             raise self._failure_instead_of_end(tries) or StopIteration from None
         except NoGoodSample as nothing:
             batch, tries = _NO_BATCH, nothing.args[0]
-        except Exception:  # not Ctrl-C: resuming after that makes the batch again
-            self._failure_of(self._maker.tries(), self._num_taken, empty=False)  # logs what failed
+        except Exception as error:  # not Ctrl-C: resuming after that makes the batch again
+            tries = self._maker.tries()
+            record_bad(self._recorder, self._num_taken - 1, tries)
+            self._recorder.failed("worker", self._num_taken - 1, error)
+            self._failure_of(tries, self._num_taken, empty=False)  # logs what failed
             self._note()  # an error in place of a batch counts as handed out
             raise
         if self._maker.items is None:
             self._progress.handed(self._num_taken - 1)
         else:
             self._note()
-        if tries is None:
-            return batch, None
-        for each in tries.bad:
-            self._recorder.failed("fetch", self._num_taken - 1, each.error, key=describe(each.key))
+        record_bad(self._recorder, self._num_taken - 1, tries)
         return batch, tries
 
     def _end(self) -> None:

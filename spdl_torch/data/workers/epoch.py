@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...pipeline.failures import describe
+from ..fetching.bad_samples import record_bad
 from .budget import budget
+from .jobs import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,16 +70,17 @@ class Epoch:
 
     def deliver(self, result: Result) -> None:
         """Hand a result to the trainer. Never blocks: the queue has room for all outstanding
-        jobs."""
+        jobs.
+
+        What failed is recorded before: whoever has the batch finds all of it in the trace.
+        """
+        record_bad(self.recorder, result.number, result.tries)
+        if isinstance(result, Failed):
+            self.recorder.failed("worker", result.number, result.error)
         if self.in_order:
             self.results.put_at(result.number - self.first, result)
         else:
             self.results.put(result)
-
-    def record_bad(self, result: Result) -> None:
-        """Record the failures of samples that are left out, or were replaced."""
-        for each in () if result.tries is None else result.tries.bad:
-            self.recorder.failed("fetch", result.number, each.error, key=describe(each.key))
 
     def close(self) -> None:
         """End every wait."""

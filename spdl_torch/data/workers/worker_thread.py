@@ -275,10 +275,8 @@ class Worker:
             output, outcome = (-1 if result is None else number), Outcome.PASSED
             if result is not None:  # None: the worker that finishes the last sample delivers
                 epoch.deliver(result)
-                epoch.record_bad(result)
             if isinstance(result, Failed):
                 outcome = Outcome.FAILED
-                epoch.recorder.failed("worker", number, result.error)
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
                 ring.add(

@@ -9,7 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.recorder.flight_recorder import FlightRecorder, Level, RecordingSession
+from ...pipeline.recorder.flight_recorder import (
+    NO_ANSWER_EVENT,
+    FlightRecorder,
+    Level,
+    RecordingSession,
+)
 from ...pipeline.stats.perf_stats import PipelineStats
 from ..verdict.cached_steps import against_cached_steps, step_seconds
 from ..verdict.probes import join_probing, start_probing, stop_probing
@@ -87,7 +92,7 @@ def profile_of(
         timeline = recorder.timeline(since_ns)
         if any(row.turns for row in timeline.rows):
             shown.append(_without_repeats(timeline, collections))
-            reports.append(_report_of(recorder.owner))
+            reports.append(_with_silent(_report_of(recorder.owner), timeline))
     report = max(reports, key=lambda report: report.stats.elapsed, default=_NOTHING)
     return Profile(report, tuple(shown), rank=rank_of_process(), _program=program)
 
@@ -97,7 +102,21 @@ def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float
     if timeline is None:
         return Profile(report, rank=rank_of_process())
     report = against_cached_steps(report, step_seconds(timeline), cached_step)
-    return Profile(report, (timeline,), rank=rank_of_process())
+    return Profile(_with_silent(report, timeline), (timeline,), rank=rank_of_process())
+
+
+def _with_silent(report: Report, timeline: Timeline) -> Report:
+    """Return the report with a remark on each worker process that did not say what it did."""
+    remarks = [
+        f"Worker process {each.details['worker']} (pid {each.details['pid']}) did not answer "
+        f"within {each.details['seconds']:g} s: what it did is not in this profile."
+        for each in timeline.instants
+        if each.name == NO_ANSWER_EVENT
+    ]
+    if not remarks:
+        return report
+    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
+    return replace(report, verdict=verdict)
 
 
 def _without_repeats(timeline: Timeline, collections: set[int]) -> Timeline:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
 __all__ = [
+    "FAILURE_EVENT",
+    "NO_ANSWER_EVENT",
     "FlightRecorder",
     "Level",
     "RecordingSession",
@@ -39,6 +41,10 @@ __all__ = [
 ]
 
 Level = Literal["off", "batch", "item"]
+
+FAILURE_EVENT = "failure"
+NO_ANSWER_EVENT = "no_answer"
+"""Of a worker process that was asked what it did: its rows are missing."""
 
 _NEVER_NS = 2**63 - 1
 
@@ -126,7 +132,7 @@ class FlightRecorder:
         """Record that an item failed, with the error's text; ``key``: of a sample in the item."""
         text = text_of(error)[:_LONGEST_TEXT]
         about = {} if key is None else {"key": key[:_LONGEST_TEXT]}
-        self.note("failure", {"stage": where, "item": number, **about, "error": text})
+        self.note(FAILURE_EVENT, {"stage": where, "item": number, **about, "error": text})
 
     def note(self, name: str, details: dict[str, Any]) -> None:
         """Record a moment of note, now."""
