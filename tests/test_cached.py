@@ -763,13 +763,6 @@ def test_bad_cache_is_refused(call, error, message, tmp_path):
         call(tmp_path)
 
 
-def test_folder_with_something_else_is_refused(tmp_path):
-    """Nothing of the user's is overwritten."""
-    (tmp_path / "index").write_bytes(b"a book's index, not ours" * 9)
-    with pytest.raises(ValueError, match="'index' is not an index that this release writes"):
-        Store(str(tmp_path))
-
-
 def test_loader_of_ones_own_is_refused(folder):
     """It reads files by itself, past the cache."""
     with pytest.raises(spdl_torch.UnsupportedOptionError, match="a loader of your own reads by"):

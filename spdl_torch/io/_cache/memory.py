@@ -1,5 +1,8 @@
 """The folder of a cache in memory: shared by the processes of a run, gone with the last one.
 
+It stands in a folder of this user alone. Another user may have taken that one's name, since anybody
+can make names in /dev/shm; then another name is used.
+
 A file on which every process holds a shared lock shows who is alive. The system releases the lock
 when a process ends, however it ends, so a folder that nobody holds is a leftover and is removed: by
 the last process at its exit or, after a kill, by the next program that makes a cache.
@@ -8,6 +11,7 @@ the last process at its exit or, after a kill, by the next program that makes a 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...autotune.limits import Limits
+from .own_files import UnsafePlaceError, open_own_file, open_own_folder
 
 try:
     import fcntl
@@ -23,8 +28,11 @@ except ImportError:  # Windows
 
 __all__ = ["MemoryLimit", "memory_folder"]
 
+_logger = logging.getLogger("spdl_torch.io")
+
 _SHARED_MEMORY = "/dev/shm"
 _ALIVE = "alive"
+_NUM_NAMES = 4  # of the user's folder, in the order in which they are tried
 
 
 class _Held(NamedTuple):
@@ -40,17 +48,19 @@ def memory_folder(name: str) -> str:
 
     Processes that give the same name share it. Where there is no /dev/shm, it is on disk, among the
     temporary files.
+
+    Raises: OSError, UnsafePlaceError: no folder of this user alone can be made.
     """
+    if fcntl is None:
+        return os.path.join(tempfile.gettempdir(), name)  # the store is off, and makes nothing
     root = _root()
     _remove_left_over(root)
     folder = os.path.join(root, name)
-    while fcntl is not None:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+    while True:
         held = _hold(folder)
         if held is not None:
             atexit.register(_leave, held)
-            break
-    return folder
+            return folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +76,20 @@ class MemoryLimit:
         In a container, its limit counts.
         """
         free = Limits.of_this_machine().memory_bytes
-        return None if free is None else cls((free + sum(_held_bytes().values())) // 2)
+        return None if free is None else cls((free + sum(_held_bytes(_root()).values())) // 2)
 
     def left_for(self, folder: str) -> int:
         """Return the bytes that a folder may have in all, given what the others hold."""
-        held = _held_bytes()
-        held.pop(os.path.basename(folder), None)
+        root, name = os.path.split(folder)
+        held = _held_bytes(root)
+        held.pop(name, None)
         return self.num_bytes - sum(held.values())
 
 
-def _held_bytes() -> dict[str, int]:
+def _held_bytes(root: str) -> dict[str, int]:
     """Return the bytes of memory that each cache takes, by the names of their folders."""
     held: dict[str, int] = {}
-    for entry in os.scandir(_root()):
+    for entry in os.scandir(root):
         try:
             sizes = [512 * file.stat().st_blocks for file in os.scandir(entry.path)]
         except OSError:  # just being removed
@@ -88,20 +99,40 @@ def _held_bytes() -> dict[str, int]:
 
 
 def _root() -> str:
+    """Return the folder of all caches of this user, by the first of its names that nobody else has.
+
+    Raises: OSError, UnsafePlaceError: there is none.
+    """
     place = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir()
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    root = os.path.join(place, f"spdl_torch-cache-{user}")
-    os.makedirs(root, mode=0o700, exist_ok=True)
-    return root
+    first = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
+    for root in (first, *(f"{first}-{number}" for number in range(2, _NUM_NAMES + 1))):
+        try:
+            os.close(open_own_folder(root))
+            return root
+        except UnsafePlaceError as error:
+            refused = error
+        if root not in _refused_roots:
+            _refused_roots.add(root)
+            _logger.warning("%s Another name is tried.", refused)
+    raise refused
+
+
+_refused_roots: set[str] = set()  # that the log has named
 
 
 def _hold(folder: str) -> _Held | None:
-    """Hold a folder; None = another process has just removed it."""
+    """Hold a folder, made if it is not there; None = another process has just removed it."""
     path = os.path.join(folder, _ALIVE)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        own = open_own_folder(folder)
     except FileNotFoundError:
         return None
+    try:
+        file = open_own_file(own, _ALIVE, path)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(own)
     fcntl.flock(file, fcntl.LOCK_SH)
     # It may have been removed between opening and holding it: then this is another file.
     if _is_at(path, file):
@@ -119,8 +150,6 @@ def _leave(held: _Held) -> None:
 
 
 def _remove_left_over(root: str) -> None:
-    if fcntl is None:
-        return
     for entry in os.scandir(root):
         try:
             file = os.open(os.path.join(entry.path, _ALIVE), os.O_RDWR | os.O_CLOEXEC)

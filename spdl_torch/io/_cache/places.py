@@ -8,6 +8,7 @@ from typing import Any
 from ...pipeline.threads.shared_state import SharedCounter
 from .hashing import hash_of
 from .memory import MemoryLimit, memory_folder
+from .own_files import UnsafePlaceError
 from .store import Store
 from .training import training_name
 
@@ -21,7 +22,9 @@ def open_store(
 ) -> Store:
     """Return the store in ``"memory"`` or in a folder, for the samples of one identity.
 
-    Raises: TypeError, ValueError, OSError: the place or the limit does not fit.
+    It is off if there is no memory for this user alone.
+
+    Raises: TypeError, ValueError, OSError: the folder or the limit does not fit.
     """
     if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 1):
         raise ValueError(f"{who}: max_bytes must be >= 1 or None, got {max_bytes!r}.")
@@ -29,9 +32,12 @@ def open_store(
     name = f"{hash_of('cache', identity):016x}"
     limit: int | MemoryLimit | None
     if cache == "memory":
-        # The ranks of a training run make the same caches in the same order.
-        folder = memory_folder(f"{training_name()}-{next(_numbers)}-{name}")
-        limit = MemoryLimit.of_this_machine() if max_bytes is None else max_bytes
+        try:
+            # The ranks of a training run make the same caches in the same order.
+            folder = memory_folder(f"{training_name()}-{next(_numbers)}-{name}")
+            limit = MemoryLimit.of_this_machine() if max_bytes is None else max_bytes
+        except (UnsafePlaceError, OSError) as error:
+            return Store("memory", num_numbers=num_numbers, why_off=str(error))
     else:
         folder, limit = os.path.join(os.fspath(cache), name), max_bytes
     return Store(folder, max_bytes=limit, num_numbers=num_numbers)

@@ -5,13 +5,16 @@ own; then an entry is added to ``index``. A process that is killed at any moment
 without an entry, which nobody finds. Entries and contents have checksums, because a machine that
 goes down may keep the one and lose the other.
 
-    index   | header: next free byte of data | entry 0 | entry 1 | ...
+    index   | header: next free byte of data, checksum | entry 0 | entry 1 | ...
     data    | content | content (killed: no entry) | content | ...
 
-Nothing is overwritten: a later entry of a number takes the place of an earlier one. Places and
-entries are given out under a lock on ``index``, which the system releases when a process ends.
+Nothing is overwritten: a later entry of a number takes the place of an earlier one. A header that
+is damaged is made anew from the entries. Places and entries are given out under a lock on
+``index``, which the system releases when a process ends.
+
 Everything is read and written by calls that fail with an error; mapped memory would kill the
-process if the disk were full or the file truncated.
+process if the disk were full or the file truncated. Whatever fails once the store is open turns it
+off, in this process, and the samples are made without it.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...pipeline.threads.shared_state import LiveObjects
+from .own_files import open_own_file, open_own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +49,8 @@ __all__ = ["Store", "spare_bytes"]
 _logger = logging.getLogger("spdl_torch.io")
 
 _MAGIC = b"spdlcch1"
-_HEADER = struct.Struct("<8sQ48x")
+_HEADER = struct.Struct("<8sQI44x")  # magic, next free byte, their checksum
+_HEADER_SUMMED = 16
 _ENTRY = struct.Struct("<QQQQI20xI4x")  # number, stamp, offset, length, their checksums
 _ENTRY_SUMMED = _ENTRY.size - 8
 _ENTRY_DTYPE = np.dtype({"names": ["number"], "formats": ["<u8"], "itemsize": _ENTRY.size})
@@ -90,11 +95,13 @@ class Store:
     num_numbers: the numbers are below this; None = they may be any of 64 bits, which takes more
         memory.
 
-    A store that cannot be used (a full disk, a file system without locks) is off: nothing is found
-    and nothing kept, and the log says so once.
+    why_off: why it is not to be used at all.
 
-    Threads and processes may use it at once. Raises: OSError: the folder cannot be made;
-    ValueError: it belongs to another user, or its files are something else.
+    A store that cannot be used (a full disk, a file system without locks, an index that is damaged
+    at its start) is off: nothing is found and nothing kept, and the log says so once.
+
+    Threads and processes may use it at once. Raises: OSError: the folder cannot be made or opened;
+    ValueError: others could have written what is there.
     """
 
     def __init__(
@@ -103,6 +110,7 @@ class Store:
         *,
         max_bytes: int | MemoryLimit | None = None,
         num_numbers: int | None = None,
+        why_off: str = "",
     ) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
@@ -119,13 +127,13 @@ class Store:
         self._reading = threading.Lock()
         self._makers: dict[int, threading.Event] = {}  # of the contents that this process makes
         self._is_full = False
-        self._off = self._open()
-        if self._off:
-            _logger.warning("cache %s: not used: %s.", folder, self._off)
+        self._off = ""
+        if why := why_off or self._open():
+            self._turn_off(why)
         _renewed.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.folder, self._max_bytes, self._num_numbers)
+        return _reopened, (self.folder, self._max_bytes, self._num_numbers, self._off)
 
     def __deepcopy__(self, memo: Any) -> Store:
         return self
@@ -133,7 +141,9 @@ class Store:
     @property
     def num_entries(self) -> int:
         """The number of entries that all processes added, several for one number included."""
-        return 0 if self._off else (os.fstat(self._index).st_size - _HEADER.size) // _ENTRY.size
+        if self._off:
+            return 0
+        return max(0, os.fstat(self._index).st_size - _HEADER.size) // _ENTRY.size
 
     @property
     def num_bytes(self) -> int:
@@ -154,14 +164,18 @@ class Store:
         """Return what ``get`` returns, and count nothing."""
         if self._off:
             return None
-        place = self._place_in_table(number)
-        content = self._find(place, number, stamp)
-        if content is None:
-            self._read_entries()  # another process may have added it, or another thread read it
-            now = self._place_in_table(number)
-            if now != place:
-                content = self._find(now, number, stamp)
-        return content
+        try:
+            place = self._place_in_table(number)
+            content = self._find(place, number, stamp)
+            if content is None:
+                self._read_entries()  # another process may have added it, or another thread read it
+                now = self._place_in_table(number)
+                if now != place:
+                    content = self._find(now, number, stamp)
+            return content
+        except OSError as error:
+            self._turn_off(_reason(error))
+            return None
 
     @contextmanager
     def making(self, number: int) -> Iterator[None]:
@@ -190,10 +204,7 @@ class Store:
                 event.set()
 
     def put(self, number: int, stamp: int, parts: Sequence[Any]) -> bool:
-        """Add a content, given in parts; return whether there was room.
-
-        Raises: OSError: the disk fails for another reason than being full.
-        """
+        """Add a content, given in parts; return whether there was room."""
         if self._off or self._is_full:
             return False
         views = [memoryview(part).cast("B") for part in parts]
@@ -205,12 +216,16 @@ class Store:
             offset = self._place_for(length)
             if offset is None:
                 return self._full(self._limit_in_words())
-            _write_all(self._data, views, offset)
-            self._add(_Entry(number, stamp, offset, length, checksum))
+            try:
+                _write_all(self._data, views, offset)
+                self._add(_Entry(number, stamp, offset, length, checksum))
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                return self._full(f"no room: {error.strerror}")
         except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            return self._full(f"no room: {error.strerror}")
+            self._turn_off(_reason(error))
+            return False
         return True
 
     def counts(self) -> dict[str, int]:
@@ -225,13 +240,17 @@ class Store:
             return f"The cache in {self.folder} is not used: {self._off}."
         num_calls = self.num_found + self.num_missing
         hits = f" This process found {self.num_found} of {num_calls} there." if num_calls else ""
-        self._read_entries()
+        try:
+            self._read_entries()
+            num_megabytes = self.num_bytes / 1e6
+        except OSError as error:
+            return f"The cache in {self.folder} cannot be read: {_reason(error)}."
         known = self._entries
         num_known = len(known) if isinstance(known, dict) else int(np.count_nonzero(known))
         share = min(1.0, num_known / max(1, num_items))
         return (
             f"The cache in {self.folder} holds {share:.0%} of the items, "
-            f"{self.num_bytes / 1e6:.0f} MB.{hits}"
+            f"{num_megabytes:.0f} MB.{hits}"
         )
 
     def renew_locks(self) -> None:
@@ -246,26 +265,24 @@ class Store:
         """
         if fcntl is None:
             return "this system has no fcntl.lockf"
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        if os.stat(self.folder).st_uid != os.getuid():
-            raise ValueError(
-                f"cache {self.folder}: the folder belongs to another user, whose contents could "
-                "run code here. Give a folder of your own."
-            )
         self._files = _Files.of(self.folder)
         self._index, self._data = self._files.index, self._files.data
         try:
             with self._files.locked():
+                begin = os.pread(self._index, len(_MAGIC), 0)
+                if not _MAGIC.startswith(begin):
+                    return "'index' is damaged or of another release; delete the folder"
                 if os.fstat(self._index).st_size < _HEADER.size:
-                    _write_all(self._index, [memoryview(_HEADER.pack(_MAGIC, 0))], 0)
+                    self._write_header(0)
         except OSError as error:  # a full disk, or a file system without locks
-            return error.strerror or type(error).__name__
-        if os.pread(self._index, len(_MAGIC), 0) != _MAGIC:
-            raise ValueError(
-                f"cache {self.folder}: 'index' is not an index that this release writes. Give "
-                "another folder, or delete this one."
-            )
+            return _reason(error)
         return ""
+
+    def _turn_off(self, why: str) -> None:
+        """Find and keep nothing from now on."""
+        if not self._off:
+            self._off = why
+            _logger.warning("cache %s: not used: %s.", self.folder, why)
 
     def _find(self, place: int, number: int, stamp: int) -> bytearray | None:
         if place < 0:
@@ -294,7 +311,7 @@ class Store:
         """Read the entries added since the last read."""
         with self._reading:
             first, count = self._num_read, self.num_entries - self._num_read
-            if not count:
+            if count <= 0:  # less than none: the file was cut
                 return
             content = bytearray(count * _ENTRY.size)
             num_bytes = _read_into(self._index, content, _HEADER.size + first * _ENTRY.size)
@@ -319,8 +336,7 @@ class Store:
             offset = max(self._next_free(), written)
             if not self._has_room(offset + size, size):
                 return None
-            header = _HEADER.pack(_MAGIC, offset + size)
-            _write_all(self._index, [memoryview(header)], 0)
+            self._write_header(offset + size)
         return offset
 
     def _has_room(self, end: int, size: int) -> bool:
@@ -343,7 +359,26 @@ class Store:
         return f"{free:.1f} GB are free on its disk, and it leaves {spare:.1f} GB free"
 
     def _next_free(self) -> int:
-        return int(_HEADER.unpack(os.pread(self._index, _HEADER.size, 0))[1])
+        """Return the byte of ``data`` behind all that was given out: the header's or, if the header
+        is damaged, the entries'.
+        """
+        header = os.pread(self._index, _HEADER.size, 0)
+        if len(header) == _HEADER.size:
+            magic, next_free, checksum = _HEADER.unpack(header)
+            if magic == _MAGIC and checksum == zlib.crc32(header[:_HEADER_SUMMED]):
+                return int(next_free)
+        content = bytearray(self.num_entries * _ENTRY.size)
+        num_bytes = _read_into(self._index, content, _HEADER.size)
+        places = range(0, num_bytes, _ENTRY.size)
+        entries = (_Entry.unpacked(bytes(content[n : n + _ENTRY.size])) for n in places)
+        return max(
+            (entry.offset + entry.length for entry in entries if entry is not None), default=0
+        )
+
+    def _write_header(self, next_free: int) -> None:
+        content = _HEADER.pack(_MAGIC, next_free, 0)[:_HEADER_SUMMED]
+        header = _HEADER.pack(_MAGIC, next_free, zlib.crc32(content))
+        _write_all(self._index, [memoryview(header)], 0)
 
     def _add(self, entry: _Entry) -> None:
         with self._files.locked():
@@ -371,8 +406,12 @@ class _Files:
     def __init__(self, folder: str) -> None:
         self.index = self.data = -1
         self._lock = threading.Lock()
-        self.index = _opened(folder, "index")
-        self.data = _opened(folder, "data")
+        own = open_own_folder(folder)
+        try:
+            self.index = open_own_file(own, "index", os.path.join(folder, "index"))
+            self.data = open_own_file(own, "data", os.path.join(folder, "data"))
+        finally:
+            os.close(own)
         _renewed.add(self)
 
     def __del__(self) -> None:
@@ -418,7 +457,10 @@ class _Files:
         """
         place = number % (1 << 62)
         # If the system refuses, two processes may make the content: the later entry counts.
-        is_held = _locks(self.data, 1, place)
+        try:
+            is_held = _locks(self.data, 1, place)
+        except OSError:
+            is_held = False
         try:
             yield
         finally:
@@ -462,12 +504,14 @@ def _locks(file: int, *part: int) -> bool:
     return True
 
 
-def _opened(folder: str, name: str) -> int:
-    return os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__
 
 
-def _reopened(folder: str, max_bytes: int | MemoryLimit | None, num_numbers: int | None) -> Store:
-    return Store(folder, max_bytes=max_bytes, num_numbers=num_numbers)
+def _reopened(
+    folder: str, max_bytes: int | MemoryLimit | None, num_numbers: int | None, why_off: str
+) -> Store:
+    return Store(folder, max_bytes=max_bytes, num_numbers=num_numbers, why_off=why_off)
 
 
 def _write_all(file: int, views: Sequence[memoryview], offset: int) -> None:

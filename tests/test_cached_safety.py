@@ -1,0 +1,339 @@
+"""A cache believes its user alone, and its files never end a training, whatever became of them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import random
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from spdl_torch.data import cached
+from spdl_torch.io._cache import memory
+from spdl_torch.io._cache import store as store_module
+from spdl_torch.io._cache.own_files import open_own_file, open_own_folder
+from spdl_torch.io._cache.store import Store
+
+NOBODY = 65534
+
+
+class Rows(torch.utils.data.Dataset):
+    """Samples that anybody can check."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return f"row {index}"
+
+
+SAMPLES = [Rows()[index] for index in range(3)]
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def filled(folder):
+    """A cache of two of the three samples, and the path of its own folder."""
+    dataset = cached(Rows(), folder, version=1)
+    assert [dataset[0], dataset[1]] == SAMPLES[:2]
+    return dataset, Path(dataset._store.folder)
+
+
+def damages_of(content, values):
+    """The content with each byte changed by each value, and cut at each length."""
+    for place in range(len(content)):
+        for value in values(place):
+            changed = bytearray(content)
+            changed[place] ^= value
+            yield bytes(changed)
+    for length in range(len(content)):
+        yield content[:length]
+
+
+def count_served(folder, name, values, *, in_use):
+    """Assert that all samples come, twice, for every damage of a file; return their number."""
+    dataset, own = filled(folder)
+    wholes = {each.name: each.read_bytes() for each in own.iterdir()}
+    damages = list(damages_of(wholes[name], values))
+    for damaged in damages:
+        if in_use:
+            [dataset[index] for index in range(2)]
+        else:
+            dataset = None
+            gc.collect(0)
+        for each, whole in wholes.items():
+            with open(own / each, "r+b") as file:
+                file.write(damaged if each == name else whole)
+                file.truncate()
+        if not in_use:
+            dataset = cached(Rows(), folder, version=1)
+        for _ in range(2):
+            assert [dataset[index] for index in range(3)] == SAMPLES
+        assert dataset.loading_remarks()
+        assert max(each.stat().st_size for each in own.iterdir()) < 100_000
+        if in_use:
+            dataset = None
+            gc.collect(0)
+            for each, whole in wholes.items():
+                (own / each).write_bytes(whole)
+            dataset = cached(Rows(), folder, version=1)
+    return len(damages)
+
+
+@pytest.fixture
+def quiet():
+    """No thousand warnings of damaged items."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+DAMAGED = [("index", False), ("index", True), ("data", False)]
+
+
+@pytest.mark.parametrize(("name", "in_use"), DAMAGED)
+def test_damaged_file_costs_the_cache_and_never_the_training(name, in_use, tmp_path, quiet):
+    """Any byte changed, any length cut: no error, no other sample, no file that grows large."""
+    draws = random.Random(0)
+    number = count_served(tmp_path, name, lambda place: [draws.randrange(1, 256)], in_use=in_use)
+    assert number > 300
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "in_use"), DAMAGED)
+def test_no_bit_of_a_damaged_file_ends_the_training(name, in_use, tmp_path, quiet):
+    """The long form of the above: every bit, and every byte turned over."""
+    values = [*(1 << bit for bit in range(8)), 255]
+    assert count_served(tmp_path, name, lambda place: values, in_use=in_use) > 3000
+
+
+def test_header_that_is_damaged_takes_nothing_from_the_entries(tmp_path):
+    """It is made anew from them: what was kept is found, and new contents go behind it."""
+    own = filled(tmp_path)[1]
+    gc.collect()
+    with open(own / "index", "r+b") as file:
+        file.seek(13)
+        file.write(b"\x01")  # 2^40 bytes further
+    dataset = cached(Rows(), tmp_path, version=1)
+    assert [dataset[index] for index in range(3)] == SAMPLES
+    assert dataset.loading_counts() == {"cache/found": 2, "cache/missing": 1}
+    assert (own / "data").stat().st_size < 1000
+
+
+def test_other_file_of_that_name_is_left_alone(tmp_path, caplog):
+    """Nothing of the user's is overwritten; the cache is off, and says so."""
+    content = b"a book's index, not ours" * 9
+    (tmp_path / "index").write_bytes(content)
+    (tmp_path / "index").chmod(0o600)
+    tmp_path.chmod(0o700)
+    store = Store(str(tmp_path))
+    assert "not used: 'index' is damaged or of another release" in caplog.text
+    assert not store.put(1, 1, [b"content"])
+    assert store.get(1, 1) is None
+    assert (tmp_path / "index").read_bytes() == content
+
+
+@pytest.mark.parametrize("file", ["index", "data"])
+def test_disk_that_fails_turns_the_cache_off(file, tmp_path, caplog):
+    """The samples come all the same, and the log says so once."""
+    dataset, _ = filled(tmp_path)
+    reading, writing = os.pipe()
+    os.dup2(reading, getattr(dataset._store, f"_{file}"))  # every read of it now fails
+    os.close(reading)
+    os.close(writing)
+    for _ in range(2):
+        assert [dataset[index] for index in range(3)] == SAMPLES
+    assert caplog.text.count("not used") == 1
+    assert "is not used: Illegal seek" in dataset.loading_remarks()[0]
+
+
+# -- whose it is -----------------------------------------------------------------------------------
+
+
+def of_another_user(path):
+    """A folder of another user: the path itself for root, who can give it away."""
+    path.mkdir(mode=0o700)
+    if os.geteuid():
+        return Path("/")
+    os.chown(path, NOBODY, NOBODY)
+    return path
+
+
+def a_link(path):
+    """A link to a folder that would do."""
+    path.with_name("own").mkdir(mode=0o700)
+    path.symlink_to(path.with_name("own"))
+    return path
+
+
+def open_to_others(path):
+    """A folder that others may enter."""
+    path.mkdir()
+    path.chmod(0o710)
+    return path
+
+
+def a_file(path):
+    """No folder at all."""
+    path.touch()
+    return path
+
+
+BAD_FOLDERS = [
+    (of_another_user, "belongs to another user"),
+    (a_link, "is a link or a file"),
+    (open_to_others, r"open to others \(mode 0710\)"),
+    (a_file, "is a link or a file"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), BAD_FOLDERS)
+def test_folder_that_others_can_write_is_refused(make, why, tmp_path):
+    """With the reason, and before anything in it is opened."""
+    place = make(tmp_path / "cache")
+    with pytest.raises(ValueError, match=f"cache: {place} is refused: .*{why}.*could run code"):
+        Store(str(place))
+
+
+def plant_open_file(path):
+    path.touch()
+    path.chmod(0o620)
+
+
+def plant_link(path):
+    path.with_name("other").touch(mode=0o600)
+    path.symlink_to(path.with_name("other"))
+
+
+def plant_second_name(path):
+    path.with_name("other").touch(mode=0o600)
+    os.link(path.with_name("other"), path)
+
+
+def plant_pipe(path):
+    os.mkfifo(path, 0o600)
+
+
+BAD_FILES = [
+    (plant_open_file, r"open to others \(mode 0620\)"),
+    (plant_link, "not a regular file"),
+    (plant_second_name, "second name elsewhere"),
+    (plant_pipe, "not a regular file"),
+    (Path.mkdir, "not a regular file"),
+]
+
+
+@pytest.mark.parametrize("name", ["index", "data"])
+@pytest.mark.parametrize(("plant", "why"), BAD_FILES)
+def test_file_that_others_may_have_written_is_refused(plant, why, name, tmp_path):
+    """A cache that was named is an error that says which file, and no descriptor stays open."""
+    own = filled(tmp_path)[1]
+    gc.collect()
+    (own / name).unlink()
+    plant(own / name)
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(ValueError, match=f"cache: {own / name} is refused: .*{why}"):
+        cached(Rows(), tmp_path, version=1)
+    gc.collect()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_files_are_those_of_the_folder_that_was_checked(tmp_path, monkeypatch):
+    """Whoever exchanges the folder between the check and the opening gains nothing."""
+    own, planted, elsewhere = (tmp_path / name for name in ("own", "planted", "elsewhere"))
+    Store(str(planted)).put(0, 0, [b"planted"])
+    Store(str(own)).put(0, 0, [b"own"])
+    gc.collect()
+
+    def exchanged(path):
+        folder = open_own_folder(path)
+        own.rename(elsewhere)
+        planted.rename(own)
+        return folder
+
+    monkeypatch.setattr(store_module, "open_own_folder", exchanged)
+    assert Store(str(own)).get(0, 0) == b"own"
+    monkeypatch.undo()
+    assert Store(str(own)).get(0, 0) == b"planted"  # the control: it was there under that name
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@contextlib.contextmanager
+def umask(mask):
+    """Run the block with this umask."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+MASKS = [("folder", 0), ("folder", 0o022), ("memory", 0), ("memory", 0o022), ("memory", 0o177)]
+
+
+@pytest.mark.parametrize(("cache", "mask"), MASKS)
+def test_cache_is_this_users_alone_whatever_the_umask(cache, mask, tmp_path, monkeypatch):
+    """Its folders have mode 0700, its files 0600."""
+    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
+    with umask(mask):
+        dataset = cached(Rows(), cache if cache == "memory" else tmp_path / cache, version=1)
+        assert [dataset[index] for index in range(3)] == SAMPLES
+    own = Path(dataset._store.folder)
+    assert [mode_of(folder) for folder in (own, own.parent)] == [0o700, 0o700]
+    assert {mode_of(file) for file in own.iterdir()} == {0o600}
+
+
+def names_of_root(place):
+    first = place / f"spdl_torch-cache-{os.geteuid()}"
+    return [first, *(Path(f"{first}-{number}") for number in (2, 3, 4))]
+
+
+@pytest.mark.parametrize("make", [of_another_user, a_link, open_to_others, a_file])
+def test_memory_gets_another_name_when_its_own_is_taken(make, tmp_path, monkeypatch, caplog):
+    """By anybody, in any way: nothing is read or written there, and the log says so once."""
+    if make is of_another_user and os.geteuid():
+        pytest.skip("only root can give a folder away")
+    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
+    first, second, *_ = names_of_root(tmp_path)
+    make(first)
+    for _ in range(2):
+        dataset = cached(Rows())
+        assert [dataset[index] for index in (0, 1, 2, 0)] == [*SAMPLES, SAMPLES[0]]
+        assert Path(dataset._store.folder).parent == second
+        assert dataset.loading_counts()["cache/found"] == 1
+    assert caplog.text.count(f"cache: {first} is refused") == 1
+    assert caplog.text.count("Another name is tried") == 1
+    if first.is_dir():
+        assert not any(first.iterdir())
+
+
+def test_training_goes_on_without_memory_when_every_name_is_taken(tmp_path, monkeypatch, caplog):
+    """The cache is off, with a warning, and in the report."""
+    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
+    for root in names_of_root(tmp_path):
+        open_to_others(root)
+    dataset = cached(Rows())
+    assert [dataset[index] for index in range(3)] == SAMPLES
+    assert "cache memory: not used: cache: " in caplog.text
+    assert "is not used" in dataset.loading_remarks()[0]
+
+
+def test_own_file_is_opened_through_its_folder(tmp_path):
+    """And made there, though the name of the folder is gone."""
+    with tempfile.TemporaryDirectory(dir=tmp_path) as name:
+        folder = open_own_folder(name)
+        Path(name).rename(tmp_path / "moved")
+        os.close(open_own_file(folder, "data", f"{name}/data"))
+        os.close(folder)
+        assert (tmp_path / "moved" / "data").is_file()
+        (tmp_path / "moved").rename(name)
