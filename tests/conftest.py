@@ -74,6 +74,7 @@ def pytest_addoption(parser):
         metavar="S",
         help="run each fuzzer and soak for S seconds (60 with --long, else 10)",
     )
+    parser.addoption("--seats", action="store_true", help="print a table of the tests by seats")
 
 
 def pytest_report_header(config):
@@ -179,6 +180,21 @@ def pytest_sessionstart():
 def pytest_configure(config):
     """Files in the order of ``_order.py``."""
     config.pluginmanager.import_plugin("_order")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Print the promises of the loader by the seats in which they were tested."""
+    if not config.option.seats:
+        return
+    from _seats import Table
+
+    table = Table()
+    for outcome in ("passed", "failed", "skipped", "error"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            table.add(report)
+    terminalreporter.section("seats: tests passed, or passed/run")
+    for line in table.lines():
+        terminalreporter.write_line(line)
 
 
 def pytest_unconfigure():

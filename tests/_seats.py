@@ -1,0 +1,222 @@
+"""A loader in every seat that its workers can have, for promises that hold in all of them.
+
+``@in_every_seat`` gives a test ``seat``; ``seat.loader(dataset, ...)`` is our loader there, and
+``seat.peer(dataset, ...)`` torch's own loader with as many workers. Options of the test win over
+those of the seat. ``--seats`` prints a table of the tests by seats.
+
+A spawned worker imports torch, which takes seconds: that seat belongs to the long forms, but for
+tests that ask for it (``in_seats(*SEATS)``).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from _gates import until
+from _loader_helpers import torch_loader
+from torch.utils.data import IterableDataset
+
+from spdl_torch import DataLoader
+from spdl_torch.data.loader.moving_pool import MovingPool, _State
+from spdl_torch.observe.verdict.placement import Placement
+
+NUM_WORKERS = 2
+MOVES_AT = 2
+"""The batch of the first epoch before which the workers of the seat ``moving`` move."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where the workers are."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    kind: type[DataLoader] = DataLoader
+    are_threads: bool = False
+    are_processes: bool = False
+    are_vouched_for: bool = False
+    """Whether worker threads share what is in the dataset, as where it says thread_safe = True."""
+
+    @property
+    def num_workers(self) -> int:
+        return self.options["num_workers"]
+
+    @property
+    def pickles(self) -> bool:
+        """Whether the dataset is pickled on its way to the workers."""
+        return self.options.get("multiprocessing_context") in ("forkserver", "spawn")
+
+    def loader(self, dataset: Any, *args: Any, **options: Any) -> DataLoader:
+        """Return our loader in this seat. Without workers, options about workers are left out."""
+        return self.kind(dataset, *args, **_fitting({**self.options, **options}))
+
+    def peer(self, dataset: Any, *args: Any, **options: Any) -> Any:
+        """Return torch's loader with as many workers, forked where it can."""
+        fork = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+        given = {"num_workers": self.num_workers, "multiprocessing_context": fork, **options}
+        return torch_loader(dataset, *args, **_fitting(given))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _fitting(options: dict[str, Any]) -> dict[str, Any]:
+    if options["num_workers"]:
+        return options
+    of_workers = ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context")
+    return {name: value for name, value in options.items() if name not in of_workers}
+
+
+class DeclaredLoader(DataLoader):
+    """A loader whose worker threads share what is in the dataset, as if it said that it is safe."""
+
+    def is_vouched_for(self, placement: Any) -> bool:
+        return True
+
+
+class MovingLoader(DataLoader):
+    """A loader whose workers begin as threads and move to processes in the middle of its first
+    epoch; those of an iterable dataset, which can only move between epochs, before the second."""
+
+    def placement(self) -> Placement:
+        moving = self._state.moving
+        if moving.has_moved:
+            return super().placement()
+        reason = "the test says so"
+        return Placement(num_workers=self.num_workers, num_processes=0, reason=reason)
+
+    @property
+    def held_on_threads(self) -> str:
+        if isinstance(self.dataset, IterableDataset) and not self.persistent_workers:
+            return ""
+        return super().held_on_threads
+
+    def __iter__(self) -> Any:
+        moving = self._state.moving
+        is_stream = isinstance(self.dataset, IterableDataset)
+        if is_stream and moving.threads.num_epochs and not moving.is_settled:
+            moving.is_on_trial = not self.persistent_workers
+        return _MovingIterator(super().__iter__(), None if is_stream else MOVES_AT)
+
+
+class _MovingIterator:
+    """Has the workers of an iterator move before a batch."""
+
+    def __init__(self, iterator: Any, moves_at: int | None) -> None:
+        self._iterator = iterator
+        self._moves_at = moves_at
+        self._num_batches = 0
+        self._hold()
+
+    def __iter__(self) -> _MovingIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __next__(self) -> Any:
+        if self._num_batches == self._moves_at:
+            pool = getattr(self._iterator, "_pool", None)
+            if isinstance(pool, MovingPool) and pool._state is _State.THREADS:
+                start_children(pool)
+        self._num_batches += 1
+        try:
+            return next(self._iterator)
+        finally:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Nothing moves by itself."""
+        pool = getattr(self._iterator, "_pool", None)
+        if isinstance(pool, MovingPool):
+            pool._due_seconds = float("inf")
+
+
+def start_children(pool: MovingPool) -> None:
+    """Do what the pool does when the GIL holds its threads up, without waiting for that."""
+    pool._go(_State.STARTING)
+    pool._open()
+    until(lambda: not pool._are_open or pool._children.is_up)
+    pool._due_seconds = 0.0
+
+
+def _in_processes(method: str, processes: int = NUM_WORKERS) -> dict[str, Any]:
+    return {
+        "num_workers": NUM_WORKERS,
+        "isolation": "process",
+        "processes": processes,
+        "multiprocessing_context": method,
+    }
+
+
+_ON_THREADS = {"num_workers": NUM_WORKERS, "isolation": "thread"}
+
+NONE = Seat("none", {"num_workers": 0})
+THREADS = Seat("threads", _ON_THREADS, are_threads=True)
+DECLARED = Seat("declared", _ON_THREADS, DeclaredLoader, are_threads=True, are_vouched_for=True)
+FORKED = Seat("forked", _in_processes("fork"), are_processes=True)
+SERVED = Seat("forkserver", _in_processes("forkserver"), are_processes=True)
+SPAWNED = Seat("spawned", _in_processes("spawn"), are_processes=True)
+SHARED = Seat("shared", _in_processes("fork", processes=1), are_processes=True)
+"""Several worker threads in one child."""
+MOVING = Seat(
+    "moving",
+    {"num_workers": NUM_WORKERS, "multiprocessing_context": "fork"},
+    MovingLoader,
+    are_threads=True,
+    are_processes=True,
+    are_vouched_for=True,
+)
+
+SEATS = (NONE, THREADS, DECLARED, FORKED, SERVED, SPAWNED, SHARED, MOVING)
+WITH_WORKERS = tuple(seat for seat in SEATS if seat is not NONE)
+
+
+def in_seats(*seats: Seat) -> Any:
+    """Parametrize a test by ``seat``, over these."""
+    return pytest.mark.parametrize("seat", [pytest.param(seat, id=seat.name) for seat in seats])
+
+
+def _in_long_forms(seats: tuple[Seat, ...]) -> Any:
+    def marks(seat: Seat) -> Any:
+        return [pytest.mark.long] if seat is SPAWNED else []
+
+    given = [pytest.param(seat, id=seat.name, marks=marks(seat)) for seat in seats]
+    return pytest.mark.parametrize("seat", given)
+
+
+in_every_seat = _in_long_forms(SEATS)
+with_workers = _in_long_forms(WITH_WORKERS)
+
+
+class Table:
+    """The results of tests by seats, for ``--seats``."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, dict[str, list[str]]] = {}
+
+    def add(self, report: Any) -> None:
+        """Note the result of a test that has a seat in its parameters."""
+        where, _, parameters = report.nodeid.partition("[")
+        names = [seat.name for seat in SEATS if seat.name in parameters.rstrip("]").split("-")]
+        if len(names) == 1 and (report.when == "call" or report.outcome != "passed"):
+            row = self._cells.setdefault(where.replace("tests/", ""), {})
+            row.setdefault(names[0], []).append(report.outcome)
+
+    def lines(self) -> list[str]:
+        """Return the table: passed of run, by test and seat; a dot where nothing was run."""
+        width = max((len(name) for name in self._cells), default=0)
+        lines = [" ".join([" " * width, *(f"{seat.name:>10}" for seat in SEATS)])]
+        for name, row in sorted(self._cells.items()):
+            cells = [_cell(row.get(seat.name, [])) for seat in SEATS]
+            lines.append(" ".join([f"{name:{width}}", *(f"{cell:>10}" for cell in cells)]))
+        return lines
+
+
+def _cell(outcomes: list[str]) -> str:
+    run = [outcome for outcome in outcomes if outcome != "skipped"]
+    passed = run.count("passed")
+    return f"{passed}/{len(run)}" if passed < len(run) else str(passed or ".")
