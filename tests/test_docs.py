@@ -198,7 +198,7 @@ def test_link_resolves_when_it_is_relative(page):
 def test_page_is_listed_when_it_is_under_docs():
     """docs/index.md leads to every page."""
     index = ROOT / "docs" / "index.md"
-    linked = set(re.findall(r"\]\(([^)#\s]+)", index.read_text(encoding="utf-8")))
+    linked = set(re.findall(r"\]\(([^)#\s]+\.md)", index.read_text(encoding="utf-8")))
     there = {os.path.relpath(p, index.parent) for p in PAGES if (ROOT / "docs") in p.parents}
     assert there - {"index.md"} == linked
 
