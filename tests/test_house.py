@@ -76,6 +76,7 @@ UPWARD = {
 
 TOP_LEVEL = {
     ".ci",
+    ".github",
     ".gitignore",
     "CHANGELOG.md",
     "LICENSE",
