@@ -108,6 +108,9 @@ class LazyDevice:
         chosen = getattr(self.of_thread, "streams", {})
         return chosen.get(index_of(device), self.default_streams[index_of(device)])
 
+    def is_current_stream_capturing(self):
+        return self.capturing is threading.current_thread()
+
     @contextmanager
     def stream(self, stream):
         before = dict(getattr(self.of_thread, "streams", {}))
@@ -578,6 +581,7 @@ def install(device, patch=setattr, backend=LazyBackend):
     """Put it in place of CUDA, for transfers that are made from now on."""
     patch(cuda, "torch", TorchWith(device))
     patch(cuda, "_own_streams", {})
+    patch(cuda, "_readers", {})
     patch(runtime, "_library", lambda: Offered("CUDA's runtime", device))
     patch(cuda, "CudaBackend", backend)
     patch(transfer, "_shared", {})

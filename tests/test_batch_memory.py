@@ -6,6 +6,7 @@ import gc
 import mmap
 import multiprocessing
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from spdl_torch.io import batch_storage, load_clip_batch, uniform_frames
 from spdl_torch.io._storage import room_in_batch
 from spdl_torch.io._transfer import slabs, transfer
 from spdl_torch.io._transfer.batch_memory import BatchMemory
-from spdl_torch.io._transfer.region import LimitedLocker, Region
+from spdl_torch.io._transfer.region import LimitedLocker, PageLocker, Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.io._transfer.transfer import Transfer
 from spdl_torch.pipeline import PipelineBuilder
@@ -44,7 +45,7 @@ FORKED = {"multiprocessing_context": "fork"}
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-class Locker:
+class Locker(PageLocker):
     """Locks pages, and knows what is locked."""
 
     def __init__(self, most_bytes=1 << 40):
@@ -61,6 +62,9 @@ class Locker:
 
     def unlock_pages(self, address):
         del self.locked[address]
+
+    def lend(self, owner, region, give_back):
+        weakref.finalize(owner, give_back).atexit = False
 
 
 # -- the memory ------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from _lazy_device import HOST, LazyDevice, install, machine
 from PIL import Image
 
 from spdl_torch.data import dataset
-from spdl_torch.data.child_process import batch_packing as packing
 from spdl_torch.data.child_process import shared_memory
 from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
 from spdl_torch.data.child_process.shared_memory import Mappings, SlabPool
@@ -37,7 +36,7 @@ from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.data.workers.transfer_stage import DeviceStage
 from spdl_torch.io import Transfer, cuda_config, decode_image
 from spdl_torch.io._image import nvjpeg
-from spdl_torch.io._transfer import batch_memory, cuda, region, slabs, team, transfer
+from spdl_torch.io._transfer import batch_memory, cuda, readers, region, slabs, team, transfer
 from spdl_torch.io._video import torchcodec_video
 from spdl_torch.pipeline.channel.channel import Channel, ChannelClosed
 
@@ -97,7 +96,9 @@ def done_on_return(device):
         for tensor in batch:
             expect(problems, [bytes(tensor.numpy())], value)
         readings += [(device.read(tensor), value) for tensor in batch]
-        del batch, tensor
+        late = transfer.transfer_tensor(Pinnable(batch_of(value)[0]), "cuda:0")
+        expect(problems, [bytes(late.tensor.numpy())], value)
+        del batch, tensor, late
     return judged(device, readings, problems)
 
 
@@ -134,12 +135,12 @@ def written_by_a_child(device):
         batch = {"x": tensor, "array": tensor.numpy()} if value % 2 else {"x": tensor}
         batch = copies.stage(border.pass_on(batch)).receive()
         readings.append((device.read(batch["x"]), value))
-        if value % 2 and device.is_locked(batch["array"].ctypes.data):
-            problems.append("the loop can begin copies of its own, for which nobody waits")
+        if value % 2:  # the loop begins copies of its own
+            readings.append((device.read(copied(torch.from_numpy(batch["array"]), True)), value))
         del batch
         device.step()
         border.free()
-    if len(border.pool._slabs) > transfer.MOST_BEHIND + 4:
+    if len(border.pool._slabs) > transfer.MOST_BEHIND + 6:
         problems.append(f"{len(border.pool._slabs)} slabs are in use")
     border.mappings.close()
     del copies, border
@@ -171,6 +172,9 @@ def kept_on_both_sides_of_the_border(device):
             problems.append(f"batch {value} was written again")
     if len(border.pool._slabs) > len(samples) + 8:
         problems.append(f"{len(border.pool._slabs)} slabs are in use")
+    del batches, held, tensor
+    if border.mappings.num_held:
+        problems.append("the trainer holds slabs that nothing views")
     return problems
 
 
@@ -216,7 +220,7 @@ def copied(source, non_blocking=False):
     """The copy, begun on the stream that is current; from any memory but pinned one that waits for
     what the stream had before."""
     device, stream = machine(), machine().current_stream(0)
-    is_models = stream in device.default_streams
+    is_models = stream not in device.own_streams.values()
     if is_models and not (non_blocking and device.is_locked(source.data_ptr())):
         device.violations.append("the thread that trains waited for the model")
     target = device.empty(source.nbytes)
@@ -250,6 +254,54 @@ def moved_by_themselves(device):
         device.step()
     del copies
     return judged(device, readings, problems)
+
+
+def moved_by_themselves_from_memory_that_is_lent(device):
+    """Whoever begins a copy from it: an object at the hand-over, or the loop, from what it finds in
+    an object or in an array. It works on two streams in turn.
+    """
+    readings, problems = [], []
+    copies = Transfer("cuda", num_slabs=2)
+    memory, border = copies.batch_memory(9), Border(lock=copies.limited(9).region)
+    streams = [device.default_stream(0), device.Stream(0)]
+    for value in range(24):
+        batch = [Pinned(room_in(memory, problems).fill_(value)), room_in(memory, problems)]
+        batch[1] = [{"x": batch[1].fill_(value).numpy()}, SimpleNamespace(x=batch[1])][value % 2]
+        batch.append(border.pass_on(Pinned(torch.full((LARGE,), value, dtype=torch.uint8))))
+        staged = on_another_thread(copies.stage, batch)
+        del batch
+        with device.stream(streams[value // 3 % 2]):
+            late, found, shared = staged.receive()
+            found = torch.as_tensor(found["x"] if isinstance(found, dict) else found.x)
+            found = copied(found, non_blocking=True)
+            readings += [(device.read(each), value) for each in (late.tensor, found, shared.tensor)]
+        del staged, late, found, shared
+        device.step()
+        border.free()
+    border.mappings.close()
+    del copies, memory, border
+    return judged(device, readings, problems)
+
+
+def room_in(memory, problems):
+    """Room for a batch; it is a problem if there is none."""
+    memory.begin()
+    room = memory.room(LARGE)
+    memory.end()
+    if room is None:
+        problems.append("there is no memory left")
+        return torch.empty(LARGE, dtype=torch.uint8)
+    return room
+
+
+class Pinned(Graph):
+    """Moves itself, guards nothing, and is pinned by whoever made it; if not, it pins itself."""
+
+    record_stream = None
+
+    def pin_memory(self):
+        is_locked = machine().is_locked(self.tensor.data_ptr())
+        return self if is_locked else Pinnable(self.tensor).pin_memory()
 
 
 def beside_a_graph_that_is_captured(device):
@@ -299,6 +351,8 @@ def made_where_they_leave_from(device):
         readings.append((device.read(batch[0]), value))
         del tensor, batch
         device.step()
+    for _ in range(14):  # nobody receives these: their copies alone have to be waited for
+        copies.stage([room_in(memory, problems)]).synchronize()
     del copies, memory
     return judged(device, readings, problems)
 
@@ -317,6 +371,8 @@ def given_out_again_where_batches_grow(device):
         else:
             held.append((tensor.fill_(value), value))
         del tensor
+        copies.stage([]).receive()  # from here on nothing reads what has gone
+        device.drain()
         if len(device.locked) > 3:
             problems.append(f"{len(device.locked)} pieces are locked")
         problems += [f"{value} is wrong" for each, value in held if not (each == value).all()]
@@ -476,7 +532,7 @@ def address_of(pixels):
 SCENARIOS = [
     *(ended_while_the_model_is_far_behind, beside_a_graph_that_is_captured, done_on_return),
     *(staged_ahead_and_read_late, made_where_they_leave_from, written_by_a_child),
-    moved_by_themselves,
+    *(moved_by_themselves, moved_by_themselves_from_memory_that_is_lent),
 ]
 
 # Where lines are that these alone need.
@@ -488,6 +544,7 @@ OF_ROOMS = {
     team: [packed_by_several_threads],
     shared_memory: [kept_on_both_sides_of_the_border, written_by_a_child],
     batch_memory: [given_out_again_where_batches_grow, made_where_they_leave_from],
+    region: [*SCENARIOS, kept_on_both_sides_of_the_border],
 }
 
 
@@ -498,9 +555,19 @@ def problems_of(scenario, order, monkeypatch):
         found = scenario(device)
         transfer._shared.clear()
         gc.collect()
+        give_back(device)
         if device.locked:
             found.append(f"{len(device.locked)} pieces of memory are still locked")
         return found + device.violations
+
+
+def give_back(device):
+    """The streams pass one more mark, after which nothing reads memory that was lent."""
+    device.is_model_stuck = False
+    for _ in range(2):
+        Transfer("cuda").stage([]).receive()
+        device.drain()
+    gc.collect()
 
 
 @pytest.mark.parametrize(
@@ -520,11 +587,12 @@ GUARDS = {
     *("_wait_while", "other.result"),
     # Of memory that is given out again: who has it, and when that ends.
     *("finalize", "_free.remove", "_viewed.add", "_live.add", "_lent.add", "mappings.spend"),
+    *("_locker.lend", "_loans.pop", "staged", "handed_over", "look", "readers.lend"),
 }
 
 WAYS = (
     *(cuda, region, slabs, transfer, nvjpeg, torchcodec_video),
-    *(transfer_stage, shared_memory, batch_memory, dataset, team),
+    *(transfer_stage, shared_memory, batch_memory, dataset, team, readers),
 )
 
 
@@ -659,6 +727,21 @@ class FreeAtOnce(batch_memory.BatchMemory):
         return super()._lent(piece, num_bytes)
 
 
+class FreeWhenUnviewed(readers.Readers):
+    """Asks nobody but those who view it."""
+
+    def _end(self, loan):
+        loan.give_back()
+
+
+class MarkedTooEarly(readers.Readers):
+    """Takes the last mark for one that comes after the end."""
+
+    def _end(self, loan):
+        super()._end(loan)
+        self._ended.append((self._num_marks - 1, self._ended.pop()[1])) if self._ended else None
+
+
 class UnlockedTooLate(region.Region):
     """As a finalizer of the mapping would: when that has gone."""
 
@@ -683,7 +766,10 @@ class UnlockedTooLate(region.Region):
         (batch_memory, "Region", UnlockedTooLate),
         (cuda, "Region", UnlockedTooLate),
         (region, "Region", UnlockedTooLate),
-        (packing, "is_moved_whole", lambda batch: True),
+        (readers, "_is_moved_whole", lambda *_: True),
+        (readers, "_LAST_HAND_OVERS", 1),
+        (cuda, "Readers", FreeWhenUnviewed),
+        (cuda, "Readers", MarkedTooEarly),
     ],
 )
 def test_something_is_wrong_when_it_is_done_worse(owner, name, worse, monkeypatch):

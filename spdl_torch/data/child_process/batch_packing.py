@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from ...io._transfer.transfer import is_moved_whole
 from ...pipeline.failures import attach_note
 from ..fetching.stacking import LARGE_BYTES, is_plain
 from .messages import Span
@@ -185,12 +184,7 @@ def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
     if isinstance(content, Span):
         content = _part(owner, content)
     parts = [_part(owner, span) for span in packed.blocks]
-    batch = pickle.loads(content, buffers=parts)
-    if mappings.are_locked and not is_moved_whole(batch):
-        # A copy to the GPU that the loop itself begins is asynchronous from locked pages: the slab
-        # could be overwritten before the copy is done. From pageable memory it is synchronous.
-        batch = pickle.loads(content, buffers=[part.copy() for part in parts])
-    return replace(loaded, batch=batch)
+    return replace(loaded, batch=pickle.loads(content, buffers=parts))
 
 
 def _part(owner: Any, span: Span) -> Any:

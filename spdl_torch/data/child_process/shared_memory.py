@@ -19,6 +19,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -206,8 +207,6 @@ class Mappings:
     ) -> None:
         self.num_copied = 0
         """The number of batches that were copied out because the loop keeps many."""
-        self.are_locked = lock is not None
-        """Whether the GPU may copy from the slabs; the device stage then waits for the copies."""
         self._most_held = most_held
         self._region_of = lock or Region
         self._regions: dict[int, Region] = {}
@@ -234,15 +233,13 @@ class Mappings:
         """Return a slab's bytes to be viewed; when nothing views them any more, it is free."""
         region = self._regions[slab]
         region.lock()  # in case it was refused before, when others had all that may be locked
-        owner = region.array(num_bytes)
         if self.num_held >= self._most_held:
             self.num_copied += 1
-            copy = owner.copy()
+            copy = region.array(num_bytes).copy()
             self.give_back(slab)
             return copy
         self._lent.add(slab)
-        weakref.finalize(owner, self._freed.append, slab).atexit = False
-        return owner
+        return region.lent(num_bytes, partial(self._freed.append, slab))
 
     def give_back(self, slab: int) -> None:
         """Free a slab from which no batch was made."""

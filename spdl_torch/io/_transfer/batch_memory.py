@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import mmap
 import threading
-import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,7 +24,6 @@ from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
     from torch import Tensor
 
     from .region import PageLocker
@@ -133,9 +132,7 @@ class BatchMemory:
         return None
 
     def _lent(self, piece: Region, num_bytes: int) -> Tensor:
-        owner: np.ndarray[Any, Any] = piece.array(num_bytes)
-        weakref.finalize(owner, self._freed.append, piece).atexit = False
-        return torch.from_numpy(owner)
+        return torch.from_numpy(piece.lent(num_bytes, partial(self._freed.append, piece)))
 
 
 def _start_of(tensor: Tensor) -> int:

@@ -12,11 +12,13 @@ import torch
 
 from ...pipeline.threads.thread_group import takes_over
 from . import runtime
+from .readers import Readers
 from .region import PageLocker, Region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy as np
     from torch import Tensor
 
     from .leaves import Recordable
@@ -36,8 +38,19 @@ class Backend(PageLocker, Protocol):
 
     device: torch.device
 
+    readers: Readers
+    """What is lent of the memory that it has locked."""
+
     def pinned(self, num_bytes: int) -> Tensor:
         """Return page-locked host memory: uint8, one dimension."""
+        ...
+
+    def current_stream(self) -> Any:
+        """Return the calling thread's stream."""
+        ...
+
+    def mark(self, stream: Any) -> Event | None:
+        """Return an event after the work that a stream has; None while it captures a graph."""
         ...
 
     def is_pinned(self, tensor: Tensor) -> bool:
@@ -83,6 +96,7 @@ class CudaBackend:
         self, device: torch.device, stream: int = PER_THREAD_STREAM, *, use: Use = "copy"
     ) -> None:
         self.device = device
+        self.readers = _readers_of(device)
         self._stream = _stream_of(stream, device, use)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
@@ -96,6 +110,11 @@ class CudaBackend:
         # The last view may die on the trainer's thread, even while it captures a graph itself.
         with torch.cuda.device(self.device), runtime.captures_unharmed():
             _runtime().cudaHostUnregister(address)
+
+    def lend(
+        self, owner: np.ndarray[Any, Any], region: Region, give_back: Callable[[], object]
+    ) -> None:
+        self.readers.lend(owner, region, give_back)
 
     def pinned(self, num_bytes: int) -> Tensor:
         # torch's allocator of pinned memory takes powers of two: 64 MiB for 256 photographs of
@@ -130,12 +149,21 @@ class CudaBackend:
         return self._event_on(self._stream)
 
     def hand_over(self, event: Event, blocks: Sequence[Recordable]) -> Event:
-        stream = torch.cuda.current_stream(self.device)
+        stream = self.current_stream()
         before = self._event_on(stream)
         stream.wait_event(cast("_Event", event).event)
         for block in blocks:
             block.record_stream(stream)
         return before
+
+    def current_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.device)
+
+    def mark(self, stream: torch.cuda.Stream) -> Event | None:
+        with torch.cuda.stream(stream):
+            if torch.cuda.is_current_stream_capturing():
+                return None
+        return self._event_on(stream)
 
     def _event_on(self, stream: torch.cuda.Stream) -> Event:
         # A new event for each batch: recording one again would move it under its waiters.
@@ -219,6 +247,14 @@ def _device_of_thread() -> Callable[[], None] | None:
     index = torch.cuda.current_device()
     # torch.cuda.set_device may be configured to look for contexts on other devices each time.
     return partial(torch.accelerator.set_device_index, index) if index else None
+
+
+# For each device: a batch that one transfer handed over may be read while another has its memory.
+_readers: dict[torch.device, Readers] = {}
+
+
+def _readers_of(device: torch.device) -> Readers:
+    return _readers.setdefault(device, Readers())
 
 
 # One for each device and use, as long as the process lives. The allocator keeps freed memory

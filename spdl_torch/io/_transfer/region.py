@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +34,14 @@ class PageLocker(Protocol):
 
     def unlock_pages(self, address: int) -> None:
         """Unlock the pages of memory that is still mapped."""
+        ...
+
+    def lend(
+        self, owner: np.ndarray[Any, Any], region: Region, give_back: Callable[[], object]
+    ) -> None:
+        """Call ``give_back`` when nothing views ``owner``, and no copy from its locked memory is
+        under way.
+        """
         ...
 
 
@@ -74,6 +83,12 @@ class LimitedLocker:
         self._locker.unlock_pages(address)
         self._permits.append(None)
 
+    def lend(
+        self, owner: np.ndarray[Any, Any], region: Region, give_back: Callable[[], object]
+    ) -> None:
+        """Call ``give_back`` when nothing views ``owner``, and nothing reads its locked memory."""
+        self._locker.lend(owner, region, give_back)
+
 
 class Region:
     """An mmap whose pages stay locked as long as anything views it.
@@ -112,6 +127,17 @@ class Region:
     def array(self, num_bytes: int) -> np.ndarray[Any, Any]:
         """Return the first bytes. The array has no base, so it is the base of all its views."""
         return np.asarray(_Window(self, self._address, num_bytes))
+
+    def lent(self, num_bytes: int, give_back: Callable[[], object]) -> np.ndarray[Any, Any]:
+        """Return the first bytes until they may be written again, which ``give_back`` is called
+        for: when nothing views them, and where they are locked, no copy reads them any more.
+        """
+        owner = self.array(num_bytes)
+        if self._locker is None:  # CUDA has read such memory when the call returns
+            weakref.finalize(owner, give_back).atexit = False
+        else:
+            self._locker.lend(owner, self, give_back)
+        return owner
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         # At exit the system unlocks everything. In a forked process the lock is the parent's.

@@ -6,11 +6,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +37,6 @@ __all__ = [
     "Transfer",
     "check_device_config",
     "cuda_config",
-    "is_moved_whole",
     "to_device",
     "transfer_buffer",
     "transfer_tensor",
@@ -104,7 +101,7 @@ def cuda_config(
 class Staged:
     """A batch in transfer to the device. ``receive()`` hands it over, once."""
 
-    __slots__ = ("_batch", "_blocks", "_event", "_late", "_received", "_transfer")
+    __slots__ = ("_batch", "_blocks", "_event", "_is_late", "_late", "_received", "_transfer")
 
     def __init__(
         self,
@@ -119,6 +116,7 @@ class Staged:
         self._blocks = blocks
         self._event = event
         self._late = late  # where the leaves are that move at the hand-over
+        self._is_late = bool(late)
         self._received = False
 
     def receive(self) -> Any:
@@ -132,9 +130,10 @@ class Staged:
         if self._received:
             raise RuntimeError("Staged.receive: this batch was handed over already; call it once.")
         self._received = True
+        transfer = self._transfer
         if self._event is not None:
-            transfer = self._transfer
             transfer._behind.append(transfer._backend.hand_over(self._event, self._blocks))
+        transfer._readers.handed_over(transfer._backend)
         batch, late = self._batch, self._late
         self._batch, self._blocks, self._late = None, (), {}
         return map_spots(batch, late, self._move) if late else batch
@@ -143,6 +142,14 @@ class Staged:
         """Wait, without the GIL, until the copy is done."""
         if self._event is not None:
             self._event.synchronize()
+
+    def wait_for_the_late(self) -> None:
+        """Wait, without the GIL, for what moved by itself as the batch was received: on the current
+        stream, so for all that this has.
+        """
+        backend = self._transfer._backend
+        if self._is_late and (event := backend.mark(backend.current_stream())) is not None:
+            event.synchronize()
 
     def _move(self, leaf: Any) -> Any:
         return move(leaf, self._transfer.device)
@@ -173,6 +180,7 @@ class Transfer:
     ) -> None:
         place = cuda.resolve(_cuda_device(device, "Transfer"))
         self._backend: cuda.Backend = cuda.CudaBackend(place, _stream_of(device))
+        self._readers = self._backend.readers
         self._ring = SlabRing(self._backend.pinned, num_slabs)
         self._team = Team()
         # Held while a batch is staged, waits included: the ring and the team serve one at a time.
@@ -198,6 +206,7 @@ class Transfer:
         """
         spots = spots_of(batch)
         load = _sorted(leaves_of(spots), self.device)
+        self._readers.staged(batch, load.plain)
         with self._lock:
             self._await_the_model(_always)
             moved, blocks, event = self._copy(load)
@@ -228,7 +237,11 @@ class Transfer:
 
     def batch_memory(self, most_pieces: int) -> BatchMemory:
         """Return pinned memory in which to make batches, which are then copied without a slab."""
-        return BatchMemory(self._backend, most_pieces, self._ring.let_go)
+        return BatchMemory(self._backend, most_pieces, self._let_go)
+
+    def _let_go(self) -> None:
+        self._ring.let_go()
+        self._readers.look()
 
     def _await_the_model(self, is_wanted: Callable[[], bool]) -> None:
         while len(self._behind) > MOST_BEHIND:
@@ -338,29 +351,6 @@ def _mark_busy(slab: Slab, backend: cuda.Backend, sources: list[Any]) -> Event:
     return event
 
 
-def is_moved_whole(batch: Any) -> bool:
-    """Return whether ``stage`` moves all tensors and arrays of a batch but those below 64 KiB.
-
-    Then nobody keeps a view of the memory that they were in. False where that is unknown.
-    """
-    if isinstance(batch, Tensor):
-        return is_plain(batch)
-    if batch is None or isinstance(batch, str | bytes | int | float | complex | np.generic):
-        return True
-    if isinstance(batch, np.ndarray):
-        return batch.nbytes < SMALL_BYTES and not batch.dtype.hasobject
-    members: Iterable[Any]
-    if isinstance(batch, Mapping):
-        members = batch.values()
-    elif isinstance(batch, list | tuple):
-        members = batch
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        members = (getattr(batch, f.name, None) for f in fields(batch))
-    else:
-        return False
-    return all(map(is_moved_whole, (*members, *getattr(batch, "__dict__", {}).values())))
-
-
 def transfer_tensor(
     batch: T,
     /,
@@ -393,6 +383,7 @@ def transfer_tensor(
     staged = _shared_transfer(device).stage(batch)
     staged.synchronize()
     received: T = staged.receive()
+    staged.wait_for_the_late()
     return received
 
 

@@ -11,7 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Leaf", "Spots", "leaves_of", "map_leaves", "map_spots", "spots_of", "spots_where"]
+__all__ = [
+    "Leaf",
+    "Spots",
+    "is_leaf",
+    "leaves_of",
+    "map_leaves",
+    "map_spots",
+    "spots_of",
+    "spots_where",
+]
 
 # Some are sequences, but of nothing that could be moved: visiting each byte of 200 kB would hold
 # the GIL for 0.15 s.
@@ -44,14 +53,21 @@ def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
 
 def spots_of(batch: Any) -> Spots:
     """Return where the leaves of ``batch`` are. Every member is visited."""
-    if isinstance(batch, Tensor):
+    if is_leaf(batch):
         return Leaf(batch)
     if batch is None or isinstance(batch, _ATOMS):
         return {}
-    moves_itself = callable(getattr(batch, "to", None)) and not isinstance(batch, type)
-    if moves_itself and (hasattr(batch, "pin_memory") or not isinstance(batch, Mapping)):
-        return Leaf(batch)
     return {key: spots for key, value in _members(batch) if (spots := spots_of(value))}
+
+
+def is_leaf(value: Any) -> bool:
+    """Return whether a value is a tensor, or an object that moves itself."""
+    if isinstance(value, Tensor):
+        return True
+    if value is None or isinstance(value, (*_ATOMS, type)):
+        return False
+    moves_itself = callable(getattr(value, "to", None))
+    return moves_itself and (hasattr(value, "pin_memory") or not isinstance(value, Mapping))
 
 
 def leaves_of(spots: Spots) -> Iterable[Any]:
