@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 from _gates import PATIENCE_SECONDS, run_child, start_child, until
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_torch.observe import (
@@ -220,9 +220,45 @@ def test_entries_wait_in_memory_when_the_file_cannot_be_written(tmp_path, monkey
     assert writer.num_dropped == 0
 
 
+@pytest.mark.parametrize("many", [True, False])
+def test_writer_is_woken_when_many_entries_wait(many, tmp_path):
+    """It does not sleep through its interval while entries pile up; a few wait for the end of it."""
+    entries = [task_entry(float(number)) for number in range(2 * sqlite_module._MANY_WAIT)]
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=HOUR) as writer:
+        for entry in entries if many else entries[:10]:
+            writer.log(entry)
+        if many:
+            until(lambda: len(query_task_stats(tmp_path / "s.db")) > sqlite_module._MANY_WAIT)
+        assert query_task_stats(tmp_path / "s.db") or not many
+    assert len(query_task_stats(tmp_path / "s.db")) == (len(entries) if many else 10)
+    assert writer.num_dropped == 0
+
+
+@settings(max_examples=8)
+@given(st.lists(st.sampled_from(["task", "queue", "event", "null", "json"]), max_size=200))
+def test_entries_that_cannot_be_written_take_no_other_with_them(tmp_path_factory, kinds):
+    """Wherever they stand among those that are written together; the order is that of the log."""
+    path = tmp_path_factory.mktemp("stats") / "s.db"
+    makers = {
+        "task": task_entry,
+        "queue": queue_entry,
+        "event": lambda timestamp: EventLogEntry(timestamp, "mine", {}),
+        "null": lambda timestamp: task_entry(timestamp, ave_time=float("nan")),
+        "json": lambda timestamp: EventLogEntry(timestamp, "bad", {(1, 2): 3}),
+    }
+    with SQLiteStatsWriter(path, flush_interval=HOUR) as writer:
+        for number, kind in enumerate(kinds):
+            writer.log(makers[kind](float(number)))
+    for kind in ("task", "queue", "event"):
+        logged = [float(number) for number, each in enumerate(kinds) if each == kind]
+        found = rows(path, f"SELECT timestamp FROM {kind}_stats ORDER BY id")
+        assert [timestamp for (timestamp,) in found] == logged
+    assert writer.num_dropped == kinds.count("null") + kinds.count("json")
+
+
 def test_dropped_entries_are_counted_when_memory_is_full(tmp_path, monkeypatch, caplog):
     """In the attribute, in the log and in the file."""
-    monkeypatch.setattr(sqlite_module, "_MOST_PENDING", 10)
+    monkeypatch.setattr(sqlite_module, "_MOST_WAITING", 10)
     writer = SQLiteStatsWriter(tmp_path / "s.db")
     for number in range(30):
         writer.log(task_entry(float(number)))

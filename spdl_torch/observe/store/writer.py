@@ -14,7 +14,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from ...pipeline.threads.thread_group import ThreadGroup
 from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry
@@ -28,6 +28,10 @@ __all__ = ["SQLiteStatsWriter"]
 _logger = logging.getLogger("spdl_torch.observe")
 
 _MOST_PENDING = 100_000  # entries kept in memory while the file cannot be written; about 50 MB
+_MOST_WAITING = 1_000_000  # and while it can, until the writer's thread has had its turns
+_MANY_WAIT = 1000  # entries for which the writer does not wait for the end of its interval
+_MOST_VALUES = 999  # in one statement, of every release of SQLite
+
 
 _PACKAGES = ("spdl-torch", "torch", "torchvision", "av", "numpy", "lightning")
 
@@ -51,6 +55,11 @@ _ENTRY_ERRORS = (
     sqlite3.ProgrammingError,
 )
 
+_Row: TypeAlias = tuple[LogEntry, tuple[Any, ...]]  # with the values of its columns but the first
+_Refused: TypeAlias = tuple[LogEntry, Exception]
+
+_as_json = json.JSONEncoder(default=str).encode
+
 _QUEUE = "_queue"
 _STAGE_NAME = re.compile(rf"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:{_QUEUE})?")
 
@@ -62,22 +71,24 @@ class Buffer(Protocol):
 
 
 class SQLiteStatsWriter:
-    """Move log entries from memory into an SQLite file, one transaction every ``flush_interval``.
+    """Move log entries from memory into an SQLite file, one transaction every ``flush_interval``,
+    or sooner if many wait.
 
     Pass entries to :meth:`log`, or put them on the given ``buffer``. Use it
     as a context manager, or call :meth:`start` and :meth:`shutdown`.
 
     Ends: ``shutdown()`` wakes the thread, which writes the rest, and waits for it; Ctrl-C, an
     exception and the interpreter's exit do the same. A process that is killed leaves a file that
-    opens and lacks at most the last ``flush_interval``. If the file cannot be written (disk full),
-    entries wait in memory, up to 100,000. An entry that cannot be written at all (details that JSON
-    cannot hold) is left out; the first one is logged. Dropped entries are counted; the count is
-    logged, kept in the table ``run``, and mentioned by :func:`report_of_file`.
+    opens and lacks at most the last ``flush_interval``. If entries are logged faster than the thread
+    writes them, up to 1,000,000 wait in memory; while the file cannot be written (disk full), up to
+    100,000. An entry that cannot be written at all (details that JSON cannot hold) is left out; the
+    first one is logged. Dropped entries are counted; the count is logged, kept in the table
+    ``run``, and mentioned by :func:`report_of_file`.
 
     Args:
         db_path: the file, created if it does not exist; several runs may share it.
-        buffer: ``queue.Queue`` or ``queue.SimpleQueue`` of entries to take from; None = ``log``
-            alone.
+        buffer: ``queue.Queue`` or ``queue.SimpleQueue`` of entries to take from, every
+            ``flush_interval``; None = ``log`` alone.
         flush_interval: seconds.
         config: stored with the run; JSON types.
         rank, world_size: of this process; None = torchrun's ``RANK`` and ``WORLD_SIZE``, else 0, 1.
@@ -113,7 +124,9 @@ class SQLiteStatsWriter:
         ] = []  # taken, not written yet; only the writer thread touches it
         self._has_complained = False  # of the file
         self._has_refused = False  # an entry
-        self._stop = threading.Event()
+        # What the writer waits for: None = stop. Re-entrant as well, which an Event is not.
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._is_called = False  # there is a call that the writer has not answered
         self._threads: ThreadGroup | None = None
         self._connection = open_for_writing(self.db_path)
         self._stage_ids: dict[tuple[str, str], int] = {}
@@ -124,22 +137,26 @@ class SQLiteStatsWriter:
         if self._threads is not None:
             raise RuntimeError("SQLiteStatsWriter.start: it was started before.")
         # At exit it stops after the pipelines, whose last statistics it writes.
-        self._threads = ThreadGroup(self._stop.set, stops_last=True)
+        self._threads = ThreadGroup(self._request_stop, stops_last=True)
         self._threads.spawn("stats-writer", self._run)
 
     def log(self, entry: LogEntry) -> None:
         """Log an entry. Never blocks; any thread may call it, also within a garbage collection."""
-        if self._own.qsize() < _MOST_PENDING:
+        num_waiting = self._own.qsize()
+        if num_waiting < (_MOST_PENDING if self._has_complained else _MOST_WAITING):
             self._own.put(entry)
+            if num_waiting >= _MANY_WAIT and not self._is_called:
+                self._is_called = True
+                self._calls.put(True)
         else:
             with self._counting:
                 self.num_dropped += 1
 
     def shutdown(self) -> None:
         """Write the remaining entries and close the file; idempotent. Blocks until that is done."""
-        self._stop.set()
+        self._request_stop()
         if self._threads is None:
-            self._threads = ThreadGroup(self._stop.set)
+            self._threads = ThreadGroup(self._request_stop)
             self._run()  # never started: the logged entries are written all the same
         self._threads.join()
 
@@ -153,12 +170,24 @@ class SQLiteStatsWriter:
     def _run(self) -> None:
         """Write every ``flush_interval``, and at the end; the writer's thread runs this."""
         try:
-            while not self._stop.wait(self.flush_interval):
+            while self._wait():
                 self._flush()
             self._flush()
             self._end_run()
         finally:
             self._connection.close()
+
+    def _request_stop(self) -> None:
+        self._calls.put(False)
+
+    def _wait(self) -> bool:
+        """Wait for the end of the interval or until many entries wait; return False at the end."""
+        try:
+            goes_on = self._calls.get(timeout=self.flush_interval)
+        except queue.Empty:
+            return True
+        self._is_called = False  # before they are taken: whoever logs now calls again
+        return goes_on
 
     def _flush(self) -> None:
         """Write all entries so far, in one transaction; keep them if that fails."""
@@ -203,7 +232,7 @@ class SQLiteStatsWriter:
                 _MOST_PENDING,
             )
 
-    def _leave_out(self, refused: Sequence[tuple[LogEntry, Exception]]) -> None:
+    def _leave_out(self, refused: Sequence[_Refused]) -> None:
         """Count entries that no file could store; log the first one of the run."""
         with self._counting:
             self.num_dropped += len(refused)
@@ -250,24 +279,47 @@ class SQLiteStatsWriter:
         assert cursor.lastrowid is not None, "guaranteed after an INSERT"
         return cursor.lastrowid
 
-    def _insert(self, entries: Sequence[LogEntry]) -> list[tuple[LogEntry, Exception]]:
+    def _insert(self, entries: Sequence[LogEntry]) -> list[_Refused]:
         """Insert the entries; return those that cannot be written, with the reason.
 
         Raises: sqlite3.Error: the file cannot be written.
         """
-        refused: list[tuple[LogEntry, Exception]] = []
+        refused: list[_Refused] = []
+        by_table: dict[str, list[_Row]] = {}
         for entry in entries:
             try:
                 table, row = self._row(entry)
-                marks = ", ".join("?" * len(row))
-                self._connection.execute(f"INSERT INTO {table} VALUES (NULL, {marks})", row)
-            except _ENTRY_ERRORS as error:
-                refused.append((entry, error))
-            except sqlite3.Error:
-                raise
             except Exception as error:  # the text of a user's object may raise anything
+                if not _is_of_entry(error):
+                    raise
                 refused.append((entry, error))
+            else:
+                by_table.setdefault(table, []).append((entry, row))
+        for table, rows in by_table.items():
+            step = _MOST_VALUES // len(rows[0][1])
+            for first in range(0, len(rows), step):
+                refused += self._insert_rows(table, rows[first : first + step])
         return refused
+
+    def _insert_rows(self, table: str, rows: Sequence[_Row]) -> list[_Refused]:
+        """Insert rows by one statement, which takes the GIL once; return those that cannot be
+        written, after looking for them in each half.
+        """
+        marks = f"(NULL{', ?' * len(rows[0][1])})"
+        statement = f"INSERT INTO {table} VALUES {', '.join([marks] * len(rows))}"
+        try:
+            self._connection.execute(statement, [value for _, row in rows for value in row])
+        except Exception as error:
+            if not _is_of_entry(error):
+                raise
+            if len(rows) == 1:
+                return [(rows[0][0], error)]
+            half = len(rows) // 2
+            return [
+                *self._insert_rows(table, rows[:half]),
+                *self._insert_rows(table, rows[half:]),
+            ]
+        return []
 
     def _row(self, entry: LogEntry) -> tuple[str, tuple[Any, ...]]:
         """Return the table of an entry, and its values without the first column."""
@@ -279,8 +331,7 @@ class SQLiteStatsWriter:
                 figures = (timestamp, *_queue_figures(stats))
                 return "queue_window", (self._stage_id("queue", name), *figures)
             case EventLogEntry(timestamp, name, details):
-                text = json.dumps(dict(details), default=str)
-                return "event", (self._run_id, timestamp, name, text)
+                return "event", (self._run_id, timestamp, name, _as_json(dict(details)))
         raise TypeError(f"expected a TaskStats-, QueueStats- or EventLogEntry, got {type(entry)}")
 
     def _stage_id(self, kind: str, name: str) -> int:
@@ -298,6 +349,11 @@ class SQLiteStatsWriter:
             )
             (self._stage_ids[key],) = cursor.fetchone()
         return self._stage_ids[key]
+
+
+def _is_of_entry(error: Exception) -> bool:
+    """Return whether the entry is to blame, and not the file."""
+    return isinstance(error, _ENTRY_ERRORS) or not isinstance(error, sqlite3.Error)
 
 
 def _shown(entry: object) -> str:
