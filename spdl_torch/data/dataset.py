@@ -29,8 +29,7 @@ from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_siz
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.recorder.flight_recorder import FlightRecorder, new_pipeline_number
 from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
-from .fetching.rows import is_torchs_collate
-from .fetching.stacking import collate_into
+from .fetching.stacking import collate_into, is_torchs_collate
 from .sampling.sharding import (
     check_tail,
     is_shared_out,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 from ...pipeline.failures import attach_note
 from ..fetching.stacking import LARGE_BYTES, is_plain
@@ -210,7 +211,12 @@ class TensorReducer(pickle.Pickler):
 
 
 class _BatchPickler(TensorReducer):
-    pass
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce as ``TensorReducer``. Raises: RuntimeError: torch's own, for a tensor whose graph
+        would be lost between the processes."""
+        if isinstance(obj, torch.Tensor) and obj.requires_grad and not obj.is_leaf:
+            return cast("Any", reduce_tensor)(obj)  # which refuses
+        return super().reducer_override(obj)
 
 
 def _is_on_host(storage: torch.UntypedStorage) -> bool:

@@ -9,7 +9,6 @@ from torch.utils.data import default_collate
 from ...pipeline.failures import describe
 from ..error_notes import cause_of, noted_call
 from . import stacking
-from .rows import is_torchs_collate
 from .timing import timed
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Collating:
         self._is_torchs = collate_fn is default_collate
         # All large tensors of torch's batches go to the device. Another function could keep views
         # of the memory, from which the loop might begin copies that nobody knows of.
-        self.memory = memory if is_torchs_collate(collate_fn) else None
+        self.memory = memory if stacking.is_torchs_collate(collate_fn) else None
         if self.memory is not None:
             into = stacking.collate_into(self.memory)
         self._collate = into or collate_fn

@@ -11,15 +11,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data import Subset, TensorDataset
 
 from ...io._storage import room_in_batch
+from .stacking import has_torchs_types_only, is_torchs_collate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["RowBatch", "RowReader", "Rows", "is_torchs_collate", "row_reader"]
+__all__ = ["RowBatch", "RowReader", "Rows", "row_reader"]
 
 
 class RowBatch:
@@ -67,8 +67,9 @@ class RowReader:
         self._indices = indices
 
     def tensors(self) -> Sequence[torch.Tensor] | None:
-        """Return the dataset's tensors; None if one of them is not a plain one."""
-        tensors = self._dataset.tensors
+        """Return the dataset's tensors; None if one of them is not a plain one, or if somebody has
+        registered types with ``default_collate`` meanwhile."""
+        tensors = self._dataset.tensors if has_torchs_types_only() else ()
         return tensors if tensors and all(map(_is_plain, tensors)) else None
 
     def find(self, index: Any) -> Rows | None:
@@ -91,15 +92,6 @@ class RowReader:
         if max(index) >= num_rows or min(index) < -num_rows:
             return None
         return Rows(tensors, list(index))
-
-
-def is_torchs_collate(collate_fn: Any) -> bool:
-    """Return whether this is ``default_collate`` without types that the user has registered."""
-    functions = default_collate_fn_map.values()
-    return collate_fn is default_collate and all(
-        getattr(function, "__module__", None) == default_collate.__module__
-        for function in functions
-    )
 
 
 def row_reader(dataset: Any, collate_fn: Any) -> RowReader | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -11,15 +11,45 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import (
     collate_numpy_array_fn,
     collate_tensor_fn,
+    default_collate,
     default_collate_fn_map,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LARGE_BYTES", "Memory", "collate_arrays", "collate_into", "is_plain"]
+__all__ = [
+    "LARGE_BYTES",
+    "Memory",
+    "collate_into",
+    "collate_read_only",
+    "has_torchs_types_only",
+    "is_plain",
+    "is_torchs_collate",
+]
 
 LARGE_BYTES = 64 * 1024
+
+_TORCHS_TYPES = {
+    kind: function
+    for kind, function in default_collate_fn_map.copy().items()
+    if getattr(function, "__module__", None) == default_collate.__module__
+}
+
+
+def has_torchs_types_only() -> bool:
+    """Return whether ``default_collate`` knows torch's own types and no other. Takes 0.2 µs: a
+    library may register its types at any time, such as when the first sample imports it.
+    """
+    return bool(default_collate_fn_map == _TORCHS_TYPES)
+
+
+def is_torchs_collate(collate_fn: Any) -> bool:
+    """Return whether this is ``default_collate`` without types that others have registered so far.
+
+    A user's function for a type could keep views of a batch's memory, about which nobody knows.
+    """
+    return collate_fn is default_collate and has_torchs_types_only()
 
 
 class Memory(Protocol):
@@ -49,17 +79,31 @@ def collate_into(memory: Memory) -> Callable[[Any], Any]:
     room; those that already lie there side by side stay where they are.
     """
     functions: dict[Any, Callable[..., Any]] = {
-        **default_collate_fn_map,
+        **_TORCHS_TYPES,
         torch.Tensor: partial(_stack, memory),
-        np.ndarray: collate_arrays,
+        np.ndarray: _collate_arrays,
     }
-    return partial(torch_collate, collate_fn_map=functions)
+    return partial(_collate, functions)
+
+
+def collate_read_only(samples: Any) -> Any:
+    """Return ``default_collate(samples)``, without torch's warning of read-only arrays: nothing is
+    written here, and the batch has memory of its own.
+    """
+    return _collate(_READ_ONLY, samples)
+
+
+def _collate(functions: dict[Any, Callable[..., Any]], samples: Any) -> Any:
+    """Collate by these functions, unless somebody has registered others meanwhile."""
+    if not has_torchs_types_only():
+        return cast("Any", default_collate)(samples)
+    return torch_collate(samples, collate_fn_map=functions)
 
 
 def _stack(memory: Memory, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     """Stack tensors, as torch's collate does in its workers: into memory that is shared."""
     first, size = batch[0], len(batch)
-    if size * first.nbytes >= LARGE_BYTES and _can_stack(batch):
+    if is_plain(first) and size * first.nbytes >= LARGE_BYTES and _can_stack(batch):
         if memory.holds(first) and _lie_side_by_side(batch):
             strides = first.numel(), *first.stride()
             shape = (size, *first.shape)
@@ -104,19 +148,23 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    """Collate arrays as torch does, read-only ones included."""
+def _collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    """Collate arrays as torch does, read-only ones included. What is beside the first array may be
+    anything that torch makes a tensor of: a list, a number, a tensor."""
     return collate_numpy_array_fn(
         [_writable(each) for each in batch], collate_fn_map=collate_fn_map
     )
 
 
-def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a view that can be written, where numpy allows that."""
-    if not array.flags.writeable:
+def _writable(value: Any) -> Any:
+    """Return a view of an array that can be written, where numpy allows that; others unchanged."""
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
         try:
-            array = array.view()
-            array.flags.writeable = True
+            value = value.view()
+            value.flags.writeable = True
         except ValueError:  # its memory is not ours to write
             pass
-    return array
+    return value
+
+
+_READ_ONLY = {**_TORCHS_TYPES, np.ndarray: _collate_arrays}

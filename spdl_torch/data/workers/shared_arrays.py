@@ -12,17 +12,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
-from torch.utils.data._utils.collate import collate as torch_collate
-from torch.utils.data._utils.collate import (
-    default_collate_fn_map,
-    default_convert,
-)
+from torch.utils.data._utils.collate import default_convert
 
 from ...io._transfer.tree import map_leaves
 from ...pipeline.failures import attach_note
-from ..fetching.stacking import collate_arrays
 
-__all__ = ["SharedArrays", "collate_read_only", "convert_read_only"]
+__all__ = ["SharedArrays", "convert_read_only"]
 
 _MOST_LOOKED_AT = 256
 """The most tensors that are checked after one batch; the next batch checks the next ones."""
@@ -115,13 +110,6 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 20):.1f} MiB"
 
 
-def collate_read_only(samples: Any) -> Any:
-    """Return ``default_collate(samples)``, without torch's warning of read-only arrays: nothing is
-    written here, and the batch has memory of its own.
-    """
-    return torch_collate(samples, collate_fn_map=_functions())
-
-
 def convert_read_only(sample: Any) -> Any:
     """Return ``default_convert(sample)`` with read-only arrays copied: the tensors made of them are
     the loop's own, and it may write to them.
@@ -131,7 +119,3 @@ def convert_read_only(sample: Any) -> Any:
 
 def _owned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array if array.flags.writeable else array.copy()
-
-
-def _functions() -> Any:
-    return {**default_collate_fn_map, np.ndarray: collate_arrays}

@@ -21,7 +21,7 @@ from ..error_notes import add_thread_note, describe_batch
 from ..fetching.bad_samples import NoGoodSample
 from ..fetching.batch_maker import BatchMaker, EndOfIterable
 from ..fetching.broken import Broken
-from ..fetching.rows import is_torchs_collate
+from ..fetching.stacking import collate_read_only, is_torchs_collate
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in
@@ -30,7 +30,7 @@ from .dataset_copies import own_copy, own_function
 from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
 from .private_state import PrivateState
-from .shared_arrays import collate_read_only, convert_read_only
+from .shared_arrays import convert_read_only
 from .worker_info import acting_as_worker, rebound
 
 if TYPE_CHECKING:

@@ -1,0 +1,295 @@
+"""``default_collate`` collates what torch collates, in every seat: torch's loader is the oracle."""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+import warnings
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from _loader_helpers import torch_loader
+from _seats import DECLARED, FORKED, NONE, SHARED, THREADS, in_every_seat, in_seats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+# torch and numpy warn of half of these kinds of samples, wherever they are made.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+LARGE = 20_000
+"""Entries of a tensor that a worker process writes straight into shared memory."""
+
+
+class Tagged(torch.Tensor):
+    """A tensor of a user's class."""
+
+
+class Names(dict):
+    """A dictionary of a user's class."""
+
+
+class Fixed(collections.abc.Mapping):
+    """A mapping that cannot be written, and is built from pairs."""
+
+    def __init__(self, pairs: Any) -> None:
+        self.pairs = dict(pairs)
+
+    def __getitem__(self, name: Any) -> Any:
+        return self.pairs[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+class Box(list):
+    """A list of a user's class."""
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Record:
+    x: Any
+
+
+_DTYPES = (
+    "u1",
+    "i2",
+    "i4",
+    "i8",
+    "u2",
+    "f2",
+    "f4",
+    "f8",
+    "c8",
+    "?",
+    ">i4",
+    "U3",
+    "S3",
+    "O",
+    "M8[s]",
+)
+
+LEAVES = {
+    **{f"array {name}": lambda n, name=name: np.array([0, n]).astype(name) for name in _DTYPES},
+    "array 0-d": lambda n: np.array(float(n)),
+    "array large": lambda n: np.full(LARGE, n, np.float32),
+    "array reversed": lambda n: np.arange(4.0)[::-1],
+    "array read-only": lambda n: np.broadcast_to(np.float32(n), (LARGE,)),
+    "array matrix": lambda n: np.matrix([[n, 1]]),
+    "array masked": lambda n: np.ma.masked_array([n, 1], mask=[False, True]),
+    "array records": lambda n: np.array([(n, 1.0)], dtype=[("a", "i4"), ("b", "f4")]),
+    "numpy float": np.float32,
+    "numpy int": np.int16,
+    "numpy bool": np.bool_,
+    "numpy str": lambda n: np.str_(n),
+    "float": float,
+    "int": int,
+    "bool": bool,
+    "complex": complex,
+    "str": str,
+    "bytes": lambda n: str(n).encode(),
+    "None": lambda n: None,
+    "object": lambda n: Record(n),
+    "set": lambda n: {n},
+    "list": lambda n: [n, n + 1],
+    "ragged list": lambda n: list(range(n)),
+    "tensor": lambda n: torch.tensor([n, 1]),
+    "tensor float": lambda n: torch.tensor([n, 0.5]),
+    "tensor 0-d": torch.tensor,
+    "tensor large": lambda n: torch.full((LARGE,), float(n)),
+    "tensor large double": lambda n: torch.full((LARGE,), float(n), dtype=torch.float64),
+    "tensor large, transposed": lambda n: torch.full((200, 100), float(n)).t(),
+    "tensor large, conjugate": lambda n: torch.full((LARGE,), complex(n, 1)).conj(),
+    "tensor large, view of both": lambda n: torch.arange(2.0 * LARGE)[n % 2 * LARGE :][:LARGE],
+    "tensor ragged": lambda n: torch.ones(n + 1),
+    "tensor ragged large": lambda n: torch.ones(LARGE + n),
+    "tensor empty": lambda n: torch.ones(0, 3),
+    "tensor bfloat16": lambda n: torch.full((LARGE,), float(n), dtype=torch.bfloat16),
+    "tensor meta": lambda n: torch.ones(3, device="meta"),
+    "parameter": lambda n: torch.nn.Parameter(torch.ones(LARGE) * n, requires_grad=False),
+    "subclass": lambda n: (torch.ones(LARGE) * n).as_subclass(Tagged),
+    "coo": lambda n: torch.eye(3).mul(n).to_sparse_coo(),
+    "csr": lambda n: torch.eye(3).mul(n).to_sparse_csr(),
+    "quantized": lambda n: torch.quantize_per_tensor(torch.ones(3) * n, 0.1, 0, torch.quint8),
+    "nested": lambda n: torch.nested.nested_tensor([torch.ones(2), torch.ones(n + 1)]),
+}  # fmt: skip
+
+CONTAINERS = {
+    "as it is": lambda leaf: leaf,
+    "dict": lambda leaf: {"y": leaf, "n": 1},
+    "dict subclass": lambda leaf: Names(y=leaf),
+    "mapping": lambda leaf: Fixed({"y": leaf}),
+    "defaultdict": lambda leaf: collections.defaultdict(int, y=leaf),
+    "ordered": lambda leaf: collections.OrderedDict(y=leaf),
+    "tuple": lambda leaf: (1, leaf),
+    "list": lambda leaf: [leaf, [leaf]],
+    "list subclass": lambda leaf: Box([leaf]),
+    "namedtuple": lambda leaf: Point(leaf, {"z": leaf}),
+    "dataclass": Record,
+}
+
+Sample = tuple[str, str, int]
+"""The container, the leaf and its number."""
+
+
+class Samples(Dataset):
+    """Makes samples by their names, so that any of them can be in any process."""
+
+    def __init__(self, batches: list[list[Sample]]) -> None:
+        self.samples = [sample for batch in batches for sample in batch]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        if multiprocessing.parent_process() is not None:
+            warnings.simplefilter("ignore")  # a fork server has its own filters
+        container, leaf, number = self.samples[index]
+        return CONTAINERS[container](LEAVES[leaf](number))
+
+
+def outcomes(loader: Any) -> list[Any]:
+    """Return each batch in a form that can be compared, or its error."""
+    found, batches = [], iter(loader)
+    while True:
+        try:
+            found.append(form(next(batches)))
+        except StopIteration:
+            return found
+        except Exception as error:
+            # The rest lists the backends for which some kernel is registered, ours among them.
+            found.append((type(error), str(error).partition(" is only available for")[0]))
+
+
+def form(value: Any) -> Any:
+    """Return a batch's types, dtypes and values."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_meta or value.is_nested:
+            return kind, value.layout, value.shape, repr(value)
+        values = value.dequantize() if value.is_quantized else value
+        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+        listed = values.detach().double().flatten().tolist()
+        summed = listed if len(listed) < 100 else (sum(listed), listed[:3], listed[-3:])
+        return kind, value.dtype, value.shape, value.requires_grad, repr(summed)
+    if isinstance(value, collections.abc.Mapping):
+        return kind, [(name, form(each)) for name, each in value.items()]
+    if isinstance(value, list | tuple):
+        return kind, [form(each) for each in value]
+    return kind, repr(value)
+
+
+both = st.tuples(st.sampled_from(sorted(LEAVES)), st.sampled_from(sorted(LEAVES)))
+alike = st.sampled_from(sorted(LEAVES)).map(lambda leaf: (leaf, leaf))
+
+
+@st.composite
+def two_samples(draw: Any) -> list[Sample]:
+    """A batch of two samples, alike or not."""
+    container = draw(st.sampled_from(sorted(CONTAINERS)))
+    return [(container, leaf, number) for number, leaf in enumerate(draw(alike | both), 1)]
+
+
+_EACH = [[("as it is", leaf, 1), ("as it is", leaf, 2)] for leaf in sorted(LEAVES)]
+_AFTER_ARRAY = [[("tuple", "array f4", 1), ("tuple", leaf, 2)] for leaf in sorted(LEAVES)]
+_AFTER_TENSOR = [[("dict", "tensor large", 1), ("dict", leaf, 2)] for leaf in sorted(LEAVES)]
+_EACH_CONTAINER = [
+    [(container, "tensor large", 1), (container, "tensor large", 2)] for container in CONTAINERS
+]
+
+
+def assert_as_torch(seat: Any, batches: list[list[Sample]]) -> None:
+    data = Samples(batches)
+    want, got = (
+        outcomes(torch_loader(data, batch_size=2)),
+        outcomes(seat.loader(data, batch_size=2)),
+    )
+    other = [each for each in zip(batches, got, want, strict=True) if each[1] != each[2]]
+    assert other == []
+
+
+@in_every_seat
+def test_every_batch_is_what_torch_makes_of_its_samples(seat: Any) -> None:
+    """Each kind of sample, also after an array and a large tensor, and in each container: the same
+    types, dtypes and values, or the same error and text."""
+    assert_as_torch(seat, _EACH + _AFTER_ARRAY + _AFTER_TENSOR + _EACH_CONTAINER)
+
+
+@in_seats(DECLARED, FORKED)
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(batches=st.lists(two_samples(), min_size=10, max_size=40))
+def test_batches_of_any_two_samples_are_what_torch_makes_of_them(seat: Any, batches: Any) -> None:
+    """The same for samples and containers drawn at random."""
+    assert_as_torch(seat, batches)
+
+
+class NeedsGrad(Dataset):
+    """Samples to which gradients flow, of every second batch alone."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.ones(LARGE if index < 4 else 2, requires_grad=index % 4 > 1)
+
+
+@in_seats(NONE, THREADS, FORKED, SHARED)
+def test_a_batch_to_which_gradients_flow_keeps_its_graph_or_is_refused(seat: Any) -> None:
+    """As with torch: the graph would be lost without a word on the way from a process."""
+    got = outcomes(seat.loader(NeedsGrad(), batch_size=2))
+    if not seat.are_processes:
+        assert got == outcomes(torch_loader(NeedsGrad(), batch_size=2))
+        return
+    kinds = [each[0] for each in outcomes(seat.peer(NeedsGrad(), batch_size=2))]
+    assert [each[0] for each in got] == kinds == [torch.Tensor, RuntimeError] * 2
+    assert all("does not support crossing process boundaries" in got[k][1] for k in (1, 3))
+
+
+class Late:
+    """A sample of a type that is registered late, as by a library that the first sample imports."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @staticmethod
+    def collate(samples: Any, *, collate_fn_map: Any = None) -> Any:
+        return "collated late", [getattr(sample, "value", sample) for sample in samples]
+
+
+class Registering(Dataset):
+    """Registers types when a sample is made, from the second batch on: its own, then torch's."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 2:
+            default_collate_fn_map[Late] = Late.collate
+        if index >= 4:
+            default_collate_fn_map[torch.Tensor] = Late.collate
+        return Late(index) if 2 <= index < 4 else torch.tensor(index)
+
+
+@in_every_seat
+def test_a_type_that_is_registered_by_a_sample_is_known(seat: Any) -> None:
+    """As with torch: when the workers have begun already; a type that torch knew as well."""
+    before = default_collate_fn_map.copy()
+    try:
+        got = [repr(batch) for batch in seat.loader(Registering(), batch_size=2)]
+    finally:
+        default_collate_fn_map.clear()
+        default_collate_fn_map.update(before)
+    late = [[2, 3], [torch.tensor(4), torch.tensor(5)], [torch.tensor(6), torch.tensor(7)]]
+    assert got[1:] == [repr(("collated late", values)) for values in late]
