@@ -850,3 +850,126 @@ class _Nothing:
 
     def __exit__(self, *_):
         pass
+
+
+# -- what fails in children, and on no thread -----------------------------------------------------
+
+
+class OfOneProcess(Draws):
+    """Uses what a forked process does not have, as CUDA is; and has bad samples of its own."""
+
+    thread_safe = True
+
+    def __init__(self, fails_from=0, *, way="raise", bad=()):
+        super().__init__()
+        self.pid = os.getpid()
+        self.fails_from, self.way, self.bad = fails_from, way, bad
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise ValueError(f"{index} is bad")
+        if os.getpid() != self.pid and index >= self.fails_from:
+            if self.way == "die":
+                os._exit(3)
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("way", ["raise", "die"])
+@pytest.mark.parametrize("fails_from", [0, 30])
+def test_what_fails_in_children_alone_is_made_by_threads(fails_from, way, on_error):
+    """No sample is lost or doubled, skipped or other, no error is seen, and they keep the work."""
+    expected = rows_of(loader_of(isolation="thread"))
+    loader = loader_of(OfOneProcess(fails_from, way=way), on_error=on_error)
+    iterator = iter(loader)
+    assert rows_of(loop(iterator, 2)) == expected
+    assert iterator._pool._state is _State.STAYED
+    assert "a batch failed in a worker process alone" in loader.report().placement.reason
+    assert not loader.placement().num_processes
+
+
+def test_what_fails_everywhere_leaves_the_trial_on():
+    """A bad sample, which threads do not have either, says nothing about the children."""
+    bad = (1, 17, 30)
+    expected = rows_of(loader_of(OfOneProcess(bad=bad), isolation="thread", on_error="skip"))
+    loader = loader_of(OfOneProcess(1000, bad=bad), on_error="skip")
+    iterator = iter(loader)
+    assert rows_of(loop(iterator, 2)) == expected
+    assert iterator._pool._state is _State.TRIAL
+    assert loader.report().stats is not None
+
+
+def test_error_of_a_batch_comes_from_the_threads_when_children_are_on_trial():
+    """The user's own, with the lines that are the user's; what follows is as without it."""
+    loader = loader_of(OfOneProcess(1000, bad=(17,)))
+    iterator = iter(loader)
+    assert len(loop(iterator, 2, length=4)) == 4
+    with pytest.raises(ValueError, match="17 is bad") as caught:
+        next(iterator)
+    assert "raised in the loading process" not in "".join(caught.value.__notes__)
+    assert [batch[0].tolist() for batch in iterator] == [
+        list(range(start, start + BATCH)) for start in range(20, LENGTH, BATCH)
+    ]
+
+
+class FailsInChildren(Stream):
+    """A stream of one process."""
+
+    thread_safe = True
+
+    def __init__(self, fails_at):
+        super().__init__()
+        self.pid, self.fails_at = os.getpid(), fails_at
+
+    def __iter__(self):
+        for number, item in enumerate(super().__iter__()):
+            if os.getpid() != self.pid and number >= self.fails_at:
+                raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+            yield item
+
+
+@pytest.mark.parametrize("fails_at", [0, 9])
+def test_stream_begins_again_on_threads_if_it_fails_in_children_at_once(fails_at):
+    """Its workers divide it, so they can only begin again all together; later it is too late, and
+    the next epoch is right.
+    """
+    whole = loader_of(Stream(), isolation="thread")
+    loader = loader_of(FailsInChildren(fails_at))
+    for epoch in range(3):
+        expected = rows_of(whole)
+        loader._state.moving.is_on_trial = epoch == 1
+        if epoch == 1 and fails_at:
+            with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA"):
+                list(loader)
+        else:
+            assert rows_of(loader) == expected
+    assert "in a worker process alone" in loader._state.moving.reason
+
+
+class OnDevice(Draws):
+    """Its batches are on a device; there is none here, so on torch's own that is no memory."""
+
+    thread_safe = True
+
+    def __getitem__(self, index):
+        return torch.empty(2, device="meta").as_subclass(Elsewhere)
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor on a GPU, as far as one can see."""
+
+    is_cuda = True
+
+
+@pytest.mark.usefixtures("moves")
+@pytest.mark.parametrize("is_on_device", [True, False])
+def test_dataset_whose_batches_are_on_a_device_is_not_tried(monkeypatch, is_on_device):
+    """In a forked process there is no device; a control shows that others are tried."""
+    monkeypatch.setattr(moving_pool, "_LOOK_SECONDS", 0.0)
+    loader = loader_of(OnDevice(400) if is_on_device else Draws(400), collate_fn=list)
+    iterator = iter(loader)
+    while not loader._state.moving.is_on_trial and not loader._state.moving.is_settled:
+        next(iterator)
+    assert loader._state.moving.is_settled is is_on_device
+    assert ("batches are on a device" in loader._state.moving.reason) is is_on_device

@@ -8,6 +8,12 @@ An epoch may be too short for that. So the time with threads, and that of the tr
 over epochs, and while the trial is on, epochs begin in children. An iterable dataset, which divides
 itself among its workers, moves in that way alone; within an epoch only map-style datasets whose
 samples have their own random streams move: any worker can make any of their batches.
+
+A dataset may do what a child cannot: use CUDA, of which a forked process has none, or a handle that
+does not survive the fork. So on trial nothing that fails in a child is believed: the threads make
+that batch again. If it fails there as well, the child was right, and the trial goes on; if not, the
+threads take back all that the children have yet to make, and keep the work. A dataset whose batches
+are on a device is not tried at all.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ...autotune.limits import Limits
+from ...io._transfer.tree import leaves_of, spots_of
 from ...observe.verdict.causes import (
     Cause,
     bottleneck_of,
@@ -36,6 +43,7 @@ from ...pipeline.recorder.timeline import joined
 from ...pipeline.threads.starting import start
 from ...pipeline.threads.thread_group import taking_over
 from ..child_process.signals import handlers_deferred
+from ..workers.jobs import Failed, Loaded, NoBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -182,10 +190,17 @@ class MovingPool:
         self._num_warm = 0  # the next batches that are not counted: those of a beginning
         self._is_first = False  # whether the epoch's first batch is still to come
         self._asked: SinglePool = threads  # the pool that the trainer asked last
+        self._is_due = False  # a trial, if the next batch is not on a device
+        # Of this epoch, while children are on trial: the jobs that they have or had last, as given
+        # to submit(); and the result of theirs that the threads are to confirm.
+        self._jobs: dict[int, tuple[Any, int, int, bool]] = {}
+        self._doubted: Result | None = None
+        self._beginning: tuple[Sequence[WorkerState], int] = ((), 0)
         self.stats = _MovingStats(threads.stats)
 
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
         """Start the threads or, on trial, children; see ``Pool.start``."""
+        self._beginning = workers, first
         if self._memory.probes_before is None:
             self._memory.probes_before = probe_counters()
         if not self._begin_in_children(key, workers, first):
@@ -196,6 +211,7 @@ class MovingPool:
         self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0
     ) -> None:
         """Begin another epoch where the last one ended; see ``Pool.restart``."""
+        self._beginning = workers, first
         if self._state is _State.TRIAL:
             settle(self._memory)
             if self._memory.is_settled:
@@ -219,6 +235,8 @@ class MovingPool:
         self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
     ) -> None:
         """Submit a job to the workers that have the work now; see ``Pool.submit``."""
+        if self._state is _State.TRIAL:
+            self._jobs[number] = (index, worker, first, wants_state)
         self._segments[-1].pool.submit(number, index, worker, first, wants_state=wants_state)
         self._num_submitted = number + 1
 
@@ -234,10 +252,88 @@ class MovingPool:
         now = perf_counter()
         if now >= self._due_seconds:
             self._look(now)
-        pool = self._turn_to_current()
-        result = pool.get(timeout)
+        while True:
+            pool = self._turn_to_current()
+            try:
+                result = pool.get(timeout)
+            except RuntimeError:
+                if pool is not self._children or self._children.loss is None:
+                    raise
+                if not self._take_back(self.num_taken, self._children.loss):
+                    raise
+                continue
+            if pool is not self._children:
+                break
+            if not self._is_doubtful(result):
+                self._jobs.pop(result.number, None)
+                break
+            if not self._doubt(result):
+                break
+        if self._doubted is not None and result.number == self._doubted.number:
+            self._compare(result)
         self._count(pool)
+        if self._is_due:
+            self._begin_trial(result)
         return result
+
+    def _is_doubtful(self, result: Result) -> bool:
+        """Return whether a child on trial may have failed where a thread does not."""
+        if self._state is not _State.TRIAL:
+            return False
+        return isinstance(result, Failed | NoBatch) or _has_bad_samples(result)
+
+    def _doubt(self, result: Result) -> bool:
+        """Have the threads make a batch again, after which the children's go on; return whether
+        they can. The workers of an iterable dataset can only begin again all together.
+        """
+        if not self._within_epochs:
+            error = result.error if isinstance(result, Failed) else RuntimeError("no good sample")
+            return self._take_back(result.number, error)
+        number = result.number
+        with handlers_deferred():
+            self._doubted = result
+            self._have_threads_begin(self._key, (), number)
+            index, worker, first, wants_state = self._jobs[number]
+            self._threads.submit(number, index, worker, first, wants_state=wants_state)
+            self._segments.appendleft(_Segment(self._threads, number, number + 1))
+        return True
+
+    def _compare(self, result: Result) -> None:
+        """Let the threads keep the work if a batch that failed in a child did not fail there."""
+        doubted, self._doubted = self._doubted, None
+        assert doubted is not None, "asked by the caller"
+        self._jobs.pop(result.number, None)
+        if _outcome(result) == _outcome(doubted):
+            return
+        with handlers_deferred():
+            self._have_back(_error_in(doubted))
+
+    def _take_back(self, number: int, error: BaseException) -> bool:
+        """Have the threads make all batches from ``number`` on; return whether they can."""
+        workers, first = self._beginning
+        if not self._within_epochs and number > first:
+            self._memory.stays(_failed(error))
+            return False
+        with handlers_deferred():
+            self._doubted = None
+            self._segments = deque((_Segment(self._threads, number),))
+            self._have_threads_begin(self._key, workers if number == first else (), number)
+            self._have_back(error, first=number)
+        return True
+
+    def _have_back(self, error: BaseException, *, first: int | None = None) -> None:
+        """Give the threads, which are at work, the jobs of the children, whose trial is over."""
+        self.stats.leave()
+        self._segments = deque((_Segment(self._threads, self._segments[0].first),))
+        for number, (index, worker, place, wants_state) in sorted(self._jobs.items()):
+            self._threads.submit(number, index, worker, place, wants_state=wants_state)
+        self._jobs = {}
+        self.stats.lead(self._threads.stats)
+        self._memory.stays(_failed(error))
+        self._place_threads()
+        self._go(_State.STAYED)
+        if self._children is not None:
+            self._children.request_stop()
 
     def _turn_to_current(self) -> SinglePool:
         """Return the pool from which the next result comes."""
@@ -307,6 +403,7 @@ class MovingPool:
 
     def _begin(self, key: StreamKey, pool: SinglePool) -> None:
         self._segments = deque((_Segment(pool, 0),))
+        self._jobs, self._doubted, self._is_due = {}, None, False
         self._asked = pool
         self._num_submitted = 0
         self._key = key
@@ -378,11 +475,22 @@ class MovingPool:
         if not _has_cores():
             memory.stays("there is only one core for each rank")
             self._go(_State.STAYED)
+        else:
+            self._is_due = True
+
+    def _begin_trial(self, result: Result) -> None:
+        """Begin a trial of children, unless batches such as this one are on a device."""
+        self._is_due, memory = False, self._memory
+        if self._state is not _State.THREADS or not isinstance(result, Loaded):
+            return
+        if _is_on_device(result.batch):
+            memory.stays("batches are on a device, which a forked process cannot use")
+            self._go(_State.STAYED)
         elif self._within_epochs:
             with handlers_deferred():
                 memory.is_on_trial = True
                 self._go(_State.STARTING)
-                self._due_seconds = now  # look for the children before every batch
+                self._due_seconds = 0.0  # look for the children before every batch
                 run = taking_over(self._open)
                 start(threading.Thread(target=run, name="spdl-mover", daemon=True))
         else:
@@ -502,11 +610,14 @@ class MovingPool:
 
     def _return(self) -> None:
         """Let the threads have the work back, for good."""
-        threads = self._threads.stats
-        because = f"{self._placed(self._threads).reason}, and {self._memory.reason}"
-        threads.placement = self._placed(self._threads, because)
+        self._place_threads()
         self._hand_over(self._threads)
         self._go(_State.STAYED)
+
+    def _place_threads(self) -> None:
+        """Report why the threads keep the work."""
+        because = f"{self._placed(self._threads).reason}, and {self._memory.reason}"
+        self._threads.stats.place(self._placed(self._threads, because))
 
     @staticmethod
     def _placed(pool: SinglePool, reason: str = "") -> Placement:
@@ -520,6 +631,37 @@ def _has_cores() -> bool:
     """Return whether several workers of this rank can run at once."""
     limits = Limits.of_this_machine()
     return limits.num_cores > limits.local_world_size
+
+
+def _is_on_device(batch: Any) -> bool:
+    for leaf in leaves_of(spots_of(batch)):
+        device = getattr(leaf, "device", None)
+        if getattr(leaf, "is_cuda", False) or getattr(device, "type", "cpu") not in ("cpu", "meta"):
+            return True
+    return False
+
+
+def _has_bad_samples(result: Result) -> bool:
+    return result.tries is not None and bool(result.tries.bad)
+
+
+def _outcome(result: Result) -> Any:
+    """Return what two attempts at a batch have in common if both fail for the same reason."""
+    bad = () if result.tries is None else result.tries.bad
+    failed = type(result.error) if isinstance(result, Failed) else None
+    return type(result), failed, [(each.key, type(each.error)) for each in bad]
+
+
+def _error_in(result: Result) -> BaseException:
+    """Return the error of a batch that failed, or of one of its samples."""
+    if isinstance(result, Failed):
+        return result.error
+    assert result.tries is not None, "without it nothing may fail but the batch"
+    return result.tries.bad[0].error
+
+
+def _failed(error: BaseException) -> str:
+    return f"a batch failed in a worker process alone ({type(error).__name__}: {error})"
 
 
 def _not_started(error: BaseException) -> str:
