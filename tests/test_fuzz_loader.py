@@ -167,7 +167,7 @@ class LoaderMachine(RuleBasedStateMachine):
         self.started = [False] * NUM_ITERATORS
         self.latest: int | None = None  # whose epoch is the loader's, and has not ended
         self.epoch: int | None = None
-        self.was_resumed = self.has_stepped = False
+        self.was_resumed = False
 
     places = st.integers(0, NUM_ITERATORS - 1)
 
@@ -185,13 +185,12 @@ class LoaderMachine(RuleBasedStateMachine):
             return  # how far generators are in mid-epoch depends on the number of workers
         self.both(lambda side: side.start(place))
         self.started[place] = self.has_begun = True
-        self.latest, self.has_stepped = place, False
+        self.latest = place
 
     def step_once(self, place):
         event = self.both(lambda side: side.step(place))
         # Persistent workers have one iterator, which begins anew for each place.
         is_latest = place == self.latest or self.sides[0].loader.persistent_workers
-        self.has_stepped = self.has_stepped or is_latest
         if event[0] is StopIteration and is_latest:
             self.latest = None
         return event
@@ -257,8 +256,6 @@ class LoaderMachine(RuleBasedStateMachine):
         place, old = self.latest, self.sides[1]
         if not CAN_RESUME or place is None or self.started.count(True) != 1:
             return
-        if old.loader.num_workers == 0 and not self.has_stepped:
-            return  # its order is not drawn yet; who resumes draws it, from a generator's copy
         state = json.loads(json.dumps(old.loader.state_dict()))
         recipe = {**self.recipe, "bad": old.loader.dataset.bad}
         if recipe["kind"] != "stream":  # each of its workers has a place of its own

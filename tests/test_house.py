@@ -57,7 +57,15 @@ ROOMS = {
         *("_video", "_image", "utils", "__init__"),
     ],
     "data": [
-        *("state_fields", "error_notes", "nested_datasets", "dataset_stats", "rng", "sampling"),
+        *(
+            "state_fields",
+            "user_warnings",
+            "error_notes",
+            "nested_datasets",
+            "dataset_stats",
+            "rng",
+            "sampling",
+        ),
         "checkpoint",
         *("fetching", "workers", "child_process"),
         *("sources", "mixing", "caching", "folder", "dataset", "packing", "loader"),

@@ -12,7 +12,7 @@ from _isolation_data import Ragged, RaggedStream
 from torch.utils.data import RandomSampler
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader import arguments
+from spdl_torch.data import user_warnings
 from spdl_torch.data.workers import stats as workers_stats
 from spdl_torch.errors import UnsupportedOptionError
 
@@ -72,7 +72,7 @@ def test_state_of_torchdatas_loader_is_refused_by_name(num_workers):
 
 def test_warning_of_too_many_workers_comes_once_and_names_the_users_line(monkeypatch):
     """However often the loader is made and iterated, also by a trainer from its attributes."""
-    monkeypatch.setattr(arguments, "_warned", set())
+    monkeypatch.setattr(user_warnings, "_warned", set())
     trainer = {"__name__": "lightning.pytorch.trainer"}
     exec("def rebuilt(kind, **options): return kind(range(8), **options)", trainer)
     with warnings.catch_warnings(record=True) as caught:

@@ -375,6 +375,21 @@ def test_dear_state_is_asked_for_now_and_then(monkeypatch):
     assert own.reached(1001, ended=False).num_after == 0
 
 
+def test_state_that_is_slow_once_is_asked_for_again(monkeypatch):
+    """The thread may have waited for a core: the next state is the object's own, not a count."""
+    clock = [0]
+    monkeypatch.setattr(own_state, "perf_counter_ns", lambda: clock[0])
+    dataset = Live()
+    dataset.state_dict = lambda: clock.__setitem__(0, clock[0] + costs.pop(0)) or {"given": []}
+    own = OwnState(iter(()), dataset, WorkerState())
+    costs, reached = [0, 40_000_000, 0, 0], []
+    for number in range(1, 5):
+        clock[0] += 1_000_000
+        own.ask(number, ended=False)
+        reached.append(own.reached(number, ended=False).num_after)
+    assert reached == [0, 0, 0, 0]
+
+
 def test_loader_and_copies_of_it_want_states_apart():
     """A copy of a loader has asked for nothing."""
     loader = DataLoader(Live(), 2, num_workers=2, isolation="thread")

@@ -335,7 +335,11 @@ def test_iterables_go_on_where_each_worker_was(dataset, batch_size, num_workers)
 
 
 def test_a_stateful_iterable_makes_nothing_twice():
-    """Its state is asked for, so that what was handed out is not made again to be thrown away."""
+    """Its state is asked for, so that what was handed out is not made again to be thrown away.
+
+    Where the worker waits for a core, asking may look expensive: then the state says how many items
+    came since it was asked, and no others are made again.
+    """
     loader = DataLoader(StatefulStream(40), batch_size=4, num_workers=1)
     loader.state_dict()  # from now on somebody wants states
     iterator = iter(loader)
@@ -346,7 +350,9 @@ def test_a_stateful_iterable_makes_nothing_twice():
     again = DataLoader(StatefulStream(40), batch_size=4, num_workers=1)
     again.load_state_dict(state)
     epoch_of(again)
-    assert min(StatefulStream.made) == 20
+    (worker,) = state["workers"]
+    assert min(StatefulStream.made) == 20 - worker["num_after"]
+    assert worker["num_after"] <= 16, "it was asked at least once"
 
 
 def test_iterables_keep_their_number_of_workers():
@@ -428,7 +434,7 @@ def test_any_number_of_ranks_with_the_same_global_batch(kind, before, after):
     states = [loader.state_dict() for loader in loaders]
     own = {"generators", "base_seed"}  # here the ranks share torch's global generator
     (common,) = {json.dumps({k: v for k, v in s.items() if k not in own}) for s in states}
-    assert "rank" not in common, "rank 0's state serves all"
+    assert '"rank"' not in common, "rank 0's state serves all"
     resumed = ranks(after)
     for loader in resumed:
         loader.sampler.set_epoch(0)
@@ -511,7 +517,7 @@ def test_a_state_is_not_taken_from_what_is_no_state():
     for bad in ({}, None, {"epoch": 3}):
         with pytest.raises(ValueError, match=r"what DataLoader\.state_dict"):
             loader.load_state_dict(bad)
-    with pytest.raises(ValueError, match="version 99, this release knows up to 1"):
+    with pytest.raises(ValueError, match="version 99, this release knows up to 2"):
         loader.load_state_dict({**loader.state_dict(), "version": 99})
     for wrong in ({"something": 1}, {"workers": [{"item": 3}]}, {"workers": [3]}, {"ahead": 2}):
         with pytest.raises(ValueError, match="not a state of a DataLoader"):
@@ -529,13 +535,18 @@ def test_a_generator_that_was_there_must_be_there():
 
 
 def test_a_smaller_dataset_is_noticed():
-    """The state's position is past its end."""
+    """Also one that the state does not name, as those of earlier releases: it is past its end."""
     loader = DataLoader(MapDataOfNumbers(20), batch_size=5)
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
     again = DataLoader(MapDataOfNumbers(10), batch_size=5)
     again.load_state_dict(loader.state_dict())
+    with pytest.raises(
+        ValueError, match="made_by: the state is of another loader: length 10, was 20"
+    ):
+        iter(again)
+    again.load_state_dict({**loader.state_dict(), "made_by": {}})
     with pytest.raises(ValueError, match="after 15 samples"):
         iter(again)
 
@@ -593,7 +604,8 @@ def test_ctrl_c_in_a_sample_leaves_its_batch_to_be_made_again():
     assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     with pytest.raises(KeyboardInterrupt, match="sample index 4"):
         next(batches)
-    again = DataLoader(Drawn(8), batch_size=2)
+    again = DataLoader(Interrupted(8), batch_size=2)
+    again.dataset.presses = 0
     again.load_state_dict(loader.state_dict())
     assert len(list(again)) == 2
 

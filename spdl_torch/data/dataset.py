@@ -28,6 +28,7 @@ from ..pipeline.definition.ops import OpKind
 from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_size
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.recorder.flight_recorder import FlightRecorder, new_pipeline_number
+from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
 from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
 from .fetching.stacking import collate_into, is_torchs_collate
 from .sampling.sharding import (
@@ -39,6 +40,7 @@ from .sampling.sharding import (
     take_shard,
     worker_shard,
 )
+from .user_warnings import warn
 from .workers.stats import with_remarks_of
 from .workers.transfer_stage import AHEAD, check_device, most_pieces
 
@@ -306,7 +308,8 @@ class PipelineDataset(IterableDataset[T_co]):
         if self._resume is not None:
             return self._resume.as_dict()
         if self._progress is None:
-            return PassState(epoch=self._next_epoch, finished=True, begun=False).as_dict()
+            state = PassState(epoch=self._next_epoch, finished=True, begun=False)
+            return {**state.as_dict(), "made_by": self._made_by()}
         unordered = unordered_stage(self._spec.stages)
         if unordered is not None and not self._has_warned:
             self._has_warned = True
@@ -315,7 +318,11 @@ class PipelineDataset(IterableDataset[T_co]):
                 'was under way is lost or repeated. Give it output_order="input".',
                 unordered,
             )
-        return self._progress.state(before_last=before_last).as_dict()
+        state = self._progress.state(before_last=before_last)
+        return {**state.as_dict(), "made_by": self._made_by()}
+
+    def _made_by(self) -> dict[str, Any]:
+        return pass_made_by(self._spec.source.iterable, (s.name for s in self._spec.stages))
 
     def _state_before_last(self) -> dict[str, Any]:
         return self._state(before_last=True)
@@ -356,6 +363,9 @@ class PipelineDataset(IterableDataset[T_co]):
             )
         self._source_is_spent = _runs_once(source)
         resume, self._resume = self._resume, None
+        doubts = "" if resume is None else doubts_about_pass(resume.made_by, self._made_by())
+        if doubts:
+            warn(told_doubts("PipelineDataset", doubts))
         if resume is not None and resume.finished:
             self._next_epoch, resume = resume.epoch + resume.begun, None
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1

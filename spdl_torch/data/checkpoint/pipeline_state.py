@@ -12,14 +12,16 @@ import copy
 import logging
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.definition.ops import OpKind
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
-from .user_state import OwnState, WorkerState, give_state, keeps_state
+from .contents import length_of
+from .made_by import PIPELINE_FIELDS
+from .user_state import OwnState, WorkerState, ended_early, give_state, keeps_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +33,7 @@ __all__ = ["PassProgress", "PassState", "unordered_stage"]
 
 _logger = logging.getLogger("spdl_torch.data")
 
-_VERSION = 1
+_VERSION = 2
 
 _ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
 
@@ -54,6 +56,8 @@ class PassState:
     """The source's own state, if it keeps one and was asked."""
     num_after: int = 0
     """The number of source items since ``source`` was taken."""
+    made_by: dict[str, Any] = field(default_factory=dict)
+    """The source and stages that the state is of; {} = a state of version 1."""
     version: int = _VERSION
 
     @classmethod
@@ -61,6 +65,7 @@ class PassState:
         """Check a state. Raises: ValueError: not a dataset's state, or of a newer release."""
         check_version(state, _VERSION, "PipelineDataset")
         check_fields(state, _FIELDS, ("epoch", "finished"), "PipelineDataset")
+        check_fields(state.get("made_by", {}), PIPELINE_FIELDS, (), "PipelineDataset", "made_by.")
         resume = cls(**copy.deepcopy({**state}))
         if resume.num_after > (resume.num_source or 0):
             raise ValueError("load_state_dict: num_after must be at most num_source.")
@@ -104,6 +109,7 @@ _FIELDS = {
     "world": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),
     "source": Field("anything", lambda _: True),
     "num_after": _NUMBER,
+    "made_by": Field("a dict", lambda value: isinstance(value, dict)),
 }
 
 
@@ -123,13 +129,16 @@ def unordered_stage(stages: Sequence[StageSpec]) -> str | None:
     return None
 
 
-def source_behind(source: Any, start: int) -> Any:
-    """Return the source without its first ``start`` items; immediate if it can begin anywhere."""
+def source_behind(source: Any, start: int, most_missing: int = 0) -> Any:
+    """Return the source without its first ``start`` items; immediate if it can begin anywhere.
+
+    Raises (while iterating): ValueError: it has fewer, by more than ``most_missing``.
+    """
     if not start:
         return source
-    return (
-        _AsyncBehind(source, start) if isinstance(source, AsyncIterable) else _Behind(source, start)
-    )
+    if isinstance(source, AsyncIterable):
+        return _AsyncBehind(source, start, most_missing)
+    return _Behind(source, start, most_missing=most_missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +147,33 @@ class _Behind:
     start: int
     may_jump: bool = True
 
+    most_missing: int = 0
+    """The most items by which the source may be shorter than ``start``: what an incomplete last
+    group lacked."""
+    field: str = "num_source"
+    """The state's field from which ``start`` is."""
+
     def __iter__(self) -> Iterator[Any]:
         if self.may_jump and hasattr(self.source, "iterate"):
+            length = length_of(self.source)
+            if length is not None and length < self.start - self.most_missing:
+                raise ended_early(self.field, self.source, length, self.start)
             return iter(self.source.iterate(self.start))
-        return islice(iter(self.source), self.start, None)
+        return self._after_skipping()
+
+    def _after_skipping(self) -> Iterator[Any]:
+        items = iter(self.source)
+        num_skipped = sum(1 for _ in islice(items, self.start))
+        if num_skipped < self.start - self.most_missing:
+            raise ended_early(self.field, self.source, num_skipped, self.start)
+        yield from items
 
 
 @dataclass(frozen=True, slots=True)
 class _AsyncBehind:
     source: AsyncIterable[Any]
     start: int
+    most_missing: int
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         left = self.start
@@ -156,6 +182,8 @@ class _AsyncBehind:
                 left -= 1
             else:
                 yield item
+        if left > self.most_missing:
+            raise ended_early("num_source", self.source, self.start - left, self.start)
 
 
 class PassProgress:
@@ -175,12 +203,13 @@ class PassProgress:
         self._per_output = items_per_output(stages)
         self._num_to_throw_away = 0
         self._start = 0
+        self._source: Any = None
         self._watched: Watched | None = None
         self._finished = False
 
     def begin(self, part: Any, resume: PassState | None, *, is_fixed: bool) -> Any:
         """Begin the pass, and return the rest of the source's ``part`` after ``resume``."""
-        start = 0
+        start, self._source = 0, part
         if resume is not None:
             if resume.num_source is None:
                 self._num_to_throw_away = resume.num_items
@@ -195,9 +224,17 @@ class PassProgress:
                     f"load_state_dict: source holds the state of a source that keeps one, but "
                     f"{type(part).__name__} here does not."
                 )
-            return source_behind(part, start)
-        self._watched = Watched(part, self, start, resume)
+            return source_behind(part, start, self._most_missing(resume))
+        self._watched = Watched(part, self, start, resume, most_missing=self._most_missing(resume))
         return self._watched
+
+    def _most_missing(self, resume: PassState | None) -> int:
+        """Return by how many items the source may be shorter than ``num_source`` says, which counts
+        the last group as a whole one. Parts for another number of ranks may lack one item more.
+        """
+        if resume is None or resume.world == self._world:
+            return (self._per_output or 1) - 1
+        return (self._per_output or 1) * resume.world
 
     @property
     def num_source_before_last(self) -> int:
@@ -205,11 +242,16 @@ class PassProgress:
         return max(0, self.num_items - 1) * (self._per_output or 0)
 
     def throw_away(self, items: Iterator[Any]) -> None:
-        """Make again, and drop, the items that were handed out before the resume."""
+        """Make again, and drop, the items that were handed out before the resume.
+
+        Raises: ValueError: there are fewer.
+        """
         if self._num_to_throw_away:
             _logger.info("PipelineDataset: making %d items again", self._num_to_throw_away)
         for _ in islice(items, self._num_to_throw_away):
             self.num_items += 1
+        if self.num_items < self._num_to_throw_away:
+            raise ended_early("num_items", self._source, self.num_items, self._num_to_throw_away)
 
     def finish(self) -> None:
         """Mark the pass as finished: the loop has seen the end."""
@@ -245,7 +287,13 @@ class Watched:
     """
 
     def __init__(
-        self, keeper: Any, progress: PassProgress, start: int, resume: PassState | None
+        self,
+        keeper: Any,
+        progress: PassProgress,
+        start: int,
+        resume: PassState | None,
+        *,
+        most_missing: int,
     ) -> None:
         self._items: Iterable[Any]
         begun_from = WorkerState(num_items=start)
@@ -253,9 +301,11 @@ class Watched:
             give_state(keeper, resume.source, "source")
             num_after = min(resume.num_after, start)
             begun_from = replace(begun_from, state=resume.source, num_after=num_after)
-            self._items = _Behind(keeper, num_after, may_jump=False)
+            self._items = _Behind(
+                keeper, num_after, may_jump=False, most_missing=most_missing, field="num_after"
+            )
         else:
-            self._items = source_behind(keeper, start)
+            self._items = source_behind(keeper, start, most_missing)
         self._progress = progress
         self._start = start
         self._own = OwnState(None, keeper, begun_from)

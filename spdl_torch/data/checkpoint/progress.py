@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .resume_state import ResumeState, encoded, packed_index, stateful_sampler
-from .user_state import WorkerState, state_of
+from .resume_state import ResumeState, encoded, packed_index
+from .user_state import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
+    from .drawing import Drawing
     from .user_state import OwnState
 
 __all__ = ["Progress"]
@@ -34,7 +35,7 @@ class _Place(NamedTuple):
     def ahead(self) -> tuple[int, ...]:
         """The batches handed out before their turn, counted from the first that was not."""
         numbers = (number - self.num_in_order for number in self.handed)
-        return tuple(sorted(number for number in numbers if number > 0))
+        return tuple(sorted(number for number in numbers if number >= 0))
 
 
 @dataclass(kw_only=True)
@@ -45,8 +46,6 @@ class Progress:
 
     epoch: int
     epoch_seed: int
-    samplers: list[Any]
-    """The loader's sampler and those inside it, from the outside in."""
     start: int
     """The number of samples on all ranks before this iterator's first."""
     world: int
@@ -70,8 +69,11 @@ class Progress:
     is asked when the loader is."""
     local_samples: int = 0
     """The number of samples handed out on this rank, up to the first batch that was not."""
-    first: list[Any] = field(default_factory=list)
-    """The index that was drawn early, at ``iter()``; [] = none, or it was used."""
+    drawing: Drawing | None = None
+    """The indices of a sampler that keeps its own state."""
+    ahead: set[int] = field(default_factory=set)
+    """The batches handed out before their turn: at first those of the resumed state, drawn or
+    not, then also this iterator's."""
     nothing_left: bool = False
     """Whether the epoch began after its last batch: the saved loop had not seen the end."""
     finished: bool = False
@@ -80,35 +82,29 @@ class Progress:
     """The drawn batches that were not handed out in order, and the last ones that were. Keys are
     batch numbers, ascending; values the samples of this rank up to the batch's end, and its index
     if the sampler keeps its own state."""
-    _ahead: set[int] = field(default_factory=set)
     _before: tuple[Any, ...] | None = None
     """The fields of the ``_Place`` before the last batch was handed out."""
-
-    def __post_init__(self) -> None:
-        self._sampler = stateful_sampler(self.samplers)
 
     def asked(self, number: int, local_samples: int, index: Any) -> None:
         """Record that batch ``number`` was drawn from the sampler, which has given
         ``local_samples`` up to its end."""
         if self.workers:
             return  # iterables have no sampler; their workers report their own progress
-        if self.first:
-            self.first.clear()
-        self._drawn[number] = local_samples, None if self._sampler is None else index
+        self._drawn[number] = local_samples, None if self.drawing is None else index
 
     def handed(self, number: int) -> None:
         """Record that the trainer received a map-style batch, or the error in its place."""
-        if self._ahead:
+        if self.ahead:
             self._advance()
         drawn = self._drawn
         while (oldest := next(iter(drawn))) < self._num_in_order:
             del drawn[oldest]
-        self._before = self._num_in_order, self.local_samples, tuple(self._ahead), (), 0
-        if number == self._num_in_order and not self._ahead:
+        self._before = self._num_in_order, self.local_samples, tuple(self.ahead), (), 0
+        if number == self._num_in_order and not self.ahead:
             # A single statement, which Ctrl-C cannot split: there is no call inside it.
             self.local_samples, self._num_in_order = drawn[number][0], number + 1
             return
-        self._ahead.add(number)
+        self.ahead.add(number)
         self._advance()
 
     def _advance(self) -> None:
@@ -117,9 +113,9 @@ class Progress:
         Ctrl-C may come between any two lines here and in ``handed``: every line leaves a state
         from which another call completes the step, and ``_place`` makes that call.
         """
-        while (number := self._num_in_order) in self._ahead:
+        while (number := self._num_in_order) in self.ahead and number in self._drawn:
             self.local_samples, self._num_in_order = self._drawn[number][0], number + 1
-            self._ahead.discard(number)
+            self.ahead.discard(number)
 
     def handed_by(self, worker: int, state: WorkerState) -> None:
         """Record that the trainer received a batch, or an error, of this worker's iterable."""
@@ -184,7 +180,7 @@ class Progress:
                 base_seed=self.base_seed,
                 num_epochs=self.num_epochs + 1,
                 sampler_epoch=self.sampler_epoch,
-                sampler=self._sampler_state(),
+                sampler=None if self.drawing is None else self.drawing.at_end(),
                 generators=tuple(map(encoded, generators)),
                 workers=self._at_end(),
             )
@@ -194,9 +190,11 @@ class Progress:
         elif self.own is not None:
             place = place._replace(workers=self._asked_now())
         _raise_failures(place.workers)
-        pending = [index for n, (_, index) in self._drawn.items() if n >= place.num_in_order]
-        pending += self.first
-        sampler = self._sampler_state()
+        pending, sampler, sampler_ended = [], None, False
+        if self.drawing is not None:
+            sampler, undrawn, sampler_ended = self.drawing.now()
+            pending = [index for n, (_, index) in self._drawn.items() if n >= place.num_in_order]
+            pending += undrawn
         return ResumeState(
             epoch=self.epoch,
             epoch_seed=self.epoch_seed,
@@ -205,7 +203,8 @@ class Progress:
             ahead=place.ahead,
             sampler_epoch=self.sampler_epoch,
             sampler=sampler,
-            pending=() if sampler is None else tuple(map(packed_index, pending)),
+            sampler_ended=sampler_ended,
+            pending=tuple(map(packed_index, pending)),
             generators=tuple(map(encoded, self.generators)),
             drew_base_seed=self.drew_base_seed,
             base_seed=self.base_seed,
@@ -219,8 +218,8 @@ class Progress:
         is_known = self.finished and self.keeps_datasets
         return [
             replace(each, num_items=0, num_after=0, ended=False)
-            if is_known
-            else WorkerState(keeper=each.keeper)
+            if is_known and (each.of_dataset or each.keeper == "dataset")
+            else WorkerState(keeper=each.keeper)  # an iterator's state ends with its epoch
             for each in self.workers
         ]
 
@@ -231,9 +230,9 @@ class Progress:
             return ()
         if self.own is not None:
             self.workers = list(self._asked_now())
-        _raise_failures(self.workers)
-        has_any = any(worker.of_dataset for worker in self.workers)
-        return tuple(self.left_to_next()) if has_any else ()
+        left = self.left_to_next()
+        _raise_failures(left)
+        return tuple(left) if any(worker.of_dataset for worker in left) else ()
 
     def _asked_now(self) -> tuple[WorkerState, ...]:
         assert self.own is not None, "guaranteed by the callers"
@@ -241,14 +240,9 @@ class Progress:
         self.own.ask(worker.num_items, ended=worker.ended, now=True)
         return (self.own.reached(worker.num_items, ended=worker.ended),)
 
-    def _sampler_state(self) -> Any:
-        """Return the sampler's own state now; drawn batches that were not handed out go into
-        ``pending`` beside it."""
-        return None if self._sampler is None else state_of(self._sampler)
-
     def _place(self) -> _Place:
         self._advance()
-        handed, workers = tuple(self._ahead), tuple(self.workers)
+        handed, workers = tuple(self.ahead), tuple(self.workers)
         return _Place(self._num_in_order, self.local_samples, handed, workers, self.next_worker)
 
 

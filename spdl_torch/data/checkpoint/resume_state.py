@@ -14,24 +14,28 @@ from __future__ import annotations
 import base64
 import copy
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from itertools import chain
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
+from .drawing import Drawing
+from .made_by import FIELDS as MADE_BY_FIELDS
 from .user_state import WorkerState, give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
+    "Redrawn",
     "ResumeState",
     "WorkerState",
     "before_first_epoch",
     "draw_again_from",
+    "drawing_of",
     "drawn_base_seed",
     "encoded",
     "generators_of",
@@ -44,7 +48,7 @@ __all__ = [
     "stateful_sampler",
 ]
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +71,8 @@ class ResumeState:
     """The state of a sampler that keeps its own, after the batches that were drawn from it."""
     pending: tuple[Any, ...] = ()
     """The indices of the drawn batches that were not handed out."""
+    sampler_ended: bool = False
+    """Whether those are the last ones of the epoch."""
     generators: tuple[str, ...] = ()
     """The generators' states when the epoch began, or at its end; torch's global one is first."""
     drew_base_seed: bool = True
@@ -80,6 +86,8 @@ class ResumeState:
     next_worker: int = 0
     dataset: Any = None
     """The state of a map-style dataset that has ``state_dict()``, with ``num_workers=0``."""
+    made_by: dict[str, Any] = field(default_factory=dict)
+    """The loader, dataset and sampler that the state is of; {} = a state of version 1."""
     version: int = _VERSION
 
     @classmethod
@@ -89,6 +97,7 @@ class ResumeState:
         values = copy.deepcopy({**state})
         values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
         check_fields(values, _FIELDS, _REQUIRED, "DataLoader")
+        check_fields(values.get("made_by", {}), MADE_BY_FIELDS, (), "DataLoader", "made_by.")
         workers = values.get("workers", ())
         for number, worker in enumerate(workers):
             check_fields(worker, _WORKER_FIELDS, (), "DataLoader", f"workers[{number}].")
@@ -133,14 +142,15 @@ _FIELDS = {
     "finished": _FLAG,
     "num_samples": _NUMBER,
     "ahead": Field(
-        "a list of whole numbers >= 1",
-        lambda value: _is_sequence(value) and all(is_whole_number(each, 1) for each in value),
+        "a list of whole numbers >= 0",
+        lambda value: _is_sequence(value) and all(is_whole_number(each) for each in value),
     ),
     "sampler_epoch": Field(
         "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
     ),
     "sampler": _ANYTHING,
     "pending": Field("a list of indices", _is_sequence),
+    "sampler_ended": _FLAG,
     "generators": Field(
         "a list of text",
         lambda value: _is_sequence(value) and all(isinstance(each, str) for each in value),
@@ -154,6 +164,7 @@ _FIELDS = {
     ),
     "next_worker": _NUMBER,
     "dataset": _ANYTHING,
+    "made_by": Field("a dict", lambda value: isinstance(value, dict)),
 }
 _REQUIRED = ("epoch", "epoch_seed", "finished")
 _WORKER_FIELDS = {
@@ -188,28 +199,45 @@ def stateful_sampler(samplers: list[Any]) -> Any:
     return None
 
 
-@contextmanager
-def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[list[torch.Tensor]]:
-    """Let an epoch that begins draw the order of ``resume``, if given, and yield the generators'
-    states from which the order is drawn.
+@dataclass(slots=True)
+class Redrawn:
+    """The generators of an epoch that begins."""
 
-    torch's global generator is restored afterwards: the trainer's code draws from it too. A
-    generator that the user gave continues from here as it did then.
+    states: list[torch.Tensor]
+    """Their states from which the order is drawn, torch's global one first."""
+    trainers: torch.Tensor
+    """The state in which the trainer has the global one."""
+
+    def is_before_order(self, resume: ResumeState) -> bool:
+        """Return whether the trainer's global generator is where it was between the saved epoch's
+        beginning and the draw of its order, which is about to come. Without workers a state may be
+        taken in between; the draw is then still to be seen by the trainer.
+        """
+        return not resume.num_samples and torch.equal(self.trainers, torch.get_rng_state())
+
+
+@contextmanager
+def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[Redrawn]:
+    """Let an epoch that begins draw the order of ``resume``, if given.
+
+    torch's global generator is set to ``trainers`` afterwards: the trainer's code draws from it
+    too. A generator that the user gave continues from here as it did then.
     """
-    generators = generators_of(loader)
+    generators, trainers = generators_of(loader), torch.get_rng_state()
     if resume is None or resume.finished:
         if resume is not None:
             _set_states(generators[1:], resume.generators[1:])
             _restore_samplers(loader, resume)
-        yield [generator.get_state() for generator in generators]
+        yield Redrawn([generator.get_state() for generator in generators], trainers)
         return
-    before = generators[0].get_state()
+    redrawn = Redrawn([], trainers)
     try:
         _set_states(generators, resume.generators)
         _restore_samplers(loader, resume)
-        yield [generator.get_state() for generator in generators]
+        redrawn.states = [generator.get_state() for generator in generators]
+        yield redrawn
     finally:
-        generators[0].set_state(before)
+        generators[0].set_state(redrawn.trainers)
 
 
 def draw_again_from(loader: Any, states: list[torch.Tensor]) -> None:
@@ -243,6 +271,7 @@ def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
         num_epochs=resume.num_epochs + 1,
         sampler=None,
         pending=(),
+        sampler_ended=False,
         workers=(),
     )
 
@@ -265,20 +294,33 @@ def _restore_samplers(loader: Any, resume: ResumeState) -> None:
                 raise ValueError(f"load_state_dict: num_samples does not fit: {error}") from error
 
 
+def drawing_of(
+    index_sampler: Any, indices: Iterator[Any], resume: ResumeState | None
+) -> Drawing | None:
+    """Return the indices of the epoch, from ``resume`` on, of a sampler that keeps its own state;
+    None = it keeps none."""
+    sampler = stateful_sampler(list(nested_samplers(index_sampler)))
+    if sampler is None:
+        return None
+    begin = partial(iter, index_sampler)
+    if resume is None or resume.finished or resume.sampler is None:
+        return Drawing(sampler, indices, begin)
+    pending, ended = map(_unpacked, resume.pending), resume.sampler_ended
+    return Drawing(sampler, indices, begin, pending=pending, restored=resume.sampler, ended=ended)
+
+
 def skipped(
     sampler_iter: Iterator[Any], resume: ResumeState, samplers: list[Any], count: Any
-) -> tuple[Iterator[Any], int, int]:
+) -> tuple[int, int]:
     """Skip the samples that were handed out.
 
-    Returns: the rest of the sampler's iterator; the samples of all ranks before it; the local
-        samples that were skipped. ``count`` returns the number of samples of an index.
+    Returns: the samples of all ranks before the rest; the local samples that were skipped.
+        ``count`` returns the number of samples of an index.
 
     Raises: ValueError: the state's position is not between two batches here.
     """
-    if resume.sampler is not None:
-        return chain(map(_unpacked, resume.pending), sampler_iter), resume.num_samples, 0
-    if any(hasattr(s, "start_at") for s in samplers):
-        return sampler_iter, resume.num_samples, 0
+    if resume.sampler is not None or any(hasattr(s, "start_at") for s in samplers):
+        return resume.num_samples, 0
     world, _ = shard_of(samplers[0])
     target, rest = divmod(resume.num_samples, world)
     passed = 0
@@ -293,7 +335,7 @@ def skipped(
             f"which is not between two batches of this loader with {world} rank(s). Keep the "
             "global batch, batch_size times ranks, as it was, and the dataset."
         )
-    return sampler_iter, 0, target
+    return 0, target
 
 
 def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeState:

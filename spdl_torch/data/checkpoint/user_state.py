@@ -18,7 +18,15 @@ from typing import Any, Literal
 from ...pipeline.failures import text_of
 from ..error_notes import Reason, add_thread_note
 
-__all__ = ["OwnState", "WorkerState", "check_protocol", "give_state", "keeps_state", "state_of"]
+__all__ = [
+    "OwnState",
+    "WorkerState",
+    "check_protocol",
+    "ended_early",
+    "give_state",
+    "keeps_state",
+    "state_of",
+]
 
 _CHEAP_NS = 1_000_000
 _MOST_SHARE = 20
@@ -87,6 +95,20 @@ def give_state(each: Any, state: Any, field: str) -> None:
         ) from error
 
 
+def ended_early(field: str, each: Any, num_items: int, expected: int) -> ValueError:
+    """Return the error of resuming by counting, where an iterable has fewer items than were handed
+    out before the state. ``field``: the state's, which has the number.
+    """
+    kind = type(each).__name__
+    return ValueError(
+        f"load_state_dict: {field}: resuming makes {expected} item(s) of {kind} again, which were "
+        f"handed out before the state was taken, but it ended after {num_items}. Resume with the "
+        "data that the state was saved with. If it keeps a position from one iter() to the next, "
+        "resume with a new object, and give it state_dict() and load_state_dict(state); if it has "
+        "them, call the loader's state_dict() once before training, so that states hold its own."
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerState:
     """The progress of one worker's iterable."""
@@ -109,9 +131,9 @@ class WorkerState:
 class OwnState:
     """The state of one worker's iterable: its iterator's or, if that keeps none, its dataset's.
 
-    It is taken after a batch. A state that takes more than a millisecond is taken only so often
-    that this costs at most a twentieth of the worker's time; resuming from it skips the items that
-    came since.
+    It is taken after a batch. A state that takes more than a millisecond, twice in a row, is taken
+    only so often that this costs at most a twentieth of the worker's time; resuming from it skips
+    the items that came since. Once does not count: the thread may have waited for a core.
     """
 
     def __init__(self, iterator: Any, dataset: Any, begun_from: WorkerState) -> None:
@@ -127,7 +149,7 @@ class OwnState:
         self._state = begun_from.state  # the last one; None = none was taken
         self._num_items = begun_from.num_items - begun_from.num_after  # items before it
         self._is_of_end = begun_from.ended
-        self._cost_ns = self._asked_ns = 0
+        self._cost_ns = self._last_cost_ns = self._asked_ns = 0
 
     def ask(self, num_items: int, *, ended: bool, now: bool = False) -> None:
         """Take the state after ``num_items`` items; skip one that is expensive, unless ``now``.
@@ -148,7 +170,8 @@ class OwnState:
             self._failure = Reason(error.with_traceback(None))
         self._is_of_end = ended
         self._asked_ns = perf_counter_ns()
-        self._cost_ns = self._asked_ns - begun_ns
+        cost_ns = self._asked_ns - begun_ns
+        self._cost_ns, self._last_cost_ns = min(cost_ns, self._last_cost_ns), cost_ns
 
     def reached(self, num_items: int, *, ended: bool) -> WorkerState:
         """Return the iterable's progress after ``num_items`` items."""

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.failures import attach_note
-from ..checkpoint.user_state import OwnState, WorkerState, give_state
+from ..checkpoint.user_state import OwnState, WorkerState, ended_early, give_state
 from ..error_notes import add_thread_note
 from .bad_samples import too_many_in_a_row
 from .sample_calls import items_into
@@ -109,13 +109,16 @@ class Items:
         self.num_taken = resume.num_items
         if not resume.ended:
             num_made_again = resume.num_after if has_own else resume.num_items
-            self._pass_over(iterator, resume.num_items - num_made_again)
+            field = f"workers[{worker}].{'num_after' if has_own else 'num_items'}"
+            self._pass_over(iterator, resume.num_items - num_made_again, field)
         return iterator
 
-    def _pass_over(self, iterator: Iterator[Any], first: int) -> None:
+    def _pass_over(self, iterator: Iterator[Any], first: int, field: str) -> None:
         """Make again, and drop, the items from number ``first`` on that were handed out.
 
         They draw the random numbers that they drew then, which may decide what comes after them.
+
+        Raises: ValueError: there are fewer.
         """
         batch = self._batch
         if batch.streams is not None and batch.key is not None:
@@ -123,10 +126,11 @@ class Items:
         for place in range(self.num_taken - first):
             batch.at(place)
             try:
-                if next(iterator, END) is END:
-                    return
+                is_end = next(iterator, END) is END
             except Exception:  # it was raised when the item was handed out
                 continue
+            if is_end:
+                raise ended_early(field, self._dataset, place, self.num_taken - first)
 
     def _take(self, items: list[Any], index: Sequence[Any]) -> None:
         """Fill ``items``, without tolerance for errors."""

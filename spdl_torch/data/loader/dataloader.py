@@ -20,6 +20,7 @@ from ..dataset import PipelineDataset
 from ..dataset_stats import dataset_stats
 from ..fetching.sample_calls import is_read_at_once
 from ..sampling.sharding import is_shared_out
+from ..user_warnings import warn_once
 from ..workers.stats import start_remark, with_remarks, with_remarks_of
 from .accelerate import AcceleratePrepared
 from .arguments import (
@@ -27,7 +28,6 @@ from .arguments import (
     check_error_options,
     check_options,
     refuse_foreign_state,
-    warn_once,
 )
 from .base_loader import BaseLoader
 from .iterators import InlineIterator, ThreadIterator
@@ -209,6 +209,10 @@ class DataLoader(BaseLoader[T_co]):
             )
 
     def __iter__(self) -> _BaseDataLoaderIter:
+        if self._state.to_resume is not None and isinstance(self.dataset, IterableDataset):
+            # Where persistent workers have left their datasets, the state does not know. It is of
+            # datasets as new workers have them.
+            self._end_workers()
         with between_epochs(self._epoch_watchers):
             iterator = super().__iter__()
         self._state.to_resume = None
@@ -222,6 +226,12 @@ class DataLoader(BaseLoader[T_co]):
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
         self._state.stats = iterator.stats()
         return iterator
+
+    def _end_workers(self) -> None:
+        """End persistent workers; the next epoch begins with new ones."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator._finalizer()  # type: ignore[attr-defined]  # is ours
 
     @property
     def decisions(self) -> list[Decision]:

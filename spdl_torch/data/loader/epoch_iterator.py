@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import autograd
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -17,6 +17,7 @@ from ..checkpoint.progress import Progress
 from ..checkpoint.resume_state import (
     WorkerState,
     draw_again_from,
+    drawing_of,
     drawn_base_seed,
     is_packed_batch,
     order_drawn_again,
@@ -24,15 +25,14 @@ from ..checkpoint.resume_state import (
 )
 from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
 from ..rng.keys import StreamKey, epoch_seed
-from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of
+from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
 from .epoch_states import MOVES, EpochState
 
 if TYPE_CHECKING:
     from collections.abc import Sized
 
-    import torch
-
-    from ..checkpoint.resume_state import ResumeState
+    from ..checkpoint.drawing import Drawing
+    from ..checkpoint.resume_state import Redrawn, ResumeState
     from .base_loader import BaseLoader
 
 __all__ = ["EpochIterator"]
@@ -50,27 +50,27 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def __init__(self, loader: BaseLoader[Any]) -> None:
         resume = loader._state.begin(loader)
-        with order_drawn_again(loader, resume) as generators:
+        with order_drawn_again(loader, resume) as redrawn:
             super().__init__(loader)
             self._num_epochs = 0
             self._drew_base_seed = True
             if resume is not None and not resume.drew_base_seed:
-                draw_again_from(loader, generators)
-            self._begin_epoch(loader, resume, generators)
+                draw_again_from(loader, redrawn.states)
+            self._begin_epoch(loader, resume, redrawn)
 
     def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch of a persistent loader."""
         resume = loader._state.begin(loader)
-        with order_drawn_again(loader, resume) as generators:
+        with order_drawn_again(loader, resume) as redrawn:
             super()._reset(loader, first_iter)
             self._drew_base_seed = False
             if resume is not None and resume.drew_base_seed:
                 self._base_seed = drawn_base_seed(loader.generator)
                 self._num_epochs, self._drew_base_seed = 0, True
-            self._begin_epoch(loader, resume, generators)
+            self._begin_epoch(loader, resume, redrawn)
 
     def _begin_epoch(
-        self, loader: BaseLoader[Any], resume: ResumeState | None, generators: list[torch.Tensor]
+        self, loader: BaseLoader[Any], resume: ResumeState | None, redrawn: Redrawn
     ) -> None:
         """Begin an epoch at its first sample, or where ``resume`` stands."""
         self._advance(EpochState.BEGINNING)
@@ -96,18 +96,25 @@ class EpochIterator(_BaseDataLoaderIter):
         self._start_position = 0  # of the epoch's samples on all ranks
         self._num_samples_submitted = self._num_taken = 0
         self._resume = None if resume is None or resume.finished else resume
+        self._begins_late = self._resume is None and inspect.isgenerator(self._sampler_iter)
+        drawing = drawing_of(self._index_sampler, self._sampler_iter, resume)
+        if drawing is not None:
+            self._sampler_iter = drawing
+        first = [None]
         if self._resume is not None:
             self._epoch_seed = self._resume.epoch_seed
             self._go_to(self._resume)
-        first = [] if self._resume is None else self._draw_first_index()
+            is_before_order = redrawn.is_before_order(self._resume)
+            first = self._draw_first_index(drawing)
+            if is_before_order:
+                redrawn.trainers = torch.get_rng_state()
         self._begun_from = self._worker_states(resume)
         self._progress = known.progress = Progress(
             epoch=known.num_epochs_begun - 1,
             epoch_seed=self._epoch_seed,
-            samplers=list(nested_samplers(self._index_sampler)),
             start=self._start_position,
             world=shard_of(self._index_sampler)[0],
-            generators=generators,
+            generators=redrawn.states,
             workers=self._known_of_workers(resume, known.progress),
             sampler_epoch=epoch_of(self._index_sampler),
             next_worker=0 if self._resume is None else self._resume.next_worker,
@@ -118,8 +125,9 @@ class EpochIterator(_BaseDataLoaderIter):
             persistent=bool(loader.persistent_workers),
             keeps_datasets=self._num_workers == 0 or bool(loader.persistent_workers),
             is_wanted=known.is_collected(inline=self._num_workers == 0),
-            first=first,
-            nothing_left=self._resume is not None and not first,
+            drawing=drawing,
+            ahead=set() if self._resume is None else set(self._resume.ahead),
+            nothing_left=not first,
         )
 
     def _advance(self, state: EpochState) -> None:
@@ -137,16 +145,18 @@ class EpochIterator(_BaseDataLoaderIter):
             raise ValueError(
                 "load_state_dict: pending must be a list of batches, a list of indices each."
             )
-        self._sampler_iter, self._start_position, self._num_samples_submitted = skipped(
+        self._start_position, self._num_samples_submitted = skipped(
             self._sampler_iter, resume, list(nested_samplers(self._index_sampler)), self._count
         )
 
-    def _draw_first_index(self) -> list[Any]:
-        """Draw the first index and return it in a list; [] if there is none.
+    def _draw_first_index(self, drawing: Drawing | None) -> list[Any]:
+        """Draw the first index ahead and return it in a list; [] if there is none.
 
         A sampler seeds its order at the first draw. That has to happen here, while the generators
         are as the state says: the global one is restored right after.
         """
+        if drawing is not None:
+            return drawing.look_ahead()
         first = list(itertools.islice(self._sampler_iter, 1))
         self._sampler_iter = itertools.chain(tuple(first), self._sampler_iter)
         return first
@@ -202,7 +212,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
         Raises: StopIteration.
         """
-        if not self._num_taken and inspect.isgenerator(self._sampler_iter):
+        if not self._num_taken and self._begins_late:
             # A generator begins at its first next(): without workers that may be long after
             # iter(), so the epoch given last to set_epoch() counts.
             self._progress.sampler_epoch = epoch_of(self._index_sampler)
@@ -219,7 +229,6 @@ class EpochIterator(_BaseDataLoaderIter):
             if self._resume is None or number not in self._resume.ahead:
                 return index, first
             # Received out of order before the state was taken: it is not loaded again.
-            self._progress.handed(number)
 
     def _tolerance(self, loader: BaseLoader[Any]) -> Tolerance | None:
         """Return how workers treat samples that fail; None = the batch fails with them."""
@@ -235,7 +244,7 @@ class EpochIterator(_BaseDataLoaderIter):
         failure = self._skipped.hand_out(tries)
         if failure is not None or not empty or tries is None:
             return failure
-        if _num_ranks(self._index_sampler) > 1:
+        if num_ranks(self._index_sampler) > 1:
             return PipelineFailure(
                 f"DataLoader: batch {number} has no good sample, and the other ranks would wait "
                 "for this one to load as many batches as they. Pass replace=True",
@@ -260,11 +269,3 @@ class EpochIterator(_BaseDataLoaderIter):
             return len(index)
         except TypeError:  # a slice, for __getitems__
             return 1
-
-
-def _num_ranks(sampler: Any) -> int:
-    """Return the number of processes that load in step, this one included."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_world_size())
-    return shard_of(sampler)[0]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
+from ..checkpoint.made_by import check_made_by, made_by, told_doubts
 from ..checkpoint.resume_state import (
     ResumeState,
     before_first_epoch,
@@ -16,6 +17,7 @@ from ..checkpoint.resume_state import (
 )
 from ..checkpoint.user_state import give_state, keeps_state, state_of
 from ..sampling.sampler_chain import epoch_of
+from ..user_warnings import warn
 from ..workers.moving import Moving
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class LoaderState:
             state = progress.state(generators, before_last=before_last)
             if progress.is_vague or (progress.num_counted and not was_wanted):
                 _warn_counted(loader.dataset, progress)
-        values = state.as_dict()
+        values = {**state.as_dict(), "made_by": made_by(loader)}
         # With workers, each has a copy of the dataset, and the copies diverge.
         is_alone = loader.num_workers == 0 and not isinstance(loader.dataset, IterableDataset)
         if is_alone and keeps_state(loader.dataset):
@@ -128,6 +130,20 @@ class LoaderState:
                     "state in workers. Load it into a loader that is made as it was then."
                 )
             give_state(loader.dataset, resume.dataset, "dataset")
+        if resume.workers and not isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                "load_state_dict: workers: the state is of an iterable dataset, "
+                f"{type(loader.dataset).__name__} is map-style. Make the loader as it was then."
+            )
+        doubts = check_made_by(
+            resume.made_by,
+            made_by(loader),
+            within=not resume.finished,
+            ahead=bool(resume.ahead),
+            divided=bool(resume.workers),
+        )
+        if doubts:
+            warn(told_doubts("DataLoader", doubts))
         return resume
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..checkpoint.user_state import give_state, keeps_state, state_of
+from ..checkpoint.user_state import ended_early, give_state, keeps_state, state_of
 from ..error_notes import add_thread_note
 from ..state_fields import Field, check_fields, check_version, is_whole_number
 
@@ -154,6 +154,9 @@ class DatasetReader:
             give_state(self._items, own, f"{where}.state")
         else:
             self.skip(state["num_items"])
+            if self.num_items < state["num_items"]:
+                given = f"{where}.num_items", self._dataset
+                raise ended_early(*given, self.num_items, state["num_items"])
         self.num_passes, self.num_items = state["num_passes"], state["num_items"]
 
 

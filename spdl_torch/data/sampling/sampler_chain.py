@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["epoch_of", "nested_samplers", "shard_of"]
+__all__ = ["epoch_of", "nested_samplers", "num_ranks", "shard_of"]
 
 _NUM_WRAPPED = 8  # samplers inside samplers; a bound, should one contain itself
 
@@ -19,6 +20,14 @@ def shard_of(sampler: Any) -> tuple[int, int]:
         if isinstance(replicas, int) and isinstance(rank, int) and 0 <= rank < replicas:
             return replicas, rank
     return 1, 0
+
+
+def num_ranks(sampler: Any) -> int:
+    """Return the number of processes that load in step, this one included."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    return shard_of(sampler)[0]
 
 
 def epoch_of(sampler: Any) -> int | None:

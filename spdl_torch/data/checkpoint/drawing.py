@@ -1,0 +1,119 @@
+"""The indices of a sampler that keeps its own state, and that state at the loop's position."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from .user_state import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["Drawing"]
+
+
+class Drawing:
+    """An iterator over the indices of a sampler that keeps its own state.
+
+    It gives the indices that a saved loop had drawn and not received, then those of the sampler.
+
+    A sampler's state alone may mean two things. A generator that has not begun knows nothing of its
+    epoch yet; and one that has given its last index may begin the next epoch once it is restored.
+    So a state is asked of a sampler that has begun, and says whether the epoch's indices have
+    ended. To know that, the next one is drawn, and kept for the loop.
+
+    Args:
+        indices: the epoch's indices from there on, after ``pending``.
+        begin: begins an epoch of the sampler.
+        restored: the state in the middle of this epoch that the sampler was given; None = none.
+        ended: whether ``pending`` are the epoch's last ones.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        indices: Iterator[Any],
+        begin: Callable[[], Iterator[Any]],
+        *,
+        pending: Iterable[Any] = (),
+        restored: Any = None,
+        ended: bool = False,
+    ) -> None:
+        self._sampler = sampler
+        self._indices = indices
+        self._begin = begin
+        self._ahead = deque(pending)
+        self._restored = restored
+        self._ended = ended
+        self._has_begun = restored is not None
+        self._before_last: Any = None
+        """The sampler's state before the last of ``_ahead`` was drawn, if it was asked then."""
+        self._failure: BaseException | None = None
+
+    def __iter__(self) -> Drawing:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._ahead:
+            return self._drawn()
+        if len(self._ahead) == 1:
+            self._before_last = None
+        return self._ahead.popleft()
+
+    def look_ahead(self) -> list[Any]:
+        """Return the indices that come next, at least one unless there are no more."""
+        if not self._ahead:
+            self._draw_ahead()
+        return list(self._ahead)
+
+    def now(self) -> tuple[Any, list[Any], bool]:
+        """Return the sampler's state, the indices drawn and not used, and whether they are the
+        epoch's last ones. Raises: what the sampler's ``state_dict()`` raises.
+        """
+        if not self._has_begun:
+            self._draw_ahead()
+        if self._before_last is not None:
+            *ahead, _ = self._ahead
+            return copy.deepcopy(self._before_last), ahead, False
+        state, ahead = self.at_end(), list(self._ahead)
+        if self._restored is None and not self._ended and self._draw_ahead():
+            self._before_last = copy.deepcopy(state)
+        return state, ahead, self._ended
+
+    def at_end(self) -> Any:
+        """Return the sampler's state, whatever is left of its indices."""
+        if self._restored is not None:  # it was not asked for an index since: it may not know yet
+            return copy.deepcopy(self._restored)
+        return state_of(self._sampler)
+
+    def _draw_ahead(self) -> bool:
+        """Draw an index and keep it for the loop, or the sampler's error in its place."""
+        if self._ended or self._failure is not None:
+            return False
+        try:
+            self._ahead.append(self._drawn())
+        except StopIteration:
+            return False
+        except Exception as error:
+            self._failure = error
+            return False
+        return True
+
+    def _drawn(self) -> Any:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if self._ended:
+            raise StopIteration
+        is_first, self._has_begun, self._restored = not self._has_begun, True, None
+        try:
+            return next(self._indices)
+        except StopIteration:
+            if not is_first:
+                self._ended = True
+                raise
+        # A sampler that keeps its position, restored at the end of an epoch, has none left.
+        self._indices = self._begin()
+        return self._drawn()

@@ -1,0 +1,156 @@
+"""Whose state it is: the loader, dataset and sampler that a state was saved with, in short.
+
+A state is a position in an order. In another order it means nothing, and nobody would notice: so
+what the order follows from is saved beside it, and compared when the state is resumed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DistributedSampler as TorchDistributedSampler
+
+from ..sampling.sampler_chain import nested_samplers, num_ranks
+from ..state_fields import Field, is_flag, is_whole_number
+from .contents import contents_of, length_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "FIELDS",
+    "PIPELINE_FIELDS",
+    "check_made_by",
+    "doubts_about_pass",
+    "made_by",
+    "pass_made_by",
+    "told_doubts",
+]
+
+
+def made_by(loader: Any) -> dict[str, Any]:
+    """Return what identifies a loader, as numbers and text; None = unknown."""
+    samplers = list(nested_samplers(loader._index_sampler))
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    return {
+        "dataset": type(loader.dataset).__name__,
+        "length": None if is_iterable else length_of(loader.dataset),
+        "contents": contents_of(loader.dataset),
+        # Without batches, or with our own size of them, the same samplers give the same order.
+        "samplers": []
+        if is_iterable
+        else [type(each).__name__ for each in samplers if type(each) is not BatchSampler],
+        "shuffle": _shuffle(samplers[-1]),
+        "sampler_seed": _seed(samplers[-1]),
+        "seed": loader.seed,
+        "batch_size": loader.batch_size,
+        "ranks": num_ranks(loader._index_sampler),
+    }
+
+
+def check_made_by(
+    saved: Mapping[str, Any], here: Mapping[str, Any], *, within: bool, ahead: bool, divided: bool
+) -> str:
+    """Compare the loader of a state with the one ``here``, and return what may be wrong; "" =
+    nothing. ``within``: the state is within an epoch; ``ahead``: it has numbers of batches;
+    ``divided``: the dataset divides itself among ranks. A state of version 1 has nothing ``saved``.
+
+    Raises: ValueError: within an epoch, the order cannot be the one that was saved.
+    """
+    differing = [name for name in here if name in saved and saved[name] != here[name]]
+    wrong, doubtful = set(), {"dataset", "contents", "samplers", "seed", *_OF_ORDER}
+    if within:
+        wrong = {name for name in _OF_ORDER if None not in (saved.get(name), here[name])}
+        wrong |= {"batch_size", "ranks"} if ahead else set()
+        doubtful |= {"ranks"} if divided else set()
+    if {"length", "dataset"} & {*differing}:
+        doubtful -= {"contents"}  # that goes without saying
+    told = ", ".join(_told(name, saved, here) for name in differing if name in wrong)
+    if told:
+        raise ValueError(
+            f"load_state_dict: made_by: the state is of another loader: {told}. Its position means "
+            "nothing in another order: samples would be lost, or come twice. Make the loader as it "
+            "was then, or begin a new epoch without the state."
+        )
+    return ", ".join(_told(name, saved, here) for name in differing if name in doubtful)
+
+
+def pass_made_by(source: Any, stages: Iterable[str]) -> dict[str, Any]:
+    """Return what identifies the passes of a pipeline."""
+    return {
+        "source": type(source).__name__,
+        "length": length_of(source),
+        "contents": contents_of(source),
+        "stages": list(stages),
+    }
+
+
+def doubts_about_pass(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Return what may be wrong with a pipeline ``here`` for a state that ``saved`` says the origin
+    of; "" = nothing. A source that has grown since may be right.
+    """
+    return ", ".join(
+        _told(name, saved, here) for name in here if name in saved and saved[name] != here[name]
+    )
+
+
+def told_doubts(owner: str, doubts: str) -> str:
+    """Return the warning about a state that is resumed all the same."""
+    return (
+        f"{owner}.load_state_dict: the state is of another one: {doubts}. This one goes on where "
+        "the state says, but what comes may not be what would have come. Make it as it was then; "
+        "or take no notice, if this is meant."
+    )
+
+
+_OF_ORDER = ("length", "shuffle", "sampler_seed")
+
+
+def _told(name: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    if name == "contents":
+        return "contents other than they were"
+    return f"{name} {here[name]!r}, was {saved[name]!r}"
+
+
+def _shuffle(sampler: Any) -> bool | None:
+    """Return whether a sampler shuffles; None = unknown."""
+    if isinstance(sampler, RandomSampler | SequentialSampler):
+        return isinstance(sampler, RandomSampler)
+    return bool(sampler.shuffle) if isinstance(sampler, TorchDistributedSampler) else None
+
+
+def _seed(sampler: Any) -> int | None:
+    """Return the seed from which a sampler's order follows; None = not from one."""
+    is_seeded = isinstance(sampler, TorchDistributedSampler) and sampler.shuffle
+    return int(sampler.seed) if is_seeded else None
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) is int
+
+
+_NUMBER = Field("a whole number or null", _is_number)
+_TEXT = Field("text or null", _is_text)
+_TEXTS = Field(
+    "a list of text",
+    lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
+)
+PIPELINE_FIELDS = {"source": _TEXT, "length": _NUMBER, "contents": _TEXT, "stages": _TEXTS}
+"""The fields of ``made_by`` in a pipeline's state."""
+FIELDS = {
+    "dataset": _TEXT,
+    "length": _NUMBER,
+    "contents": _TEXT,
+    "samplers": _TEXTS,
+    "shuffle": Field("true, false or null", lambda value: value is None or is_flag(value)),
+    "sampler_seed": _NUMBER,
+    "seed": _NUMBER,
+    "batch_size": _NUMBER,
+    "ranks": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),
+}
+"""The fields of ``made_by`` in a state."""

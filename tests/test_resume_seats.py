@@ -1,0 +1,316 @@
+"""Resuming wherever the workers live: the rest of the epoch, and what follows, as if nothing had
+been."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from _loader_helpers import no_thread_left
+from _seats import FORKED, MOVING, NONE, THREADS, in_every_seat, in_seats
+from _state_data import Live, share_of_worker
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler
+
+from spdl_torch import DataLoader
+
+__all__ = ["no_thread_left"]
+
+
+class Numbers(Dataset):
+    """Samples show what they drew."""
+
+    def __init__(self, length=24):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor([index, int(torch.randint(10**9, ()))])
+
+
+class Walk(IterableDataset):
+    """Goes on where it was, whoever iterates; tells nobody where that is."""
+
+    def __init__(self, length=12):
+        self.length = length
+        self.at = 0
+
+    def __iter__(self):
+        items = share_of_worker(self.length)
+        while self.at < len(items):
+            self.at += 1
+            yield items[self.at - 1]
+
+
+class WalkWithState(Walk):
+    """The same, with a state."""
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Steps:
+    """An iterator with a state."""
+
+    def __init__(self, items):
+        self.items, self.place = items, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.place == len(self.items):
+            raise StopIteration
+        self.place += 1
+        return self.items[self.place - 1]
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class SteppedOver(IterableDataset):
+    """Its iterators keep a state, which ends with them."""
+
+    def __init__(self, length=12):
+        self.length = length
+
+    def __iter__(self):
+        return Steps(share_of_worker(self.length))
+
+
+class Position:
+    """A sampler that keeps its position, as a generator that learns of an epoch at its first
+    index."""
+
+    def __init__(self, length):
+        self.length, self.position, self.begins_at = length, 0, 0
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        self.position, self.begins_at = self.begins_at, 0
+        while self.position < self.length:
+            self.position += 1
+            yield self.position * 5 % self.length
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.begins_at = state["position"]
+
+
+class Deck:
+    """A sampler that begins a new order when its last one is empty."""
+
+    def __init__(self, length):
+        self.length, self.own, self.left = length, torch.Generator().manual_seed(3), []
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        if not self.left:
+            self.left = torch.randperm(self.length, generator=self.own).tolist()
+        while self.left:
+            yield self.left.pop()
+
+    def state_dict(self):
+        return {"left": self.left, "own": self.own.get_state().tolist()}
+
+    def load_state_dict(self, state):
+        self.left = state["left"]
+        self.own.set_state(torch.tensor(state["own"], dtype=torch.uint8))
+
+
+def plain(batches):
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
+def stored(loader):
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def epochs_of(make, num_epochs):
+    loader = make()
+    return [plain(loader) for _ in range(num_epochs)]
+
+
+def resumed_from(make, epoch, num_batches, num_epochs, asked=False):
+    """The epochs of a loader that stopped after some batches, or before ``iter()`` (None), and of
+    the one that went on."""
+    loader, epochs = make(), []
+    if asked:
+        loader.state_dict()
+    epochs += [plain(loader) for _ in range(epoch)]
+    begun = []
+    if num_batches is not None:
+        batches = iter(loader)
+        begun = plain(next(batches) for _ in range(num_batches))
+    state, rng = stored(loader), torch.get_rng_state()
+    batches = None
+    again = make()
+    again.load_state_dict(state)
+    torch.set_rng_state(rng)
+    epochs.append(begun + plain(again))
+    return epochs + [plain(again) for _ in range(num_epochs - len(epochs))]
+
+
+ORDERS = {
+    "shuffle": lambda data: {"shuffle": True},
+    "generator": lambda data: {"shuffle": True, "generator": torch.Generator().manual_seed(1)},
+    "sampler": lambda data: {"sampler": RandomSampler(data, replacement=True)},
+    "position": lambda data: {"sampler": Position(len(data))},
+    "deck": lambda data: {"sampler": Deck(len(data))},
+    "batches": lambda data: {"batch_sampler": BatchSampler(Deck(len(data)), 4, False)},
+}
+
+
+@in_every_seat
+def test_later_epochs_are_those_that_would_have_come(seat):
+    """With torch's generator restored, from a state after ``iter()`` and before the first batch."""
+    check_later_epochs(seat, "shuffle", [(0, 0)])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@in_seats(NONE, THREADS)
+def test_later_epochs_follow_in_any_order(seat, order):
+    """From a state before the epoch, before its first batch, in the middle and after the last one;
+    with samplers that keep a state, too."""
+    check_later_epochs(seat, order, [(0, None), (0, 0), (1, 0), (1, 2), (0, 6)])
+
+
+def check_later_epochs(seat, order, stops):
+    def make():
+        data = Numbers()
+        options = ORDERS[order](data)
+        if "batch_sampler" not in options:
+            options["batch_size"] = 4
+        return seat.loader(data, **options)
+
+    def run(*stop):
+        torch.manual_seed(1)
+        return epochs_of(make, 3) if not stop else resumed_from(make, *stop, 3)
+
+    expected = run()
+    for stop in stops:
+        assert run(*stop) == expected, stop
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("dataset", [SteppedOver, Live])
+@in_every_seat
+def test_iterables_go_on_whether_their_workers_stay_or_not(seat, dataset, persistent):
+    """An iterator's state ends with its epoch; a dataset's is the next one's beginning. So from the
+    second epoch on, before every worker has given a batch."""
+
+    def make():
+        return seat.loader(dataset(16), batch_size=2, seed=2, persistent_workers=persistent)
+
+    expected = epochs_of(make, 3)
+    for stop in [(1, 1)] if seat.pickles else [(1, 0), (1, 1), (0, 8)]:
+        assert resumed_from(make, *stop, 3, asked=True) == expected, stop
+
+
+@in_every_seat
+def test_loading_into_the_same_loader_is_as_into_a_new_one(seat, caplog):
+    """Persistent workers have gone on with a dataset that keeps its position: they begin anew,
+    since the state, the first one, counts what they gave from their beginning on."""
+    loader = seat.loader(WalkWithState(), batch_size=1, persistent_workers=True)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    with caplog.at_level(logging.ERROR, "spdl_torch.data"):
+        state = stored(loader)
+    rest = plain(batches)
+    loader.load_state_dict(state)
+    assert plain(loader) == rest
+    assert len(rest) == 9
+
+
+@in_every_seat
+def test_an_iterable_that_ends_before_the_state_is_an_error(seat):
+    """Its items are counted; fewer than were handed out cannot be passed over."""
+    loader = seat.loader(Walk(12), batch_size=2)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    state = stored(loader)
+    del batches
+    again = seat.loader(Walk(4), batch_size=2)
+    again.load_state_dict(state)
+    match = r"num_items: resuming makes \d+ item\(s\) of Walk again, .* but it ended after \d\."
+    with pytest.raises(ValueError, match=match):
+        list(again)
+
+
+def test_without_workers_a_dataset_that_goes_on_without_a_state_is_an_error():
+    """It is the same object, and has gone on since."""
+    loader = DataLoader(Walk(12), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    list(batches)
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"workers\[0\]\.num_items: resuming makes 2 item"):
+        iter(loader)
+
+
+def test_items_since_a_state_are_counted_as_well():
+    """A state that is asked for now and then has the items since beside it."""
+    loader = DataLoader(WalkWithState(12), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    state = stored(loader)
+    state["workers"][0] |= {"num_items": 40, "num_after": 38}
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"workers\[0\]\.num_after: resuming makes 38 item"):
+        iter(loader)
+
+
+# -- out of order ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["shuffle", "deck"])
+@in_seats(NONE, THREADS, FORKED, MOVING)
+def test_what_came_ahead_is_known_to_a_second_state(seat, order):
+    """A state that is loaded and saved again, at once or a few batches later, knows the batches
+    that came before their turn, though they were not drawn again."""
+
+    options = {"batch_size": 2, "seed": 1, "in_order": False}
+
+    def make(kind):
+        torch.manual_seed(4)
+        orders = {
+            "shuffle": {"shuffle": True, "generator": torch.Generator().manual_seed(6)},
+            "deck": {"sampler": Deck(40)},
+        }
+        return kind(Numbers(40), **options, **orders[order])
+
+    whole = plain(make(DataLoader))
+    first = make(DataLoader)
+    batches = iter(first)
+    seen = plain(next(batches) for _ in range(2))
+    state = stored(first)
+    state["ahead"] = [1, 3, 4, 9]  # as if the batches before each were late
+    seen += [whole[2 + number] for number in state["ahead"]]
+    for num_batches in (0, 1, 3):
+        loader = make(seat.loader)
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        seen += plain(next(batches) for _ in range(num_batches))
+        state = stored(loader)
+        batches = None
+    loader = make(seat.loader)
+    loader.load_state_dict(state)
+    assert sorted(seen + plain(loader)) == sorted(whole)
