@@ -235,7 +235,7 @@ def test_a_state_is_not_taken_from_what_is_no_state():
     dataset = dataset_of(range(3))
     with pytest.raises(ValueError, match=r"what PipelineDataset\.state_dict"):
         dataset.load_state_dict({})
-    with pytest.raises(ValueError, match="version 9, this release knows up to 1"):
+    with pytest.raises(ValueError, match="version 9, this release knows up to 2"):
         dataset.load_state_dict({**dataset.state_dict(), "version": 9})
     with pytest.raises(ValueError, match="not a state of a PipelineDataset"):
         dataset.load_state_dict({**dataset.state_dict(), "more": 1})
