@@ -600,6 +600,51 @@ def test_spawned_process_takes_over_what_random_is_pickled_as():
         assert b"spdl" not in pickle.dumps(value)
 
 
+def test_functions_that_are_led_elsewhere_look_as_they_did():
+    """What programs ask the functions of ``random``, ``numpy.random`` and torch for is the same
+    after a loader: their generator, name, text, signature, pickle and copy."""
+    script = """
+        import copy, inspect, pickle, random, types
+        import numpy as np
+        import torch
+
+        def look(function):
+            def asked(ask):
+                try:
+                    return ask()
+                except Exception as error:
+                    return type(error)
+
+            names = ("__self__", "__name__", "__qualname__", "__module__", "__doc__")
+            found = [getattr(function, name, "none") for name in (*names, "__text_signature__")]
+            found += [asked(lambda: inspect.signature(function)), callable(function)]
+            found += [isinstance(function, types.MethodType | types.BuiltinMethodType)]
+            found += [asked(lambda: pickle.loads(pickle.dumps(function)).__name__)]
+            found += [asked(lambda: copy.copy(function).__name__)]
+            return found
+
+        def all_looks():
+            names = [(module, name) for module in (random, np.random) for name in dir(module)]
+            torchs = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state")
+            names += [(torch, name) for name in torchs]
+            names += [(torch.utils.data, "get_worker_info")]
+            functions = [(n, getattr(m, n)) for m, n in names if not n.startswith("_")]
+            return {(n, i): look(f) for i, (n, f) in enumerate(functions) if callable(f)}
+
+        generators = random.shuffle.__self__, np.random.shuffle.__self__
+        before = all_looks()
+        list(DataLoader([1, 2, 3], num_workers=2))
+        after = all_looks()
+        print({name[0] for name, look in before.items() if after[name] != look})
+        print(generators == (random.random.__self__, np.random.random.__self__))
+        # Written as MONAI and others write their defaults.
+        print(np.random.random.__self__.uniform(2, 3) > 2, len(before) > 60)
+    """
+    result = run_script(script)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == ["set()", "True", "True True"]
+
+
 @pytest.mark.usefixtures("led_by")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["map", "iterable"])

@@ -8,8 +8,10 @@ and tensors are not in the pickle, but in memory that all children map: see ``sh
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import pickle
+import random
 import types
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, cast
@@ -89,6 +91,8 @@ class _Pickler(ForkingPickler, TensorReducer):
         """Reduce an object; see ``pickle.Pickler``."""
         if type(obj) is np.ndarray:
             return _reduced_array(obj)
+        if isinstance(obj, types.MethodType | types.BuiltinMethodType):
+            return _reduced_method(obj)
         if isinstance(obj, torch.Tensor | torch.UntypedStorage):
             if obj.is_shared():
                 return NotImplemented
@@ -149,6 +153,27 @@ def _reduced_array(array: np.ndarray[Any, Any]) -> Any:
     if array.nbytes >= LEAST_BLOCK_BYTES and not array.flags.forc:
         array = np.ascontiguousarray(array)
     return array.__reduce_ex__(5)
+
+
+def _reduced_method(method: Any) -> Any:
+    """Reduce a function of ``random`` or ``numpy.random`` to its name: in the child it draws from
+    the sample's stream. pickle would make it a method of another generator."""
+    name = getattr(method, "__name__", "")
+    for module in (random, np.random):
+        generator = getattr(getattr(module, name, None), "__self__", None)
+        if generator is not None and generator is method.__self__:
+            return getattr, (_Module(module.__name__), name)
+    return NotImplemented
+
+
+class _Module:
+    """A module in the pickle, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self._name,)
 
 
 class _Writable:

@@ -198,6 +198,8 @@ def _install_python() -> None:
     process = getattr(random, "_inst", None)
     if type(process) is not random.Random:
         return  # another Python, or other code has patched it
+    for name in ("random", "getrandbits"):
+        _look_like(getattr(_Primitives, name), getattr(random, name))
     process.__class__ = _ProcessRandom
     random.random = process.random
     random.getrandbits = process.getrandbits
@@ -211,16 +213,26 @@ def _install_numpy() -> None:
     process = getattr(np.random.mtrand, "_rand", None)
     if process is None:
         return  # another numpy
-    methods = {
-        name: name
-        for name in dir(np.random)
-        if getattr(getattr(np.random, name), "__self__", None) is process
-    }
-    for name, method in {**methods, **_NUMPY_FUNCTIONS}.items():
-        setattr(np.random, name, _numpy_dispatcher(name, getattr(np.random, name), method))
+    for name in dir(np.random):
+        function = getattr(np.random, name)
+        if getattr(function, "__self__", None) is process:
+            own = _numpy_method(function.__func__)
+            # Bound like numpy's own: programs ask these functions for their generator.
+            setattr(np.random, name, types.MethodType(own, process))
+    for name, method in _NUMPY_FUNCTIONS.items():
+        setattr(np.random, name, _numpy_function(getattr(np.random, name), method))
 
 
-def _numpy_dispatcher(name: str, original: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _numpy_method(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def dispatch(process: Any, /, *args: Any, **kwargs: Any) -> Any:
+        streams = of_thread.streams
+        return original(process if streams is None else streams.numpy(), *args, **kwargs)
+
+    return dispatch
+
+
+def _numpy_function(original: Callable[..., Any], method: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         streams = of_thread.streams
@@ -228,9 +240,13 @@ def _numpy_dispatcher(name: str, original: Callable[..., Any], method: str) -> C
             return original(*args, **kwargs)
         return getattr(streams.numpy(), method)(*args, **kwargs)
 
-    # Pickled by this name, it becomes numpy's own function in a process without a loader.
-    dispatch.__module__, dispatch.__qualname__ = "numpy.random", name
     return dispatch
+
+
+def _look_like(function: Any, original: Any) -> None:
+    """Give a function the name, the documentation and the signature of a builtin method."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__text_signature__"):
+        setattr(function, name, getattr(original, name))
 
 
 def _install_torch_seeding() -> None:

@@ -1,0 +1,106 @@
+"""Random streams as a promise: the same bits in every seat, of whatever draws."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _seats import NONE, THREADS, in_every_seat, with_workers
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from spdl_torch.data.rng.patches import install
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+install()  # a function that was kept before the first loader draws from the process's generator
+
+LENGTH, BATCH_SIZE = 12, 3
+
+
+class Augmented(Dataset):
+    """Draws from all that samples draw from: functions of torch, ``random`` and ``numpy.random``
+    (called, kept, and in C++), and generators of its own."""
+
+    def __init__(self) -> None:
+        self.kept = random.random, np.random.random_sample, np.random.ranf
+        self.own_python = random.Random(1)
+        self.own_numpy = np.random.default_rng(2)
+        self.transforms = {"old": np.random.RandomState(3), "torch": torch.Generator()}
+        self.dropout = nn.Dropout(0.5)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> list[float]:
+        drawn = [float(index), float(torch.rand(())), random.gauss(0, 1), np.random.normal()]
+        drawn += [draw() for draw in self.kept]
+        drawn += [self.own_python.random(), self.own_numpy.random()]
+        drawn += [self.transforms["old"].rand()]
+        drawn += torch.rand(2, generator=self.transforms["torch"]).tolist()
+        drawn += self.dropout(torch.ones(4)).tolist()
+        return [*drawn, *torch.randperm(3).tolist(), random.random(), np.random.rand()]
+
+
+class InBatches(Augmented):
+    """The same samples, made by the batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[list[float]]:
+        return [self[index] for index in indices]
+
+
+class AsStream(IterableDataset):
+    """Draws at the beginning and in each item; every worker makes a part of them."""
+
+    def __iter__(self) -> Any:
+        first = torch.rand(()), random.random(), np.random.rand()
+        info = torch.utils.data.get_worker_info()
+        for index in range(info.id, LENGTH, info.num_workers):
+            yield index, *first, torch.rand(()), random.random(), np.random.rand()
+
+
+def collate(samples: list[Any]) -> Any:
+    """Draws too, as Mixup does."""
+    return default_collate(samples), torch.rand(2), random.random(), np.random.rand()
+
+
+def drawn(loader: Any) -> str:
+    """The bits of two epochs."""
+    return repr([batch for _ in range(2) for batch in loader])
+
+
+@functools.cache
+def reference(kind: type) -> str:
+    """The bits that are drawn in one seat, against which the others are held."""
+    return drawn(loader_in(THREADS if kind is AsStream else NONE, kind))
+
+
+def loader_in(seat: Any, kind: type) -> Any:
+    options = {"seed": 5, "generator": torch.Generator()}  # the base seed is drawn all the same
+    return seat.loader(kind(), batch_size=BATCH_SIZE, collate_fn=collate, **options)
+
+
+def states() -> Any:
+    numpys = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), numpys[1].tolist(), numpys[2:]
+
+
+@in_every_seat
+@pytest.mark.parametrize("kind", [Augmented, InBatches])
+def test_samples_draw_the_same_bits_in_every_seat(seat: Any, kind: Any) -> None:
+    """As without workers, in two epochs; the trainer's generators stand still."""
+    want, before = reference(kind), states()
+    assert drawn(loader_in(seat, kind)) == want
+    assert states() == before
+
+
+@with_workers
+def test_items_of_an_iterable_draw_the_same_bits_in_every_seat(seat: Any) -> None:
+    """By their worker and their number in it, wherever that worker is."""
+    want, before = reference(AsStream), states()
+    assert drawn(loader_in(seat, AsStream)) == want
+    assert states() == before
