@@ -52,7 +52,17 @@ ROOMS = {
     ],
     "observe": ["page", "verdict", "store", "trace", "plot", "__init__"],
     "io": [
-        *("_left_out", "_types", "_sizes", "_retry", "_opening", "_storage", "_cache", "_transfer"),
+        *(
+            "_copies",
+            "_left_out",
+            "_types",
+            "_sizes",
+            "_retry",
+            "_opening",
+            "_storage",
+            "_cache",
+            "_transfer",
+        ),
         *("_config", "_remote", "_resuming", "_read", "_source", "_tar", "_array"),
         *("_video", "_image", "utils", "__init__"),
     ],

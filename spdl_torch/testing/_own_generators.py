@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import types
 from contextlib import contextmanager
 from itertools import islice, pairwise
@@ -17,6 +16,7 @@ from ..data.rng.owned import (
     state_of,
 )
 from ..data.workers.worker_info import acting_as_worker
+from ..io._copies import deep_copy
 from ._members import PLAIN, members
 from ._user_code import UserCode
 
@@ -93,7 +93,7 @@ def alike_on_workers(dataset: Any, *, seeds_transforms: bool) -> list[str]:
     moved: list[dict[str, set[int]]] = []
     for number in range(2):
         try:
-            own = copy.deepcopy(dataset)
+            own = deep_copy(dataset)
         except Exception:  # what cannot be copied cannot be looked at twice
             return []
         seeded = OwnedGenerators(own).found if seeds_transforms else ()

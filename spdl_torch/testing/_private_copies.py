@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch
 from ..data.nested_datasets import nested_datasets
 from ..data.workers.dataset_copies import own_copy
 from ..data.workers.worker_info import rebound
+from ..io._copies import deep_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ def private_copy(
 def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
     """Return a deep copy, or the value itself if there is none."""
     try:
-        return copy.deepcopy(value, memo)
+        return deep_copy(value, memo)
     except Exception:  # a handle, a generator, a lock, or a class that refuses
         return value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from functools import partial
 from itertools import islice
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
+from ..io._copies import deep_copy
 from ._differences import first_difference, path_of_difference
 from ._generators import States, generators_kept, seed_all
 from ._own_generators import OwnGenerators, alike_on_workers
@@ -140,7 +140,7 @@ def _what_changes(
         dataset = getattr(loader, "dataset", None)
         own = OwnGenerators(dataset, getattr(loader, "collate_fn", None))
         digests = own.digests()
-        before, generators = copy.deepcopy(dataset), States.now()
+        before, generators = deep_copy(dataset), States.now()
         for _ in islice(loader, num_batches):
             pass
         drawn = generators.changed() - drawn_by_sampler

@@ -8,13 +8,13 @@ that they keep using.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Literal
 
+from ...io._copies import deep_copy
 from ...pipeline.failures import text_of
 from ..error_notes import Reason, add_thread_note
 
@@ -70,7 +70,7 @@ def state_of(each: Any) -> Any:
     if misfit is not None:
         raise misfit
     try:
-        return copy.deepcopy(each.state_dict())
+        return deep_copy(each.state_dict())
     except Exception as error:
         add_thread_note(error, f"in {type(each).__name__}.state_dict(), asked by a loader's")
         raise
@@ -88,7 +88,7 @@ def give_state(each: Any, state: Any, field: str) -> None:
             "no load_state_dict(state). Load it into a loader that is made as it was then."
         )
     try:
-        each.load_state_dict(copy.deepcopy(state))
+        each.load_state_dict(deep_copy(state))
     except Exception as error:
         raise ValueError(
             f"load_state_dict: {field} is not taken by {kind}.load_state_dict: {text_of(error)}."

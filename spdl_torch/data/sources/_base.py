@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import random
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from ...io._copies import shallow_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,7 @@ class DataSource(ABC, Generic[T_co]):
         return self.iterate()
 
     def _with(self, **changes: Any) -> Self:
-        twin = copy.copy(self)
+        twin = shallow_copy(self)
         for name, value in changes.items():
             setattr(twin, name, value)
         return twin

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
+from ...io._copies import deep_copy, shallow_copy
 from ..rng.owned import OwnedGenerators
 from .object_state import attributes_of_copy
 from .private_state import TRANSFORM_NAMES
@@ -64,7 +64,7 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
     ):
         return dataset  # a plain container: workers set nothing on it, and a copy would be large
     try:
-        own = copy.copy(dataset)
+        own = shallow_copy(dataset)
         attributes = {} if own is dataset else attributes_of_copy(own)
     except Exception as error:
         _warn_shared(dataset, error)
@@ -96,7 +96,7 @@ def _copy_datasets_in(value: Any, memo: dict[int, Any]) -> Any:
     try:
         if isinstance(value, tuple):
             return value._make(own) if hasattr(value, "_make") else type(value)(own)
-        copied = copy.copy(value)
+        copied = shallow_copy(value)
         if isinstance(value, dict):
             copied.update(zip(value, own, strict=True))
         else:
@@ -109,7 +109,7 @@ def _copy_datasets_in(value: Any, memo: dict[int, Any]) -> Any:
 
 def _deep_copy_or_share(value: Any, memo: dict[int, Any]) -> Any:
     try:
-        return copy.deepcopy(value, memo)
+        return deep_copy(value, memo)
     except Exception as error:
         _warn_shared(value, error)
         return value

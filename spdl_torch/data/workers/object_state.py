@@ -38,7 +38,6 @@ __all__ = [
     "is_memory",
     "is_ours",
     "is_seen_through",
-    "set_state",
     "slots_of",
 ]
 
@@ -182,17 +181,3 @@ def bytes_in(state: Any) -> int:
     if type(values) not in (list, tuple) and type(state) is not dict:
         return len(state) if isinstance(state, bytes) else 0
     return sum(len(each) for each in values if type(each) is bytes)
-
-
-def set_state(own: Any, state: Any) -> None:
-    """Give a new object its state, as pickle does."""
-    if hasattr(own, "__setstate__"):
-        own.__setstate__(state)
-        return
-    slots = None
-    if isinstance(state, tuple) and len(state) == 2:
-        state, slots = state
-    if state:
-        vars(own).update(state)
-    for name, value in (slots or {}).items():
-        object.__setattr__(own, name, value)

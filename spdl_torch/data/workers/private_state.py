@@ -8,7 +8,6 @@ that cannot be copied, shared as a whole, which is reported.
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import types
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ...io._copies import deep_copy, set_state, shallow_copy, unfinalized
 from ..rng.owned import GENERATOR_KINDS
 from .object_state import (
     SHARED_MODULES,
@@ -31,7 +31,6 @@ from .object_state import (
     is_memory,
     is_ours,
     is_seen_through,
-    set_state,
     slots_of,
 )
 from .private_memory import PrivateMemory, TornMemory, root_bytes
@@ -103,7 +102,7 @@ class PrivateState:
         if not has_own_attributes(value):
             return self._attempt(value, where)
         try:
-            own = copy.copy(value)
+            own = shallow_copy(value)
             if own is value:
                 raise _Shared("its copy is the object itself")
             attributes = attributes_of_copy(own)
@@ -147,7 +146,7 @@ class PrivateState:
         del self._kept[kept:]
         if where[1] in TRANSFORM_NAMES:  # they keep state more often than data
             try:
-                return copy.deepcopy(value, self._memo)
+                return deep_copy(value, self._memo)
             except Exception as error:
                 why = _reason(error)
         self._share(where, value, why)
@@ -339,7 +338,7 @@ class PrivateState:
 
     def _by_deepcopy(self, value: Any, where: _Where) -> Any:
         self._weigh(value)
-        own = copy.deepcopy(value, self._memo)
+        own = deep_copy(value, self._memo)
         self._kept.append(value)
         return own
 
@@ -370,7 +369,8 @@ class PrivateState:
         make, args, state, members, pairs = (*reduced, None, None, None)[:5]
         # pickle's own state is the object's dictionary; that of a __getstate__ is made anew.
         self._take(bytes_in(state))
-        own = self._note(value, make(*self._members(args, where)))
+        own = make(*self._members(args, where))
+        own = self._note(value, own if own is value else unfinalized(own, value))
         if state is not None:
             self._kept.append(state)
             set_state(own, self._state(state, where))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from array import array
 from collections import UserString
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
@@ -10,6 +9,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
+
+from .._copies import shallow_copy
 
 __all__ = [
     "Leaf",
@@ -118,7 +119,9 @@ def _with_members(batch: Any, changed: dict[Any, Any]) -> Any:
         return _mapping_with(batch, changed)
     if isinstance(batch, Sequence):
         return _sequence_with(batch, changed)
-    clone = copy.copy(batch)  # not built anew: __post_init__ has run, and may want other arguments
+    clone = shallow_copy(
+        batch
+    )  # not built anew: __post_init__ has run, and may want other arguments
     for name, value in changed.items():
         object.__setattr__(clone, name, value)  # also where the class is frozen
     return clone
@@ -127,7 +130,9 @@ def _with_members(batch: Any, changed: dict[Any, Any]) -> Any:
 def _mapping_with(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Mapping[Any, Any]:
     try:
         if isinstance(batch, MutableMapping):
-            clone = copy.copy(batch)  # keeps a default factory, attributes, the order of the keys
+            clone = shallow_copy(
+                batch
+            )  # keeps a default factory, attributes, the order of the keys
             clone.update(changed)
             return clone
         return type(batch)({**batch, **changed})  # type: ignore[call-arg]  # or a TypeError
@@ -145,7 +150,7 @@ def _sequence_with(batch: Sequence[Any], changed: dict[int, Any]) -> Sequence[An
         if hasattr(batch, "_fields"):  # a named tuple
             return type(batch)(*members)
         if isinstance(batch, MutableSequence):
-            clone = copy.copy(batch)
+            clone = shallow_copy(batch)
             for place, value in changed.items():
                 clone[place] = value
             return clone

@@ -1,0 +1,213 @@
+"""Copies of users' objects never run the user's ``__del__``: what they share stays open."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+from typing import Any
+
+import pytest
+from _seats import in_every_seat
+from torch.utils.data import Dataset
+
+from spdl_torch import DataLoader
+from spdl_torch.io._copies import deep_copy, shallow_copy
+from spdl_torch.testing import assert_reproducible, assert_thread_safe
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+class Ends:
+    """Writes into a file when it ends, in whatever process that is."""
+
+    def __init__(self, log: Any, name: str) -> None:
+        self.log, self.name = log, name
+
+    def __del__(self) -> None:
+        with open(self.log, "a") as file:
+            file.write(f"{self.name} {os.getpid()}\n")
+
+
+class Crop(Ends):
+    """A transform that ends itself."""
+
+    def __call__(self, value: int) -> int:
+        return value
+
+
+class Unpacked(Ends, Dataset):
+    """Ends itself, and holds what ends itself: alone, in a list, in a transform."""
+
+    def __init__(self, log: Any) -> None:
+        super().__init__(log, "dataset")
+        self.held = Ends(log, "held")
+        self.listed = [Ends(log, "listed")]
+        self.transform = Crop(log, "transform")
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        assert type(self) is Unpacked
+        return self.transform(index)
+
+
+def ended(log: Any) -> list[str]:
+    gc.collect()
+    return sorted(log.read_text().split("\n")[:-1]) if log.exists() else []
+
+
+@in_every_seat
+def test_what_a_dataset_holds_ends_once_and_after_the_loader(seat: Any, tmp_path: Any) -> None:
+    """Workers' copies come and go with the epochs; only the trainer's own objects run __del__."""
+    log = tmp_path / "log"
+    dataset = Unpacked(log)
+    loader = seat.loader(dataset, batch_size=2)
+    for _ in range(2):
+        assert len(list(loader)) == 4
+    assert ended(log) == []
+    del loader, dataset
+    names = "dataset", "held", "listed", "transform"
+    assert ended(log) == [f"{name} {os.getpid()}" for name in names]
+
+
+def make_loader(dataset: Any) -> Any:
+    return lambda num_workers: DataLoader(dataset, num_workers=num_workers, isolation="thread")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [assert_thread_safe, lambda dataset: assert_reproducible(make_loader(dataset))],
+    ids=["assert_thread_safe", "assert_reproducible"],
+)
+def test_a_check_ends_nothing_of_the_dataset(check: Any, tmp_path: Any) -> None:
+    """The checks of ``spdl_torch.testing`` make copies too."""
+    log = tmp_path / "log"
+    dataset = Unpacked(log)
+    check(dataset)
+    assert ended(log) == []
+    del dataset
+    assert len(ended(log)) == 4
+
+
+count: list[str] = []
+subclasses: list[type] = []
+
+
+class Counted:
+    def __del__(self) -> None:
+        count.append(type(self).__name__)
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "x")
+    __del__ = Counted.__del__
+
+
+class Listed(list, Counted):
+    pass
+
+
+class Keyed(dict, Counted):
+    pass
+
+
+class Announced(Counted):
+    def __init_subclass__(cls, *, name: str = "") -> None:
+        subclasses.append(cls)
+
+
+class Stated(Counted):
+    def __getstate__(self) -> Any:
+        return vars(self)
+
+    def __setstate__(self, state: Any) -> None:
+        vars(self).update(state)
+
+
+def made(kind: type) -> Any:
+    value = kind()
+    value.x = [1]
+    return value
+
+
+@pytest.mark.parametrize("kind", [Counted, Slotted, Listed, Keyed, Announced, Stated])
+@pytest.mark.parametrize("copied", [shallow_copy, deep_copy])
+def test_a_copy_ends_silently_and_is_of_its_class(copied: Any, kind: Any) -> None:
+    """Its type, state and pickle are those of any copy; nothing is told of a class."""
+    count.clear()
+    subclasses.clear()
+    original = made(kind)
+    if kind in (Listed, Keyed):
+        original.__init__([(1, 2)])
+    own = copied(original)
+    plain = (copy.copy if copied is shallow_copy else copy.deepcopy)(original)
+    assert type(own) is kind
+    assert (own.x is original.x) == (plain.x is original.x)
+    assert own.x == [1]
+    if kind is not Slotted:
+        assert pickle.dumps(own) == pickle.dumps(plain)
+    del plain
+    gc.collect()
+    assert count == [kind.__name__], "the plain copy runs it: the control"
+    del own
+    gc.collect()
+    assert count == [kind.__name__]
+    del original
+    gc.collect()
+    assert count == [kind.__name__] * 2
+    assert subclasses == []
+
+
+def test_an_original_lives_as_long_as_its_copy() -> None:
+    """What a copy uses is not ended when the trainer puts another object in its place."""
+    count.clear()
+    owner = made(Counted)
+    own = deep_copy([owner])
+    del owner
+    gc.collect()
+    assert count == []
+    del own
+    gc.collect()
+    assert count == ["Counted"]
+
+
+class Fails(Counted):
+    """Cannot be copied: what it holds cannot."""
+
+    def __init__(self) -> None:
+        self.file = open(os.devnull)  # noqa: SIM115  # closed by its own end
+
+
+def test_a_copy_that_fails_ends_silently() -> None:
+    """Half of it has no attributes yet, at which __del__ would fail; the memo forgets it."""
+    count.clear()
+    values, memo = [made(Counted), Fails()], {}
+    with pytest.raises(TypeError, match="pickle"):
+        deep_copy(values, memo)
+    gc.collect()
+    assert count == []
+    assert memo == {}
+    values[1].file.close()
+
+
+class Reopens(Counted):
+    """Makes its copies itself, each with a resource of its own."""
+
+    def __copy__(self) -> Reopens:
+        return Reopens()
+
+    def __deepcopy__(self, memo: Any) -> Reopens:
+        return Reopens()
+
+
+@pytest.mark.parametrize("copied", [shallow_copy, deep_copy])
+def test_a_copy_made_by_its_class_ends_as_any_object(copied: Any) -> None:
+    """It may have opened a file of its own, which nobody else would close."""
+    count.clear()
+    original = Reopens()
+    copied(original)
+    gc.collect()
+    assert count == ["Reopens"]
