@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..measuring.child_process import ChildFailure, run_child
 from ..measuring.machine import OtherPrograms
 from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
+from ..whole_files import write_text
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
 from .tables import TABLES, load_table
@@ -252,7 +253,7 @@ def _with_memory(
 def write_files(report: Report, options: BenchOptions, out: TextIO) -> None:
     """Write the JSON and the picture, if they were asked for."""
     if options.json is not None:
-        options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+        write_text(options.json, json.dumps(report.as_json(), indent=2) + "\n")
     if options.picture is None or not report.rows:
         return
     if not installed("matplotlib"):

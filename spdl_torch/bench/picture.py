@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from ..whole_files import whole_file
 from .statistics import summarize
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def draw(report: Report, path: Path) -> None:
         if missing:
             figure.supxlabel("\n".join(missing), fontsize="small", x=0.02, ha="left")
     figure.suptitle(report.title, fontsize="medium")
-    figure.savefig(path, dpi=110)
+    with whole_file(path) as file:
+        figure.savefig(file, format=path.suffix.removeprefix(".") or None, dpi=110)
 
 
 def missing_contenders(report: Report) -> list[str]:

@@ -7,6 +7,8 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from ..whole_files import write_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -78,4 +80,4 @@ class Sheet:
             if self._path is not None:
                 lines = [asdict(each) for each in self._lines]
                 written = {**self._facts, "passed": self.has_passed, "lines": lines}
-                self._path.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+                write_text(self._path, json.dumps(written, indent=1) + "\n")

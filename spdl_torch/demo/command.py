@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..measuring.child_process import ChildFailure
 from ..measuring.machine import usable_cores
 from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
+from ..whole_files import write_text
 from .children import run_job
 from .jobs import (
     PHOTOGRAPHS,
@@ -296,7 +297,7 @@ class _Demo:
         try:
             if self._options.json is not None:
                 text = json.dumps(as_json(self._outcome), indent=1)
-                self._options.json.write_text(f"{text}\n", encoding="utf-8")
+                write_text(self._options.json, f"{text}\n")
             if self._options.html is not None:
                 from ..observe.page.document import write_page
                 from .page import page_of

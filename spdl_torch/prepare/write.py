@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import tarfile
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from spdl_torch.data.sources._tar_index import TarIndex, index_path, load_index
 from spdl_torch.errors import DecodeError
+from spdl_torch.whole_files import new_file
 
 if TYPE_CHECKING:
     from .encode import Sample
@@ -32,7 +33,7 @@ class ShardWriter:
         self._path = os.path.join(folder, name)
         self._index = TarIndex(tar=name)
         self._offset = 0
-        self._file: BinaryIO = open(self._path + _PARTIAL, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by finish() or drop()
+        self._file = new_file(self._path + _PARTIAL, buffering=1 << 20)
 
     def add(self, sample: Sample) -> None:
         """Append the members of a sample. Its key is its number."""
@@ -78,7 +79,7 @@ class ShardWriter:
 
 def write_whole(path: str, content: bytes) -> None:
     """Write a file so that it is never seen incomplete."""
-    with open(path + _PARTIAL, "wb") as file:
+    with new_file(path + _PARTIAL) as file:
         file.write(content)
         _sync(file)
     os.replace(path + _PARTIAL, path)

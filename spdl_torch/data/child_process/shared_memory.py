@@ -65,7 +65,7 @@ class _Slab:
             os.ftruncate(self.descriptor, size)
             self.memory = mmap.mmap(self.descriptor, size)
         else:
-            self.tag = f"spdl-torch-{os.getpid()}-{number}"
+            self.tag = f"spdl-torch-{os.urandom(8).hex()}-{number}"
             self.memory = mmap.mmap(-1, size, self.tag)  # type: ignore[arg-type]  # Windows' tag
         self.array: np.ndarray[Any, Any] = np.frombuffer(self.memory, np.uint8)
         self._address = int(self.array.ctypes.data)

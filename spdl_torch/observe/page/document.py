@@ -13,16 +13,17 @@ import gzip
 import html
 import json
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...whole_files import write_text
 from .charts import bokeh_script, charts_of, check_bokeh
 from .content import Chart, Lanes, Table, Text, heading_of
 from .look import DRAW, POLICY, STYLE
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from .content import Column, Format, Page
@@ -41,15 +42,7 @@ def write_page(page: Page, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: a page must be a file, and this is a folder. Add a name to it.")
-    text = html_of(page)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # Not every text can be written to a file: names of files may be any bytes.
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, html_of(page))
     return path
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..store.query import choose_run, query_event_stats, query_queue_stats, query_task_stats
-from ..store.schema import open_for_reading
+from ..store.query import (
+    choose_run,
+    query_event_stats,
+    query_queue_stats,
+    query_task_stats,
+    run_row,
+)
 
 if TYPE_CHECKING:
     import os
@@ -185,12 +189,10 @@ def merge_spans(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tup
 
 
 def _read_run(db_path: str | os.PathLike[str], run_id: int, first: float) -> Run:
-    with closing(open_for_reading(db_path)) as connection:
-        row = connection.execute("SELECT * FROM run WHERE run_id = ?", (run_id,)).fetchone()
-        (num_runs,) = connection.execute("SELECT count(*) FROM run").fetchone()
+    row = run_row(db_path, run_id)
     return Run(
         run_id=run_id,
-        num_runs=num_runs,
+        num_runs=row["num_runs"],
         host=row["host"],
         rank=row["rank"],
         world_size=row["world_size"],

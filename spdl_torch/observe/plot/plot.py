@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from ...whole_files import whole_file
 from .bottleneck import find_bottlenecks
 from .data import load
 from .draw import draw
@@ -68,7 +69,8 @@ def plot_stats(
     ):
         if rows:
             path = folder / f"{kind}_stats_combined.{file_format}"
-            draw_one(recording).savefig(path, format=file_format, dpi=110)
+            with whole_file(path) as file:
+                draw_one(recording).savefig(file, format=file_format, dpi=110)
             paths.append(path)
     return paths
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+import math
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
+from ...shown_text import printable_line
 from .entries import EventLogEntry
-from .schema import open_for_reading
+from .schema import reading
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
 __all__ = [
     "QueueStatsQueryResult",
@@ -18,10 +20,10 @@ __all__ = [
     "TaskStatsQueryResult",
     "TaskStatsRow",
     "choose_run",
-    "num_dropped_of_run",
     "query_event_stats",
     "query_queue_stats",
     "query_task_stats",
+    "run_row",
 ]
 
 
@@ -131,7 +133,7 @@ def query_event_stats(
     """Return events, oldest first; arguments as for :func:`query_task_stats`, less ``pipeline``."""
     rows = _select(db_path, "event_stats", (event_name, start_time, end_time, run_id, None), "ASC")
     return [
-        EventLogEntry(row["timestamp"], row["event_name"], json.loads(row["details"]))
+        EventLogEntry(row["timestamp"], row["event_name"], _json_of(row, "details", db_path))
         for row in rows
     ]
 
@@ -139,10 +141,11 @@ def query_event_stats(
 def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
     """Return the given run, or the last one that has statistics. Raises: ValueError: none has."""
     query = (
-        "SELECT DISTINCT run_id FROM stage WHERE stage_id IN (SELECT stage_id FROM task_window) "
+        "SELECT DISTINCT run_id FROM stage JOIN run USING (run_id) "
+        "WHERE stage_id IN (SELECT stage_id FROM task_window) "
         "OR stage_id IN (SELECT stage_id FROM queue_window) ORDER BY run_id"
     )
-    with closing(open_for_reading(db_path)) as connection:
+    with reading(db_path) as connection:
         run_ids = [row["run_id"] for row in connection.execute(query)]
     if not run_ids:
         raise ValueError(f"{db_path}: no figures of a stage or a queue were logged to it.")
@@ -156,12 +159,19 @@ def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
     return run_id
 
 
-def num_dropped_of_run(db_path: str | os.PathLike[str], run_id: int) -> int:
-    """Return the number of entries not written, as known at the run's end; 0 before."""
-    with closing(open_for_reading(db_path)) as connection:
-        query = "SELECT num_dropped FROM run WHERE run_id = ?"
-        (row,) = connection.execute(query, (run_id,))
-        return int(row["num_dropped"])
+def run_row(db_path: str | os.PathLike[str], run_id: int) -> dict[str, Any]:
+    """Return the row of a run, with ``versions`` and ``config`` as they were given, and
+    ``num_runs``, the number of runs in the file. ``num_dropped`` is 0 before the run's end.
+    """
+    query = "SELECT run.*, (SELECT count(*) FROM run) AS num_runs FROM run WHERE run_id = ?"
+    with reading(db_path) as connection:
+        row = connection.execute(query, (run_id,)).fetchone()
+    if row is None:
+        raise ValueError(f"{db_path} is damaged: run {run_id} is not in it.")
+    found = _checked(dict(row), _COLUMNS["run"], db_path)
+    if not 0 <= found["started"] <= _LATEST:
+        raise ValueError(f"{db_path} is damaged: run {run_id} started at {found['started']}.")
+    return found | {name: _json_of(found, name, db_path) for name in ("versions", "config")}
 
 
 def _select(
@@ -176,9 +186,62 @@ def _select(
     conditions = (named, "timestamp >= ?", "timestamp <= ?", "run_id = ?", "pipeline = ?")
     given = [(c, value) for c, value in zip(conditions, filters, strict=True) if value is not None]
     where = " AND ".join(condition for condition, _ in given) or "TRUE"
-    with closing(open_for_reading(db_path)) as connection:
+    with reading(db_path) as connection:
         rows = connection.execute(
             f"SELECT * FROM {view} WHERE {where} ORDER BY timestamp {order}, id {order}",
             [value for _, value in given],
         )
-        return [dict(row) for row in rows]
+        return [_checked(dict(row), _COLUMNS[view], db_path) for row in rows]
+
+
+_TYPES = {
+    "str": str,
+    "int": int,
+    "int | None": int | None,
+    "float": float | int,
+    "float | None": float | int | None,
+}
+
+_EVENT_COLUMNS = {"timestamp": "float", "event_name": "str", "details": "str"}
+_COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "task_stats": TaskStatsRow.__annotations__,
+    "queue_stats": QueueStatsRow.__annotations__,
+    "event_stats": _EVENT_COLUMNS,
+    "run": {
+        **dict.fromkeys(("run_id", "rank", "world_size", "num_dropped"), "int"),
+        **dict.fromkeys(("host", "versions", "config"), "str"),
+        "started": "float",
+        "ended": "float | None",
+    },
+}
+_NAMES = ("name", "label", "host", "event_name")  # that are shown wherever the row is
+_LATEST = 1e11  # seconds since 1970: the year 5138
+
+
+def _checked(
+    row: dict[str, Any], columns: Mapping[str, Any], db_path: str | os.PathLike[str]
+) -> dict[str, Any]:
+    """Return a row whose values are what the writer writes: SQLite does not see to that."""
+    for column, kind in columns.items():
+        value = row[column]
+        kind = getattr(kind, "__forward_arg__", kind)  # before Python 3.14
+        is_right = isinstance(value, _TYPES[kind])
+        if is_right and isinstance(value, float):
+            is_right = math.isfinite(value)
+        if not is_right:
+            raise ValueError(f"{db_path} is damaged: {column} must be {kind}, got {value!r:.50}.")
+        if column in _NAMES:
+            row[column] = printable_line(value)
+    return row
+
+
+def _json_of(
+    row: Mapping[str, Any], column: str, db_path: str | os.PathLike[str]
+) -> dict[str, Any]:
+    try:
+        content = json.loads(row[column])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{db_path} is damaged: {column} must be JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{db_path} is damaged: {column} must be an object, got {content!r:.50}.")
+    return content

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..page.content import Band, Chart, Line, Text
 from ..page.events import Event, event_tables
 from .entries import PROBES_EVENT
-from .query import choose_run, query_event_stats, query_queue_stats, query_task_stats
-from .schema import open_for_reading
+from .query import choose_run, query_event_stats, query_queue_stats, query_task_stats, run_row
 from .stored_run import choose_pipeline, pipelines_of_file, report_of_file, rows_by_stage
 
 if TYPE_CHECKING:
@@ -57,9 +54,8 @@ class StoredRun:
         run_id = choose_run(path, run_id)
         pipeline = choose_pipeline(path, run_id, pipeline)
         names = pipelines_of_file(path, run_id=run_id)
-        with closing(open_for_reading(path)) as connection:
-            row = connection.execute("SELECT * FROM run WHERE run_id = ?", (run_id,)).fetchone()
-        return cls(Path(path), run_id, pipeline, names.get(pipeline or 0, ""), dict(row))
+        row = run_row(path, run_id)
+        return cls(Path(path), run_id, pipeline, names.get(pipeline or 0, ""), row)
 
     def report(self) -> Report:
         """Return the report on the whole of it."""
@@ -77,7 +73,7 @@ class StoredRun:
         """Return where the statistics are from."""
         facts = self.facts
         started = datetime.fromtimestamp(facts["started"]).astimezone()
-        versions = json.loads(facts["versions"])
+        versions = facts["versions"]
         parts = [
             f"{self.path.name}, run {self.run_id}",
             *([f"pipeline {self.pipeline} {self.name}".rstrip()] if self.pipeline else []),
@@ -96,7 +92,7 @@ class StoredRun:
             else [f"host {other.facts['host']} → {self.facts['host']}"]
         )
         for column in ("config", "versions"):
-            now, then = json.loads(self.facts[column]), json.loads(other.facts[column])
+            now, then = self.facts[column], other.facts[column]
             found += [
                 f"{key} {then.get(key, 'none')} → {now.get(key, 'none')}"
                 for key in sorted(now.keys() | then.keys())

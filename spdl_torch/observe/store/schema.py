@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
-__all__ = ["SCHEMA_VERSION", "open_for_reading", "open_for_writing"]
+__all__ = ["SCHEMA_VERSION", "open_for_writing", "reading"]
 
 SCHEMA_VERSION = 1
 """``PRAGMA user_version`` of the files that this release writes."""
@@ -141,16 +143,31 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def open_for_reading(path: str | os.PathLike[str]) -> sqlite3.Connection:
-    """Open an existing file, whether or not somebody writes to it.
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
+    """Open an existing file for the block, whether or not somebody writes to it.
 
-    Raises: FileNotFoundError; ValueError: the file is something else, or of a newer release.
+    Raises: FileNotFoundError; ValueError: the file is something else, of a newer release, or
+        damaged, also where the block finds that out; sqlite3.Error: somebody keeps it locked.
     """
-    path = Path(path)
+    try:
+        with closing(_open_for_reading(Path(path))) as connection:
+            yield connection
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # Errors of the module itself, such as of a text that is no UTF-8, have no code.
+        if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise
+        raise ValueError(f"{path} is damaged: {error}.") from error
+
+
+def _open_for_reading(path: Path) -> sqlite3.Connection:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder, and no statistics file.")
     if not path.is_file():
-        raise FileNotFoundError(f"statistics file {path} does not exist.")
+        raise FileNotFoundError(
+            f"statistics file {path} does not exist. Give a file that recording or "
+            "SQLiteStatsWriter wrote."
+        )
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)
     connection.row_factory = sqlite3.Row
     try:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ...shown_text import printable_line
 from ..verdict.causes import Probes
 from ..verdict.placement import Placement
 from ..verdict.report import Report, make_report
 from .entries import DATA_EVENT, PLACEMENT_EVENT, PROBES_EVENT
 from .query import (
     choose_run,
-    num_dropped_of_run,
     query_event_stats,
     query_queue_stats,
     query_task_stats,
+    run_row,
 )
 from .summary import mean_of, total_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .entries import EventLogEntry
 
@@ -52,19 +54,34 @@ def report_of_file(
     run_id = choose_run(db_path, run_id)
     pipeline = choose_pipeline(db_path, run_id, pipeline)
     stats = stats_of_file(db_path, run_id=run_id, pipeline=pipeline)
-    events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
-    probes, pooled = probes_of_events(events, pipeline or 0)
-    report = make_report(stats, probes, pooled=pooled)
-    events = query_event_stats(db_path, PLACEMENT_EVENT, run_id=run_id)
-    report = replace(report, placements=_placements_of(events, pipeline or 0))
-    events = query_event_stats(db_path, DATA_EVENT, run_id=run_id)
-    report = replace(report, stats=replace(report.stats, data=_data_of(events, pipeline or 0)))
-    missing = num_dropped_of_run(db_path, run_id)
+    probes_events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
+    placement_events = query_event_stats(db_path, PLACEMENT_EVENT, run_id=run_id)
+    data_events = query_event_stats(db_path, DATA_EVENT, run_id=run_id)
+    with _checking_details(db_path):
+        probes, pooled = probes_of_events(probes_events, pipeline or 0)
+        report = make_report(stats, probes, pooled=pooled)
+        report = replace(report, placements=_placements_of(placement_events, pipeline or 0))
+        data = _data_of(data_events, pipeline or 0)
+        report = replace(report, stats=replace(report.stats, data=data))
+    missing = run_row(db_path, run_id)["num_dropped"]
     if not missing:
         return report
     remark = f"entries of this run that were not written to the file: {missing}."
     verdict = replace(report.verdict, remarks=(*report.verdict.remarks, remark))
     return replace(report, verdict=verdict)
+
+
+def _name_of(event: EventLogEntry) -> str:
+    return printable_line(str(event.details["name"]))
+
+
+@contextmanager
+def _checking_details(db_path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what events without their details raise into an error of the file."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{db_path} is damaged: details of an event: {error!r}.") from error
 
 
 def unit_of(report: Report) -> str:
@@ -82,7 +99,8 @@ def pipelines_of_file(
     rows = query_queue_stats(db_path, run_id=run_id)
     numbers = sorted({row["pipeline"] for row in rows if row["pipeline"] is not None})
     events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
-    names = {event.details["pipeline"]: str(event.details["name"]) for event in events}
+    with _checking_details(db_path):
+        names = {event.details["pipeline"]: _name_of(event) for event in events}
     return {number: names.get(number, "") for number in numbers}
 
 
@@ -92,10 +110,11 @@ def stats_of_file(
     """Return the sum of a run's windows. Arguments and errors as for :func:`report_of_file`."""
     run_id = choose_run(db_path, run_id)
     pipeline = choose_pipeline(db_path, run_id, pipeline)
-    return stats_of_rows(
-        query_task_stats(db_path, run_id=run_id, pipeline=pipeline),
-        query_queue_stats(db_path, run_id=run_id, pipeline=pipeline),
-    )
+    queue_rows = query_queue_stats(db_path, run_id=run_id, pipeline=pipeline)
+    if not queue_rows:
+        raise ValueError(f"{db_path}: no figures of a queue were logged in run {run_id}.")
+    task_rows = query_task_stats(db_path, run_id=run_id, pipeline=pipeline)
+    return stats_of_rows(task_rows, queue_rows)
 
 
 def probes_of_events(

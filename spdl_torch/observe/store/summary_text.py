@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ...shown_text import printable
 from .query import choose_run
 from .stored_run import pipelines_of_file, report_of_file
 from .summary import summarize
@@ -41,7 +42,7 @@ def log_stats_summary(
     if queues:
         lines += _meaning(db_path, choose_run(db_path, run_id))
     # An empty line first, so that a logger's prefix has a line of its own.
-    (write or _logger.info)("\n".join(lines))
+    (write or _logger.info)(printable("\n".join(lines)))
 
 
 def _section(title: str, parts: Sequence[TaskSummary | QueueSummary]) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from ...shown_text import printable, printable_line
 from .entries import PROBES_EVENT
-from .query import query_event_stats, query_queue_stats, query_task_stats
-from .schema import open_for_reading
+from .query import query_event_stats, query_queue_stats, query_task_stats, run_row
+from .schema import reading
 from .stored_run import pipelines_of_file, report_of_file, rows_by_stage, unit_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def frame_of(
         lines += ["", *([heading] if heading else [])]
         lines += _of_pipeline(path, run["run_id"], number)
     lines += _events(path, run["run_id"], run["started"])
-    return "\n".join(lines), state
+    return printable("\n".join(lines)), state
 
 
 def _run(path: str | os.PathLike[str], run_id: int | None) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _run(path: str | os.PathLike[str], run_id: int | None) -> dict[str, Any]:
         "SELECT run_id, timestamp FROM queue_stats) w USING (run_id) GROUP BY run_id "
         "ORDER BY run_id"
     )
-    with closing(open_for_reading(path)) as connection:
+    with reading(path) as connection:
         runs = {row["run_id"]: dict(row) for row in connection.execute(query)}
     if not runs:
         raise ValueError(f"{path}: no run was logged to it.")
@@ -96,7 +96,10 @@ def _run(path: str | os.PathLike[str], run_id: int | None) -> dict[str, Any]:
     if run_id not in runs:
         there = ", ".join(map(str, runs))
         raise ValueError(f"{path}: run must be one of the file's ({there}), got {run_id}.")
-    return runs[run_id]
+    newest = runs[run_id]["newest"]
+    if not isinstance(newest, float | None):
+        raise ValueError(f"{path} is damaged: a timestamp is {newest!r:.50}.")
+    return runs[run_id] | run_row(path, run_id)
 
 
 def _of_pipeline(path: str | os.PathLike[str], run_id: int, number: int | None) -> list[str]:
@@ -128,8 +131,7 @@ def _events(path: str | os.PathLike[str], run_id: int, started: float) -> list[s
         known = {key: value for key, value in event.details.items() if value not in ("", None)}
         details = ", ".join(f"{key} {value}" for key, value in known.items())
         text = f"+{event.timestamp - started:.1f} s  {event.event_name}: {details}"[:_LONGEST]
-        # Keys and errors are the user's: what would control a terminal is not passed on to it.
-        lines.append("".join(letter if letter.isprintable() else "?" for letter in text))
+        lines.append(printable_line(text))  # keys and errors are the user's
     left_out = len(events) - len(shown)
     return [*lines, *([f"and {left_out:,} events before"] if left_out else [])]
 

@@ -79,8 +79,8 @@ class SQLiteStatsWriter:
 
     Ends: ``shutdown()`` wakes the thread, which writes the rest, and waits for it; Ctrl-C, an
     exception and the interpreter's exit do the same. A process that is killed leaves a file that
-    opens and lacks at most the last ``flush_interval``. If entries are logged faster than the thread
-    writes them, up to 1,000,000 wait in memory; while the file cannot be written (disk full), up to
+    opens and lacks at most the last ``flush_interval``. If entries are logged faster than they are
+    written, up to 1,000,000 wait in memory; while the file cannot be written (disk full), up to
     100,000. An entry that cannot be written at all (details that JSON cannot hold) is left out; the
     first one is logged. Dropped entries are counted; the count is logged, kept in the table
     ``run``, and mentioned by :func:`report_of_file`.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ...shown_text import printable_content
+from ...whole_files import whole_file
 from ..verdict.report import Report
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
 __all__ = [
@@ -66,32 +67,19 @@ def write(path: str | os.PathLike[str], trace: dict[str, Any]) -> Path:
     complete; folders are created, a file is replaced.
     """
     path = path_to_write(path)
-    if (
-        path.exists() and not path.is_file()
-    ):  # a pipe or a device, which a new file must not replace
-        write_to_descriptor(os.open(path, os.O_WRONLY), trace)
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
-    try:
-        with _opened(temporary, compressed=path.suffix == ".gz") as file:
-            for text in _texts(trace):
-                file.write(_bytes_of(text))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file) as packed:
+                packed.writelines(map(_bytes_of, _texts(trace)))
+        else:
+            file.writelines(map(_bytes_of, _texts(trace)))
     return path
 
 
 def write_to_descriptor(descriptor: int, trace: dict[str, Any]) -> None:
     """Write a trace to an open file, and close it."""
     with open(descriptor, "wb") as file:
-        for text in _texts(trace):
-            file.write(_bytes_of(text))
-
-
-def _opened(path: Path, *, compressed: bool) -> Any:
-    return gzip.open(path, "wb", compresslevel=6) if compressed else path.open("wb")
+        file.writelines(map(_bytes_of, _texts(trace)))
 
 
 def _bytes_of(text: str) -> bytes:
@@ -119,7 +107,14 @@ def read(path: str | os.PathLike[str], *, strict: bool = True) -> dict[str, Any]
     strict: refuse NaN and infinity, which are not JSON; otherwise they become texts.
     Raises: FileNotFoundError; ValueError: not a trace.
     """
-    content = Path(path).read_bytes()
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"trace {path} does not exist. Give a file that Profile.write_trace or tracing wrote."
+        )
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder. Give a trace in it, or merge them all.")
+    content = path.read_bytes()
     try:
         if content.startswith(_GZIP):
             content = gzip.decompress(content)
@@ -167,6 +162,6 @@ def owned_pids(trace: dict[str, Any]) -> set[int] | None:
 def report_in(profile: dict[str, Any], where: object) -> Report:
     """Return the report of one of :func:`profiles_of`."""
     try:
-        return Report.from_dict(profile["report"])
+        return Report.from_dict(printable_content(profile["report"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{where}: its report is damaged: {error!r}.") from error

@@ -30,7 +30,10 @@ def load_runs(
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder, and neither a statistics file nor a trace.")
     if not path.exists():
-        raise FileNotFoundError(f"statistics file or trace {path} does not exist.")
+        raise FileNotFoundError(
+            f"statistics file or trace {path} does not exist. Give a file that recording, "
+            "SQLiteStatsWriter or Profile.write_trace wrote."
+        )
     with path.open("rb") as file:
         start = file.read(len(_SQLITE))
     if start != _SQLITE:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...shown_text import printable
 from ..page.content import Column, Table, Text
 from .noise import bootstrap_interval, into_blocks, permutation_test, seconds_per_item
 
@@ -50,7 +51,7 @@ class Comparison:
     def __str__(self) -> str:
         """Return the finding, the test and the reasons."""
         lines = [f"COMPARED {self.finding}", f"test     {self.test}"]
-        return "\n".join([*lines, *(f"why      {reason}" for reason in self.reasons)])
+        return printable("\n".join([*lines, *(f"why      {reason}" for reason in self.reasons)]))
 
 
 def compare(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ...shown_text import printable
 from ..page.content import Page, Text
 from ..page.document import fragment_of, write_page
 from .causes import Cause, Probes
@@ -59,7 +60,7 @@ class Report:
         lines += [f"data     {line}" for line in data_lines(self.stats)]
         lines += [f"note     {remark}" for remark in self.verdict.remarks]
         lines.append(f"ACTION   {self.verdict.action}{_gain(self.verdict)}")
-        return "\n".join([*lines, *(f"WHAT IF  {each}" for each in self.predictions)])
+        return printable("\n".join([*lines, *(f"WHAT IF  {each}" for each in self.predictions)]))
 
     __repr__ = __str__
 

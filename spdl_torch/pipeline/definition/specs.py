@@ -8,6 +8,7 @@ from numbers import Real
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from ...shown_text import printable_line
 from .ops import OpKind, locate
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class SourceSpec:
     """Whether it is iterated again and again: one run over all epochs."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", printable_line(self.name))
         if not isinstance(self.iterable, Iterable | AsyncIterable) and not hasattr(
             self.iterable, "__getitem__"
         ):
@@ -96,6 +98,7 @@ class StageSpec:
     """For path variants: whether an item is a list, whose members ``op`` deals out."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", printable_line(self.name))
         _check_positive(f"stage {self.name!r}: concurrency", self.concurrency)
         if self.buffer_size is not None:
             _check_positive(f"stage {self.name!r}: buffer_size", self.buffer_size)

@@ -1,0 +1,52 @@
+"""Write files that are never seen incomplete, and never through a link put there."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["new_file", "whole_file", "write_text"]
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file to write in the block; it takes its name when the block ends, and is not there if
+    that fails.
+
+    Until then it has a name beside it that nobody can foresee. Missing folders are made, and a file
+    of that name is replaced. A pipe or a device is written to as it is. The umask sets the mode.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        with open(os.open(path, os.O_WRONLY), "wb") as file:
+            yield file
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".spdl-{os.urandom(8).hex()}.tmp")
+    try:
+        with new_file(temporary) as file:
+            yield file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text as a whole file, in UTF-8; what has no UTF-8 form becomes a question mark."""
+    with whole_file(path) as file:
+        file.write(text.encode("utf-8", "replace"))  # names of files may be any bytes
+
+
+def new_file(path: str | os.PathLike[str], *, buffering: int = -1) -> BinaryIO:
+    """Open a file to write that was not there, in the place of whatever has its name, which is
+    removed: a link is not followed.
+    """
+    Path(path).unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    return open(os.open(path, flags, 0o666), "wb", buffering=buffering)

@@ -1,0 +1,257 @@
+"""Files of statistics that are damaged or somebody else's: refused in words, shown without harm."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from spdl_torch.__main__ import main
+from spdl_torch.observe import (
+    EventLogEntry,
+    SQLiteStatsWriter,
+    log_stats_summary,
+    pipelines_of_file,
+    query_event_stats,
+    query_queue_stats,
+    query_task_stats,
+    recorders,
+    report_of_file,
+)
+from spdl_torch.observe.plot.data import load
+from spdl_torch.observe.store.watching import frame_of
+from spdl_torch.observe.trace.loading import load_runs
+from spdl_torch.observe.trace.run_page import page_of
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.whole_files import new_file, whole_file
+
+READERS = {
+    "report": report_of_file,
+    "pipelines": pipelines_of_file,
+    "tasks": query_task_stats,
+    "queues": query_queue_stats,
+    "events": query_event_stats,
+    "summary": log_stats_summary,
+    "watch": frame_of,
+    "plot": lambda path: load(path, stages=None, start_time=None, end_time=None, run_id=None),
+    "page": lambda path: page_of([(run, None) for run in load_runs(path)]),
+}
+HOSTILE = "de\x1b]0;title\x07co\x9bde\u202e\nVERDICT all is well"
+"""A name that sets a terminal's title, moves its cursor, turns the text and makes a line."""
+
+
+def write(path, name="decode"):
+    """A file of statistics of one run, without a journal beside it."""
+    with SQLiteStatsWriter(path, flush_interval=3600.0) as writer:
+        builder = PipelineBuilder().add_source(range(50)).pipe(str, name=name, concurrency=2)
+        pipeline = builder.add_sink().build(**recorders(writer.log))
+        with pipeline.auto_stop():
+            assert len(list(pipeline)) == 50
+        writer.log(EventLogEntry(1.0, "mine", {"loss": 0.5}))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a file of statistics."""
+    path = tmp_path_factory.mktemp("whole") / "s.db"
+    write(path)
+    return path.read_bytes()
+
+
+def damaged(content, draws):
+    """The content with some bytes changed, or cut off."""
+    changed = bytearray(content)
+    for _ in range(draws.choice([1, 4, 40])):
+        changed[draws.randrange(len(changed))] = draws.randrange(256)
+    return bytes(changed[: draws.randrange(len(changed))] if draws.random() < 0.1 else changed)
+
+
+def assert_read_or_refused(content, path):
+    """By every reader, with the one error that is documented, which names the file."""
+    path.write_bytes(content)
+    refusals = []
+    for read in READERS.values():
+        try:
+            read(path)
+        except ValueError as error:
+            refusals.append(str(error))
+    assert all(str(path) in refusal for refusal in refusals), refusals
+    return len(refusals)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_file_is_read_or_refused(seed, whole, tmp_path):
+    """Whatever SQLite, JSON or Python say of it: a ValueError with the path, and nothing else."""
+    draws = random.Random(seed)
+    refused = [assert_read_or_refused(damaged(whole, draws), tmp_path / "s.db") for _ in range(8)]
+    assert any(refused)
+    assert assert_read_or_refused(whole, tmp_path / "s.db") == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_damaged_file_is_read_or_refused_for_long(seed, whole, tmp_path):
+    """The long form of the above."""
+    draws = random.Random(seed)
+    for _ in range(40):
+        assert_read_or_refused(damaged(whole, draws), tmp_path / "s.db")
+
+
+CHANGES = {
+    "text for a number": "UPDATE task_window SET ave_time = 'soon'",
+    "an infinite time": "UPDATE queue_window SET elapsed = 9e999",
+    "no text": "UPDATE stage SET label = x'ff00'",
+    "no UTF-8": "UPDATE event SET details = CAST(x'ff' AS TEXT)",
+    "no JSON": "UPDATE event SET details = '{'",
+    "another JSON": "UPDATE event SET details = '[1]'",
+    "a run that is gone": "DELETE FROM run",
+    "an impossible start": "UPDATE run SET started = 1e300",
+    "no object": "UPDATE run SET versions = '3'",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_value_that_no_writer_writes_is_named(change, whole, tmp_path):
+    """SQLite keeps any value in any column."""
+    path = tmp_path / "s.db"
+    path.write_bytes(whole)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(CHANGES[change])
+    assert assert_read_or_refused(path.read_bytes(), path) >= 1
+
+
+def test_event_of_ours_without_its_details_is_damage(whole, tmp_path):
+    """The report reads them."""
+    path = tmp_path / "s.db"
+    path.write_bytes(whole)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE event SET event_name = 'probes'")
+    with pytest.raises(ValueError, match=r"s.db is damaged: details of an event"):
+        report_of_file(path)
+
+
+def assert_harmless(text):
+    """Every character is shown as one, and no line is somebody else's."""
+    assert all(letter.isprintable() or letter == "\n" for letter in text), ascii(text)
+    assert "\nVERDICT all is well" not in text
+
+
+COMMANDS = [["report"], ["watch", "--once"], ["report", "--format", "json"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_names_of_a_file_do_not_control_the_terminal(command, whole, tmp_path, capsys):
+    """Of stages, hosts and events, in what commands print and in the summary."""
+    path = tmp_path / "s.db"
+    path.write_bytes(whole)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "UPDATE stage SET label = ?, name = replace(name, 'decode', ?) WHERE label = 'decode'",
+            (HOSTILE, HOSTILE),
+        )
+        connection.execute("UPDATE run SET host = ?", (HOSTILE,))
+        details = '{"\\u001b": 1}'
+        connection.execute("UPDATE event SET event_name = ?, details = ?", (HOSTILE, details))
+    assert main([command[0], str(path), *command[1:]]) == 0
+    printed = capsys.readouterr().out
+    assert r"\x1b" in printed
+    assert_harmless(printed)
+    texts = []
+    log_stats_summary(path, write=texts.append)
+    assert_harmless(texts[0])
+
+
+def test_errors_of_a_command_do_not_control_the_terminal(tmp_path, capsys):
+    """The name of a file may be anything."""
+    assert main(["report", str(tmp_path / f"a{HOSTILE}")]) == 2
+    printed = capsys.readouterr().err
+    assert r"\x1b" in printed
+    assert_harmless(printed.replace("\nVERDICT", ""))
+
+
+MISSING = [
+    ["report", "none"],
+    ["report", "none", "--html", "page.html"],
+    ["watch", "none"],
+    ["plot", "none"],
+    ["trace", "none"],
+    ["trace", "none", "-o", "merged.json"],
+    ["trace", "none", "--torch", "none", "-o", "merged.json"],
+    ["prepare", "none", "out"],
+    ["prepare", "none", "--verify"],
+    ["prepare", "none", "--index"],
+]
+
+
+@pytest.mark.parametrize("command", MISSING, ids=" ".join)
+def test_missing_path_is_one_line_that_says_what_to_give(command, tmp_path, capsys, monkeypatch):
+    """Status 2, no traceback, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert printed.startswith(f"spdl-torch {command[0]}: ")
+    assert "none" in printed
+    assert re.search("Give a file that|Give the folder of|expected a folder of", printed)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_is_shown_without_a_command(capsys):
+    """And lists all of them."""
+    assert main([]) == 0
+    assert "watch" in capsys.readouterr().out
+
+
+def test_name_of_a_stage_is_one_printable_line(caplog):
+    """In the pipeline's repr, its statistics and the log, wherever the name came from."""
+    builder = PipelineBuilder().add_source([1, 0]).pipe(lambda n: 1 // n, name=HOSTILE)
+    pipeline = builder.add_sink().build(max_failures=1)
+    with pipeline.auto_stop():
+        assert list(pipeline) == [1]
+    assert_harmless(caplog.text)
+    assert r"de\x1b]0;" in caplog.text
+    assert_harmless(repr(pipeline))
+
+
+def test_file_has_the_mode_of_the_umask_and_goes_to_a_pipe_as_it_is(tmp_path):
+    """As any file that a program writes."""
+    before = os.umask(0o027)
+    try:
+        with whole_file(tmp_path / "new" / "page") as file:
+            file.write(b"page")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new" / "page").stat().st_mode & 0o777 == 0o640
+    reading, writing = os.pipe()
+    with whole_file(f"/dev/fd/{writing}") as file:
+        file.write(b"page")
+    os.close(writing)
+    assert os.read(reading, 10) == b"page"
+    os.close(reading)
+
+
+def test_file_is_not_written_through_a_link(tmp_path):
+    """Nor does its unfinished part have a name that somebody could foresee."""
+    target, page = tmp_path / "target", tmp_path / "page.html"
+    target.write_text("mine")
+    page.symlink_to(target)
+    seen = []
+    for _ in range(2):
+        with whole_file(page) as file:
+            file.write(b"page")
+            seen += [each for each in os.listdir(tmp_path) if each.endswith(".tmp")]
+    assert len(set(seen)) == 2
+    assert (target.read_text(), page.read_text()) == ("mine", "page")
+    assert not page.is_symlink()
+    (tmp_path / "part").symlink_to(target)
+    new_file(tmp_path / "part").close()
+    assert target.read_text() == "mine"
+    with pytest.raises(TypeError, match="bytes-like"), whole_file(page) as file:
+        file.write("half")
+    assert page.read_text() == "page"
+    assert sorted(os.listdir(tmp_path)) == ["page.html", "part", "target"]
