@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    import torch
     from torch import nn
 
 
@@ -33,11 +31,23 @@ def argument_parser(
     add("--batch-size", type=int, default=batch_size, metavar="N", help="of each rank")
     add("--lr", type=float, default=lr)
     add("--num-threads", type=int, default=4, metavar="N", help="of the pipeline")
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", type=torch.device, default=torch.device(default))
+    add("--device", help="cpu, cuda or cuda:N (default: cuda if there is one)")
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="little data and a small model, for a few seconds")
     return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options, with the device as torch's object."""
+    import torch  # after the parser's own errors and --help: it takes seconds
+
+    options = parser.parse_args(argv)
+    try:
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        options.device = torch.device(options.device or default)
+    except RuntimeError as error:
+        parser.error(f"--device: {error}")
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,9 @@ class Ranks:
 
     def sums(self, *values: float) -> list[float]:
         """Return each value added up over the ranks."""
+        import torch
+        import torch.distributed as dist
+
         total = torch.tensor(values, dtype=torch.float64)
         if self.world_size > 1:
             device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -79,6 +92,9 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks()
         return
+    import torch
+    import torch.distributed as dist
+
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -16,13 +16,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-import spdl_torch
-from spdl_torch.measuring.photographs import write_photographs
+from spdl_torch import DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import torch
 
 SMOKE = {
     "model": "resnet18",
@@ -53,7 +52,7 @@ def run_program(main: Callable[[], None]) -> int:
     except SetupError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
         return 2
-    except (spdl_torch.DecodeError, FloatingPointError) as error:
+    except (DecodeError, FloatingPointError) as error:
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         print(f"{name}: {error}{notes}", file=sys.stderr)
         return 1
@@ -146,6 +145,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     if options.sync_bn and options.device.type == "cpu":
         raise SetupError("--sync-bn needs CUDA; leave it out.")
     if options.smoke and options.device.type == "cpu":
+        import torch
+
         torch.set_num_threads(1)  # a team of threads on busy cores waits for its slowest member
     return options
 
@@ -153,6 +154,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 def _device(name: str) -> torch.device:
     """Return the device of this rank: under torchrun and with no number given, the one that
     ``LOCAL_RANK`` names."""
+    import torch
+
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -180,6 +183,8 @@ def smoke_folders(options: argparse.Namespace) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         options.output = options.output or Path(folder, "output")
         if options.data is None:
+            from spdl_torch.measuring.photographs import write_photographs
+
             options.data = Path(folder, "photographs")
             write_photographs(options.data, SMOKE_PHOTOGRAPHS)
         yield
@@ -206,6 +211,8 @@ def find_checkpoint(options: argparse.Namespace, name: str) -> Path | None:
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return what was saved, on the CPU; nothing but tensors and plain values is unpickled."""
+    import torch
+
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
@@ -215,6 +222,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """Write a checkpoint so that ``path`` is the whole old file or the whole new one at any
     moment."""
+    import torch
+
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     torch.save(checkpoint, unfinished)

@@ -39,40 +39,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from spdl_torch.io import load_npy, load_npz
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Combination = tuple[str, str, str, int]
-    Figures = dict[str, list[float]]
-
-BATCH = 16
-"""Loads per task."""
 ALL_WORKERS = (1, 2, 4, 8, 16, 32)
-CASES = (
-    *(("torch", "torch"), ("npy", "numpy"), ("npy", "ours"), ("npz", "numpy"), ("npz", "ours")),
-    *(("npz-compressed", "numpy"), ("npz-compressed", "ours")),
-)
-POOLS = ("threads", "processes")
-METRICS = {"loads_per_second": "loads/s", "cpu_ms_per_load": "CPU ms/load"}
-"""Name and heading."""
-COLUMNS = (
-    *("pool", "format", "loader", "num_workers", "metric"),
-    *("mean", "interval_low", "interval_high", "num_repeats"),
-)
-
-T_QUANTILES = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160),
-    *(2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056),
-    *(2.052, 2.048, 2.045, 2.042),
-)
-"""Student's t, two-sided 95 %, for 1 to 30 degrees of freedom: NIST/SEMATECH e-Handbook of
-Statistical Methods, 1.3.6.7.2."""
-NORMAL_QUANTILE = 1.960
 
 
 def parser() -> argparse.ArgumentParser:
@@ -106,6 +73,45 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--csv", type=Path, metavar="FILE", help="for the plot")
     return options
+
+
+if __name__ == "__main__":
+    # --help and a wrong option are answered before the imports that take seconds.
+    parser().parse_args()
+
+import numpy as np
+import torch
+
+from spdl_torch.io import load_npy, load_npz
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Combination = tuple[str, str, str, int]
+    Figures = dict[str, list[float]]
+
+BATCH = 16
+"""Loads per task."""
+CASES = (
+    *(("torch", "torch"), ("npy", "numpy"), ("npy", "ours"), ("npz", "numpy"), ("npz", "ours")),
+    *(("npz-compressed", "numpy"), ("npz-compressed", "ours")),
+)
+POOLS = ("threads", "processes")
+METRICS = {"loads_per_second": "loads/s", "cpu_ms_per_load": "CPU ms/load"}
+"""Name and heading."""
+COLUMNS = (
+    *("pool", "format", "loader", "num_workers", "metric"),
+    *("mean", "interval_low", "interval_high", "num_repeats"),
+)
+
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160),
+    *(2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056),
+    *(2.052, 2.048, 2.045, 2.042),
+)
+"""Student's t, two-sided 95 %, for 1 to 30 degrees of freedom: NIST/SEMATECH e-Handbook of
+Statistical Methods, 1.3.6.7.2."""
+NORMAL_QUANTILE = 1.960
 
 
 def main(options: argparse.Namespace) -> None:

@@ -21,6 +21,25 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("csv", type=Path, nargs="?", help="written by benchmark_numpy.py --csv")
+    parser.add_argument("--output", type=Path, help="default: the CSV's name with .png")
+    parser.add_argument("--smoke", action="store_true", help="measure a little and draw that")
+    options = parser.parse_args()
+    if options.csv is None and not options.smoke:
+        parser.error("csv: the file that benchmark_numpy.py --csv wrote is needed.")
+    return options
+
+
+if __name__ == "__main__":
+    # --help and a wrong option are answered before the imports that take seconds.
+    parse()
+
 import matplotlib
 
 matplotlib.use("Agg")  # never opens a window
@@ -48,21 +67,13 @@ class Point(NamedTuple):
 
 def main() -> None:
     """Read the table, draw it, and print where."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("csv", type=Path, nargs="?", help="written by benchmark_numpy.py --csv")
-    parser.add_argument("--output", type=Path, help="default: the CSV's name with .png")
-    parser.add_argument("--smoke", action="store_true", help="measure a little and draw that")
-    options = parser.parse_args()
+    options = parse()
     if options.smoke:
         with tempfile.TemporaryDirectory() as folder:
             table = Path(folder) / "smoke.csv"
             measure_a_little(table)
             draw(read(table), table.with_suffix(".png"))
         return
-    if options.csv is None:
-        parser.error("csv: the file that benchmark_numpy.py --csv wrote is needed.")
     draw(read(options.csv), options.output or options.csv.with_suffix(".png"))
 
 

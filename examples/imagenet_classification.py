@@ -36,8 +36,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
 from _imagenet import (
     SetupError,
     argument_parser,
@@ -48,6 +46,15 @@ from _imagenet import (
     save_checkpoint,
     smoke_folders,
 )
+
+OUTPUT = "runs/imagenet"
+
+if __name__ == "__main__":
+    # --help and a wrong option are answered before the imports that take seconds.
+    argument_parser(__doc__, output=OUTPUT).parse_args()
+
+import torch
+import torch.distributed as dist
 from _imagenet_data import make_loader, open_folders, relabel, train_dataset, validation_dataset
 from _imagenet_figures import Clock, Figures, Meter, Progress, Waiting, describe_loading
 from _imagenet_model import (
@@ -74,7 +81,7 @@ LAST, BEST = "last.pt", "best.pt"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, or validate, as the options say."""
-    options = parse(argument_parser(__doc__, output="runs/imagenet"), argv)
+    options = parse(argument_parser(__doc__, output=OUTPUT), argv)
     with smoke_folders(options), ranks(options.device) as group:
         torch.backends.cudnn.benchmark = True
         torch.manual_seed(options.seed)

@@ -27,9 +27,26 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from _imagenet import argument_parser, find_checkpoint, parse, run_program, smoke_folders
+
+
+def options_parser() -> argparse.ArgumentParser:
+    """Return a parser of the command line."""
+    parser = argument_parser(__doc__, output="runs/imagenet_lightning")
+    add = parser.add_argument_group("Lightning").add_argument
+    add("--devices", type=int, default=1, help="ranks on this machine (default: 1)")
+    add("--nodes", type=int, default=1)
+    add("--strategy", default="auto", help="as of Trainer; auto is ddp for several devices")
+    add("--logger", choices=("csv", "tensorboard"), default="csv")
+    return parser
+
+
+if __name__ == "__main__":
+    # --help and a wrong option are answered before the imports that take seconds.
+    options_parser().parse_args()
+
 import lightning
 import torch
-from _imagenet import argument_parser, find_checkpoint, parse, run_program, smoke_folders
 from _imagenet_data import make_loader, open_folders, relabel, train_dataset, validation_dataset
 from _imagenet_figures import Clock, Meter, describe_loading
 from _imagenet_figures import Progress as Lines
@@ -63,13 +80,7 @@ PRECISION = {None: "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, or validate, as the options say."""
-    parser = argument_parser(__doc__, output="runs/imagenet_lightning")
-    add = parser.add_argument_group("Lightning").add_argument
-    add("--devices", type=int, default=1, help="ranks on this machine (default: 1)")
-    add("--nodes", type=int, default=1)
-    add("--strategy", default="auto", help="as of Trainer; auto is ddp for several devices")
-    add("--logger", choices=LOGGERS, default="csv")
-    options = parse(parser, argv)
+    options = parse(options_parser(), argv)
     with smoke_folders(options):
         resumed = find_checkpoint(options, f"{LAST}.ckpt")
         lightning.seed_everything(options.seed, verbose=False)

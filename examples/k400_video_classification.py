@@ -43,6 +43,62 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+MODELS = (
+    *("r3d_18", "mc3_18", "r2plus1d_18"),
+    *("mvit_v1_b", "mvit_v2_s"),
+    *("swin3d_t", "swin3d_s", "swin3d_b"),
+)
+TINY = "tiny"
+LOADERS = ("threads", "pipeline", "torch")
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """Return a parser of the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", type=Path, metavar="ROOT", help="the folder of the videos")
+    add("--annotations", type=Path, nargs="+", default=[], metavar="CSV", help="lists of videos")
+    add("--smoke", action="store_true", help="tiny model, small clips; made-up videos if no --data")
+    add("--model", choices=(*MODELS, TINY), default="r3d_18")
+    add("--weights", help="torchvision's, such as DEFAULT or KINETICS400_V1 (downloads them)")
+    add("--checkpoint", help="a .ckpt of an earlier run: go on from it, or --evaluate it")
+    add("--evaluate", action="store_true", help="validate only")
+    add("--loader", choices=LOADERS, default="threads")
+    add("--num-workers", type=int, help="that decode; default: one per core")
+    add("--on-error", choices=("raise", "skip"), default="raise", help="what a bad video does")
+    add("--num-frames", type=positive, help="of a clip; default: what the model was published with")
+    add("--stride", type=positive, help="frames from one of a clip to the next")
+    add("--seconds", type=float, default=2.0, help="of a clip, where there is no --stride")
+    add("--clips", type=positive, default=4, help="of each video in validation")
+    add("--resize", type=positive, help="height of the scaled video")
+    add("--crop", type=positive, help="height and width of a clip")
+    add("--epochs", type=positive, default=45)
+    add("--batch-size", type=positive, default=16, help="clips")
+    add("--lr", type=float, default=0.01)
+    add("--amp", choices=("off", "fp16", "bf16"), help="default: bf16 on a GPU, off on the CPU")
+    add("--accelerator", default="auto")
+    add("--devices", default="auto")
+    add("--seed", type=int, default=0)
+    add("--log-dir", help="for metrics.csv and checkpoints")
+    add("--predictions", metavar="CSV", help="write what was predicted for each video")
+    add("--progress", action="store_true", help="Lightning's progress bar")
+    return parser
+
+
+def positive(text: str) -> int:
+    """Return an option's whole number of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {value}")
+    return value
+
+
+if __name__ == "__main__":
+    # --help and a wrong option are answered before the imports that take seconds.
+    argument_parser().parse_args()
+
 import lightning
 import torch
 import torch.utils.data
@@ -61,14 +117,6 @@ from spdl_torch.pipeline import PipelineBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-MODELS = (
-    *("r3d_18", "mc3_18", "r2plus1d_18"),
-    *("mvit_v1_b", "mvit_v2_s"),
-    *("swin3d_t", "swin3d_s", "swin3d_b"),
-)
-TINY = "tiny"
-LOADERS = ("threads", "pipeline", "torch")
 
 
 class Kinetics(lightning.LightningDataModule):
@@ -366,36 +414,7 @@ def write_predictions(path: str, listing: Listing, module: Classifier) -> None:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options; ``--smoke`` fills in small ones."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--data", type=Path, metavar="ROOT", help="the folder of the videos")
-    add("--annotations", type=Path, nargs="+", default=[], metavar="CSV", help="lists of videos")
-    add("--smoke", action="store_true", help="tiny model, small clips; made-up videos if no --data")
-    add("--model", choices=(*MODELS, TINY), default="r3d_18")
-    add("--weights", help="torchvision's, such as DEFAULT or KINETICS400_V1 (downloads them)")
-    add("--checkpoint", help="a .ckpt of an earlier run: go on from it, or --evaluate it")
-    add("--evaluate", action="store_true", help="validate only")
-    add("--loader", choices=LOADERS, default="threads")
-    add("--num-workers", type=int, help="that decode; default: one per core")
-    add("--on-error", choices=("raise", "skip"), default="raise", help="what a bad video does")
-    add("--num-frames", type=positive, help="of a clip; default: what the model was published with")
-    add("--stride", type=positive, help="frames from one of a clip to the next")
-    add("--seconds", type=float, default=2.0, help="of a clip, where there is no --stride")
-    add("--clips", type=positive, default=4, help="of each video in validation")
-    add("--resize", type=positive, help="height of the scaled video")
-    add("--crop", type=positive, help="height and width of a clip")
-    add("--epochs", type=positive, default=45)
-    add("--batch-size", type=positive, default=16, help="clips")
-    add("--lr", type=float, default=0.01)
-    add("--amp", choices=("off", "fp16", "bf16"), help="default: bf16 on a GPU, off on the CPU")
-    add("--accelerator", default="auto")
-    add("--devices", default="auto")
-    add("--seed", type=int, default=0)
-    add("--log-dir", help="for metrics.csv and checkpoints")
-    add("--predictions", metavar="CSV", help="write what was predicted for each video")
-    add("--progress", action="store_true", help="Lightning's progress bar")
+    parser = argument_parser()
     options = parser.parse_args(arguments)
     if options.data is None and not options.smoke:
         parser.error("--data ROOT is needed, or --smoke")
@@ -408,14 +427,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         on_gpu = torch.cuda.is_available() and options.accelerator != "cpu"
         options.amp = "bf16" if on_gpu else "off"
     return options
-
-
-def positive(text: str) -> int:
-    """Return an option's whole number of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {value}")
-    return value
 
 
 def quiet() -> None:

@@ -27,6 +27,29 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="default: made photographs")
+    parser.add_argument("--images", type=int, default=1000, help="at most (default: 1000)")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8))
+    parser.add_argument("--smoke", action="store_true", help="48 images in batches of 8")
+    options = parser.parse_args()
+    if options.smoke:
+        options.images, options.batch_size = min(options.images, 48), 8
+    if options.data is not None and not options.data.is_dir():
+        parser.error(f"--data {options.data}: there is no such folder of class folders.")
+    return options
+
+
+if __name__ == "__main__":
+    # --help and a wrong option are answered before the imports that take seconds.
+    given = parse()
+
 import torch
 import torch.utils.data
 import torchvision.datasets
@@ -128,26 +151,7 @@ def main(options: argparse.Namespace) -> int:
     return 0 if equal else 1
 
 
-def parse() -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="default: made photographs")
-    parser.add_argument("--images", type=int, default=1000, help="at most (default: 1000)")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8))
-    parser.add_argument("--smoke", action="store_true", help="48 images in batches of 8")
-    options = parser.parse_args()
-    if options.smoke:
-        options.images, options.batch_size = min(options.images, 48), 8
-    if options.data is not None and not options.data.is_dir():
-        parser.error(f"--data {options.data}: there is no such folder of class folders.")
-    return options
-
-
 if __name__ == "__main__":
-    given = parse()
     with tempfile.TemporaryDirectory() as made:
         try:
             if given.data is None:

@@ -37,8 +37,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from _child import Ranks, Timed, argument_parser, parse, ranks
+
+
+def options_parser() -> argparse.ArgumentParser:
+    """Return a parser of the command line."""
+    parser = argument_parser(__doc__, epochs=3, batch_size=16, lr=3e-3)
+    add = parser.add_argument
+    add("--context", type=int, default=128, metavar="TOKENS", help="longer passages are cut")
+    add("--num-words", type=int, default=8000, metavar="N", help="words with a token of their own")
+    add("--width", type=int, default=128, metavar="N", help="of the model")
+    add("--num-layers", type=int, default=2, metavar="N", help="of the model")
+    return parser
+
+
+if __name__ == "__main__":
+    # --help and a wrong option are answered before the imports that take seconds.
+    options_parser().parse_args()
+
 import torch
-from _child import Ranks, Timed, argument_parser, ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -238,13 +255,7 @@ def write_texts(folder: Path, num_files: int = 4, num_passages: int = 60) -> Non
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argument_parser(__doc__, epochs=3, batch_size=16, lr=3e-3)
-    add = parser.add_argument
-    add("--context", type=int, default=128, metavar="TOKENS", help="longer passages are cut")
-    add("--num-words", type=int, default=8000, metavar="N", help="words with a token of their own")
-    add("--width", type=int, default=128, metavar="N", help="of the model")
-    add("--num-layers", type=int, default=2, metavar="N", help="of the model")
-    options = parser.parse_args(argv)
+    options = parse(options_parser(), argv)
     if options.smoke:
         options.width, options.num_layers, options.context = 32, 1, 48
     return options

@@ -37,8 +37,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from _child import Ranks, Timed, argument_parser, parse, ranks
+
+
+def options_parser() -> argparse.ArgumentParser:
+    """Return a parser of the command line."""
+    parser = argument_parser(__doc__, epochs=10, batch_size=8, lr=0.05)
+    add = parser.add_argument
+    add("--frames", type=int, default=8, metavar="N", help="of a clip")
+    add("--seconds", type=float, default=2.0, help="stretch that a clip's frames are spread over")
+    add("--pixels", type=int, default=112, metavar="N", help="height and width of a frame")
+    add("--width", type=int, default=16, metavar="N", help="of the model")
+    return parser
+
+
+if __name__ == "__main__":
+    # --help and a wrong option are answered before the imports that take seconds.
+    options_parser().parse_args()
+
 import torch
-from _child import Ranks, Timed, argument_parser, ranks
 from _k400 import SUFFIXES, Video, list_videos, write_videos
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -230,13 +247,7 @@ def find_videos(folder: Path) -> tuple[Sequence[str], list[Video], list[Video]]:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argument_parser(__doc__, epochs=10, batch_size=8, lr=0.05)
-    add = parser.add_argument
-    add("--frames", type=int, default=8, metavar="N", help="of a clip")
-    add("--seconds", type=float, default=2.0, help="stretch that a clip's frames are spread over")
-    add("--pixels", type=int, default=112, metavar="N", help="height and width of a frame")
-    add("--width", type=int, default=16, metavar="N", help="of the model")
-    options = parser.parse_args(argv)
+    options = parse(options_parser(), argv)
     if options.smoke:
         options.epochs, options.batch_size, options.pixels, options.width = 3, 2, 32, 4
         options.seconds = 1.0

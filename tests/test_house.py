@@ -28,6 +28,9 @@ LAYERS = [
     *(
         "errors",
         "lazy_names",
+        "shown_text",
+        "whole_files",
+        "command_options",
         "source",
         "pipeline",
         "dataloader",
@@ -50,7 +53,7 @@ ROOMS = {
         *("stage", "graph", "run"),
         *("defs", "report", "pipeline", "builder", "caching", "profiling", "__init__"),
     ],
-    "observe": ["page", "verdict", "store", "trace", "plot", "__init__"],
+    "observe": ["page", "verdict", "store", "trace", "plot", "__init__", "commands"],
     "io": [
         *(
             "_copies",

@@ -835,7 +835,7 @@ def test_command_merges_ranks_and_torch(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["missing.json"], "No such file"),
+        (["missing.json"], "trace missing.json does not exist"),
         (["a.json", "b.json"], "name it with -o"),
         (["a.json", "-o", "."], "this is a folder"),
     ],

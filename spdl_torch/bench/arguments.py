@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..command_options import CommandError, positive_seconds, whole_number
 from .tables import TABLES, BenchOptions, load_table
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _SubParsersAction
 
-__all__ = ["add_bench", "whole_number"]
+__all__ = ["add_bench"]
 
 
 def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -35,7 +35,7 @@ def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
     )
     bench.add_argument(
         "--seconds",
-        type=_seconds,
+        type=positive_seconds,
         default=2.0,
         metavar="S",
         help="about how long a pass takes torch's DataLoader; sets the samples of all "
@@ -68,7 +68,7 @@ def add_bench(commands: _SubParsersAction[ArgumentParser]) -> None:
     bench.add_argument("--smoke", action="store_true", help="a run of seconds that shows it works")
     bench.add_argument(
         "--limit",
-        type=_seconds,
+        type=positive_seconds,
         default=120.0,
         metavar="S",
         help="a measurement that takes longer has failed (default: 120)",
@@ -86,13 +86,11 @@ def _bench(arguments: Namespace) -> int:
     if arguments.list:
         return list_tables(sys.stdout)
     if arguments.table is None:
-        print("spdl-torch bench: name a table, or --list them.", file=sys.stderr)
-        return 2
+        raise CommandError("name a table, or --list them.")
     try:
         return run_bench(_options(arguments), sys.stdout, sys.stderr)
     except (OSError, ValueError, SystemExit) as error:  # a folder without data ends the examples
-        print(f"spdl-torch bench: {error}", file=sys.stderr)
-        return 2
+        raise CommandError(error) from error
 
 
 def _options(arguments: Namespace) -> BenchOptions:
@@ -114,20 +112,3 @@ def _options(arguments: Namespace) -> BenchOptions:
         json=arguments.json,
         picture=arguments.picture,
     )
-
-
-def whole_number(text: str) -> int:
-    """Parse an option's value, an integer of 1 or more."""
-    if not text.lstrip("+-").isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise ArgumentTypeError(f"must be a number above 0, got {text}")
-    return value

@@ -117,6 +117,11 @@ def run_check(folder: Path, out: TextIO, progress: TextIO, *, writes_index: bool
 
 
 def _plan(options: PrepareOptions, progress: TextIO) -> Plan:
+    if not options.source.is_dir():
+        what = "is not a folder" if options.source.exists() else "does not exist"
+        raise UsageError(
+            f"{options.source} {what}. Give the folder of the files, or of a folder for each class."
+        )
     if options.out.resolve().is_relative_to(options.source.resolve()):
         raise UsageError(f"{options.out} is inside {options.source}. Give a folder beside it.")
     bar = ProgressBar(progress)

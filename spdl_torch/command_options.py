@@ -1,0 +1,33 @@
+"""What the commands' parsers share: kinds of values, and the error that ends a command."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+
+__all__ = ["CommandError", "positive_seconds", "whole_number"]
+
+
+class CommandError(Exception):
+    """Ends a command with one message and an exit status; nothing of the program has failed."""
+
+    def __init__(self, message: object, status: int = 2) -> None:
+        super().__init__(str(message))
+        self.status = status
+
+
+def whole_number(text: str) -> int:
+    """Parse an option's value, an integer of 1 or more."""
+    if not text.lstrip("+-").isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
+    return int(text)
+
+
+def positive_seconds(text: str) -> float:
+    """Parse an option's value, a finite number of seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ArgumentTypeError(f"must be a number above 0, got {text}")
+    return value

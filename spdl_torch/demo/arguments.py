@@ -1,0 +1,80 @@
+"""The options of ``python -m spdl_torch demo``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..command_options import CommandError, whole_number
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_demo"]
+
+
+def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to those of ``spdl-torch``."""
+    demo = commands.add_parser(
+        "demo",
+        help="load and train with torch's DataLoader and with ours, and compare",
+        description="Load small pictures and photographs, alone and for two networks, with torch's "
+        "DataLoader and with ours, each in a process of its own. Ends with tables: speed, waiting, "
+        "the speed above which a model waits for each loader, CPU time, memory, the bottleneck. "
+        "Takes about 90 seconds on 2 quiet cores.",
+    )
+    demo.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="a folder with one folder of images per class; only these are measured "
+        "(default: small pictures, and photographs made for the occasion, removed at the end)",
+    )
+    demo.add_argument(
+        "--epochs",
+        type=whole_number,
+        metavar="N",
+        help="train both networks N times on all the photographs (default: about a second on some)",
+    )
+    demo.add_argument(
+        "--smoke", action="store_true", help="a run of 10 to 20 seconds that shows it works"
+    )
+    demo.add_argument(
+        "--workers",
+        type=whole_number,
+        metavar="N",
+        help="num_workers (default: one per core, 8 max)",
+    )
+    demo.add_argument(
+        "--rounds",
+        type=whole_number,
+        metavar="N",
+        default=2,
+        help="runs of each loader (default: 2)",
+    )
+    demo.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every value of every round to this file"
+    )
+    demo.add_argument(
+        "--html", type=Path, metavar="OUT", help="write the tables to this file, as a page"
+    )
+    demo.set_defaults(run_command=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from .command import DemoOptions, UsageError, default_workers, run_demo
+
+    options = DemoOptions(
+        data=arguments.data,
+        epochs=arguments.epochs,
+        smoke=arguments.smoke,
+        num_workers=default_workers() if arguments.workers is None else arguments.workers,
+        num_rounds=1 if arguments.smoke else arguments.rounds,
+        json=arguments.json,
+        html=arguments.html,
+    )
+    try:
+        return run_demo(options, out=sys.stdout, progress=sys.stderr)
+    except UsageError as error:
+        raise CommandError(error) from error

@@ -1,0 +1,1 @@
+"""The commands that read statistics files and traces: their options, and what they print."""

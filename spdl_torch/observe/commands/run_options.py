@@ -1,0 +1,26 @@
+"""The options with which a command chooses a file and a run in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...command_options import whole_number
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_file_and_run"]
+
+
+def add_file_and_run(
+    command: argparse.ArgumentParser, what: str = "statistics file that SQLiteStatsWriter wrote"
+) -> None:
+    """Add the file, and ``--run``."""
+    command.add_argument("db_path", type=Path, metavar="FILE", help=what)
+    command.add_argument(
+        "--run",
+        type=whole_number,
+        metavar="ID",
+        help="which run of several in the file (default: the last with figures)",
+    )
