@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
+import operator
 import os
 import random
 import re
@@ -13,14 +17,18 @@ import pytest
 from spdl_torch.__main__ import main
 from spdl_torch.observe import (
     EventLogEntry,
+    Profile,
     SQLiteStatsWriter,
+    check_trace,
     log_stats_summary,
+    merge_ranks,
     pipelines_of_file,
     query_event_stats,
     query_queue_stats,
     query_task_stats,
     recorders,
     report_of_file,
+    tracing,
 )
 from spdl_torch.observe.plot.data import load
 from spdl_torch.observe.store.watching import frame_of
@@ -72,11 +80,11 @@ def damaged(content, draws):
     return bytes(changed[: draws.randrange(len(changed))] if draws.random() < 0.1 else changed)
 
 
-def assert_read_or_refused(content, path):
+def assert_read_or_refused(content, path, readers=READERS):
     """By every reader, with the one error that is documented, which names the file."""
     path.write_bytes(content)
     refusals = []
-    for read in READERS.values():
+    for read in readers.values():
         try:
             read(path)
         except ValueError as error:
@@ -101,6 +109,54 @@ def test_damaged_file_is_read_or_refused_for_long(seed, whole, tmp_path):
     draws = random.Random(seed)
     for _ in range(40):
         assert_read_or_refused(damaged(whole, draws), tmp_path / "s.db")
+
+
+def trace_of(path):
+    """A trace of a small pipeline."""
+    with tracing(path):
+        pipeline = (
+            PipelineBuilder().add_source(range(8)).pipe(str, name="decode").add_sink().build()
+        )
+        with pipeline.auto_stop():
+            assert len(list(pipeline)) == 8
+    return json.loads(path.read_text())
+
+
+def places_in(content, place=()):
+    """Where each value of JSON stands."""
+    pairs = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, value in pairs:
+        yield (*place, key)
+        if isinstance(value, dict | list):
+            yield from places_in(value, (*place, key))
+
+
+JUNK = [None, -1, 1e308, "x", [], {}, True, 2**70, {"a": 1}]
+TRACE_READERS = {
+    "check": check_trace,
+    "load": Profile.load,
+    "report": lambda path: [str(run.report) for run in load_runs(path)],
+    "page": lambda path: page_of([(run, None) for run in load_runs(path)]),
+    "merge": lambda path: merge_ranks([path], path.with_name("merged.json")),
+}
+
+
+def test_damaged_trace_is_read_or_refused(tmp_path):
+    """Values that are gone or of another kind: a ValueError with the path, and nothing else."""
+    path, draws = tmp_path / "trace.json", random.Random(0)
+    trace = trace_of(path)
+    places, num_refused = list(places_in(trace)), 0
+    for _ in range(60):
+        changed = copy.deepcopy(trace)
+        *way, last = draws.choice(places)
+        around = functools.reduce(operator.getitem, way, changed)
+        if draws.random() < 0.3:
+            del around[last]
+        else:
+            around[last] = draws.choice(JUNK)
+        num_refused += assert_read_or_refused(json.dumps(changed).encode(), path, TRACE_READERS)
+    assert num_refused > 60
+    assert assert_read_or_refused(json.dumps(trace).encode(), path, TRACE_READERS) == 0
 
 
 CHANGES = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from .event_faults import faults_of, may_be_own
 from .json_file import OURS, owned_pids, profiles_of, read, report_in
 from .rows import nanoseconds
 
@@ -111,7 +112,7 @@ def _own_events(content: dict[str, Any]) -> tuple[list[Event], int]:
     pids = owned_pids(content)
     if pids is None:
         return events, 0
-    own = [e for e in events if not isinstance(e, dict) or e.get("pid") in pids]
+    own = [event for event in events if may_be_own(event, pids)]
     return own, len(events) - len(own)
 
 
@@ -124,7 +125,7 @@ def _problems(events: list[Event], *, in_order: bool) -> Iterator[str]:
     flows: dict[str, list[Event]] = {}
     sound = True
     for number, event in enumerate(events):
-        for problem in _faults(event):
+        for problem in faults_of(event):
             sound = False
             yield f"event {number}: {problem}"
         if sound and event["ph"] == "X":
@@ -138,26 +139,6 @@ def _problems(events: list[Event], *, in_order: bool) -> Iterator[str]:
             yield from _faults_of_row(row, slices)
         for bind_id, ends in flows.items():
             yield from _faults_of_flow(bind_id, ends)
-
-
-def _faults(event: Any) -> Iterator[str]:
-    if not isinstance(event, dict):
-        yield f"not an object: {event!r}"
-        return
-    phase = event.get("ph")
-    needed = {"M": ("name", "pid", "args"), "X": ("name", "pid", "tid", "ts", "dur")}
-    needed |= {"C": ("name", "pid", "ts", "args"), "i": ("name", "pid", "tid", "ts", "s")}
-    if not isinstance(phase, str) or not phase:
-        yield "has no 'ph'"
-        return
-    for key in needed.get(phase, ("pid", "ts")):
-        if key not in event:
-            yield f"{phase!r} has no {key!r}"
-    for key in ("ts", "dur", "tdur"):
-        if key in event and type(event[key]) not in (int, float):
-            yield f"{key!r} is not a number: {event[key]!r}"
-        elif key in event and key != "ts" and event[key] < 0:
-            yield f"{event.get('name')!r} has {key} {event[key]}, less than 0"
 
 
 def _faults_of_order(row: tuple[Any, Any], slices: list[Event]) -> Iterator[str]:

@@ -162,6 +162,8 @@ def owned_pids(trace: dict[str, Any]) -> set[int] | None:
 def report_in(profile: dict[str, Any], where: object) -> Report:
     """Return the report of one of :func:`profiles_of`."""
     try:
-        return Report.from_dict(printable_content(profile["report"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        report = Report.from_dict(printable_content(profile["report"]))
+        str(report)  # its values are looked at only when it is shown
+        return report
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{where}: its report is damaged: {error!r}.") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..store.run_sections import StoredRun
 from ..store.stored_run import pipelines_of_file
+from .event_faults import check_own_events
 from .json_file import may_be_trace, profiles_of, read, report_in
 from .run_page import MeasuredRun
 
@@ -58,6 +59,7 @@ def load_trace(path: str | os.PathLike[str]) -> MeasuredRun:
     """Load a trace of one rank. Raises: FileNotFoundError; ValueError: it is not one."""
     trace = read(path)
     profiles = profiles_of(trace, path)
+    check_own_events(trace, path)
     if len(profiles) != 1:
         raise ValueError(
             f"{path}: the trace holds {len(profiles)} profiles, one for each file that was "

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .event_faults import check_own_events
 from .flows import FLOWS_PER_PROCESS
 from .json_file import OURS, may_be_trace, path_to_write, profiles_of, read, write
 from .rows import microseconds, nanoseconds
@@ -38,6 +39,7 @@ def merge_with_torch(
     output = path_to_write(output)
     ours = read(trace)
     profiles_of(ours, trace)
+    check_own_events(ours, trace)
     # Some releases of torch write NaN among a device's properties. As text it is harmless.
     theirs = read(torch_trace, strict=False)
     if OURS in theirs:
@@ -96,6 +98,7 @@ def _load_files(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[Path, Tra
     loaded = [(Path(path), read(path)) for path in paths]
     for path, trace in loaded:
         profiles_of(trace, path)
+        check_own_events(trace, path)
     return loaded
 
 
@@ -110,6 +113,7 @@ def _load_folder(folder: Path) -> list[tuple[Path, Trace]]:
             continue  # another program's
         # The parts of a merged file usually lie beside it.
         if OURS in trace and len(profiles_of(trace, path)) == 1:
+            check_own_events(trace, path)
             loaded.append((path, trace))
     return loaded
 
@@ -130,7 +134,8 @@ def _lay_over(
 ) -> None:
     """Add our rows of a trace, with ids that no other row has."""
     events = merged["traceEvents"]
-    taken = {event[key] for event in events for key in ("pid", "tid") if _is_id(event.get(key))}
+    objects = [event for event in events if isinstance(event, dict)]  # torch's are kept as they are
+    taken = {event[key] for event in objects for key in ("pid", "tid") if _is_id(event.get(key))}
     profiles = profiles_of(ours, "the trace")
     pids = {pid: _free_id(pid, taken) for profile in profiles for pid in profile["pids"]}
     tids = dict(pids)  # events of a whole process have its id as that of the thread
