@@ -19,11 +19,13 @@ from .._source import source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from .decode import decode_wanted
-from .demux import read_spans
+from .demux import read_again_if_unsure, read_spans
 from .filters import filter_frames
 from .frames import rgb_view
 from .moments import measure, moments_of, on_display, spans_of
-from .opening import open_video
+from .opening import position_of, rewind
+from .packets import UnsureError
+from .sequence import find_sequence
 from .torchcodec_video import (
     SURE_FORMATS,
     check_decoder,
@@ -35,7 +37,9 @@ from .torchcodec_video import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from av.container import InputContainer
     from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
 
     from .._source import Source
     from .._storage import Storage
@@ -276,27 +280,36 @@ def _load_clip(
     None, the clip is decoded here.
     """
     name = name or source_name(src)
-    with open_video(src, name=name) as (container, stream):
+    place = position_of(src)
+    moments: list[float] = []
+
+    def read(
+        container: InputContainer, stream: VideoStream, whole: bool
+    ) -> tuple[VideoPackets, VideoInfo, str]:
         info, packets = measure(container, stream, name)
-        container_format = container.format.name
-        moments = moments_of(sampler(info))
+        if not moments:  # a random sampler is asked once
+            moments.extend(moments_of(sampler(info)))
         if packets is None:
-            packets = read_spans(container, stream, spans_of(moments), name)
-    wanted = on_display(packets, packets.times, moments, info)
+            packets = read_spans(container, stream, spans_of(moments), name, whole=whole)
+        return packets, info, container.format.name
+
+    packets, info, container_format = read_again_if_unsure(src, None, name, read)
+    wanted = on_display(packets, moments, info)
     clip = None
-    if torchcodecs is not None and container_format in SURE_FORMATS:
-        clip = torchcodecs(packets, wanted, info)
+    if torchcodecs is not None and container_format in SURE_FORMATS and packets.is_plain:
+        clip = torchcodecs(packets, [packets.times[place] for place in wanted], info)
     if clip is not None:
         return clip
-    clip = _load(packets, wanted, size, resize, num_threads, room)
-    if clip is None:  # some packets have no frame: find those that have
-        with closing(decode_wanted(packets, packets.times, num_threads)) as frames:
-            times = [frame.pts for frame in frames if frame.pts is not None]
-        wanted = on_display(packets, times, moments, info)
-        clip = _load(packets, wanted, size, resize, num_threads, room)
-    if clip is None:
-        raise DecodeError(f"{name}: a frame does not come out of its decoder each time.")
-    return clip
+    try:
+        return _load(packets, wanted, size, resize, num_threads, room)
+    except UnsureError:
+        if packets.sequence is not None or place is None:
+            raise
+    rewind(src, place)
+    packets, info, _ = read_again_if_unsure(src, None, name, read, whole=True)
+    if packets.sequence is None:  # it was read whole already
+        find_sequence(packets)
+    return _load(packets, on_display(packets, moments, info), size, resize, num_threads, room)
 
 
 def _check(width: int | None, height: int | None, pix_fmt: str, resize: str, where: str) -> None:
@@ -318,15 +331,16 @@ def _load(
     resize: str,
     num_threads: int,
     room: _Room,
-) -> Clip | None:
-    """Decode and resize the wanted frames; return None if one of them does not come out."""
-    rows: dict[int | None, list[int]] = {}
-    for row, wanted_time in enumerate(wanted):
-        rows.setdefault(wanted_time, []).append(row)
+) -> Clip:
+    """Decode and resize the frames at the places ``wanted``."""
+    rows: dict[int, list[int]] = {}
+    for row, place in enumerate(wanted):
+        rows.setdefault(place, []).append(row)
     batch: Tensor | None = None
     resized = _swscaled if resize == "swscale" else _antialiased
-    with closing(decode_wanted(packets, sorted(set(wanted)), num_threads)) as decoded:
-        for time, image in resized(decoded, packets, size, num_threads):
+    places = sorted(rows)
+    with closing(decode_wanted(packets, places, num_threads)) as decoded:
+        for place, image in zip(places, resized(decoded, packets, size, num_threads), strict=True):
             if batch is None:
                 batch = room((len(wanted), *image.shape))
             if image.shape != batch.shape[1:]:
@@ -334,11 +348,10 @@ def _load(
                     f"{packets.source}: the frames change from {tuple(batch.shape[1:])} to "
                     f"{tuple(image.shape)}. Give width and height."
                 )
-            for row in rows.pop(time, ()):
+            for row in rows[place]:
                 batch[row].copy_(image)
-    if rows or batch is None:
-        return None
-    return Clip(batch, _times(wanted, float(packets.time_base)))
+    assert batch is not None, "guaranteed by decode_wanted: every frame, of at least one"
+    return Clip(batch, _times([packets.times[place] for place in wanted], float(packets.time_base)))
 
 
 def _times(wanted: Sequence[int], tick: float) -> Tensor:
@@ -355,19 +368,19 @@ _Other: TypeAlias = "Callable[[VideoPackets, Sequence[int], VideoInfo], Clip | N
 
 def _swscaled(
     decoded: Iterator[VideoFrame], packets: VideoPackets, size: _Size, num_threads: int
-) -> Iterator[tuple[int | None, Tensor]]:
+) -> Iterator[Tensor]:
     width, height = (-1 if pixels is None else pixels for pixels in size)
     scale = _SCALE.format(width, height) if size != (None, None) else ""
     filtered = filter_frames(decoded, scale + RGB24, packets, num_threads)
-    return ((frame.pts, rgb_view(frame)) for frame in filtered)
+    return (rgb_view(frame) for frame in filtered)
 
 
 def _antialiased(
     decoded: Iterator[VideoFrame], packets: VideoPackets, size: _Size, num_threads: int
-) -> Iterator[tuple[int | None, Tensor]]:
-    for time, image in _swscaled(decoded, packets, (None, None), num_threads):
+) -> Iterator[Tensor]:
+    for image in _swscaled(decoded, packets, (None, None), num_threads):
         width, height = fitted_size(*size, image.shape[1], image.shape[0])
         # A batch of one in channels_last memory, for which the uint8 kernel is fast.
         picture = image.contiguous().permute(2, 0, 1)[None]
         resized = interpolate(picture, (height, width), mode="bilinear", antialias=True)
-        yield time, resized[0].permute(1, 2, 0)
+        yield resized[0].permute(1, 2, 0)

@@ -62,11 +62,6 @@ class VideoCodec:
         )
 
     @property
-    def counts_after_seek(self) -> bool:
-        """Whether the frames after any keyframe can be numbered by counting packets."""
-        return self.reorder_depth == 0 or self.has_delay_of_one
-
-    @property
     def has_delay_of_one(self) -> bool:
         """Whether each frame comes out one packet after its place in the order of display, as in
         MPEG up to 4 part 2 with B-frames."""

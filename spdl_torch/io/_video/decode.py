@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from spdl_torch.errors import DecodeError
 
+from .entry import is_checked
 from .opening import decode_errors
+from .packets import UnsureError, has_gap
+from .sequence import frames_in_sequence
+from .slowness import say_once
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -25,6 +28,9 @@ _KNOWS_NONREF = frozenset({"h264", "mpeg1video", "mpeg2video", "mpeg4"})
 """Codecs in which a frame marked as a non-reference is a reference for no other frame at all. In
 HEVC it may be one for a higher temporal layer."""
 
+_SLOW_PACKETS = 1000
+"""Decoding more before the first frame that is wanted is said."""
+
 
 def decode_wanted(
     packets: VideoPackets,
@@ -32,73 +38,120 @@ def decode_wanted(
     num_threads: int = 1,
     config: DecodeConfig | None = None,
 ) -> Generator[VideoFrame]:
-    """The frames displayed at the times ``wanted`` (ticks, ascending), in that order.
+    """The frames of the window at the places ``wanted`` (ascending), in that order.
 
-    Frames that did not come out are missing: some codecs have packets that are not displayed.
-    Close the iterator, or run it to its end.
+    Only a decoder with a configuration leaves frames out. Close the iterator, or run it to its end.
 
-    Raises: DecodeError: the data is damaged where it matters; ValueError: FFmpeg does not know
-        what ``config`` asks for.
+    Raises: DecodeError: the data is damaged where it matters; UnsureError: other frames came out
+        than the packets said; ValueError: FFmpeg does not know what ``config`` asks for.
     """
-    # Which frames a configured decoder leaves out is for the configuration to say.
-    timed = partial(_decode_timed, may_skip=config is None)
-    decode = timed if packets.is_timed else _decode_counted
     context = packets.take_context(num_threads, config)
+    times = {packets.numbers[place]: packets.times[place] for place in wanted}
+    left = iter(times)
     try:
         with decode_errors(packets.source):
-            for start, stop, times in _runs(packets, wanted):
-                yield from _undamaged(decode(packets, context, start, stop, times), times, packets)
-                context.flush_buffers()
+            for number, frame in _undamaged(
+                _decoded(packets, context, times, config), times, packets
+            ):
+                # A configured decoder may leave out frames; that is for the configuration to say.
+                expected = next((n for n in left if config is None or n == number), None)
+                if expected != number:
+                    raise UnsureError(_other(packets, times, expected))
+                yield frame
+            missing = next(left, None)
+            if missing is not None and config is None:
+                raise UnsureError(_other(packets, times, missing))
     finally:
         context.skip_frame = "DEFAULT"
         packets.give_back(context, config)
 
 
+def _other(packets: VideoPackets, times: dict[int, int], number: int | None) -> str:
+    if number is None:
+        return f"{packets.source}: its decoder gives frames twice."
+    at = float(times[number] * packets.time_base)
+    return (
+        f"{packets.source}: the frame at {at:.3f} s does not come out of its decoder in its turn."
+    )
+
+
+def _decoded(
+    packets: VideoPackets,
+    context: VideoCodecContext,
+    wanted: dict[int, int],
+    config: DecodeConfig | None,
+) -> Iterator[tuple[int | None, VideoFrame]]:
+    """Yield the numbers and frames of all that is decoded for the wanted ones."""
+    if packets.sequence is not None:
+        latest = max(wanted, default=-1)
+        for number, (frame, _) in enumerate(frames_in_sequence(packets, context)):
+            yield number, frame
+            if number == latest:
+                return
+        return
+    for start, stop, numbers in _runs(packets, frozenset(wanted)):
+        if packets.is_counted:
+            yield from _decode_counted(packets, context, start, stop, max(numbers))
+        else:
+            yield from _decode_timed(packets, context, start, numbers, may_skip=config is None)
+        context.flush_buffers()
+
+
 def _runs(
-    packets: VideoPackets, wanted: Sequence[int]
+    packets: VideoPackets, wanted: frozenset[int]
 ) -> Iterator[tuple[int, int, frozenset[int]]]:
-    """The ranges of packets to decode, each from a keyframe on, and what is wanted of them."""
-    keys = [k for k, packet in enumerate(packets.packets) if packet.is_keyframe]
-    if not packets.is_timed and not packets.codec.counts_after_seek:
-        keys = []
-    if not keys or keys[0] != 0:
-        keys.insert(0, 0)
+    """The ranges of packets to decode, each from an entry on, and what is wanted of them."""
+    entries = [0]
+    if packets.can_seek:
+        entries += [k for k, label in enumerate(packets.labels) if label.is_entry and k]
     display = packets.display
-    remaining = frozenset(wanted)
     needed: list[tuple[int, int]] = []
-    for start, stop in pairwise([*keys, len(display)]):
-        times = [time for time in display[start:stop] if time in remaining]
-        if not times:
+    for start, stop in pairwise([*entries, len(display)]):
+        numbers = wanted.intersection(range(start, stop))
+        if not numbers:
             continue
-        first_sure = start if packets.is_timed else start + packets.codec.num_unsure
-        # Frames displayed before their keyframe may refer to those before it.
-        if needed and (needed[-1][1] == start):
+        first_sure = start + packets.codec.num_unsure if packets.is_counted else start
+        # Frames displayed before their entry may refer to those before it.
+        if needed and needed[-1][1] == start:
             start = needed.pop()[0]
-        elif start > 0 and (first_sure >= stop or min(times) < display[first_sure]):
-            start = keys[keys.index(start) - 1]
+        elif start > 0 and (
+            first_sure >= stop or min(display[n] for n in numbers) < display[first_sure]
+        ):
+            start = entries[entries.index(start) - 1]
         needed.append((start, stop))
     for start, stop in needed:
-        yield start, stop, remaining.intersection(display[start:stop])
+        numbers = wanted.intersection(range(start, stop))
+        if not packets.is_counted and min(numbers) - start > _SLOW_PACKETS:
+            say_once(
+                packets.source,
+                "there is no place near where decoding may begin with certainty, so that more than "
+                f"{_SLOW_PACKETS} frames are decoded for nothing; encoding it anew, with more "
+                "keyframes, is quicker in the long run: ffmpeg -i FILE FILE.mp4",
+            )
+        yield start, stop, numbers
 
 
 def _decode_timed(
     packets: VideoPackets,
     context: VideoCodecContext,
     start: int,
-    stop: int,
     wanted: frozenset[int],
     *,
     may_skip: bool,
-) -> Iterator[VideoFrame]:
-    """Yield all decoded frames, each with the time of its packet."""
-    display = packets.display
-    last = max(k for k in range(start, stop) if display[k] in wanted)
+) -> Iterator[tuple[int | None, VideoFrame]]:
+    """Yield all decoded frames, each with the number of its packet."""
+    stop = max(wanted) + 1
     skips = may_skip and context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
-    for k in range(start, last + 1):
+    if skips and not packets.is_listed:
+        # Around a gap the decoder makes up what it lacks from all frames there are.
+        skips = not has_gap(packets.labels[start:stop])
+    for number in range(start, stop):
         if skips:
-            context.skip_frame = "DEFAULT" if display[k] in wanted else "NONREF"
-        yield from context.decode(packets.packets[k])
-    yield from context.decode(None)
+            context.skip_frame = "DEFAULT" if number in wanted else "NONREF"
+        for frame in context.decode(packets.packets[number]):
+            yield frame.pts, frame
+    for frame in context.decode(None):
+        yield frame.pts, frame
 
 
 def _decode_counted(
@@ -106,37 +159,45 @@ def _decode_counted(
     context: VideoCodecContext,
     start: int,
     stop: int,
-    wanted: frozenset[int],
-) -> Iterator[VideoFrame]:
+    latest: int,
+) -> Iterator[tuple[int | None, VideoFrame]]:
     """Yield all decoded frames, numbered in their order."""
-    latest = max(wanted)
     place: int | None = None
+    delayed = packets.codec.has_delay_of_one
     for k, packet in enumerate([*packets.packets[start:stop], None], start):
-        for frame in context.decode(packet):
+        frames = context.decode(packet)
+        if delayed and place is not None and len(frames) != 1:
+            raise UnsureError(f"{packets.source}: not each of its packets is one frame.")
+        for frame in frames:
             if place is None:
-                # Frames before the keyframe in the order of display have been left out.
-                place = k - 1 if packets.codec.has_delay_of_one and packet is not None else start
+                # Frames before the entry in the order of display have been left out.
+                place = k - 1 if delayed and packet is not None else start
+                if place < start:
+                    raise UnsureError(f"{packets.source}: its frames come out without a delay.")
             if place >= stop:
-                return
-            frame.pts = packets.display[place]
-            yield frame
-            if frame.pts >= latest:
+                raise UnsureError(f"{packets.source}: it has more frames than packets.")
+            yield place, frame
+            if place >= latest and latest < stop - 1:
                 return
             place += 1
 
 
 def _undamaged(
-    frames: Iterator[VideoFrame], wanted: frozenset[int], packets: VideoPackets
-) -> Iterator[VideoFrame]:
-    """Yield the wanted frames; damage lasts until the next keyframe."""
-    is_damaged = False
+    frames: Iterator[tuple[int | None, VideoFrame]], times: dict[int, int], packets: VideoPackets
+) -> Iterator[tuple[int, VideoFrame]]:
+    """Yield the wanted frames, each with its time; damage lasts until the next keyframe."""
+    # Frames before the first keyframe lack what they refer to; one that is left out is not seen.
+    is_damaged = is_checked(packets.codec.name) and packets.labels[0].is_shown
     time_base = packets.time_base
-    for frame in frames:
-        is_damaged = frame.is_corrupt or (is_damaged and not frame.key_frame)
-        if frame.pts not in wanted:
+    for number, frame in frames:
+        is_corrupt = frame.is_corrupt or (
+            frame.pts is not None and packets.labels[frame.pts].is_corrupt
+        )
+        is_damaged = is_corrupt or (is_damaged and not frame.key_frame)
+        if number is None or number not in times:
             continue
-        frame.time_base = time_base  # those that come out last have none
+        frame.pts, frame.time_base = times[number], time_base
         if is_damaged:
-            at = float(frame.pts * time_base)
+            at = float(times[number] * time_base)
             raise DecodeError(f"{packets.source}: damaged before or in the frame at {at:.3f} s.")
-        yield frame
+        yield number, frame

@@ -74,12 +74,15 @@ def spans_of(moments: Sequence[float]) -> list[tuple[float, float]]:
     return [(ordered[a], ordered[b - 1]) for a, b in pairwise([0, *gaps, len(ordered)])]
 
 
-def on_display(
-    packets: VideoPackets, times: Sequence[int], moments: Sequence[float], info: VideoInfo
-) -> list[int]:
-    """Return the display time of each moment's frame, in ticks."""
+def on_display(packets: VideoPackets, moments: Sequence[float], info: VideoInfo) -> list[int]:
+    """Return the place of each moment's frame among the packets' frames.
+
+    Raises: DecodeError: there are none, or times do not tell them apart.
+    """
+    times = packets.times
     if not times:
         raise DecodeError(f"{packets.source}: no frame in it.")
+    packets.check_order()
     tick = float(packets.time_base)
     end = max(info.start_seconds + info.duration_seconds, times[-1] * tick)
     wanted = []
@@ -89,5 +92,5 @@ def on_display(
                 f"{packets.source}: no frame at {moment:g} s, the video ends at {end:g} s."
             )
         place = bisect_right(times, math.floor(moment / tick + 1e-6)) - 1
-        wanted.append(times[max(0, place)])
+        wanted.append(max(0, place))
     return wanted

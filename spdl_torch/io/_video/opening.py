@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = ["decode_errors", "open_video"]
+__all__ = ["decode_errors", "open_video", "position_of", "rewind"]
 
 _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})
 
@@ -84,6 +84,23 @@ def open_video(
             if other.index != stream.index:
                 other.discard = Discard.all
         yield container, stream
+
+
+def position_of(source: Source) -> int | None:
+    """Return the place in a file at which opening it begins, 0 for what is opened by name; None
+    for a file that cannot be opened twice."""
+    if not callable(getattr(source, "read", None)) or isinstance(source, CachedPath):
+        return 0
+    try:
+        return int(source.tell()) if source.seekable() else None  # type: ignore[union-attr]
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def rewind(source: Source, position: int | None) -> None:
+    """Return a file to a place, so that it can be opened again."""
+    if position is not None and callable(getattr(source, "seek", None)):
+        source.seek(position)  # type: ignore[union-attr]
 
 
 def _open(

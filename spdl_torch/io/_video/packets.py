@@ -7,36 +7,84 @@ import math
 import threading
 from bisect import bisect_left
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, get_args
 
 from av.error import FFmpegError
-from av.packet import Packet
+from av.packet import Packet, PacketSideData, PktSideDataT
 
+from spdl_torch.errors import DecodeError
+
+from .entry import is_checked, is_entry, is_hidden
 from .rotation import upright_filters
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
     from .._config import DecodeConfig
     from .codec import VideoCodec
 
-__all__ = ["ImagePackets", "VideoPackets", "displayed", "to_ticks"]
+__all__ = ["ImagePackets", "Label", "UnsureError", "VideoPackets", "has_gap", "to_ticks"]
+
+
+class UnsureError(DecodeError):
+    """The packets do not tell which frame is displayed when; decoding all of the video does."""
+
+
+class Label(NamedTuple):
+    """What a container and a packet's header say of a frame."""
+
+    pts: int | None
+    dts: int | None
+    duration: int
+    is_entry: bool
+    """Whether decoding may begin here."""
+    is_shown: bool
+    is_key: bool
+    """Whether the container calls it a keyframe."""
+    is_corrupt: bool
+    """Whether the container calls it damaged."""
+
+    @classmethod
+    def of(cls, packet: Packet[Any], codec: VideoCodec) -> Self:
+        """Return the label of a packet that has just been read."""
+        shown = not packet.is_discard and not is_hidden(packet, codec)
+        times = packet.pts, packet.dts, packet.duration or 0
+        marks = is_entry(packet, codec), shown, packet.is_keyframe, packet.is_corrupt
+        return cls(*times, *marks)
+
+
+_Content: TypeAlias = "tuple[bytes, list[tuple[str, bytes]]]"
+"""A packet's data, and what came beside it: kinds and bytes."""
+
+_KINDS_BESIDE = get_args(PktSideDataT)
+_beside: Any = PacketSideData  # its arguments are missing in PyAV's stubs
 
 
 class _State(NamedTuple):
     source: str
     codec: VideoCodec
     timestamp: tuple[float, float] | None
+    is_whole: bool
+    is_counted: bool
+    is_listed: bool
     upright: list[tuple[str, str]] | None
-    times: list[int]
-    packets: list[tuple[bytes, int | None, int | None, int | None, bool]]
+    labels: list[Label]
+    packets: list[_Content]
+    sequence: list[int] | None
 
 
 class VideoPackets:
     """The encoded packets of a video, or of a window of it, in decoding order.
 
     May be decoded many times, by one thread at a time, and pickled.
+
+    Each packet's own time is in its label; in its place the packet carries its number, which the
+    decoder hands on to the frame. So every frame says which packet it is from, whatever the times
+    are: missing, equal, or those of another stream.
     """
 
     def __init__(
@@ -46,25 +94,120 @@ class VideoPackets:
         packets: list[Packet[Any]],
         timestamp: tuple[float, float] | None = None,
         context: VideoCodecContext | None = None,
+        *,
+        is_whole: bool = True,
+        is_counted: bool = False,
+        is_listed: bool = False,
+        labels: list[Label] | None = None,
     ) -> None:
         self.source = source
         """The file's name in errors."""
         self.codec = codec
         self.packets = packets
-        """PyAV's packets, from a keyframe on."""
+        """PyAV's packets; each has its place in this list as its time."""
         self.timestamp = timestamp
         """The window in seconds, or None."""
-        self.is_timed = packets[0].pts is not None
-        """Whether the container has display times. Without them (AVI, raw streams) frames are
-        counted."""
-        self.display = _display_times(packets, self.is_timed)
-        """The display time of every packet's frame, in ticks."""
-        self.times = self._times_in_window()
-        """The display times of the window's frames, ascending, in ticks."""
+        self.is_whole = is_whole
+        """Whether these are all packets of the video."""
+        self.is_counted = is_counted
+        """Whether frames are counted, for the container has no times (AVI, raw streams)."""
+        self.is_listed = is_listed
+        """Whether the container lists all its packets, so that none can be missing in between."""
+        self.labels = labels or [Label.of(packet, codec) for packet in packets]
+        for number, packet in enumerate(packets):
+            packet.pts = number
+        self.sequence: list[int] | None = None
+        """The times of all frames in the order in which they come out of the decoder, in ticks,
+        where the packets do not tell; None where they do."""
         self.upright: list[tuple[str, str]] | None = None
         """The filters that put frames upright; None where each frame has its own rotation."""
         self._context = context
         self._lock = threading.Lock()
+        self._place_frames()
+
+    def _place_frames(self) -> None:
+        """Find the window's frames from the labels, or from the sequence once there is one."""
+        self.display = _display_times(self.labels, self.is_counted)
+        """The display time of every packet's frame, in ticks."""
+        self.numbers: list[int] = []
+        """For each frame of the window its packet; in a sequence, its place among all frames."""
+        if self.sequence is None:
+            first = self.display[0]
+            shown = sorted(
+                (time, number)
+                for number, (time, label) in enumerate(zip(self.display, self.labels, strict=True))
+                if label.is_shown and time >= first
+            )
+        else:
+            shown = [(time, number) for number, time in enumerate(self.sequence)]
+        if self.timestamp is not None:
+            start, end = (to_ticks(second, self.time_base) for second in self.timestamp)
+            if not self._has_order:
+                shown = []
+            shown = shown[bisect_left(shown, (start, 0)) : bisect_left(shown, (end, 0))]
+        self.times = [time for time, _ in shown]
+        """The display times of the window's frames, ascending, in ticks."""
+        self.numbers = [number for _, number in shown]
+
+    def set_sequence(self, sequence: list[int] | None) -> None:
+        """Take the times of all frames in the order in which they come out of the decoder."""
+        self.sequence = sequence
+        self._place_frames()
+
+    @property
+    def can_seek(self) -> bool:
+        """Whether decoding may begin at any entry."""
+        return self.sequence is None and (not self.is_counted or self.codec.has_delay_of_one)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether whoever trusts the container's times and keyframes finds the same frames."""
+        return self.sequence is None and all(
+            label.is_entry or not label.is_key for label in self.labels
+        )
+
+    @property
+    def _has_order(self) -> bool:
+        return all(a <= b for a, b in pairwise(self.sequence or ()))
+
+    def doubt(self, *, from_start: bool, may_lack: bool) -> str | None:
+        """Return why the packets do not tell which frame is displayed when; None if they do.
+
+        from_start: whether the first packet is the video's first, which need not be an entry.
+        may_lack: whether packets in between may be missing, as in a broadcast.
+        """
+        first, labels = self.labels[0], self.labels
+        if is_checked(self.codec.name) and not first.is_entry:
+            return "it begins with frames that refer to others before"
+        if not first.is_entry and not (from_start and first.is_key):
+            return "it begins with no keyframe"
+        dts = [label.dts for label in labels if label.dts is not None]
+        if any(later < earlier for earlier, later in pairwise(dts)):
+            return "its times go back"
+        if self.is_counted:
+            return None
+        if may_lack and self.codec.reorder_depth and has_gap(labels):
+            return "packets may be missing in it"
+        times = [label.pts for label in labels if label.is_shown]
+        if None in times:
+            return "it has packets without a time"
+        if len(set(times)) < len(times):
+            return "it has several packets of one time"
+        if from_start and min(self.display) < self.display[0]:
+            return "it begins with frames that refer to others before"
+        return None
+
+    def check_order(self) -> None:
+        """Raise a DecodeError if the frames' times go back: no time then means one frame."""
+        for before, after in pairwise(self.sequence or ()):
+            if after < before:
+                tick = float(self.time_base)
+                raise DecodeError(
+                    f"{self.source}: after the frame at {before * tick:.3f} s comes one at "
+                    f"{after * tick:.3f} s, so that a time does not say which frame is meant: it "
+                    "may be several videos glued together. Load it whole, or choose frames by "
+                    "index."
+                )
 
     @property
     def num_packets(self) -> int:
@@ -107,8 +250,8 @@ class VideoPackets:
         if self.timestamp is not None:
             start, end = self.timestamp
             return end - start
-        last = max(self.packets, key=lambda packet: packet.pts or 0).duration or 0
-        return float((self.times[-1] - self.times[0] + last) * self.time_base)
+        last = max(zip(self.display, self.labels, strict=True), key=lambda pair: pair[0])[1]
+        return float((self.times[-1] - self.times[0] + last.duration) * self.time_base)
 
     def get_timestamps(self) -> list[float]:
         """Return the display time of each frame of the window, in seconds, ascending."""
@@ -118,8 +261,18 @@ class VideoPackets:
         """Return the same packets with another decoder."""
         with self._lock:
             self._learn_upright()
-        twin = type(self)(self.source, self.codec, self.packets, self.timestamp)
+        twin = type(self)(
+            self.source,
+            self.codec,
+            self.packets,
+            self.timestamp,
+            is_whole=self.is_whole,
+            is_counted=self.is_counted,
+            is_listed=self.is_listed,
+            labels=self.labels,
+        )
         twin.upright = self.upright
+        twin.set_sequence(self.sequence)
         return twin
 
     def take_context(
@@ -155,7 +308,7 @@ class VideoPackets:
     def _set_threads(self, context: VideoCodecContext, num_threads: int) -> None:
         context.thread_count = num_threads
         # Decoding several frames at once delays their output, which breaks counting.
-        context.thread_type = "AUTO" if self.is_timed else "SLICE"
+        context.thread_type = "SLICE" if self.is_counted else "AUTO"
 
     def _configured(self, config: DecodeConfig, num_threads: int) -> VideoCodecContext:
         context = self.codec.new_context(config)
@@ -195,59 +348,87 @@ class VideoPackets:
         )
 
     def __getstate__(self) -> _State:
-        packets = [(bytes(p), p.pts, p.dts, p.duration, p.is_keyframe) for p in self.packets]
         with self._lock:
             self._learn_upright()
-        return _State(self.source, self.codec, self.timestamp, self.upright, self.times, packets)
+        return _State(
+            self.source,
+            self.codec,
+            self.timestamp,
+            self.is_whole,
+            self.is_counted,
+            self.is_listed,
+            self.upright,
+            self.labels,
+            [_content(packet) for packet in self.packets],
+            self.sequence,
+        )
 
     def __setstate__(self, state: _State) -> None:
-        source, codec, timestamp, upright, times, contents = state
-        packets = []
-        for content, pts, dts, duration, is_keyframe in contents:
-            packet: Packet[Any] = Packet(content)
-            packet.pts, packet.dts, packet.time_base = pts, dts, Fraction(*codec.time_base)
-            packet.duration = duration
-            packet.is_keyframe = is_keyframe
-            packets.append(packet)
-        self.__init__(source, codec, packets, timestamp)  # type: ignore[misc]  # unpickling
-        self.upright = upright
-        self.times = times  # leaves out packets to be discarded, a mark that packets made here lack
-
-    def _times_in_window(self) -> list[int]:
-        shown = sorted(
-            {
-                time
-                for packet, time in zip(self.packets, self.display, strict=True)
-                if time >= self.display[0] and not packet.is_discard
-            }
+        time_base = Fraction(*state.codec.time_base)
+        packets = [
+            _packet(content, label, time_base)
+            for content, label in zip(state.packets, state.labels, strict=True)
+        ]
+        VideoPackets.__init__(
+            self,
+            state.source,
+            state.codec,
+            packets,
+            state.timestamp,
+            is_whole=state.is_whole,
+            is_counted=state.is_counted,
+            is_listed=state.is_listed,
+            labels=state.labels,
         )
-        if self.timestamp is None:
-            return shown
-        start, end = (to_ticks(second, self.time_base) for second in self.timestamp)
-        return shown[bisect_left(shown, start) : bisect_left(shown, end)]
+        self.upright = state.upright
+        self.set_sequence(state.sequence)
 
 
 class ImagePackets(VideoPackets):
     """The encoded packet of one image, decoded as stored: nothing puts it upright."""
 
-    def __init__(self, source: str, codec: VideoCodec, packets: list[Packet[Any]], *_: Any) -> None:
+    def __init__(
+        self, source: str, codec: VideoCodec, packets: list[Packet[Any]], *_: Any, **__: Any
+    ) -> None:
         super().__init__(source, codec, packets)
         self.upright = []
 
 
-def displayed(packet: Packet[Any]) -> int | None:
-    """Return the display time of a packet's frame in ticks, estimated where frames are counted."""
-    return packet.dts if packet.pts is None else packet.pts
+def has_gap(labels: Sequence[Label]) -> bool:
+    """Return whether a frame other than an entry comes late: what was before it may be lost."""
+    steps = [
+        (later.dts - earlier.dts, later.is_entry)
+        for earlier, later in pairwise(labels)
+        if earlier.dts is not None and later.dts is not None
+    ]
+    usual = min((step for step, _ in steps if step > 0), default=0)
+    return any(step > 1.9 * usual and not is_entry for step, is_entry in steps)
 
 
-def _display_times(packets: list[Packet[Any]], is_timed: bool) -> list[int]:
-    if not is_timed:
-        return sorted(packet.dts or 0 for packet in packets)
-    times: list[int] = []
-    for packet in packets:
-        # A packet without a time belongs to the frame before: the second field of a picture.
-        times.append(times[-1] if packet.pts is None else packet.pts)
-    return times
+def _content(packet: Packet[Any]) -> _Content:
+    # A palette comes beside the data.
+    beside = [(data.data_type, bytes(data)) for data in packet.iter_sidedata()]
+    return bytes(packet), beside
+
+
+def _packet(content: _Content, label: Label, time_base: Fraction) -> Packet[Any]:
+    # FFmpeg's decoders read beyond the end: memory of its own has zeros there, bytes have anything.
+    packet: Packet[Any] = Packet(len(content[0]))
+    packet.update(content[0])
+    packet.dts, packet.time_base = label.dts, time_base
+    packet.duration = label.duration
+    packet.is_keyframe = label.is_key
+    for kind, beside in content[1]:
+        data = _beside(_KINDS_BESIDE.index(kind), len(beside))
+        data.update(beside)
+        packet.set_sidedata(data)
+    return packet
+
+
+def _display_times(labels: Sequence[Label], is_counted: bool) -> list[int]:
+    if is_counted:
+        return sorted(label.dts or 0 for label in labels)
+    return [(label.dts or 0) if label.pts is None else label.pts for label in labels]
 
 
 def to_ticks(seconds: float, time_base: Fraction) -> float:

@@ -118,5 +118,7 @@ def _strided(
         room = max(0, last - (num_frames - 1) * stride)
         start = int(torch.randint(room + 1, (), device="cpu"))
     numbers = [min(start + k * stride, last) for k in range(num_frames)]
-    # The middle of a frame's time: rounding cannot reach the next frame.
-    return [info.start_seconds + (number + 0.5) / info.frame_rate for number in numbers]
+    # The middle of a frame's time: rounding cannot reach the next frame. A container may count more
+    # frames than it displays, so the end of its time is the last frame, too.
+    end = info.start_seconds + info.duration_seconds
+    return [min(info.start_seconds + (n + 0.5) / info.frame_rate, end) for n in numbers]

@@ -11,6 +11,8 @@ from .._source import source_name
 from .._transfer.transfer import check_device_config, to_device
 from .demux import demux_known
 from .frames import convert_frames, decode_packets
+from .opening import position_of, rewind
+from .packets import UnsureError
 from .torchcodec_video import (
     SURE_FORMATS,
     check_decoder,
@@ -61,12 +63,20 @@ def load_video(
         _check_torchcodec(demux_config, decode_config, filter_desc)
         check_torchcodec(device_config)
         name, src = name or source_name(src), readable(src)
+    place = position_of(src)
     packets, container_format = demux_known(src, timestamp, demux_config, None, name)
-    if decoder == "torchcodec" and container_format in SURE_FORMATS:
+    if decoder == "torchcodec" and container_format in SURE_FORMATS and packets.is_plain:
         tick = float(packets.time_base)
         batch = frames_at(src, packets.times, tick, None, device_config, num_threads)
     if batch is None:
-        frames = decode_packets(packets, filter_desc, decode_config, num_threads=num_threads)
+        try:
+            frames = decode_packets(packets, filter_desc, decode_config, num_threads=num_threads)
+        except UnsureError:
+            if packets.is_whole or place is None:
+                raise
+            rewind(src, place)
+            packets, _ = demux_known(src, timestamp, demux_config, None, name, whole=True)
+            frames = decode_packets(packets, filter_desc, decode_config, num_threads=num_threads)
         batch = convert_frames(frames)
     if device_config is None or batch.device.type != "cpu":
         return batch

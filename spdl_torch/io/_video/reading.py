@@ -1,0 +1,269 @@
+"""Read packets of a container from where decoding may begin with certainty."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from av.error import FFmpegError
+
+from .entry import can_have_entries, is_entry, is_hidden
+from .packets import to_ticks
+from .slowness import say_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from av.container import InputContainer
+    from av.packet import Packet
+    from av.video.stream import VideoStream
+
+    from .codec import VideoCodec
+
+__all__ = ["PacketReader"]
+
+_FIRST_STEP_SECONDS = 0.5
+"""The first distance to seek back for an entry; these are mostly 0.5 to 10 s apart."""
+
+_MOST_AHEAD = 16
+"""The most frames that come before another one in a stream and after it on the screen."""
+
+_NO_TIMES = 0x80
+"""FFmpeg's AVFMT_NOTIMESTAMPS."""
+
+_BEYOND = 10**12
+"""A time after the end of any video, in ticks, with which FFmpeg still calculates."""
+
+_SLOW_BYTES = 1 << 26
+"""Reading more than that for nothing is said."""
+
+
+class PacketReader:
+    """Collects packets, each once.
+
+    Seeks only where the container lists its packets (MP4 and MOV, Matroska and WebM, AVI). All else
+    is read from its beginning to its end, and only what is needed is kept: without a list, nothing
+    but the end shows that no time comes twice, as in files that were glued together.
+    """
+
+    def __init__(
+        self, container: InputContainer, stream: VideoStream, codec: VideoCodec, name: str
+    ) -> None:
+        self.packets: list[Packet[Any]] = []
+        self.codec = codec
+        self.doubt: str | None = None
+        """What was seen, in packets that were not kept, that makes times ambiguous."""
+        self.is_whole = False
+        """Whether all packets were kept, from the first to the last."""
+        self.is_from_start = True
+        self._name = name
+        self._container = container
+        self._stream = stream
+        self._time_base = Fraction(*codec.time_base)
+        self._seen: set[tuple[int | None, ...]] = set()
+        self._times = _Times()
+        self._at_end = self._has_dropped = False
+        self._skipped_bytes = 0
+        incoming = _packets(container, stream)
+        first = next(incoming, None)
+        self.is_counted = self.is_listed = False
+        if first is not None:
+            is_raw = bool(int(container.format.flags) & _NO_TIMES)
+            self.is_counted = is_raw or (first.pts is None and container.format.name == "avi")
+            self.is_listed = _is_listed(container, stream) and (
+                not self.is_counted or codec.has_delay_of_one
+            )
+            incoming = itertools.chain([first], incoming)
+            if is_raw:
+                incoming = _counted(incoming, stream)
+            self._opening = _displayed(first) or 0
+            self._lowest = min(self._opening, first.dts or 0)
+        self._watches = not self.is_counted and not self.is_listed
+        self._incoming = self._watched(incoming)
+
+    def read(self, start: float, end: float) -> None:
+        """Add the packets that the frames from ``start`` to ``end`` need, in seconds."""
+        if not math.isinf(start):
+            ticks = math.floor(start / float(self._time_base) + 1e-6)
+            if self.is_listed:
+                self._seek(ticks)
+            elif not self.is_counted:
+                self._skim(ticks)
+        for packet in self._until(to_ticks(end, self._time_base)):
+            # The way from an entry far back may begin in the span before.
+            identity = packet.pos, packet.pts, packet.dts, packet.size
+            if not self.is_listed or identity not in self._seen:
+                self._seen.add(identity)
+                self.packets.append(packet)
+        self.is_whole = self._at_end and self.is_from_start and not self._has_dropped
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether there may be more than the container lists, such as a file appended to it."""
+        return not self.is_listed or "matroska" in self._container.format.name
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether packets in between may be missing: nothing in the container would show it."""
+        return not self.is_listed and "mp4" not in self._container.format.name
+
+    def look_at_the_rest(self) -> None:
+        """Read to the end of the video, where only that shows that no time comes twice."""
+        if self._at_end or self.is_counted:
+            return
+        if self.may_go_on and (not self.is_listed or self._land(_BEYOND)):
+            self._watches = True
+            for packet in self._incoming:
+                self._skip(packet)
+
+    def _skim(self, start: int) -> None:
+        """Read on from an entry that is displayed at ``start`` (in ticks) or before."""
+        held: list[Packet[Any]] = []
+        for packet in self._incoming:
+            time = packet.pts
+            if time is not None and time <= start and is_entry(packet, self.codec):
+                for skipped in held:
+                    self._skip(skipped)
+                self._has_dropped = self._has_dropped or bool(held)
+                self.is_from_start = self.is_from_start and not (held and not self.packets)
+                held = []
+            held.append(packet)
+            if time is not None and time > start:
+                break
+        self._incoming = itertools.chain(held, self._incoming)
+
+    def _skip(self, packet: Packet[Any]) -> None:
+        self._skipped_bytes += packet.size
+        if self._skipped_bytes > _SLOW_BYTES:
+            say_once(
+                self._name,
+                f"{self._container.format.name} has no list of its packets, so that the whole file "
+                "is read for each part of it. Another container has one: ffmpeg -i FILE -c copy "
+                "FILE.mp4",
+            )
+
+    def _seek(self, start: int) -> None:
+        """Continue from an entry that is displayed at ``start`` (in ticks) or before."""
+        if start <= self._opening and not self.packets:
+            return
+        if not can_have_entries(self.codec):
+            return  # what came beside the first packet, as a palette, does not come after a seek
+        step = max(1, round(_FIRST_STEP_SECONDS / self._time_base))
+        target = start
+        while target > self._lowest:
+            if not self._land(target):
+                return
+            reach = self._until(start, most_ahead=0)
+            entry = next((packet for packet in reach if is_entry(packet, self.codec)), None)
+            time = None if entry is None else _displayed(entry)
+            if entry is not None and time is not None and time <= start - self._unsure_ticks(entry):
+                self._incoming = itertools.chain([entry], self._incoming)
+                self.is_from_start = self.is_from_start and bool(self.packets)
+                return
+            # Containers seek by dts, and some to any packet. So the entry found may be displayed
+            # too late, or none may come before ``start``: look further back, in growing steps.
+            target, step = target - step, 2 * step
+        self._land(self._lowest)
+
+    def _land(self, target: int) -> bool:
+        try:
+            self._container.seek(target, stream=self._stream)
+        except (FFmpegError, OSError):  # the source cannot seek: read on from here
+            self.is_listed = False
+            return False
+        self._times = _Times()
+        self._at_end = False
+        self._incoming = self._watched(_packets(self._container, self._stream))
+        return True
+
+    def _unsure_ticks(self, entry: Packet[Any]) -> Fraction:
+        if entry.pts is not None:
+            return Fraction(0)
+        rate = Fraction(*self.codec.frame_rate) or Fraction(25)
+        return self.codec.num_unsure / (rate * self._time_base)
+
+    def _until(self, stop: float, most_ahead: int = _MOST_AHEAD) -> Iterator[Packet[Any]]:
+        """Yield the packets of all frames that are displayed until ``stop``, in ticks."""
+        num_ahead = 0
+        for packet in self._incoming:
+            yield packet
+            if packet.pts is not None:
+                num_ahead = num_ahead + 1 if packet.pts > stop else 0
+                if num_ahead > most_ahead:
+                    return
+            elif self.is_counted and packet.dts is not None and packet.dts > stop:
+                # As many frames come out only with more input.
+                yield from itertools.islice(self._incoming, 1 + self.codec.reorder_depth)
+                return
+
+    def _watched(self, packets: Iterator[Packet[Any]]) -> Iterator[Packet[Any]]:
+        for packet in packets:
+            if self.doubt is None and self._watches:
+                self.doubt = self._times.doubt(packet, self.codec)
+            yield packet
+        self._at_end = True
+
+
+class _Times:
+    """The times of consecutive packets."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._all: set[int] = set()
+
+    def doubt(self, packet: Packet[Any], codec: VideoCodec) -> str | None:
+        """Return what is wrong with the next packet's times, if anything is."""
+        if packet.is_discard or is_hidden(packet, codec):
+            return None
+        if packet.pts is None:
+            return "it has packets without a time"
+        if packet.pts in self._all:
+            return "it has several packets of one time"
+        self._all.add(packet.pts)
+        if packet.dts is not None:
+            if self._last is not None and packet.dts < self._last:
+                return "its times go back"
+            self._last = packet.dts
+        return None
+
+
+def _is_listed(container: InputContainer, stream: VideoStream) -> bool:
+    """Return whether the container lists its packets, all of them."""
+    name = container.format.name
+    if "matroska" in name:
+        return True
+    return ("mp4" in name or name == "avi") and 0 < stream.frames == len(stream.index_entries)
+
+
+def _displayed(packet: Packet[Any]) -> int | None:
+    """Return the display time of a packet's frame in ticks, estimated where frames are counted."""
+    return packet.dts if packet.pts is None else packet.pts
+
+
+def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[Any]]:
+    try:
+        for packet in container.demux(stream):
+            if packet.size:
+                yield packet
+    except IndexError as error:
+        # PyAV raises it after the last packet: it looks up all streams of the container, those
+        # included that FFmpeg found only while reading, which PyAV does not know.
+        if not _is_from_stream_lookup(error):
+            raise  # from the user's own file object
+
+
+def _is_from_stream_lookup(error: IndexError) -> bool:
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_code.co_name == "_get_streams"
+
+
+def _counted(packets: Iterator[Packet[Any]], stream: VideoStream) -> Iterator[Packet[Any]]:
+    rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+    for number, packet in enumerate(packets):
+        packet.pts = None  # FFmpeg gives some packets a time, which it has counted, too
+        packet.dts = round(number / rate / (stream.time_base or rate))
+        yield packet
