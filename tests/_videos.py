@@ -25,6 +25,9 @@ class Kind(NamedTuple):
     step: object = None  # of the frames' times, in frames; None for constant
     rotation: tuple = ()
     muxer: dict = MappingProxyType({})
+    hidden: tuple = ()  # the packets of VP8 whose frames are not to be displayed
+    same_time: tuple = ()  # two packets, the second of which gets the time of the first
+    edit: object = None  # the first frame and the ticks that an edit list leaves
 
 
 KINDS = {
@@ -60,15 +63,42 @@ def write_video(kind):
         if kind.rotation:
             stream.set_display_rotation(*kind.rotation)
         rng = np.random.default_rng(0)
+        packets = []
         canvas = np.kron(rng.integers(0, 256, (30, 60, 3)), np.ones((8, 8, 1))).astype(np.uint8)
         for number in range(kind.num_frames):
             left = 5 * number % 300
             view = np.ascontiguousarray(canvas[number % 100 :, left:][:height, :width])
-            frame = av.VideoFrame.from_ndarray(view).reformat(format=kind.pix_fmt)
+            frame = _picture(view, kind.pix_fmt)
             frame.pts = number if kind.step is None else kind.step(number)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
+            packets += stream.encode(frame)
+        packets += stream.encode(None)
+        for packet in _edited(packets, kind):
+            container.mux(packet)
     return file.getvalue()
+
+
+def _picture(view, pix_fmt):
+    if pix_fmt != "pal8":
+        return av.VideoFrame.from_ndarray(view).reformat(format=pix_fmt)
+    shades = np.arange(256)
+    palette = np.stack([255 + 0 * shades, shades, 255 - shades, 77 + 0 * shades], axis=1)
+    return av.VideoFrame.from_ndarray(
+        (view[..., 0].copy(), palette.astype(np.uint8)), format="pal8"
+    )
+
+
+def _edited(packets, kind):
+    for number in kind.hidden:
+        content = bytearray(bytes(packets[number]))
+        content[0] &= ~0x10
+        packets[number].update(bytes(content))
+    if kind.same_time:
+        first, second = (packets[number] for number in kind.same_time)
+        between = packets[kind.same_time[0] : kind.same_time[1] + 1]
+        assert all(packet.pts == packet.dts for packet in between)
+        second.pts = second.dts = None
+        second.pts = second.dts = first.pts
+    return packets
 
 
 class Plain(NamedTuple):

@@ -186,13 +186,15 @@ def _undamaged(
     frames: Iterator[tuple[int | None, VideoFrame]], times: dict[int, int], packets: VideoPackets
 ) -> Iterator[tuple[int, VideoFrame]]:
     """Yield the wanted frames, each with its time; damage lasts until the next keyframe."""
-    # Frames before the first keyframe lack what they refer to; one that is left out is not seen.
-    is_damaged = is_checked(packets.codec.name) and packets.labels[0].is_shown
+    first = packets.labels[0]
+    # Frames before the first keyframe lack what they refer to. Most decoders leave them out. One
+    # that is itself not displayed is not seen.
+    is_damaged = first.is_shown and (
+        packets.codec.name == "mpeg4" or (first.is_entry and is_checked(packets.codec.name))
+    )
     time_base = packets.time_base
     for number, frame in frames:
-        is_corrupt = frame.is_corrupt or (
-            frame.pts is not None and packets.labels[frame.pts].is_corrupt
-        )
+        is_corrupt = frame.is_corrupt or (frame.pts is not None and packets.is_corrupt(frame.pts))
         is_damaged = is_corrupt or (is_damaged and not frame.key_frame)
         if number is None or number not in times:
             continue

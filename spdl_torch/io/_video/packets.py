@@ -157,7 +157,8 @@ class VideoPackets:
     @property
     def can_seek(self) -> bool:
         """Whether decoding may begin at any entry."""
-        return self.sequence is None and (not self.is_counted or self.codec.has_delay_of_one)
+        counts = self.is_listed and self.codec.has_delay_of_one
+        return self.sequence is None and (not self.is_counted or counts)
 
     @property
     def is_plain(self) -> bool:
@@ -196,6 +197,16 @@ class VideoPackets:
         if from_start and min(self.display) < self.display[0]:
             return "it begins with frames that refer to others before"
         return None
+
+    def is_corrupt(self, number: int) -> bool:
+        """Return whether the container calls a packet damaged, and not only the way to the next."""
+        this = self.labels[number]
+        if not this.is_corrupt:
+            return False
+        # Where streams were glued together, one of the last packets of the first has the mark.
+        following = (label for label in self.labels[number + 1 : number + 4] if label.is_entry)
+        entry = next(following, None)
+        return entry is None or (entry.dts or 0) >= (this.dts or 0)
 
     def check_order(self) -> None:
         """Raise a DecodeError if the frames' times go back: no time then means one frame."""

@@ -80,7 +80,6 @@ class PacketReader:
                 incoming = _counted(incoming, stream)
             self._opening = _displayed(first) or 0
             self._lowest = min(self._opening, first.dts or 0)
-        self._watches = not self.is_counted and not self.is_listed
         self._incoming = self._watched(incoming)
 
     def read(self, start: float, end: float) -> None:
@@ -114,7 +113,6 @@ class PacketReader:
         if self._at_end or self.is_counted:
             return
         if self.may_go_on and (not self.is_listed or self._land(_BEYOND)):
-            self._watches = True
             for packet in self._incoming:
                 self._skip(packet)
 
@@ -200,7 +198,7 @@ class PacketReader:
 
     def _watched(self, packets: Iterator[Packet[Any]]) -> Iterator[Packet[Any]]:
         for packet in packets:
-            if self.doubt is None and self._watches:
+            if self.doubt is None and self.may_go_on and not self.is_counted:
                 self.doubt = self._times.doubt(packet, self.codec)
             yield packet
         self._at_end = True

@@ -1,0 +1,334 @@
+"""Video files of all kinds that PyAV can write, broken ones too, and what a decode of all gives.
+
+``python tests/_video_files.py`` prints the table of docs/reference/video_files.md.
+"""
+
+import bisect
+import functools
+import io
+import random
+import re
+import struct
+import sys
+from typing import NamedTuple
+
+import av
+import numpy as np
+import torch
+from _videos import Kind, write_video
+
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import (
+    convert_frames,
+    decode_packets,
+    demux_video,
+    load_clip,
+    load_video,
+    sample_decode_video,
+    strided_frames,
+)
+
+QUIET = "log-level=none"
+
+
+def x264(params="", **options):
+    """Options of small, quick H.264 with B-frames and a keyframe every 8 frames."""
+    given = {"preset": "veryfast", "bf": "2", "g": "8", "sc_threshold": "0"}
+    return given | {"x264-params": f"{QUIET}{params}"} | options
+
+
+def x265(params=""):
+    """The same for HEVC."""
+    return {"preset": "ultrafast", "x265-params": f"{QUIET}:keyint=8{params}"}
+
+
+def of(container, codec, options=(), pix_fmt="yuv420p", **more):
+    """A kind of 24 frames."""
+    return Kind(container, codec, dict(options), pix_fmt, **({"num_frames": 24} | more))
+
+
+MPEG = {"bf": "2", "g": "8"}
+REFRESH = x264(":intra-refresh=1", bf="0")
+REFRESH_B = x264(":intra-refresh=1")
+OPEN = x264(":open-gop=1")
+VP9 = {"g": "8", "deadline": "realtime"}
+AV1 = {"g": "8", "preset": "12", "svtav1-params": "lp=1"}
+
+
+def uneven(number):
+    return number * number // 7 + number
+
+
+def from_fifty(number):
+    return number + 50
+
+
+def from_minus_five(number):
+    return number - 5
+
+
+KINDS = {
+    "MPEG program stream, MPEG-2": of("mpeg", "mpeg2video", MPEG),
+    "MPEG program stream, MPEG-1": of("mpeg", "mpeg1video", MPEG),
+    "VOB, MPEG-2": of("vob", "mpeg2video", MPEG),
+    "transport stream, MPEG-2": of("mpegts", "mpeg2video", MPEG),
+    "transport stream, MPEG-2 interlaced": of(
+        "mpegts", "mpeg2video", MPEG | {"flags": "+ildct+ilme"}
+    ),
+    "transport stream, H.264": of("mpegts", "libx264", x264()),
+    "transport stream, H.264 open GOP": of("mpegts", "libx264", OPEN),
+    "transport stream, H.264 intra-refresh": of("mpegts", "libx264", REFRESH, num_frames=40),
+    "transport stream, H.264 intra-refresh, B-frames": of(
+        "mpegts", "libx264", REFRESH_B, num_frames=40
+    ),
+    "transport stream, H.264 interlaced": of("mpegts", "libx264", x264(flags="+ildct+ilme")),
+    "transport stream, HEVC": of("mpegts", "libx265", x265()),
+    "AVI, MPEG-4": of("avi", "mpeg4", {"g": "8"}),
+    "AVI, MPEG-4 with B-frames": of("avi", "mpeg4", MPEG),
+    "AVI, H.264": of("avi", "libx264", x264()),
+    "AVI, MJPEG": of("avi", "mjpeg", pix_fmt="yuvj420p"),
+    "AVI, MS-MPEG-4": of("avi", "msmpeg4v2", {"g": "8"}),
+    "AVI, raw with a palette": of("avi", "rawvideo", pix_fmt="pal8", rate=10),
+    "AVI, ZMBV with a palette": of("avi", "zmbv", {"g": "4"}, "pal8"),
+    "AVI, MS-RLE with a palette": of("avi", "msrle", {"g": "4"}, "pal8"),
+    "AVI, Cinepak": of("avi", "cinepak", {"g": "4"}, "rgb24", num_frames=8),
+    "MOV, raw with a palette": of("mov", "rawvideo", pix_fmt="pal8", rate=10),
+    "MOV, QuickTime Animation, 8 bit": of("mov", "qtrle", {"g": "4"}, "gray"),
+    "MOV, QuickTime Animation": of("mov", "qtrle", {"g": "4"}, "rgb24"),
+    "MOV, ProRes": of("mov", "prores_ks", pix_fmt="yuv422p10le"),
+    "MP4, H.264": of("mp4", "libx264", x264()),
+    "MP4, H.264 open GOP": of("mp4", "libx264", OPEN),
+    "MP4, H.264 B-pyramid": of("mp4", "libx264", x264(":b-pyramid=normal", bf="3")),
+    "MP4, H.264 intra-refresh": of("mp4", "libx264", REFRESH, num_frames=40),
+    "MP4, H.264 10 bit": of("mp4", "libx264", x264(), "yuv420p10le"),
+    "MP4, H.264 interlaced": of("mp4", "libx264", x264(flags="+ildct+ilme")),
+    "MP4, H.264 rotated": of("mp4", "libx264", x264(), rotation=(90,)),
+    "MP4, H.264 odd size": of("mp4", "libx264", x264(), "yuv444p", size=(61, 47)),
+    "MP4, H.264 variable rate": of("mp4", "libx264", x264(), step=uneven),
+    "MP4, H.264 late start": of("mp4", "libx264", x264(), step=from_fifty),
+    "MP4, H.264 negative times": of("mp4", "libx264", x264(), step=from_minus_five),
+    "MP4, H.264 negative offsets": of(
+        "mp4", "libx264", x264(), muxer={"movflags": "negative_cts_offsets"}
+    ),
+    "MP4, H.264 without edit list": of("mp4", "libx264", x264(), muxer={"use_editlist": "0"}),
+    "MP4, H.264 edit list from the middle": of("mp4", "libx264", x264(), edit=(8, None)),
+    "MP4, H.264 edit list, both ends cut": of("mp4", "libx264", x264(), edit=(5, 600)),
+    "MP4, H.264 fragments": of(
+        "mp4", "libx264", x264(), muxer={"movflags": "frag_keyframe+empty_moov"}
+    ),
+    "MP4, H.264 a fragment for each frame": of(
+        *("mp4", "libx264", x264()),
+        muxer={"movflags": "frag_every_frame+empty_moov+default_base_moof"},
+    ),
+    "MP4, H.264 fragments after samples": of(
+        "mp4", "libx264", x264(), muxer={"movflags": "frag_keyframe"}
+    ),
+    "MP4, HEVC": of("mp4", "libx265", x265()),
+    "MP4, HEVC open GOP": of("mp4", "libx265", x265(":open-gop=1:bframes=3")),
+    "MP4, MPEG-4 with B-frames": of("mp4", "mpeg4", MPEG),
+    "MP4, AV1": of("mp4", "libsvtav1", AV1, size=(64, 64)),
+    "Matroska, H.264 variable rate": of("matroska", "libx264", x264(), step=uneven),
+    "Matroska, H.264 intra-refresh": of("matroska", "libx264", REFRESH, num_frames=40),
+    "Matroska, H.264 equal times": of("matroska", "libx264", x264(bf="0"), same_time=(10, 11)),
+    "Matroska, HEVC 10 bit": of("matroska", "libx265", x265(), "yuv420p10le"),
+    "Matroska, MPEG-2": of("matroska", "mpeg2video", MPEG),
+    "Matroska, MPEG-4 with B-frames": of("matroska", "mpeg4", MPEG),
+    "Matroska, FFV1": of("matroska", "ffv1", {"g": "4"}),
+    "Matroska, MJPEG": of("matroska", "mjpeg", pix_fmt="yuvj420p"),
+    "WebM, VP9": of("webm", "libvpx-vp9", VP9),
+    "WebM, VP8": of("webm", "libvpx", VP9),
+    "WebM, VP8 with hidden frames": of("webm", "libvpx", VP9, hidden=(3, 12, 13)),
+    "WebM, AV1": of("webm", "libsvtav1", AV1, size=(64, 64)),
+    "GIF": of("gif", "gif", pix_fmt="rgb8", rate=10),
+    "APNG": of("apng", "apng", pix_fmt="rgb24", rate=10),
+    "FLV, H.264": of("flv", "libx264", x264()),
+    "FLV, Sorenson": of("flv", "flv", {"g": "8"}),
+    "ASF, WMV2": of("asf", "wmv2", {"g": "8"}),
+    "NUT, MPEG-4 with B-frames": of("nut", "mpeg4", MPEG),
+    "Ogg, VP8": of("ogg", "libvpx", VP9),
+    "MXF, MPEG-2": of("mxf", "mpeg2video", MPEG),
+    "IVF, VP9": of("ivf", "libvpx-vp9", VP9),
+    "raw H.264": of("h264", "libx264", x264()),
+    "raw HEVC": of("hevc", "libx265", x265()),
+    "raw MPEG-2": of("mpeg2video", "mpeg2video", MPEG),
+    "raw MPEG-4": of("m4v", "mpeg4", MPEG),
+    "Y4M": of("yuv4mpegpipe", "wrapped_avframe"),
+}
+
+VARIANTS = {
+    "whole": lambda content: content,
+    "cut at the front": lambda content: content[len(content) // 4 :],
+    "cut in the middle": lambda content: (
+        content[: len(content) // 3] + content[len(content) // 2 :]
+    ),
+    "cut at the end": lambda content: content[: len(content) * 3 // 4],
+    "two glued together": lambda content: content + content,
+}
+
+BY_CHANCE = {("Matroska, MJPEG", "cut in the middle")}
+"""Files with a picture of which FFmpeg decodes one part and leaves the other to chance, unsaid."""
+
+
+class Decoded(NamedTuple):
+    """A file, and what PyAV makes of it from its first packet to its last."""
+
+    content: bytes
+    frames: list  # upright tensors (H, W, 3)
+    times: list  # seconds; None where the container has none
+
+
+@functools.cache
+def decoded(kind, variant="whole"):
+    """Return a file of a kind; None if PyAV cannot read what is left of it."""
+    content = VARIANTS[variant](_written(kind))
+    frames, times = [], []
+    try:
+        with av.open(io.BytesIO(content)) as container:
+            stream = container.streams.video[0]
+            stream.codec_context.thread_count = 1
+            is_timed = container.format.name != "avi" and not int(container.format.flags) & 0x80
+            for frame in container.decode(stream):
+                array = frame.to_ndarray(format="rgb24")
+                turned = np.rot90(array) if KINDS[kind].rotation else array
+                frames.append(torch.from_numpy(np.ascontiguousarray(turned)))
+                times.append(float(frame.pts * frame.time_base) if is_timed else None)
+    except (av.FFmpegError, IndexError):
+        return None
+    return Decoded(content, frames, times)
+
+
+@functools.cache
+def _written(kind):
+    content = write_video(KINDS[kind])
+    if KINDS[kind].edit is None:
+        return content
+    first, ticks = KINDS[kind].edit
+    content, place = bytearray(content), content.index(b"elst")
+    content[place + 16 : place + 20] = struct.pack(">i", 1024 + 512 * first)
+    if ticks is not None:  # of the movie's clock
+        content[place + 12 : place + 16] = struct.pack(">I", ticks)
+    return bytes(content)
+
+
+class Tally:
+    """Frames that were compared, and errors that named the file."""
+
+    def __init__(self, kind, variant):
+        self.kind, self.variant = kind, variant
+        self.video = decoded(kind, variant)
+        self.num_frames = 0
+        self.refused = []
+
+    def refuse(self, error):
+        """Take an error, which a file that is as it was written never raises."""
+        assert self.variant != "whole", error
+        assert re.match("<bytes>: ", str(error)), error
+        self.refused.append(str(error))
+
+    def equal(self, got, places):
+        """Compare frames with those at the same places of the decode of all."""
+        assert len(got) == len(places)
+        for frame, place in zip(got, places, strict=True):
+            assert torch.equal(frame, self.video.frames[place]), place
+        self.num_frames += len(places)
+
+    @functools.cached_property
+    def times(self):
+        """Our own times of all frames; None if the file is refused whole."""
+        try:
+            packets = demux_video(self.video.content)
+            self.equal(convert_frames(decode_packets(packets)), range(len(self.video.frames)))
+        except DecodeError as error:
+            self.refuse(error)
+            return None
+        times = packets.timestamps
+        assert len(packets) == len(times) == len(self.video.frames)
+        if self.variant == "whole" and None not in self.video.times:
+            assert np.allclose(times, self.video.times, atol=1e-6)
+        return times
+
+    def clip(self, moments):
+        """Compare the frames on display at some moments."""
+        shown = sorted(self.times)
+        places = sorted(range(len(shown)), key=lambda place: (self.times[place], place))
+        wanted = [max(0, bisect.bisect_right(shown, moment + 1e-6) - 1) for moment in moments]
+        try:
+            clip = load_clip(self.video.content, lambda info: moments)
+        except DecodeError as error:
+            return self.refuse(error)
+        self.equal(clip.frames, [places[number] for number in wanted])
+        assert np.allclose(clip.timestamps, [shown[number] for number in wanted])
+        return None
+
+    def window(self, start, end):
+        """Compare the frames of start <= time < end, which are some."""
+        places = [k for k, time in enumerate(self.times) if start - 1e-6 <= time < end - 1e-6]
+        try:
+            frames = load_video(self.video.content, (start, end))
+        except DecodeError as error:
+            return self.refuse(error)
+        return self.equal(frames, places)
+
+    def indices(self, wanted):
+        """Compare the frames at some indices, ascending."""
+        try:
+            frames = sample_decode_video(demux_video(self.video.content), wanted)
+        except DecodeError as error:
+            return self.refuse(error)
+        return self.equal(convert_frames(frames), wanted)
+
+    def strided(self, stride):
+        """Compare every so-manieth frame, the last one repeated."""
+        asked = []
+        sampler = strided_frames(6, stride)
+
+        def remember(info):
+            asked.extend(sampler(info))
+            return asked
+
+        try:
+            load_clip(self.video.content, remember)
+        except DecodeError as error:
+            return self.refuse(error)
+        return self.clip(asked)
+
+    def at_random(self, rng, rounds):
+        """Compare by every way of access."""
+        if not self.times:
+            return self
+        for _ in range(rounds):
+            low, high = min(self.times) - 0.05, max(self.times) + 0.03
+            self.clip([rng.uniform(low, high) for _ in range(rng.randint(1, 4))])
+            first = rng.randrange(len(self.times))
+            ends = [*sorted(self.times), high + 1]
+            if ends[first] < (last := ends[rng.randrange(first + 1, len(ends))]):
+                self.window(ends[first], last)
+            number = min(len(self.times), rng.randint(1, 5))
+            self.indices(sorted(rng.sample(range(len(self.times)), number)))
+            self.strided(rng.randint(1, 5))
+        return self
+
+
+def table(rounds):
+    """Yield the lines of the table of the documentation."""
+    yield "| file | " + " | ".join(VARIANTS) + " |"
+    yield "|---|" + "---|" * len(VARIANTS)
+    total = 0
+    for kind in KINDS:
+        cells = []
+        for variant in VARIANTS:
+            if (kind, variant) in BY_CHANCE or decoded(kind, variant) is None:
+                cells.append("by chance" if (kind, variant) in BY_CHANCE else "unreadable")
+                continue
+            tally = Tally(kind, variant).at_random(random.Random(0), rounds)
+            total += tally.num_frames
+            refused = f", {len(tally.refused)} refused" if tally.refused else ""
+            cells.append(f"{tally.num_frames}{refused}")
+        yield f"| {kind} | " + " | ".join(cells) + " |"
+    yield f"\n{total} frames compared, 0 different."
+
+
+if __name__ == "__main__":
+    av.logging.set_level(None)
+    for line in table(int(sys.argv[1]) if len(sys.argv) > 1 else 10):
+        print(line, flush=True)

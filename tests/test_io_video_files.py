@@ -1,0 +1,220 @@
+"""Every container and codec that PyAV can write, also broken: the frame that was asked for, or an
+error. What is right is what a decode of the whole file gives, from its first packet on."""
+
+import io
+import logging
+import pickle
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+import torch
+from _video_files import BY_CHANCE, KINDS, VARIANTS, Tally, decoded
+from _videos import Kind, write_video
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import (
+    convert_frames,
+    decode_packets,
+    demux_video,
+    load_clip,
+    load_video,
+    sample_decode_video,
+)
+from spdl_torch.io._video import reading, slowness
+from spdl_torch.io._video.codec import VideoCodec
+from spdl_torch.io._video.entry import is_entry, is_hidden
+
+SHORT = (
+    "MPEG program stream, MPEG-2",
+    "transport stream, H.264 open GOP",
+    "transport stream, H.264 intra-refresh, B-frames",
+    "AVI, MPEG-4 with B-frames",
+    "AVI, H.264",
+    "AVI, raw with a palette",
+    "MOV, QuickTime Animation, 8 bit",
+    "MP4, H.264 intra-refresh",
+    "MP4, H.264 rotated",
+    "MP4, H.264 edit list, both ends cut",
+    "MP4, H.264 a fragment for each frame",
+    "MP4, HEVC open GOP",
+    "Matroska, H.264 variable rate",
+    "Matroska, H.264 equal times",
+    "WebM, VP8 with hidden frames",
+    "WebM, AV1",
+    "GIF",
+    "FLV, H.264",
+    "raw H.264",
+)
+BROKEN = (
+    ("MPEG program stream, MPEG-2", "two glued together"),
+    ("transport stream, MPEG-2", "two glued together"),
+    ("transport stream, H.264", "cut at the front"),
+    ("transport stream, MPEG-2", "cut in the middle"),
+    ("Matroska, H.264 intra-refresh", "two glued together"),
+    ("FLV, H.264", "cut in the middle"),
+    ("raw MPEG-4", "cut at the front"),
+    ("AVI, H.264", "cut at the end"),
+)
+EXAMPLE = write_video(Kind("mp4", "mpeg4", num_frames=2))
+ALL = [(kind, variant) for kind in KINDS for variant in VARIANTS]
+
+
+def check(kind, variant, rounds, num_examples):
+    """Compare by every way of access, at moments that hypothesis chooses as well."""
+    tally = Tally(kind, variant).at_random(random.Random(0), rounds)
+    if not tally.times:
+        return
+    times = sorted(tally.times)
+    inside = st.floats(times[0] - 1, times[-1])
+    edges = st.sampled_from(times)
+
+    @settings(max_examples=num_examples, deadline=None, database=None)
+    @given(st.lists(inside | edges, min_size=1, max_size=4), st.sets(edges, min_size=2, max_size=2))
+    def chosen(moments, window):
+        tally.clip(moments)
+        tally.window(min(window), max(window))
+
+    if times[0] < times[-1]:
+        chosen()
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_frames_and_times_are_those_of_a_decode_of_all(kind):
+    """Whole, in windows, in clips, by index and by stride."""
+    check(kind, "whole", 2, 3)
+
+
+@pytest.mark.parametrize(("kind", "variant"), BROKEN)
+def test_broken_files_give_those_frames_or_an_error_that_names_them(kind, variant):
+    """Cut anywhere, or two files one after the other."""
+    assert decoded(kind, variant) is not None
+    check(kind, variant, 2, 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "variant"), ALL)
+def test_all_files_give_the_frames_of_a_decode_of_all(kind, variant):
+    """The whole table of the documentation."""
+    if (kind, variant) not in BY_CHANCE and decoded(kind, variant) is not None:
+        check(kind, variant, 20, 30)
+
+
+def test_files_that_were_glued_together_say_so_where_times_are_asked_for():
+    """Whole they have all frames; a time does not say which of two is meant."""
+    kind = "MPEG program stream, MPEG-2"
+    video, one = decoded(kind, "two glued together"), decoded(kind)
+    assert len(load_video(video.content)) == len(demux_video(video.content)) == 48
+    frames = sample_decode_video(demux_video(video.content), [3, 27])
+    assert torch.equal(convert_frames(frames), torch.stack([one.frames[3], one.frames[3]]))
+    for load in (
+        lambda: load_clip(video.content, lambda info: [0.7]),
+        lambda: load_video(video.content, (0.6, 0.9)),
+    ):
+        with pytest.raises(DecodeError, match=r"^<bytes>: after the frame at .* glued together"):
+            load()
+
+
+def test_frames_that_are_not_displayed_have_no_index():
+    """An index after the last frame is an IndexError; the others count frames, not packets."""
+    video = decoded("WebM, VP8 with hidden frames")
+    packets = demux_video(video.content)
+    assert (packets.num_packets, len(packets), len(video.frames)) == (24, 21, 21)
+    with pytest.raises(IndexError, match=r"indices must be in \[0, 21\)"):
+        sample_decode_video(packets, [21])
+
+
+@pytest.mark.parametrize("kind", ["AVI, raw with a palette", "MPEG program stream, MPEG-2"])
+def test_pickled_packets_keep_what_came_beside_them(kind):
+    """A palette; the frames that only decoding showed."""
+    video = decoded(kind)
+    packets = pickle.loads(pickle.dumps(demux_video(video.content)))
+    for again in (packets, packets.clone()):
+        assert torch.equal(convert_frames(decode_packets(again)), torch.stack(video.frames))
+
+
+def test_side_data_that_pyav_does_not_know_does_no_harm():
+    """Such as the EXIF of a JPEG within a video."""
+    tags = Image.Exif()
+    tags[0x010E] = "a description"
+    with av.open(file := io.BytesIO(), "w", "matroska") as container:
+        stream = container.add_stream("mjpeg", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuvj444p"
+        stream.codec_context.open()
+        pictures = []
+        for number in range(3):
+            picture = Image.new("RGB", (16, 16), (80 * number, 0, 0))
+            picture.save(jpeg := io.BytesIO(), "JPEG", exif=tags, subsampling=0)
+            pictures.append(torch.from_numpy(np.array(Image.open(jpeg))))
+            packet = av.Packet(jpeg.getvalue())
+            packet.pts = packet.dts = number
+            packet.time_base, packet.is_keyframe = Fraction(1, 25), True
+            packet.stream = stream
+            container.mux(packet)
+    frames = load_video(file.getvalue())
+    assert (frames.int() - torch.stack(pictures).int()).abs().max() <= 2
+
+
+def test_reading_without_a_list_of_packets_is_said_once(monkeypatch, caplog):
+    """For the first such file, where it costs much."""
+    monkeypatch.setattr(reading, "_SLOW_BYTES", 100)
+    monkeypatch.setattr(slowness, "_said", set())
+    content = decoded("transport stream, H.264").content
+    with caplog.at_level(logging.WARNING, "spdl_torch.io"):
+        for _ in range(2):
+            load_video(content, (0.8, 0.9))
+    (record,) = caplog.records
+    assert "<bytes>: mpegts has no list of its packets" in record.getMessage()
+
+
+def test_a_file_object_is_read_again_from_where_it_was(tmp_path):
+    """Where the packets of a window do not tell its frames."""
+    kind = "MPEG program stream, MPEG-2"
+    video = decoded(kind)
+    (path := tmp_path / "video.mpg").write_bytes(video.content)
+    times = demux_video(path).timestamps
+    with path.open("rb") as file:
+        frames = load_video(file, (times[9], times[12]))
+    assert torch.equal(frames, torch.stack(video.frames[9:12]))
+
+
+@pytest.mark.parametrize(
+    ("codec", "content", "entry", "hidden"),
+    [
+        ("vp9", b"\x82\x49", True, False),
+        ("vp9", b"\x84\x00", False, True),
+        ("vp9", b"\x86\x00", False, False),
+        ("vp9", b"\x88\x00", False, False),  # displays a frame from before
+        ("vp9", b"\x84\x00\xc9", False, False),  # one of several frames in the packet
+        ("vp8", b"\x10\x02\x00", True, False),
+        ("vp8", b"\x11\x02\x00", False, False),
+        ("vp8", b"\x01\x02\x00", False, True),
+        ("vvc", b"\0\0\0\1\0\x39\0\0", True, False),
+        ("vvc", b"\0\0\0\1\0\x51\0\0", False, False),  # a refresh that takes several frames
+        ("h264", b"\0\0\0\1\x06\x06\x01\xc0\x80\0\0\1\x41\x9a", True, False),
+        ("h264", b"\0\0\0\1\x06\x06\x01\x80\x80\0\0\1\x41\x9a", False, False),  # not exact
+        ("h264", b"\0\0\0\1\x06\x06\x01\x0c\x80\0\0\1\x41\x9a", False, False),  # some frames later
+        ("hevc", b"\0\0\0\1\x2a\x01\0\0", True, False),
+        ("hevc", b"\0\0\0\1\x02\x01\0\0", False, False),
+        ("av1", b"\x12\0\x0a\x01\0\x32\x02\x10\0", True, False),
+        ("av1", b"\x12\0\x32\x02\x30\0", False, False),
+        ("av1", b"\x12\0\x1a\x02\x80\0", False, False),  # displays a frame from before
+    ],
+)
+def test_headers_say_where_decoding_may_begin(codec, content, entry, hidden):
+    """Whatever the container says."""
+    packet = av.Packet(content)
+    packet.is_keyframe = True
+    with av.open(io.BytesIO(EXAMPLE)) as container:
+        described = VideoCodec.of(container.streams.video[0])
+    described = replace(described, name=codec, extradata=None)
+    assert is_entry(packet, described) == entry
+    assert is_hidden(packet, described) == hidden
+    packet.is_keyframe = False
+    assert not is_entry(packet, described)
