@@ -2,9 +2,16 @@
 // torch's own allocator, streams and events run, and our code unchanged.
 //
 // What a stream is given is done when somebody waits for it, as late as CUDA allows; after an event
-// was looked at in vain, what it stands for is done. "Device" memory is the host's. A copy from memory
-// whose pages are not locked is taken at once, as CUDA does; one from memory that was unlocked before
-// the copy ran brings wrong bytes. Kernels cannot be launched: only memory is copied and set.
+// was looked at in vain often enough, what it stands for is done. "Device" memory is the host's. A copy
+// from memory whose pages are not locked is taken at once, as CUDA does; one from memory that was
+// unlocked before the copy ran brings wrong bytes. Kernels cannot be launched: only memory is copied
+// and set.
+//
+// What machines differ in, and what goes wrong on them, are switches (`standin_set(name, value)`):
+//   looks      looks in vain at an event until it is done; many: the model is far behind
+//   memory     bytes that each device has
+//   registers  0: the system locks no pages of memory that somebody else made
+// There are two devices; `standin_calls(device)` counts what was asked of one while it was current.
 
 #include <cstdint>
 #include <cstdlib>
@@ -13,7 +20,8 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <set>
+#include <string>
+#include <vector>
 
 #include "driver_types.h"
 
@@ -27,6 +35,7 @@ struct Stream;
 struct Mark {  // a point in a stream's work
     Stream* stream;
     bool is_done = false;
+    long num_looks = 0;
 };
 
 struct Work {
@@ -45,17 +54,33 @@ struct Event {
 };
 
 constexpr size_t kDeviceAlignment = 2 << 20, kPage = 4096;
-constexpr int kPoison = 0xDD;
+constexpr int kPoison = 0xDD, kNumDevices = 2;
 
 std::recursive_mutex mutex;
-Stream default_stream;
-std::set<Stream*> streams{&default_stream};
+std::map<std::string, long> switches{{"looks", 1}, {"memory", 8L << 30}, {"registers", 1}};
+long num_calls[kNumDevices];
+Stream default_streams[kNumDevices];
+std::vector<Stream*> streams{&default_streams[0], &default_streams[1]};  // by age
 std::map<uintptr_t, size_t> locked_pages;
+struct Block {
+    size_t size;
+    int device;
+};
+std::map<void*, Block> device_memory;
 thread_local int current_device = 0;
 
 Stream* stream_of(cudaStream_t handle) {
     auto number = reinterpret_cast<uintptr_t>(handle);
-    return number <= 2 ? &default_stream : reinterpret_cast<Stream*>(handle);
+    return number <= 2 ? &default_streams[current_device] : reinterpret_cast<Stream*>(handle);
+}
+
+void count_call() { ++num_calls[current_device]; }
+
+long used_memory() {
+    long total = 0;
+    for (auto& [memory, block] : device_memory)
+        if (block.device == current_device) total += block.size;
+    return total;
 }
 
 Mark* mark_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event)->mark; }
@@ -78,8 +103,10 @@ void drain(Stream* stream) {
     while (!stream->work.empty()) do_one(stream);
 }
 
-void drain_all() {
-    for (Stream* stream : streams) drain(stream);
+void drain_all() {  // the model's first, and the loader's last: who does not wait for these is wrong
+    drain(&default_streams[0]);
+    drain(&default_streams[1]);
+    for (auto stream = streams.rbegin(); stream != streams.rend(); ++stream) drain(*stream);
 }
 
 bool is_locked(const void* memory) {
@@ -96,9 +123,18 @@ void* rounded(size_t size, size_t alignment) {
 
 }  // namespace
 
+extern "C" __attribute__((visibility("default"))) void standin_set(const char* name, long value) {
+    LOCKED;
+    switches.at(name) = value;
+}
+
+extern "C" __attribute__((visibility("default"))) long standin_calls(int device) {
+    return num_calls[device];
+}
+
 // -- devices --------------------------------------------------------------------------------------
 
-API cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+API cudaGetDeviceCount(int* count) { return *count = kNumDevices, cudaSuccess; }
 API cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
 API cudaSetDevice(int device) { return current_device = device, cudaSuccess; }
 API cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
@@ -114,7 +150,7 @@ API cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     std::memset(properties, 0, sizeof *properties);
     std::strcpy(properties->name, "stand-in");
     properties->major = 9;
-    properties->totalGlobalMem = size_t{8} << 30;
+    properties->totalGlobalMem = switches.at("memory");
     properties->multiProcessorCount = 1;
     properties->warpSize = 32;
     properties->maxThreadsPerBlock = 1024;
@@ -132,34 +168,49 @@ API cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, uns
 // -- memory ---------------------------------------------------------------------------------------
 
 API cudaMemGetInfo(size_t* free, size_t* total) {
-    return *free = *total = size_t{8} << 30, cudaSuccess;
+    LOCKED;
+    *total = switches.at("memory");
+    *free = *total - used_memory();
+    return cudaSuccess;
 }
 
 API cudaMalloc(void** memory, size_t size) {
-    return *memory = rounded(size, kDeviceAlignment), cudaSuccess;
+    LOCKED;
+    count_call();
+    if (used_memory() + long(size) > switches.at("memory")) return cudaErrorMemoryAllocation;
+    *memory = rounded(size, kDeviceAlignment);
+    device_memory[*memory] = {size, current_device};
+    return cudaSuccess;
 }
 
 API cudaFree(void* memory) {
     LOCKED;
     drain_all();
+    device_memory.erase(memory);
     std::free(memory);
     return cudaSuccess;
 }
 
 API cudaHostRegister(void* memory, size_t size, unsigned) {
     LOCKED;
+    count_call();
+    if (!switches.at("registers")) return cudaErrorNotSupported;
     locked_pages[reinterpret_cast<uintptr_t>(memory)] = size;
     return cudaSuccess;
 }
 
 API cudaHostUnregister(void* memory) {
     LOCKED;
+    count_call();
     locked_pages.erase(reinterpret_cast<uintptr_t>(memory));
     return cudaSuccess;
 }
 
-API cudaHostAlloc(void** memory, size_t size, unsigned flags) {
-    return cudaHostRegister(*memory = rounded(size, kPage), size, flags);
+API cudaHostAlloc(void** memory, size_t size, unsigned) {
+    LOCKED;
+    *memory = rounded(size, kPage);
+    locked_pages[reinterpret_cast<uintptr_t>(*memory)] = size;
+    return cudaSuccess;
 }
 
 API cudaFreeHost(void* memory) {
@@ -178,6 +229,7 @@ API cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memo
 API cudaMemcpyAsync(void* target, const void* source, size_t size, cudaMemcpyKind kind,
                     cudaStream_t stream) {
     LOCKED;
+    count_call();
     std::function<void()> copy = [=] { std::memcpy(target, source, size); };
     if (kind == cudaMemcpyHostToDevice && is_locked(source)) {
         copy = [=] {
@@ -206,9 +258,10 @@ API cudaMemsetAsync(void* target, int value, size_t size, cudaStream_t stream) {
 
 API cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned, int priority) {
     LOCKED;
+    count_call();
     auto* stream = new Stream;
     stream->priority = priority;
-    streams.insert(stream);
+    streams.push_back(stream);
     *handle = reinterpret_cast<cudaStream_t>(stream);
     return cudaSuccess;
 }
@@ -264,6 +317,7 @@ API cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 
 API cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
     LOCKED;
+    count_call();
     Stream* stream = stream_of(handle);
     Mark* mark = reinterpret_cast<Event*>(event)->mark = new Mark{stream};
     stream->work.push_back({nullptr, mark, false});
@@ -276,14 +330,16 @@ API cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
 
 API cudaEventQuery(cudaEvent_t event) {
     LOCKED;
+    count_call();
     Mark* mark = mark_of(event);
     if (!mark || mark->is_done) return cudaSuccess;
-    do_until(mark);  // for the next look
+    if (++mark->num_looks >= switches.at("looks")) do_until(mark);  // for the next look
     return cudaErrorNotReady;
 }
 
 API cudaEventSynchronize(cudaEvent_t event) {
     LOCKED;
+    count_call();
     if (Mark* mark = mark_of(event)) do_until(mark);
     return cudaSuccess;
 }
