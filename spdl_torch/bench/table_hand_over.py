@@ -72,7 +72,19 @@ class Idle:
     """The threads that allocated memory on it."""
 
     def __init__(self, device: Any, stream: int = 0, *, use: str = "copy") -> None:
+        from ..io._transfer.readers import Readers
+
         self.device = device
+        self.readers = Readers()
+
+    def current_stream(self) -> int:
+        return 0
+
+    def mark(self, stream: int) -> Idle:
+        return self
+
+    def lend(self, owner: Any, region: Any, give_back: Any) -> None:
+        self.readers.lend(owner, region, give_back)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
         return True
