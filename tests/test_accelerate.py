@@ -63,6 +63,60 @@ def test_batches_are_those_of_accelerate_itself():
     assert seen[0] == seen[1]
 
 
+def subclasses(base):
+    """Subclasses with constructors of their own, as repositories write them."""
+
+    class Passing(base):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    class Named(base):
+        def __init__(self, dataset, scale, *, size):
+            self.factor = scale
+            super().__init__(dataset, batch_size=size, shuffle=True)
+
+        def __iter__(self):
+            return (self.factor * batch for batch in super().__iter__())
+
+    class Slow(base):
+        def __init__(self, **options):
+            super().__init__(**options, persistent_workers=True)
+
+    return (
+        Passing(DATA, 3, drop_last=True),
+        Named(DATA, 2, size=6),
+        Slow(dataset=DATA, num_workers=1, batch_size=5),
+    )
+
+
+def test_a_subclass_with_a_constructor_of_its_own_is_kept():
+    """Its class, attributes and methods: the batches are those that Accelerate makes of the same
+    subclass of torch's loader, but for methods, which that one loses."""
+    torch.manual_seed(5)
+    plain = accelerate.Accelerator(cpu=True)
+    want = [[b.tolist() for b in plain.prepare(each)] for each in subclasses(torch_data.DataLoader)]
+    torch.manual_seed(5)
+    got = []
+    for each in subclasses(DataLoader):
+        prepared = Accelerator(cpu=True).prepare(each)
+        assert type(prepared.base_dataloader) is type(each)
+        assert vars(each).get("factor") == vars(prepared.base_dataloader).get("factor")
+        got.append([batch.tolist() for batch in prepared])
+    assert got[0] == want[0]
+    assert got[1] == [[2 * value for value in batch] for batch in want[1]]
+    assert got[2] == want[2]
+
+
+def test_a_copy_of_a_loader_does_not_share_its_workers():
+    """One that has persistent workers: both give their own epoch, at once."""
+    given = DataLoader(DATA, batch_size=4, num_workers=1, persistent_workers=True)
+    first = iter(given)
+    next(first)
+    again = copy.copy(given)
+    assert [b.tolist() for b in again] == [b.tolist() for b in torch_data.DataLoader(DATA, 4)]
+    assert [b.tolist() for b in first] == [b.tolist() for b in torch_data.DataLoader(DATA, 4)][1:]
+
+
 def test_log_says_so_once_where_prepare_replaces_the_loader(fresh_log):
     """And how to keep it; the loader in its place is torch's."""
     accelerator = accelerate.Accelerator(cpu=True)

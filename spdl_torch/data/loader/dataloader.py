@@ -390,7 +390,8 @@ class DataLoader(BaseLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
-        return {**self.__dict__, "_state": LoaderState(), "_epoch_watchers": ()}
+        fresh = {"_state": LoaderState(), "_epoch_watchers": (), "_iterator": None}
+        return {**self.__dict__, **fresh}
 
     def check_worker_number_rationality(self) -> None:
         """Warn about more workers than usable cores; torch's constructor calls it."""
