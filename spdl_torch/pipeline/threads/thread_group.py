@@ -82,11 +82,62 @@ def _context_variables() -> Callable[[], None] | None:
 
 @takes_over
 def _grad_mode() -> Callable[[], None] | None:
-    """Take over ``torch.no_grad()``, likewise."""
+    """Take over ``torch.no_grad()``, likewise. Inference mode arrives as that: a tensor made in it
+    could not be used outside, while those that come from a worker process can.
+    """
     torch: Any = sys.modules.get("torch")
     if not hasattr(torch, "is_grad_enabled") or torch.is_grad_enabled():  # or half imported
         return None
     return lambda: torch._C._set_grad_enabled(False)
+
+
+@takes_over
+def _autocast() -> Callable[[], None] | None:
+    """Take over ``torch.autocast()``, likewise, for the CPU and for CUDA."""
+    torch: Any = sys.modules.get("torch")
+    if not hasattr(torch, "get_autocast_dtype"):
+        return None
+    dtypes = {
+        kind: torch.get_autocast_dtype(kind)
+        for kind in ("cpu", "cuda")
+        if torch.is_autocast_enabled(kind)
+    }
+    if not dtypes:
+        return None
+
+    def take_over() -> None:
+        torch.set_autocast_cache_enabled(False)  # it is emptied where autocast ends: never, here
+        for kind, dtype in dtypes.items():
+            torch.set_autocast_enabled(kind, True)
+            torch.set_autocast_dtype(kind, dtype)
+
+    return take_over
+
+
+@takes_over
+def _function_modes() -> Callable[[], None] | None:
+    """Take over the user's TorchFunctionModes, likewise. Threads call the same object.
+
+    torch's own one for ``torch.set_default_device()`` stays where it is: a forked worker that has
+    it cannot make a tensor on a CUDA device, and the loop moves what is in host memory.
+    """
+    overrides: Any = sys.modules.get("torch.overrides")
+    if not hasattr(overrides, "_get_current_function_mode_stack"):
+        return None
+    stack = overrides._get_current_function_mode_stack()
+    foreign = [each for each in stack if _package(each) not in ("torch", "spdl_torch")]
+    if not foreign:
+        return None
+
+    def take_over() -> None:
+        for mode in foreign:
+            overrides._push_mode(mode)
+
+    return take_over
+
+
+def _package(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def exit_has_begun() -> bool:
