@@ -138,6 +138,11 @@ class LazyDevice:
     def default_stream(self, device):
         return self.default_streams[index_of(device)]
 
+    def synchronize(self, device):
+        self.touch("the device was waited for")
+        self.used.add(self.current_device())
+        self.drain()
+
     def Event(self, *, blocking):
         assert blocking, "who waits shall sleep"
         return LazyEvent(self)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from _gates import in_thread, result_of
-from _lazy_device import backends
+from _lazy_device import LazyDevice, backends
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -526,6 +526,19 @@ def test_transfer_tensor_goes_to_the_device_of_the_rank(backends, monkeypatch):
     assert [backend.place.index for backend in backends] == [3, 0]
 
 
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_rank_above_the_number_of_devices(backends, monkeypatch, num_devices):
+    """Where a launcher shows each rank one device, that is its own; otherwise there is none."""
+    monkeypatch.setattr(LazyDevice, "num_devices", num_devices)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    if num_devices == 1:
+        transfer_tensor(torch.ones(1))
+        assert [backend.place.index for backend in backends] == [0]
+    else:
+        with pytest.raises(RuntimeError, match="LOCAL_RANK is 3, but torch sees 2 CUDA devices"):
+            transfer_tensor(torch.ones(1))
+
+
 def test_transfer_tensor_leaves_the_batch_when_the_device_is_the_cpu():
     """A script runs on a machine without CUDA; CUDA is not asked for."""
     batch = {"x": torch.ones(2), "n": "name"}
@@ -748,6 +761,17 @@ def test_nvjpeg_error_is_the_devices_when_it_is_its_fault(backends, decoder, jpe
     """Not a DecodeError, which a pipeline would skip, and no second try."""
     decoder.error = kind("CUDA error")
     with pytest.raises(kind, match="CUDA error"):
+        load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
+    assert decoder.calls == [2]
+
+
+@pytest.mark.parametrize(
+    "message", ["Failed to create nvjpeg handle: 4", "Failed to decode batch: 6"]
+)
+def test_nvjpeg_status_that_is_no_pictures_fault_is_raised(backends, decoder, jpegs, message):
+    """No picture is tried again for it, or decoded slowly on the CPU without a word."""
+    decoder.error = RuntimeError(f"{message}\nException raised from somewhere: 3")
+    with pytest.raises(RuntimeError, match=message):
         load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
     assert decoder.calls == [2]
 

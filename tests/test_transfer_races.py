@@ -459,6 +459,11 @@ def decoded_on_the_device(device):
             readings.append((device.read(batch), 40 * (value % len(JPEGS))))
             del batch
             device.step()
+        library.refuses = True
+        for value, coded in enumerate(JPEGS):  # the CPU decodes it, into memory that was begun with
+            batch = nvjpeg.load_image_batch_nvjpeg([coded] * 2, **options)
+            device.drain()
+            expect(problems, [bytes(batch.numpy())], 40 * value)
     return judged(device, readings, problems)
 
 
@@ -497,8 +502,13 @@ class LateJpegs:
 
     def __init__(self, device):
         self.device, self.stream = device, device.Stream(0)
+        self.refuses = False
 
     def decode(self, coded, place):
+        if self.refuses:  # when it has begun to write into memory of the batch's size
+            memory, bad = self.device.empty(len(coded) * 3 * SIDE * SIDE), ctypes.c_int(255)
+            self.stream.give(partial(ctypes.memset, memory.data_ptr(), bad, memory.nbytes))
+            raise RuntimeError("Failed to decode batch: 3")
         return self.written(decode_image(bytes(each.numpy())).contiguous() for each in coded)
 
     def frames(self, source, seconds, *_):
@@ -544,6 +554,7 @@ OF_ROOMS = {
     team: [packed_by_several_threads],
     shared_memory: [kept_on_both_sides_of_the_border, written_by_a_child],
     batch_memory: [given_out_again_where_batches_grow, made_where_they_leave_from],
+    cuda: [*SCENARIOS, decoded_on_the_device],
     region: [*SCENARIOS, kept_on_both_sides_of_the_border],
 }
 
@@ -585,6 +596,7 @@ GUARDS = {
     *("record_stream", "wait_event", "synchronize", "record", "wait", "busy_until", "hand_over"),
     *("_hand_over", "_await_the_model", "await_model", "unlock_pages", "captures_unharmed"),
     *("_wait_while", "other.result"),
+    "drain",
     # Of memory that is given out again: who has it, and when that ends.
     *("finalize", "_free.remove", "_viewed.add", "_live.add", "_lent.add", "mappings.spend"),
     *("_locker.lend", "_loans.pop", "staged", "handed_over", "look", "readers.lend"),

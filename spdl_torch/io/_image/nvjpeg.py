@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import re
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
+from spdl_torch.pipeline.failures import attach_note
 
 from .._source import source_name
 from .._transfer import cuda
@@ -160,35 +162,59 @@ def _decoded(
 ) -> list[Tensor]:
     """Return all pictures on the device: uint8, (3, H, W)."""
     coded = [picture for picture in pictures if picture.pixels is None]
-    try:
-        on_device = decode([each.coded for each in coded], backend.device) if coded else []
-    except RuntimeError as error:
-        _raise_if_it_is_the_device(error)
+    on_device = _tried(coded, decode, backend) if coded else []
+    if on_device is None:  # one of them is refused
         for each in coded:
-            each.pixels = _pixels_of_one(each, decode, backend)
-        on_device = []
-    for each, image in zip(coded, on_device, strict=False):
-        each.pixels = image
+            found = _tried([each], decode, backend)
+            each.pixels = decode_tensor(each.coded, each.name) if found is None else found[0]
+    else:
+        for each, image in zip(coded, on_device, strict=True):
+            each.pixels = image
     return [_on_device(picture, backend) for picture in pictures]
 
 
-def _pixels_of_one(
-    picture: _Picture,
+def _tried(
+    pictures: list[_Picture],
     decode: Callable[[list[Tensor], torch.device], list[Tensor]],
     backend: cuda.Backend,
-) -> Tensor:
-    """Decode a picture of a batch that failed, on the CPU if it is the one."""
+) -> list[Tensor] | None:
+    """Return the pixels of some pictures; None = nvJPEG refuses one of them.
+
+    Raises: RuntimeError: what is not a picture's fault, for which nobody may skip one.
+    """
     try:
-        return decode([picture.coded], backend.device)[0]
+        return decode([each.coded for each in pictures], backend.device)
     except RuntimeError as error:
-        _raise_if_it_is_the_device(error)
-        return decode_tensor(picture.coded, picture.name)
+        if not _is_of_a_picture(error):
+            raise
+    # The decoder may have begun to write, on a stream of its own, into memory that has been given
+    # back with the error: nothing else may be made there before that is over.
+    backend.drain()
+    return None
 
 
-def _raise_if_it_is_the_device(error: RuntimeError) -> None:
-    """Raise what is not the picture's fault, which nobody may skip for it."""
+_FAULTS_OF_THE_LIBRARY = {
+    1: "not initialized",
+    5: "it could not allocate memory",
+    6: "its kernels failed on the device",
+    7: "it is not made for this device",
+    8: "an internal error",
+}
+"""Values of nvjpegStatus_t; all others are about the picture."""
+
+
+def _is_of_a_picture(error: RuntimeError) -> bool:
+    """Return whether nvJPEG failed for the picture's sake; if not, note on the error why."""
     if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
-        raise error
+        return False
+    message = str(error).partition("\n")[0]
+    if re.search(r"CUDA error|ailed to (create|initialize|set) ", message):
+        return False
+    status = re.search(r": (\d+)\s*$", message)
+    reason = _FAULTS_OF_THE_LIBRARY.get(int(status[1])) if status else None
+    if reason is not None:
+        attach_note(error, f"This is nvJPEG's own fault ({reason}), and no picture's.")
+    return reason is None
 
 
 def _on_device(picture: _Picture, backend: cuda.Backend) -> Tensor:

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from .leaves import Recordable
     from .slabs import Event
 
-__all__ = ["PER_THREAD_STREAM", "Backend", "CudaBackend", "Use", "refusal", "resolve"]
+__all__ = [
+    "PER_THREAD_STREAM",
+    "Backend",
+    "CudaBackend",
+    "Use",
+    "num_visible",
+    "refusal",
+    "resolve",
+]
 
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``, SPDL's default for ``cuda_config(stream=)``. Here it stands for this
@@ -71,6 +79,12 @@ class Backend(PageLocker, Protocol):
 
     def record(self) -> Event:
         """Return an event after all work begun so far."""
+        ...
+
+    def drain(self) -> None:
+        """Wait, without the GIL, for all that the device was given, on any stream. Called while
+        the thread is on the copy stream.
+        """
         ...
 
     def hand_over(self, event: Event, blocks: Sequence[Recordable]) -> Event:
@@ -148,6 +162,9 @@ class CudaBackend:
     def record(self) -> Event:
         return self._event_on(self._stream)
 
+    def drain(self) -> None:
+        torch.cuda.synchronize(self.device)
+
     def hand_over(self, event: Event, blocks: Sequence[Recordable]) -> Event:
         stream = self.current_stream()
         before = self._event_on(stream)
@@ -215,6 +232,11 @@ def resolve(device: torch.device) -> torch.device:
             "'cuda:0' on. Pass another index, or look at CUDA_VISIBLE_DEVICES."
         )
     return torch.device("cuda", index)
+
+
+def num_visible() -> int:
+    """Return how many CUDA devices this process sees. Makes no context."""
+    return torch.cuda.device_count()
 
 
 _REASONS = {

@@ -457,4 +457,15 @@ def _cuda_device(device: torch.device | str | int | CUDAConfig, where: str) -> t
 def _device_of_rank() -> torch.device:
     """Return the device of this rank, by the local rank that launchers such as torchrun set."""
     rank = os.environ.get("LOCAL_RANK")
-    return torch.device("cuda") if rank is None else torch.device("cuda", int(rank))
+    if rank is None:
+        return torch.device("cuda")
+    count = cuda.num_visible()
+    if count == 1:  # the launcher shows each rank its own device alone
+        return torch.device("cuda", 0)
+    if int(rank) >= count > 1:
+        raise RuntimeError(
+            f"transfer_tensor: LOCAL_RANK is {rank}, but torch sees {count} CUDA devices, from "
+            "'cuda:0' on. Start as many ranks as there are devices, look at CUDA_VISIBLE_DEVICES, "
+            "or pass device=."
+        )
+    return torch.device("cuda", int(rank))
