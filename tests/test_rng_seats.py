@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _seats import NONE, THREADS, in_every_seat, with_workers
+from _seats import DECLARED, FORKED, NONE, THREADS, in_every_seat, in_seats, with_workers
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
@@ -104,3 +104,37 @@ def test_items_of_an_iterable_draw_the_same_bits_in_every_seat(seat: Any) -> Non
     want, before = reference(AsStream), states()
     assert drawn(loader_in(seat, AsStream)) == want
     assert states() == before
+
+
+class Reseeded(Dataset):
+    """Keeps a generator, which its user seeds again before each pass, as with MONAI."""
+
+    def set_random_state(self, seed: int) -> None:
+        self.R = np.random.RandomState(seed)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> float:
+        return self.R.rand()
+
+
+@in_seats(NONE, THREADS, DECLARED, FORKED)
+def test_a_generator_that_is_seeded_again_repeats_its_numbers_in_a_new_loader(seat: Any) -> None:
+    """In the next epoch of one loader they differ, as those of a generator that was left alone."""
+
+    dataset = Reseeded()
+
+    def passes(*, reseed: bool = True, **options: Any) -> list[list[float]]:
+        loader, found = seat.loader(dataset, BATCH_SIZE, **options), []
+        for _ in range(2):
+            if reseed:
+                dataset.set_random_state(1)
+            found.append([value for batch in loader for value in batch.tolist()])
+        return found
+
+    first, second = passes()
+    assert first != second
+    assert passes() == passes(reseed=False) == [first, second]
+    by_worker = passes(rng="worker")
+    assert by_worker[0] == by_worker[1]
