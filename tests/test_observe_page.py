@@ -657,7 +657,7 @@ def test_watch_shows_the_figures_of_the_file(tmp_path, capsys):
     last = next(row for row in query_queue_stats(db) if row["label"] == "sink")
     assert f"{last['num_items'] / last['elapsed']:,.1f} batches/s in the last one" in text
     assert "ended after" in text
-    assert "a?[2Jb" in text
+    assert r"a\x1b[2Jb" in text
     assert "\x1b" not in text
 
 

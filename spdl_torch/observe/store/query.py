@@ -223,6 +223,8 @@ def _checked(
 ) -> dict[str, Any]:
     """Return a row whose values are what the writer writes: SQLite does not see to that."""
     for column, kind in columns.items():
+        if column not in row:  # the text of the view, which is in the file, too
+            raise ValueError(f"{db_path} is damaged: it has no {column}.")
         value = row[column]
         kind = getattr(kind, "__forward_arg__", kind)  # before Python 3.14
         is_right = isinstance(value, _TYPES[kind])
