@@ -230,6 +230,32 @@ def copied(source, non_blocking=False):
     return target
 
 
+class There(torch.Tensor):
+    """A tensor that is on the device."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    is_cuda = True
+
+
+def made_on_the_device(device):
+    """By a worker, on the default stream; the loop works on another one, and lets go at once."""
+    readings, copies, sources = [], Transfer("cuda"), [pinned(value) for value in range(12)]
+    side = device.Stream(0)
+    for value, source in enumerate(sources):
+        made = device.empty(LARGE)
+        device.copy_later(made.data_ptr(), source.data_ptr(), LARGE)
+        staged = on_another_thread(copies.stage, [made.as_subclass(There)])
+        del made
+        with device.stream(side):
+            (batch,) = staged.receive()
+            readings.append((device.read(batch), value))
+        del staged, batch
+        device.step()
+    found = judged(device, readings, [])
+    sources.clear()
+    return found
+
+
 def on_another_thread(function, *args):
     """What it returns, when the thread has let go of everything."""
     result = result_of(in_thread(function, *args))
@@ -554,7 +580,8 @@ OF_ROOMS = {
     team: [packed_by_several_threads],
     shared_memory: [kept_on_both_sides_of_the_border, written_by_a_child],
     batch_memory: [given_out_again_where_batches_grow, made_where_they_leave_from],
-    cuda: [*SCENARIOS, decoded_on_the_device],
+    cuda: [*SCENARIOS, decoded_on_the_device, made_on_the_device],
+    transfer: [*SCENARIOS, made_on_the_device],
     region: [*SCENARIOS, kept_on_both_sides_of_the_border],
 }
 
@@ -597,6 +624,7 @@ GUARDS = {
     *("_hand_over", "_await_the_model", "await_model", "unlock_pages", "captures_unharmed"),
     *("_wait_while", "other.result"),
     "drain",
+    "record_made",
     # Of memory that is given out again: who has it, and when that ends.
     *("finalize", "_free.remove", "_viewed.add", "_live.add", "_lent.add", "mappings.spend"),
     *("_locker.lend", "_loans.pop", "staged", "handed_over", "look", "readers.lend"),

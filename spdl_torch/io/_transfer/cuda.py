@@ -81,6 +81,12 @@ class Backend(PageLocker, Protocol):
         """Return an event after all work begun so far."""
         ...
 
+    def record_made(self) -> Event:
+        """Return an event after the work of the default stream, which threads use unless they
+        choose another: what they have made on the device is there.
+        """
+        ...
+
     def drain(self) -> None:
         """Wait, without the GIL, for all that the device was given, on any stream. Called while
         the thread is on the copy stream.
@@ -161,6 +167,9 @@ class CudaBackend:
 
     def record(self) -> Event:
         return self._event_on(self._stream)
+
+    def record_made(self) -> Event:
+        return self._event_on(torch.cuda.default_stream(self.device))
 
     def drain(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -101,7 +101,10 @@ def cuda_config(
 class Staged:
     """A batch in transfer to the device. ``receive()`` hands it over, once."""
 
-    __slots__ = ("_batch", "_blocks", "_event", "_is_late", "_late", "_received", "_transfer")
+    __slots__ = (
+        *("_batch", "_blocks", "_event", "_is_late", "_late", "_made", "_received", "_there"),
+        "_transfer",
+    )
 
     def __init__(
         self,
@@ -110,6 +113,8 @@ class Staged:
         blocks: Sequence[Recordable],
         event: Event | None,
         late: Spots,
+        there: Sequence[Any] = (),
+        made: Event | None = None,
     ) -> None:
         self._transfer = transfer
         self._batch = batch
@@ -117,6 +122,8 @@ class Staged:
         self._event = event
         self._late = late  # where the leaves are that move at the hand-over
         self._is_late = bool(late)
+        self._there = there  # what was on the device before
+        self._made = made
         self._received = False
 
     def receive(self) -> Any:
@@ -133,6 +140,10 @@ class Staged:
         transfer = self._transfer
         if self._event is not None:
             transfer._behind.append(transfer._backend.hand_over(self._event, self._blocks))
+        if self._made is not None:
+            blocks = [each for leaf in self._there for each in memory_of(leaf)]
+            transfer._backend.hand_over(self._made, blocks)
+            self._there, self._made = (), None
         transfer._readers.handed_over(transfer._backend)
         batch, late = self._batch, self._late
         self._batch, self._blocks, self._late = None, (), {}
@@ -210,13 +221,14 @@ class Transfer:
         with self._lock:
             self._await_the_model(_always)
             moved, blocks, event = self._copy(load)
+            made = self._made(load.there)
 
         def now(leaf: Any) -> Any:
             return moved.get(id(leaf), leaf)
 
         late_ids = {id(leaf) for leaf in load.late}
         late = spots_where(spots, lambda leaf: Leaf(now(leaf)) if id(leaf) in late_ids else None)
-        return Staged(self, map_spots(batch, spots, now), blocks, event, late)
+        return Staged(self, map_spots(batch, spots, now), blocks, event, late, load.there, made)
 
     def await_model(self, is_wanted: Callable[[], bool]) -> None:
         """Wait, without the GIL, while the receivers' streams lag by more than 4 batches.
@@ -280,6 +292,17 @@ class Transfer:
                 event = _mark_busy(slab, backend, [*pinned, *load.ahead])
         return moved, guarded, event
 
+    def _made(self, there: list[Any]) -> Event | None:
+        """Return the event after which leaves that came on the device are made; None = none came.
+
+        A worker has made them on the default stream, for which a trainer on another one has to
+        wait; and it may work on them when they have been dropped.
+        """
+        if not there:
+            return None
+        with self._backend.on_copy_stream():
+            return self._backend.record_made()
+
     def _copy_packed(self, layout: Layout, memory: Tensor, blocks: list[Tensor]) -> dict[int, Any]:
         for place in layout.places:
             target = typed(memory, place, place.offset)
@@ -304,7 +327,7 @@ class Transfer:
 
 
 class _Load(NamedTuple):
-    """The leaves of a batch that are not on the device, each once, by the way they take."""
+    """The leaves of a batch, each once, by the way they take."""
 
     plain: list[Tensor]
     """Bytes and strides, packed or copied from where they are."""
@@ -312,16 +335,21 @@ class _Load(NamedTuple):
     """Moved by themselves on the copy stream."""
     late: list[Any]
     """Moved by themselves at the hand-over."""
+    there: list[Any]
+    """Tensors that are on the device."""
 
 
 def _sorted(leaves: Iterable[Any], device: torch.device) -> _Load:
-    load, seen = _Load([], [], []), set()
+    load, seen = _Load([], [], [], []), set()
     for leaf in leaves:
         if id(leaf) not in seen:
             seen.add(id(leaf))
             if is_plain(leaf):
                 load.plain.append(leaf)
-            elif not is_on(leaf, device):
+            elif is_on(leaf, device):
+                if leaf.is_cuda:
+                    load.there.append(leaf)
+            else:
                 (load.ahead if goes_ahead(leaf) else load.late).append(leaf)
     return load
 
