@@ -16,7 +16,9 @@ __all__ = ["contents_of", "length_of"]
 
 _NUM_PLACES = 8
 _MOST_VALUES = 64
-"""The most numbers of an array or entries of a list that are read of a sample."""
+"""The most entries of a list, or characters, that are read of a sample."""
+_MOST_NUMBERS = 8
+"""The most numbers of an array or tensor that are read of a sample."""
 _MOST_DEEP = 4
 _NUMBERS = (bool, int, float, complex, type(None), np.generic)
 
@@ -68,10 +70,10 @@ def _text(value: Any, depth: int = 0) -> str:
     if isinstance(value, torch.Tensor):
         value = value.detach()
         is_here = value.device.type == "cpu" and value.layout is torch.strided
-        shown = value.reshape(-1)[:_MOST_VALUES].tolist() if is_here else None
+        shown = value.reshape(-1)[:_MOST_NUMBERS].tolist() if is_here else None
         return f"{value.dtype} {tuple(value.shape)} {shown}"
     if isinstance(value, np.ndarray):
-        shown = None if value.dtype.hasobject else value.reshape(-1)[:_MOST_VALUES].tolist()
+        shown = None if value.dtype.hasobject else value.reshape(-1)[:_MOST_NUMBERS].tolist()
         return f"{value.dtype} {value.shape} {shown}"
     if isinstance(value, str | bytes):
         return repr(value[:_MOST_VALUES])
