@@ -21,8 +21,11 @@ __all__ = [
 ]
 
 
-class DecodeError(ValueError):
+class DecodeError(ValueError, OSError):
     """The data's fault: bytes that cannot be decoded.
+
+    It is an OSError, too, as Pillow's errors are, so that code which leaves out the files that
+    Pillow cannot read leaves these out. Its ``errno`` is None; nothing tries to read again.
 
     The message names the file (or ``<bytes>``) and the codec's reason; ``__cause__`` is the
     codec's own error when it raised one.

@@ -266,8 +266,8 @@ def test_decode_image_obeys_pillow_pixel_limit(monkeypatch):
 
 
 def test_decode_image_never_starts_ghostscript():
-    """Formats that run programs are not images here."""
-    with pytest.raises(DecodeError, match="not an image"):
+    """A format that runs a program is refused, with the reason."""
+    with pytest.raises(DecodeError, match="EPS, which Pillow leaves to Ghostscript"):
         decode_image(encode(photograph(), "EPS"))
 
 

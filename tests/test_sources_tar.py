@@ -560,3 +560,31 @@ def test_shards_become_batches_of_pictures(tmp_path, photographs):
         pictures = dict(pair for batch in batches for pair in batch)
         assert len(pictures) == 24
         assert all(pictures[path.stem].equal(decode_image(path)) for path in photographs)
+
+
+def test_a_tar_without_its_end_still_has_its_last_sample(tmp_path):
+    """tarfile delivers it, too; then comes the error."""
+    path = tmp_path / "shard.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(3):
+            info = tarfile.TarInfo(f"{number}.txt")
+            info.size = 5
+            tar.addfile(info, io.BytesIO(b"hello"))
+    whole = path.read_bytes()[: 3 * 1024]
+    path.write_bytes(whole)
+    kept = TarShards(str(path), on_error="skip", index=False)
+    assert [sample["__key__"] for sample in kept] == ["0", "1", "2"]
+    samples, got = iter(TarShards(str(path), index=False)), []
+    with pytest.raises(DecodeError, match="ends without the two empty blocks"):
+        got.extend(sample["__key__"] for sample in samples)
+    assert got == ["0", "1", "2"]
+    path.write_bytes(whole[:-512])  # within the last file
+    assert [sample["__key__"] for sample in kept] == ["0", "1"]
+
+
+def test_a_tar_of_zstd_says_what_to_do(tmp_path):
+    """It is not taken for a damaged one."""
+    path = tmp_path / "shard.tar.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
+    with pytest.raises(DecodeError, match=r"shard\.tar\.zst: compressed by zstd"):
+        list(TarShards(str(path), index=False))

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from ..errors import SourceChangedError
+from ..errors import DecodeError, SourceChangedError
 from ..pipeline.failures import attach_note
 
 __all__ = [
@@ -29,7 +29,7 @@ _WARNING_INTERVAL_SECONDS = 60.0
 
 _LASTING = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
-    SourceChangedError,
+    *(DecodeError, SourceChangedError),
 )
 _LASTING_ERRNOS = frozenset(
     {errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV, errno.ENXIO, errno.EROFS}

@@ -14,13 +14,14 @@ from spdl_torch.errors import DecodeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DEFAULT_MAX_BYTES", "TarReader", "iter_tarfile"]
+__all__ = ["DEFAULT_MAX_BYTES", "MissingEndError", "TarReader", "iter_tarfile"]
 
 DEFAULT_MAX_BYTES = 1 << 30
 """The largest member: far above any sample, far below what takes a machine down."""
 
 _BLOCK = 512
 _END = bytes(_BLOCK)
+_HEADER = "a header"
 _MAX_NAME_BYTES = 1 << 20
 _MAX_TAIL_BYTES = 1 << 20  # read after the end of a compressed archive, for its checksum
 
@@ -46,6 +47,10 @@ def iter_tarfile(
         yield member[0], reader.content()
 
 
+class MissingEndError(DecodeError):
+    """The archive ends after a whole file, without the two empty blocks that should follow."""
+
+
 class TarReader:
     """Walks over the files of one archive; the caller reads or skips the content of each.
 
@@ -64,7 +69,7 @@ class TarReader:
     ) -> None:
         self._name = name
         self._max_bytes = max_member_bytes
-        self._file, self._raw, self._seekable = _decompressed(file)
+        self._file, self._raw, self._seekable = _decompressed(file, name)
         self._offset = start
         self._size = 0  # bytes of the content not read yet
         self._padding = 0
@@ -94,7 +99,7 @@ class TarReader:
         extra: dict[str, str] = {}
         while True:
             self._skip()
-            header = self._take(_BLOCK, "a header")
+            header = self._take(_BLOCK, _HEADER)
             kind = header[156]
             if kind == 0 and header == _END:
                 self._finish()
@@ -194,6 +199,11 @@ class TarReader:
             if missing:
                 if self._offset == 0 and not content:
                     raise self._error("the file is empty")
+                if what == _HEADER and not content:
+                    text = (
+                        "it ends without the two empty blocks at its end, so files may be missing"
+                    )
+                    raise MissingEndError(str(self._error(text)))
                 raise self._error(f"cut short: {what} needs {size} bytes, {len(content)} are left")
         self._offset += size
         return content
@@ -274,7 +284,7 @@ class _Encoded(io.RawIOBase):
         return len(content)
 
 
-def _decompressed(file: BinaryIO) -> tuple[BinaryIO, _Encoded | None, bool]:
+def _decompressed(file: BinaryIO, name: str) -> tuple[BinaryIO, _Encoded | None, bool]:
     """Return the file to read the tar from, the one it decompresses, and whether it can seek.
 
     The content decides, never the name.
@@ -288,6 +298,11 @@ def _decompressed(file: BinaryIO) -> tuple[BinaryIO, _Encoded | None, bool]:
         opened = bz2.BZ2File(io.BufferedReader(raw))
     elif head.startswith(b"\xfd7zXZ\0"):
         opened = lzma.LZMAFile(io.BufferedReader(raw))  # noqa: SIM115 - closed with what it reads
+    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+        raise DecodeError(
+            f"{name}: compressed by zstd, which is not supported. Write the tar plain, or compress "
+            "it by gzip: zstd -dc FILE | gzip > FILE.gz"
+        )
     elif _sought_back(file, len(head)):
         return file, None, True
     else:

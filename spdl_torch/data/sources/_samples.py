@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._retry import RETRIES, RetryPolicy
-from spdl_torch.io._tar import DEFAULT_MAX_BYTES, TarReader
+from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 
 from ._shard_files import ShardFiles
 
@@ -75,11 +75,20 @@ def grouped_samples(
 ) -> Iterator[dict[str, Any] | None]:
     """Yield the samples of a tar, or None in place of those that are not wanted.
 
-    Raises: DecodeError: the tar is damaged, or a sample beyond the limit.
+    Raises: DecodeError: the tar is damaged, or a sample beyond the limit; where only the end is
+        missing, after the last sample.
     """
     sample: dict[str, Any] = {}
     last_key, number, size, keep = None, -1, 0, False
-    while (member := reader.advance()) is not None:
+    while True:
+        try:
+            member = reader.advance()
+        except MissingEndError:
+            if number >= 0:
+                yield sample if keep else None
+            raise
+        if member is None:
+            break
         split = key_and_field(member[0])
         if split is None:
             continue

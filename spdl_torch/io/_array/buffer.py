@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from .._source import Source
 
-__all__ = ["Memory", "memory_name", "open_memory"]
+__all__ = ["Memory", "go_back", "memory_name", "open_memory"]
 
 
 class Memory(Protocol):
@@ -68,6 +69,14 @@ def open_memory(source: Source | Buffer) -> Memory:
     if not view.c_contiguous:
         raise TypeError("an array source must be contiguous memory, got a buffer with strides.")
     return _from_buffer(view)
+
+
+def go_back(source: Source | Buffer, num_bytes: int) -> None:
+    """Leave a file that was read to its end so many bytes before that, if it can seek."""
+    seek = getattr(source, "seek", None)
+    if callable(seek) and not _has_buffer(source):
+        with contextlib.suppress(OSError, ValueError):  # a pipe
+            seek(-num_bytes, os.SEEK_CUR)
 
 
 def memory_name(source: Source | Buffer) -> str:

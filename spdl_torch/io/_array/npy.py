@@ -12,7 +12,7 @@ import numpy as np
 
 from spdl_torch.errors import DecodeError
 
-from .buffer import memory_name, open_memory
+from .buffer import go_back, memory_name, open_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,8 @@ def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
     Returns: dtype, shape and order as saved. The array views the source's memory and keeps it
         alive: read-only if that is (``bytes`` is), and changing with it. A path is read in one
         call into new memory, so that array is writable. Bytes after the array are ignored, as in
-        numpy.
+        numpy: a file that can seek is left where they begin, so that the next call loads the next
+        array.
     Raises:
         DecodeError: not an npy file, truncated, or of dtype object, which needs a pickle.
         OSError: a path cannot be read.
@@ -51,9 +52,11 @@ def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
     """
     memory = data if type(data) is bytes else open_memory(data)
     try:
-        array = view_npy(memory, 0, len(memory))[0]
+        array, end = view_npy(memory, 0, len(memory))
     except MalformedError as error:
         raise DecodeError(f"{memory_name(data)}: {error}") from error.__cause__
+    if end < len(memory):
+        go_back(data, len(memory) - end)
     return array.copy(order="K") if copy else array
 
 

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from spdl_torch.errors import DecodeError
 
-from .._source import Source, read_source, source_name
+from .._source import Source, is_local, read_source, source_name
 from . import kernel
 from .header import ImageHeader, missing_data, read_header
 
 if TYPE_CHECKING:
+    import os
+
     import numpy as np
     from numpy.typing import NDArray
     from PIL.Image import Image
@@ -30,10 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "decode_image",
+    "decode_pil",
     "decode_reduced",
     "decode_tensor",
     "header_size",
     "none_decoded",
+    "pil_info",
     "to_pil",
 ]
 
@@ -41,8 +45,9 @@ __all__ = [
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
     """Decode one image to RGB; the content decides the format, not the name.
 
-    JPEG and WebP by torchvision's codecs, without the GIL; PNG, GIF (first frame), BMP, TIFF, PPM,
-    JPEG 2000, AVIF and animated WebP (first frame) by Pillow. Equal to Pillow's
+    JPEG and WebP by torchvision's codecs, without the GIL; every other format that Pillow opens, of
+    animations the first frame, by Pillow, formats of plugins that the program registered too. Only
+    EPS is refused, for which Pillow starts another program. Equal to Pillow's
     ``convert("RGB")``: alpha is dropped, not blended; CMYK is converted without a profile. One
     exception: 16-bit gray keeps the high byte, where Pillow saturates.
 
@@ -100,11 +105,61 @@ def _has_codec(header: ImageHeader | None) -> TypeGuard[ImageHeader]:
     return header is not None and header.format in ("jpeg", "webp") and kernel.has_codec()
 
 
-def to_pil(image: Tensor) -> Image:
-    """Return the Pillow image of a picture: uint8, (3, H, W)."""
+def to_pil(image: Tensor, info: dict[Any, Any] | None = None) -> Image:
+    """Return the Pillow image of a picture: uint8, (3, H, W).
+
+    info: what the file says of it, as of :func:`pil_info`.
+    """
     from PIL import Image
 
-    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    result = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    result.info.update(info or {})
+    return result
+
+
+def decode_pil(data: Tensor, name: str) -> Image:
+    """Decode encoded bytes to what ``Image.open(file).convert("RGB")`` returns, ``info`` included.
+
+    Raises: as :func:`decode_image`.
+    """
+    header = read_header(_view(data)) if data.numel() else None
+    if _has_codec(header):
+        return to_pil(decode_tensor(data, name), pil_info(data))
+    if header is not None:
+        _check_size(header, data.numel(), name)
+    info: dict[Any, Any] = {}
+    if data.numel() == 0:
+        return to_pil(decode_tensor(data, name))
+    return to_pil(_decode_with_pillow(data, name, exif=False, info=info), info)
+
+
+def pil_info(source: Tensor | str | os.PathLike[str]) -> dict[Any, Any]:
+    """Return the ``info`` of ``Image.open(file).convert("RGB")`` for a picture that was decoded.
+
+    Only the header is read, unless it has a transparent colour, which conversion changes. So of a
+    PNG what comes after its pixels is missing.
+
+    source: the encoded bytes, or a file.
+    """
+    from PIL import Image
+
+    if not isinstance(source, torch.Tensor) and not is_local(source):
+        source = read_source(source)
+    file = io.BytesIO(_view(source)) if isinstance(source, torch.Tensor) else source
+    try:
+        with Image.open(file, formats=_formats()) as image:
+            if image.mode == "RGB" or "transparency" not in image.info:
+                info = dict(image.info)
+                if image.format == "WEBP":  # of the first picture, which is the only one
+                    info = {**info, "timestamp": 0, "duration": 0}
+                return info
+            return _converted_info(image)
+    except Exception:  # of any class; the decoder has made a picture of it
+        return {}
+
+
+def _converted_info(image: Image) -> dict[Any, Any]:
+    return dict(image.crop((0, 0, 1, 1)).convert("RGB").info)
 
 
 # Pillow's own limit; read from Pillow, so that a script that raised it there is obeyed here too.
@@ -114,9 +169,15 @@ def _most_pixels() -> int | None:
     return None if Image.MAX_IMAGE_PIXELS is None else 2 * Image.MAX_IMAGE_PIXELS
 
 
+def _may_be_cut() -> bool:
+    from PIL import ImageFile
+
+    return bool(ImageFile.LOAD_TRUNCATED_IMAGES)
+
+
 def _check_size(header: ImageHeader, num_bytes: int, name: str) -> None:
     size = f"{header.width}x{header.height}"
-    if missing_data(header, num_bytes):
+    if missing_data(header, num_bytes) and not _may_be_cut():
         raise DecodeError(
             f"{name}: truncated or damaged: the header promises {size} pixels, "
             f"too many for {num_bytes} bytes."
@@ -164,28 +225,44 @@ def decode_reduced(data: Tensor, size: tuple[int, int], denominator: int) -> Ten
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-# What an image folder may hold. A closed list: Pillow also knows formats that start programs (EPS)
-# or that match almost any bytes (TGA).
-_PILLOW_FORMATS = (
-    "JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF", "ICO",
-)  # fmt: skip
+_STARTS_PROGRAMS = frozenset({"EPS"})
+"""Formats that Pillow leaves to another program (Ghostscript), which no data set should start."""
 
 
-def _decode_with_pillow(data: Tensor, name: str, exif: bool) -> Tensor:
+def _formats() -> list[str]:
+    """Return all formats that Pillow knows, those of plugins that the program registered too."""
+    from PIL import Image
+
+    Image.init()
+    return [known for known in Image.ID if known not in _STARTS_PROGRAMS]
+
+
+def _decode_with_pillow(
+    data: Tensor, name: str, exif: bool, info: dict[Any, Any] | None = None
+) -> Tensor:
+    """Decode by Pillow.
+
+    info: filled with that of the picture in RGB.
+    """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    Image.init()  # registers every format; opening by name needs it
-    formats = [known for known in _PILLOW_FORMATS if known in Image.OPEN]
     try:
-        with Image.open(io.BytesIO(_view(data)), formats=formats) as image:
+        with Image.open(io.BytesIO(_view(data)), formats=_formats()) as image:
             if exif:
                 ImageOps.exif_transpose(image, in_place=True)
             pixels = _rgb_of(image)
+            if info is not None:
+                info.update(_converted_info(image))
     # Pillow's parsers raise almost anything for damaged bytes: OSError, SyntaxError, struct.error,
     # KeyError, MemoryError, DecompressionBombError ...
     except Exception as error:
         if isinstance(error, UnidentifiedImageError):
             start = bytes(_view(data[:8]))
+            if start[:4] in (b"%!PS", b"\xc5\xd0\xd3\xc6"):
+                raise DecodeError(
+                    f"{name}: an EPS, which Pillow leaves to Ghostscript; no other program is "
+                    "started for an image. Convert it to another format."
+                ) from error
             raise DecodeError(f"{name}: not an image: it starts with {start!r}.") from error
         raise DecodeError(f"{name}: {_reason(error)}") from error
     return torch.from_numpy(pixels).permute(2, 0, 1)

@@ -74,6 +74,7 @@ def missing_data(header: ImageHeader, num_bytes: int) -> bool:
 # Start-of-frame markers; C4, C8 and CC lie between them and are tables.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SEQUENTIAL = (0xC0, 0xC1)  # Huffman coded
+_JPEG_ARITHMETIC = frozenset(range(0xC9, 0xD0)) - {0xCC}  # any number of pixels in a byte
 # Markers that stand alone, with no length after them: TEM, RST0-7 and a repeated SOI.
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_END_OF_IMAGE, _JPEG_START_OF_SCAN = 0xD9, 0xDA
@@ -141,6 +142,8 @@ def is_scan(data: memoryview) -> bool:
 
 def _jpeg_size(data: memoryview) -> ImageHeader | None:
     for marker, position in _jpeg_segments(data):
+        if marker in _JPEG_ARITHMETIC:
+            return None
         if marker in _JPEG_FRAMES:
             height, width = struct.unpack_from(">HH", data, position + 3)
             return ImageHeader("jpeg", height, width)

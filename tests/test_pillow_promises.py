@@ -1,0 +1,173 @@
+"""What programs written for Pillow and torchvision rely on: formats, ``info``, and their errors."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile, ImageOps
+from torchvision import datasets, transforms
+
+from spdl_torch import ImageFolder
+from spdl_torch.data.sources import TarShards
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import decode_image, load_clip, load_npy
+from spdl_torch.io._retry import is_transient
+
+RNG = np.random.default_rng(0)
+PICTURE = Image.fromarray(np.kron(RNG.integers(0, 256, (4, 6, 3)), np.ones((8, 8, 1))).astype("u1"))
+
+
+def tagged():
+    """EXIF that turns the picture."""
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    return tags
+
+
+def encoded(picture, kind, **options):
+    """The bytes of a picture."""
+    picture.save(file := io.BytesIO(), kind, **options)
+    return file.getvalue()
+
+
+FILES = {
+    "phone.jpg": encoded(PICTURE, "JPEG", exif=tagged(), dpi=(72, 72), icc_profile=b"profile"),
+    "plain.jpg": encoded(PICTURE, "JPEG", comment="words", progressive=True),
+    "gray.jpg": encoded(PICTURE.convert("L"), "JPEG", exif=tagged()),
+    "inks.jpg": encoded(PICTURE.convert("CMYK"), "JPEG"),
+    "turned.png": encoded(PICTURE, "PNG", exif=tagged(), dpi=(100, 100), icc_profile=b"profile"),
+    "clear.png": encoded(PICTURE.convert("L"), "PNG", transparency=7),
+    "palette.png": encoded(PICTURE.quantize(16), "PNG", transparency=3),
+    "turned.webp": encoded(PICTURE, "WEBP", exif=tagged(), icc_profile=b"profile"),
+    "palette.gif": encoded(PICTURE.quantize(16), "GIF", transparency=3, comment=b"words"),
+    "turned.tif": encoded(PICTURE, "TIFF", exif=tagged(), dpi=(72, 72)),
+    "plain.bmp": encoded(PICTURE, "BMP"),
+    **{f"{kind}.jpg": encoded(PICTURE, kind) for kind in ("TGA", "PCX", "SGI", "DDS", "QOI")},
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder of all of them."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "a").mkdir()
+    for name, content in FILES.items():
+        (folder / "a" / name).write_bytes(content)
+    return folder
+
+
+def passed(image):
+    """An image as it is."""
+    return image
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [],
+        [transforms.Resize((24, 24))],
+        [transforms.Resize(24), transforms.CenterCrop(20)],
+    ],
+)
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_transforms_get_the_images_of_torchvision(root, steps, cache):
+    """Mode, size and info, alone and behind what runs on a whole batch."""
+    steps = transforms.Compose([*steps, passed])
+    ours = ImageFolder(root, steps, cache=cache)
+    batch = ours.__getitems__(range(len(ours)))
+    for k, (expected, _) in enumerate(datasets.ImageFolder(root, steps)):
+        for image in (ours[k][0], batch[k][0]):
+            assert (image.mode, image.size) == (expected.mode, expected.size)
+            assert image.info == expected.info, ours.samples[k][0]
+            assert image.getexif() == expected.getexif()
+            difference = np.asarray(image).astype(int) - np.asarray(expected)
+            assert abs(difference).max() <= 1, ours.samples[k][0]
+
+
+def test_photographs_of_phones_are_turned_upright(root):
+    """By Pillow's own function, as a transform of the user's."""
+    upright = transforms.Compose([ImageOps.exif_transpose, transforms.PILToTensor()])
+    ours, theirs = ImageFolder(root, upright), datasets.ImageFolder(root, upright)
+    for k, (path, _) in enumerate(theirs.samples):
+        assert torch.equal(ours[k][0], theirs[k][0]), path
+
+
+def test_formats_of_plugins_are_decoded(monkeypatch):
+    """As soon as the program has registered them."""
+
+    class Plugin(ImageFile.ImageFile):
+        format, format_description = "SOMEHEIF", "a format of the program's own"
+
+        def _open(self):
+            self._mode, self._size = "RGB", (4, 4)
+            self.tile = [("raw", (0, 0, 4, 4), 8, ("RGB", 0, 1))]
+
+    content = b"SOMEHEIF" + bytes(range(48))
+    with pytest.raises(DecodeError, match="<bytes>: not an image: it starts with b'SOMEHEIF'"):
+        decode_image(content)
+    for name in ("OPEN", "ID"):
+        monkeypatch.setattr(Image, name, getattr(Image, name).copy())
+    Image.register_open("SOMEHEIF", Plugin, lambda head: head[:8] == b"SOMEHEIF")
+    expected = torch.arange(48, dtype=torch.uint8).view(4, 4, 3).permute(2, 0, 1)
+    assert torch.equal(decode_image(content), expected)
+
+
+def test_decode_errors_are_what_pillow_and_spdl_raise(tmp_path):
+    """OSError for programs that leave out what Pillow cannot read; ValueError as before."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "cut.jpg").write_bytes(FILES["phone.jpg"][:-200])
+    (tmp_path / "a" / "page.jpg").write_bytes(b"<html>404</html>")
+    folder = ImageFolder(tmp_path, transforms.PILToTensor())
+    for load in (
+        lambda: folder[0],
+        lambda: folder[1],
+        lambda: load_clip(b"no video", lambda info: [0.0]),
+        lambda: list(TarShards(str(tmp_path / "a" / "page.jpg"), index=False)),
+        lambda: load_npy(b"no array"),
+    ):
+        for kind in (OSError, ValueError):
+            with pytest.raises(kind, match=r"page\.jpg|cut\.jpg|<bytes>") as caught:
+                load()
+            assert isinstance(caught.value, DecodeError)
+            assert not is_transient(caught.value)
+            assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_cut_files_are_read_as_pillow_is_told_to(monkeypatch):
+    """However few bytes are left of a large picture."""
+    noise = Image.fromarray(RNG.integers(0, 256, (512, 512, 3), dtype="u1"))
+    whole = encoded(noise, "PNG")
+    cut = whole[:300] if Image.open(io.BytesIO(whole[:300])).size else whole
+    jpeg = encoded(noise, "JPEG")[:900]
+    for content in (jpeg, cut):
+        with pytest.raises(DecodeError, match="<bytes>: "):
+            decode_image(content)
+        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+        assert torch.equal(
+            decode_image(content).permute(1, 2, 0), torch.from_numpy(expected.copy())
+        )
+        monkeypatch.undo()
+
+
+def test_the_limit_of_pixels_is_pillows(monkeypatch):
+    """In formats that torchvision decodes, and in those that Pillow does."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    for name in ("plain.jpg", "turned.png", "QOI.jpg"):
+        with pytest.raises(DecodeError, match="pixels"):
+            decode_image(FILES[name])
+
+
+def test_arrays_follow_each_other_in_a_file():
+    """As numpy leaves the position after the array."""
+    file = io.BytesIO()
+    arrays = [np.arange(3), np.zeros((2, 0)), np.arange(4.0)]
+    for array in arrays:
+        np.save(file, array)
+    file.write(b"the rest")
+    file.seek(0)
+    for array in arrays:
+        assert np.array_equal(load_npy(file), array)
+    assert file.read() == b"the rest"
