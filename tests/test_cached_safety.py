@@ -293,38 +293,33 @@ def test_cache_is_this_users_alone_whatever_the_umask(cache, mask, tmp_path, mon
     assert {mode_of(file) for file in own.iterdir()} == {0o600}
 
 
-def names_of_root(place):
-    first = place / f"spdl_torch-cache-{os.geteuid()}"
-    return [first, *(Path(f"{first}-{number}") for number in (2, 3, 4))]
-
-
 @pytest.mark.parametrize("make", [of_another_user, a_link, open_to_others, a_file])
-def test_memory_gets_another_name_when_its_own_is_taken(make, tmp_path, monkeypatch, caplog):
-    """By anybody, in any way: nothing is read or written there, and the log says so once."""
+def test_memory_is_refused_where_its_name_is_taken(make, tmp_path, monkeypatch):
+    """By anybody, in any way: nothing is read or written there, and the error says what to do."""
     if make is of_another_user and os.geteuid():
         pytest.skip("only root can give a folder away")
     monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
-    first, second, *_ = names_of_root(tmp_path)
-    make(first)
-    for _ in range(2):
-        dataset = cached(Rows())
-        assert [dataset[index] for index in (0, 1, 2, 0)] == [*SAMPLES, SAMPLES[0]]
-        assert Path(dataset._store.folder).parent == second
-        assert dataset.loading_counts()["cache/found"] == 1
-    assert caplog.text.count(f"cache: {first} is refused") == 1
-    assert caplog.text.count("Another name is tried") == 1
-    if first.is_dir():
-        assert not any(first.iterdir())
+    root = tmp_path / f"spdl_torch-cache-{os.geteuid()}"
+    make(root)
+    with pytest.raises(ValueError, match=rf"cache: {root} is refused: .*(Give a|Remove it)"):
+        cached(Rows())
+    if root.is_dir():
+        assert not any(root.iterdir())
 
 
-def test_training_goes_on_without_memory_when_every_name_is_taken(tmp_path, monkeypatch, caplog):
+def test_training_goes_on_where_no_folder_can_be_made_in_memory(tmp_path, monkeypatch, caplog):
     """The cache is off, with a warning, and in the report."""
-    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
-    for root in names_of_root(tmp_path):
-        open_to_others(root)
+    place = tmp_path / "memory"
+    place.mkdir()
+    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(place))
+
+    def refused(path, *_, **__):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "mkdir", refused)
     dataset = cached(Rows())
     assert [dataset[index] for index in range(3)] == SAMPLES
-    assert "cache memory: not used: cache: " in caplog.text
+    assert "cache memory: not used: " in caplog.text
     assert "is not used" in dataset.loading_remarks()[0]
 
 

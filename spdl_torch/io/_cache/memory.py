@@ -1,7 +1,7 @@
 """The folder of a cache in memory: shared by the processes of a run, gone with the last one.
 
-It stands in a folder of this user alone. Another user may have taken that one's name, since anybody
-can make names in /dev/shm; then another name is used.
+It stands in a folder of this user alone. Anybody can make names in /dev/shm: a folder by that name
+that another user made is refused.
 
 A file on which every process holds a shared lock shows who is alive. The system releases the lock
 when a process ends, however it ends, so a folder that nobody holds is a leftover and is removed: by
@@ -11,7 +11,6 @@ the last process at its exit or, after a kill, by the next program that makes a 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...autotune.limits import Limits
-from .own_files import UnsafePlaceError, open_own_file, open_own_folder
+from .own_files import open_own_file, open_own_folder
 
 try:
     import fcntl
@@ -28,11 +27,8 @@ except ImportError:  # Windows
 
 __all__ = ["MemoryLimit", "memory_folder"]
 
-_logger = logging.getLogger("spdl_torch.io")
-
 _SHARED_MEMORY = "/dev/shm"
 _ALIVE = "alive"
-_NUM_NAMES = 4  # of the user's folder, in the order in which they are tried
 
 
 class _Held(NamedTuple):
@@ -49,7 +45,7 @@ def memory_folder(name: str) -> str:
     Processes that give the same name share it. Where there is no /dev/shm, it is on disk, among the
     temporary files.
 
-    Raises: OSError, UnsafePlaceError: no folder of this user alone can be made.
+    Raises: UnsafePlaceError: others could have written there; OSError: it cannot be made.
     """
     if fcntl is None:
         return os.path.join(tempfile.gettempdir(), name)  # the store is off, and makes nothing
@@ -99,25 +95,14 @@ def _held_bytes(root: str) -> dict[str, int]:
 
 
 def _root() -> str:
-    """Return the folder of all caches of this user, by the first of its names that nobody else has.
+    """Return the folder of all caches of this user, made if it is not there.
 
-    Raises: OSError, UnsafePlaceError: there is none.
+    Raises: UnsafePlaceError: others could have written there; OSError.
     """
     place = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir()
-    first = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
-    for root in (first, *(f"{first}-{number}" for number in range(2, _NUM_NAMES + 1))):
-        try:
-            os.close(open_own_folder(root))
-            return root
-        except UnsafePlaceError as error:
-            refused = error
-        if root not in _refused_roots:
-            _refused_roots.add(root)
-            _logger.warning("%s Another name is tried.", refused)
-    raise refused
-
-
-_refused_roots: set[str] = set()  # that the log has named
+    root = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
+    os.close(open_own_folder(root))
+    return root
 
 
 def _hold(folder: str) -> _Held | None:

@@ -8,7 +8,6 @@ from typing import Any
 from ...pipeline.threads.shared_state import SharedCounter
 from .hashing import hash_of
 from .memory import MemoryLimit, memory_folder
-from .own_files import UnsafePlaceError
 from .store import Store
 from .training import training_name
 
@@ -22,9 +21,10 @@ def open_store(
 ) -> Store:
     """Return the store in ``"memory"`` or in a folder, for the samples of one identity.
 
-    It is off if there is no memory for this user alone.
+    It is off where no folder can be made in memory.
 
-    Raises: TypeError, ValueError, OSError: the folder or the limit does not fit.
+    Raises: TypeError, ValueError: the place or the limit does not fit, or others could have written
+        there; OSError: the given folder cannot be made.
     """
     if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 1):
         raise ValueError(f"{who}: max_bytes must be >= 1 or None, got {max_bytes!r}.")
@@ -36,7 +36,7 @@ def open_store(
             # The ranks of a training run make the same caches in the same order.
             folder = memory_folder(f"{training_name()}-{next(_numbers)}-{name}")
             limit = MemoryLimit.of_this_machine() if max_bytes is None else max_bytes
-        except (UnsafePlaceError, OSError) as error:
+        except OSError as error:
             return Store("memory", num_numbers=num_numbers, why_off=str(error))
     else:
         folder, limit = os.path.join(os.fspath(cache), name), max_bytes
