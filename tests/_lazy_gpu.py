@@ -107,13 +107,14 @@ class Cuda:
     def get_device_properties(self, index):
         return SimpleNamespace(total_memory=FULL_BYTES)
 
-    def reset_peak_memory_stats(self):
-        """Nothing was in use before."""
-
     def memory_stats(self):
-        """A block is made where none is free, so all of them were in use at once."""
-        sizes = [len(block.bytes) for block in self.machine.blocks]
-        return {"active_bytes.all.current": 0, "active_bytes.all.peak": sum(sizes)}
+        """What is in use, also by kernels alone."""
+        machine = self.machine
+        with machine.lock:
+            free = {id(block) for block in machine.free}
+            free |= {id(b) for b, marks in machine.guarded if all(mark.is_done for mark in marks)}
+            sizes = [len(block.bytes) for block in machine.blocks if id(block) not in free]
+        return {"active_bytes.all.current": sum(sizes)}
 
     def CUDAGraph(self):
         return Operations()

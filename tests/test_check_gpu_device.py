@@ -218,6 +218,23 @@ def test_memory_of_a_loop_that_is_far_ahead_is_measured(gpu, monkeypatch):
         monkeypatch.setattr(transfer, "MOST_BEHIND", 1000)
 
 
+def test_memory_of_the_checks_own_kernels_is_not_the_loaders(gpu, monkeypatch):
+    """A sum of bytes as floats makes a copy of eight times the batch for a moment."""
+    total, taken = gpu.total, []
+
+    def summed(tensor):
+        block = gpu.device.empty(8 * tensor.nbytes)
+        taken.append(Cuda(gpu.device).memory_stats()["active_bytes.all.current"])
+        del block
+        return total(tensor)
+
+    monkeypatch.setattr(gpu, "total", summed)
+    with as_torchs(gpu, monkeypatch, resources):
+        found = lines_of(partial(resources.check_memory, gpu), num_batches=20)
+    assert found[0] == ("batches_in_device_memory", "PASS")
+    assert max(taken) > 12 * 4 * (1 << 20)
+
+
 class Small(LazyBackend):
     """A device that can be full."""
 
