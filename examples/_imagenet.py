@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spdl_torch import DecodeError
+from spdl_torch.autotune import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -128,9 +129,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
         parser.set_defaults(**SMOKE)
     options = parser.parse_args(argv)
     if options.workers is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), getattr(options, "devices", 1))
-        options.workers = min(max((cores or 1) // ranks, 1), 16)
+        limits = Limits.of_this_machine()
+        ranks = max(limits.local_world_size, getattr(options, "devices", 1))
+        options.workers = min(max(int(limits.num_cores / ranks), 1), 16)
     for name in ("epochs", "batch_size", "print_freq"):
         if getattr(options, name) < 1:
             raise SetupError(f"--{name.replace('_', '-')} must be >= 1")

@@ -39,6 +39,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spdl_torch.autotune import Limits
+
 ALL_WORKERS = (1, 2, 4, 8, 16, 32)
 
 
@@ -54,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         nargs="+",
         metavar="N",
-        default=[n for n in ALL_WORKERS if n <= 2 * (os.cpu_count() or 1)],
+        default=[n for n in ALL_WORKERS if n <= 2 * max(1, Limits.of_this_machine().num_cores)],
         help="default: powers of two up to twice the cores and to 32",
     )
     options.add_argument(

@@ -334,8 +334,10 @@ def jobs_of(options: argparse.Namespace, flist: str) -> list[Job]:
     num_gpus = count_gpus() if options.device != "cpu" else 0
     if options.device == "cuda" and not num_gpus:
         sys.exit("--device cuda: torch finds no GPU. Use --device cpu.")
+    from spdl_torch.autotune import Limits
+
     num_workers = options.num_workers or num_gpus or 1
-    share_of_cores = (os.cpu_count() or 1) // num_workers
+    share_of_cores = int(Limits.of_this_machine().num_cores) // num_workers
     return [
         Job(
             number=number,

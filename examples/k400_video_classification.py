@@ -35,7 +35,6 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
-import os
 import tempfile
 import time
 import warnings
@@ -111,6 +110,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import spdl_torch
+from spdl_torch.autotune import Limits
 from spdl_torch.data.sources import ListSource
 from spdl_torch.lightning import PipelineStatsMonitor
 from spdl_torch.pipeline import PipelineBuilder
@@ -422,7 +422,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         options.model, options.epochs, options.batch_size, options.clips = TINY, 2, 4, 2
         options.accelerator, options.devices = "cpu", "1"
     if options.num_workers is None:
-        options.num_workers = 2 if options.smoke else os.cpu_count() or 1
+        options.num_workers = (
+            2 if options.smoke else max(1, int(Limits.of_this_machine().num_cores))
+        )
     if options.amp is None:
         on_gpu = torch.cuda.is_available() and options.accelerator != "cpu"
         options.amp = "bf16" if on_gpu else "off"

@@ -20,12 +20,13 @@ Exit codes: 0; 1 batches that should be equal are not; 2 no such folder, or no i
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from spdl_torch.autotune import Limits
 
 
 def parse() -> argparse.Namespace:
@@ -33,10 +34,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    num_cores = max(1, int(Limits.of_this_machine().num_cores))
     parser.add_argument("--data", type=Path, metavar="DIR", help="default: made photographs")
     parser.add_argument("--images", type=int, default=1000, help="at most (default: 1000)")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8))
+    parser.add_argument("--workers", type=int, default=min(num_cores, 8))
     parser.add_argument("--smoke", action="store_true", help="48 images in batches of 8")
     options = parser.parse_args()
     if options.smoke:

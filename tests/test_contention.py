@@ -24,7 +24,7 @@ from spdl_torch.data.workers import contention as contention_module
 from spdl_torch.data.workers import stats as stats_module
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.contention import Contention, Spell
-from spdl_torch.observe.verdict.probes import probe_counters
+from spdl_torch.machine.probes import probe_counters
 
 MS = 1_000_000
 pytestmark = [

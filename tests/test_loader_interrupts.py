@@ -13,7 +13,7 @@ from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from test_isolation_interrupts import AtCall
 
 from spdl_torch import DataLoader
-from spdl_torch.pipeline.threads.starting import start
+from spdl_torch.machine.starting import start
 
 PROGRAM = Path(__file__).with_name("_interrupts.py")
 INTERRUPTS_PER_SECOND = 10

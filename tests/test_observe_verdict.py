@@ -19,6 +19,14 @@ from _loader_helpers import PATIENCE_SECONDS
 
 from spdl_torch import PipelineDataset
 from spdl_torch.__main__ import main
+from spdl_torch.machine.probes import (
+    is_probing,
+    join_probing,
+    probe_counters,
+    probes_between,
+    start_probing,
+    stop_probing,
+)
 from spdl_torch.observe import (
     Cause,
     Probes,
@@ -27,14 +35,6 @@ from spdl_torch.observe import (
     make_report,
     recorders,
     report_of_file,
-)
-from spdl_torch.observe.verdict.probes import (
-    is_probing,
-    join_probing,
-    probe_counters,
-    probes_between,
-    start_probing,
-    stop_probing,
 )
 from spdl_torch.pipeline import (
     PipelineBuilder,

@@ -18,11 +18,11 @@ from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits, PerfParams
-from spdl_torch.autotune.limits import read_limits
 from spdl_torch.autotune.model import Budget, StageShape, budget_of, fit_loader, fit_stages
 from spdl_torch.autotune.sizes import nbytes_of
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io import transfer_tensor
+from spdl_torch.machine.limits import read_limits
 from spdl_torch.pipeline import PipelineBuilder
 
 MIB = 2**20

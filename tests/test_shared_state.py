@@ -13,8 +13,8 @@ from test_observe_verdict import reading, stage
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.fork_rest import begin_job, take_part, workers_at_rest
 from spdl_torch.data.workers.jobs import Job
+from spdl_torch.machine import gil
 from spdl_torch.observe import Cause, Probes, judge
-from spdl_torch.observe.verdict import causes
 from spdl_torch.pipeline.recorder.rings import Ring
 from spdl_torch.pipeline.threads.shared_state import LiveObjects, SharedCounter
 from spdl_torch.testing._interleaving import threads_interleaved
@@ -170,11 +170,11 @@ HELD_UP = reading(0.5, stage("fetch", busy=0.98, cpu=0.25))
 
 def test_verdict_names_the_switch_of_a_python_that_can_do_without_its_gil(monkeypatch):
     """An interpreter of the free-threaded build whose GIL is on; others have no such switch."""
-    monkeypatch.setattr(causes.sysconfig, "get_config_var", lambda name: 1)
+    monkeypatch.setattr(gil.sysconfig, "get_config_var", lambda name: 1)
     for has_gil in (True, False):
-        monkeypatch.setattr(causes.sys, "_is_gil_enabled", lambda has=has_gil: has, raising=False)
-        assert causes.could_go_without_gil() is has_gil
-        assert causes.has_gil() is has_gil
+        monkeypatch.setattr(gil.sys, "_is_gil_enabled", lambda has=has_gil: has, raising=False)
+        assert gil.could_go_without_gil() is has_gil
+        assert gil.has_gil() is has_gil
     on = Probes(gil_seconds=6e-3, could_go_without_gil=True)
     assert judge(HELD_UP, probes=on).cause is Cause.GIL
     assert "PYTHON_GIL=0" in judge(HELD_UP, probes=on).action

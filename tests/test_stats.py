@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spdl_torch.machine.histogram import Histogram, percentile
 from spdl_torch.pipeline.hooks.callbacks import call_back
 from spdl_torch.pipeline.hooks.context_managers import LazyRunner
 from spdl_torch.pipeline.hooks.stage_info import StageInfo
 from spdl_torch.pipeline.hooks.stats_queue import StatsQueue
 from spdl_torch.pipeline.hooks.task_hooks import TaskCell, TaskStatsHook
 from spdl_torch.pipeline.stats.counters import QueueCounters, TaskCounters
-from spdl_torch.pipeline.stats.histogram import Histogram, percentile
 from spdl_torch.pipeline.stats.perf_stats import QueuePerfStats, queue_stats, task_stats
 
 durations = st.integers(0, 2**62)

@@ -106,7 +106,7 @@ def test_error_of_a_helper_is_the_callers(small_parts, monkeypatch):
 @pytest.mark.parametrize(("cores", "num"), [(1, 1), (2, 1), (3, 2), (4, 3), (64, 4)])
 def test_one_core_is_left_to_others(monkeypatch, cores, num):
     """And no more threads copy than memory serves."""
-    monkeypatch.setattr(team.os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    monkeypatch.setattr(team, "whole_cores", lambda: cores)
     assert team._num_useful() == num
 
 

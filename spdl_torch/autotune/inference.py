@@ -14,8 +14,8 @@ from .model import Budget, Fit, StageShape, budget_of, fit_loader, fit_stages
 from .sizes import ElementSize, size_in_dataset, size_in_pipeline
 
 if TYPE_CHECKING:
+    from ..machine.limits import Limits
     from ..pipeline.definition.specs import PipelineSpec, StageSpec
-    from .limits import Limits
 
 __all__ = ["Inference", "Wishes", "infer", "is_transfer", "may_run_at_once"]
 

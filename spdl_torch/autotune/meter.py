@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..machine.probes import probe_counters, probes_between
 from ..observe.verdict.intervals import interval_between, sum_of_intervals
-from ..observe.verdict.probes import probe_counters, probes_between
 from .window import Part
 
 if TYPE_CHECKING:
-    from ..observe.verdict.causes import Probes
+    from ..machine.probes import Probes
     from ..pipeline.stats.perf_stats import PipelineStats
 
 __all__ = ["PARTS", "Meter", "WindowReadings"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .limits import Limits
+    from ..machine.limits import Limits
 
 __all__ = ["Budget", "Fit", "StageShape", "budget_of", "fit_loader", "fit_stages"]
 
@@ -68,7 +68,7 @@ def budget_of(limits: Limits, cpu_util: float, memory_util: float) -> Budget:
     memory = limits.memory_bytes
     return Budget(
         # The tiny term makes up for 0.29 * 100 being a little less than 29.
-        max(1, int(limits.num_cores * cpu_util / limits.local_world_size + 1e-9)),
+        max(1, int(limits.own_cores * cpu_util + 1e-9)),
         None if memory is None else int(memory * memory_util / limits.local_world_size),
     )
 

@@ -7,11 +7,11 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..machine.limits import Limits
 from ..pipeline.builder import PipelineBuilder
 from ..pipeline.definition.ops import OpKind
 from .code import manual_call
 from .inference import Wishes, infer, may_run_at_once
-from .limits import Limits
 from .pipelines import PipelineTuner
 from .scanner import refuse_scanners
 from .tuning import Tuning

@@ -6,11 +6,11 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..observe.verdict.probes import start_probing, stop_probing
+from ..machine.limits import Limits
+from ..machine.probes import start_probing, stop_probing
 from ..pipeline.definition.specs import default_buffer_size
 from .code import manual_call
 from .inference import is_transfer
-from .limits import Limits
 from .meter import PARTS
 from .tuning import TuningState
 from .window import loads_of, window_of

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
+from ..machine.gil import is_taken
 from .allocation import Plan, grow, most_threads, shrink
 from .window import Decision
 
@@ -339,7 +340,7 @@ def _cause_of(window: Window, name: str) -> str:
     """Return why more threads gained nothing."""
     probes = window.probes
     stage = next(stage for stage in window.stages if stage.name == name)
-    if probes.gil_seconds is not None and probes.gil_seconds > 0.2 * probes.switch_interval:
+    if probes.gil_seconds is not None and is_taken(probes.gil_seconds, probes.switch_interval):
         return "gil"
     if probes.run_delay_ratio is not None and probes.run_delay_ratio > 0.1:
         return "cpu"

@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..machine.limits import Limits
 from ..observe.store.entries import EventLogEntry
-from .limits import Limits
 from .meter import Meter
 from .tuner import Tuner
 from .window import Bounds, Decision
@@ -76,7 +76,7 @@ class Tuning:
 
     def bounds(self, limits: Limits, *, are_processes: bool = False) -> Bounds:
         """Return the bounds of this rank's part, of threads or of processes."""
-        cores = limits.num_cores * self.cpu_util / limits.local_world_size
+        cores = limits.own_cores * self.cpu_util
         threads = self.max_threads or most_threads_for(limits)
         memory = limits.memory_bytes
         return Bounds(
@@ -90,12 +90,12 @@ class Tuning:
 
 def most_threads_for(limits: Limits) -> int:
     """Return the default limit: enough for threads that mostly wait for storage."""
-    return max(32, int(8 * limits.num_cores / limits.local_world_size))
+    return max(32, int(8 * limits.own_cores))
 
 
 def most_processes_for(limits: Limits) -> int:
     """Return the limit of worker processes: some may wait for storage, but each takes memory."""
-    return max(8, int(2 * limits.num_cores / limits.local_world_size))
+    return max(8, int(2 * limits.own_cores))
 
 
 class TuningState:

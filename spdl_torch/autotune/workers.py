@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .limits import Limits
+    from ..machine.limits import Limits
     from .tuning import Tuning
 
 __all__ = ["AutoWorkers"]
@@ -30,7 +30,7 @@ class AutoWorkers(int):
     @classmethod
     def to_begin_with(cls, tuning: Tuning, limits: Limits) -> AutoWorkers:
         """Return the number to start with: one for each core that this rank may use, up to 8."""
-        cores = limits.num_cores * tuning.cpu_util / limits.local_world_size
+        cores = limits.own_cores * tuning.cpu_util
         most = tuning.bounds(limits).threads
         return cls(max(1, min(most, _MOST_AT_FIRST, int(cores + 1e-9))), tuning)
 

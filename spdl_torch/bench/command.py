@@ -7,8 +7,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..machine.cpu_time import OtherPrograms
 from ..measuring.child_process import ChildFailure, run_child
-from ..measuring.machine import OtherPrograms
 from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
 from ..whole_files import write_text
 from .peers import installed, left_out, machine

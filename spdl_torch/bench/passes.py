@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..measuring.machine import cpu_seconds
+from ..machine.cpu_time import cpu_seconds
 from ..measuring.memory import tree_bytes, tree_pids
 
 if TYPE_CHECKING:

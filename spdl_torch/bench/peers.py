@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..measuring.machine import usable_cores
+from ..machine.limits import whole_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def machine(**more: object) -> dict[str, object]:
     packages = {"torch": "torch", "torchvision": "torchvision"}
     packages |= {name: package for name, package in PEERS.values() if name != "matplotlib"}
     versions = {name: found for name, package in packages.items() if (found := _version(package))}
-    return {"cores": usable_cores(), "Python": platform.python_version(), **versions, **more}
+    return {"cores": whole_cores(), "Python": platform.python_version(), **versions, **more}
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from .. import __version__
+from ..machine.limits import usable_cores
 from .sheet import Sheet
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name(),
         "num_devices": torch.cuda.device_count(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
     }
     for name, fact in facts.items():
         print(f"# {name}: {fact}", file=out, flush=True)

@@ -23,9 +23,9 @@ from ..data.folder import ImageFolder
 from ..data.loader.dataloader import DataLoader
 from ..data.workers.transfer_stage import most_pieces
 from ..io._transfer.transfer import Staged, Transfer
+from ..machine.limits import whole_cores
 from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP
 from ..measuring.hand_over import hand_overs
-from ..measuring.machine import usable_cores
 from ..nn import ToFloat
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class _Pictures(Dataset[Any]):
 
 def check_training(sheet: Sheet, folder: Path, *, rounds: int = 3, seconds: float = 8.0) -> None:
     """Train resnet50 in bfloat16 on photographs in ``folder``, and on a batch in device memory."""
-    trainer, cores = _Trainer(), usable_cores()
+    trainer, cores = _Trainer(), whole_cores()
     ours = partial(_our_batches, folder, cores)
     sources: dict[str, tuple[Callable[[], Iterable[Any]], int]] = {
         "synthetic": (_synthetic, 0),

@@ -14,15 +14,15 @@ from torch.utils.data import IterableDataset
 from ..errors import PipelineFailure
 from ..io._storage import batch_room
 from ..io._transfer.transfer import Transfer
-from ..observe.store.recording import between_epochs
-from ..observe.verdict.cached_steps import cached_batches
-from ..observe.verdict.probes import (
+from ..machine.probes import (
     join_probing,
     probe_counters,
     probes_between,
     start_probing,
     stop_probing,
 )
+from ..observe.store.recording import between_epochs
+from ..observe.verdict.cached_steps import cached_batches
 from ..observe.verdict.report import Report, make_report
 from ..pipeline.definition.ops import OpKind
 from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_size

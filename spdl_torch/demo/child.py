@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..machine.limits import whole_cores
 from ..measuring.lifeline import end_with_the_parent
-from ..measuring.machine import usable_cores
 from ..measuring.reporter import Reporter
 from .jobs import POOL, Environment, Measure, Prepare, Smoke, decode_job, encode, spread
 
@@ -83,7 +83,7 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
         torchvision=torchvision.__version__,
         device=device,
         device_name=torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        num_cores=usable_cores(),
+        num_cores=whole_cores(),
         num_threads=torch.get_num_threads(),
         num_images=len(folder),
         num_classes=len(folder.classes),

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..machine.limits import whole_cores
 from ..measuring.child_process import ChildFailure
-from ..measuring.machine import usable_cores
 from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
 from ..whole_files import write_text
 from .children import run_job
@@ -79,7 +79,7 @@ class DemoOptions:
 
 def default_workers() -> int:
     """Return the number of cores that this process may use, 8 at most."""
-    return min(usable_cores(), _MOST_DEFAULT_WORKERS)
+    return min(whole_cores(), _MOST_DEFAULT_WORKERS)
 
 
 def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
@@ -172,7 +172,7 @@ class _Demo:
         self.meter = ProgressBar(progress)
         self.activity = "starting"
         self._outcome = Outcome(
-            num_workers=options.num_workers, num_cores=usable_cores(), is_smoke=options.smoke
+            num_workers=options.num_workers, num_cores=whole_cores(), is_smoke=options.smoke
         )
 
     def run(self, folder: Path) -> None:
@@ -277,7 +277,7 @@ class _Demo:
             f"{environment.num_classes} classes) of {where}\n"
             f"python {environment.python}, torch {environment.torch}, "
             f"torchvision {environment.torchvision}, {environment.device_name}\n"
-            f"{usable_cores()} cores, num_workers={options.num_workers}, "
+            f"{whole_cores()} cores, num_workers={options.num_workers}, "
             f"{counted(environment.num_threads, 'intra-op thread')} for resnet18, "
             f"ImageFolder's crops by {environment.codec}\n"
             f"A run loads alone, then trains a light network, then resnet18: {rounds}, {apart}."

@@ -24,7 +24,7 @@ from torchvision.transforms import (
     ToTensor,
 )
 
-from ..measuring.machine import OtherPrograms, cpu_seconds
+from ..machine.cpu_time import OtherPrograms, cpu_seconds
 from .jobs import PICTURES, POOL, VARIANTS, Measure, Measurement, StageRow, Training, spread
 from .pictures import Pictures
 from .verdict import Verdict, bottleneck

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import spdl_torch.lazy_names as lazy_names
 
 if TYPE_CHECKING:
+    from ..machine.probes import Probes
     from .page.showing import showing
     from .plot.plot import plot_queue_stats, plot_stats, plot_task_stats
     from .store.entries import (
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from .trace.merge import merge_ranks, merge_with_torch
     from .trace.profile import Profile
     from .trace.tracing import tracing
-    from .verdict.causes import Cause, Probes
+    from .verdict.causes import Cause
     from .verdict.placement import Placement
     from .verdict.report import Report, make_report
     from .verdict.verdict import Verdict, judge
@@ -134,7 +135,8 @@ _HOMES = {
     ".trace.merge": ("merge_ranks", "merge_with_torch"),
     ".trace.profile": ("Profile",),
     ".trace.tracing": ("tracing",),
-    ".verdict.causes": ("Cause", "Probes"),
+    ".verdict.causes": ("Cause",),
+    "..machine.probes": ("Probes",),
     ".verdict.placement": ("Placement",),
     ".verdict.report": ("Report", "make_report"),
     ".verdict.verdict": ("Verdict", "judge"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._retry import is_transient
-from spdl_torch.measuring.machine import usable_cores
+from spdl_torch.machine.limits import whole_cores
 from spdl_torch.measuring.progress_bar import ProgressBar, counted, time_left
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -181,7 +181,7 @@ def _write_shards(
         .add_source(chain.from_iterable(map(plan.numbers_of, missing)))
         .pipe(
             Encoder(plan),
-            concurrency=options.num_workers or usable_cores(),
+            concurrency=options.num_workers or whole_cores(),
             output_order="input",
             name="encode",
         )

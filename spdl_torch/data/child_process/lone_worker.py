@@ -16,7 +16,7 @@ from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PipelineStopped
-from ...observe.verdict.probes import count_only_this_thread, probe_counters
+from ...machine.probes import count_only_this_thread, probe_counters
 from ...pipeline.channel.channel import ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook

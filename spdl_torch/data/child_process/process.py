@@ -13,7 +13,7 @@ from multiprocessing import process as processes
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.threads.starting import num_other_threads
+from ...machine.starting import num_other_threads
 from ..workers.fork_rest import workers_at_rest
 from .signals import trainers_signals_held
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import PipelineStopped
-from ...observe.verdict.probes import probe_counters
+from ...machine.probes import probe_counters
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook

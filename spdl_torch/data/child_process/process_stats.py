@@ -12,7 +12,7 @@ from functools import reduce
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...observe.verdict.probes import ProbeCounters, probe_counters, probes_between
+from ...machine.probes import ProbeCounters, probe_counters, probes_between
 from ...pipeline.recorder.flight_recorder import (
     FAILURE_EVENT,
     NO_ANSWER_EVENT,
@@ -25,7 +25,7 @@ from ..workers.stats import PoolStats, Readings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...observe.verdict.causes import Probes
+    from ...machine.probes import Probes
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
     from ...pipeline.recorder.timeline import Timeline

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from ...autotune.tuning import Tuning
 from ...autotune.workers import AutoWorkers
 from ...errors import UnsupportedOptionError
+from ...machine.limits import Limits
 from ...observe.store.recording import between_epochs
 from ...observe.verdict.cached_steps import cached_batches
 from ...observe.verdict.causes import Cause
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from fractions import Fraction
 
+    import torch
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from ...autotune.window import Decision
@@ -397,13 +397,12 @@ class DataLoader(BaseLoader[T_co]):
         """Warn about more workers than usable cores; torch's constructor calls it."""
         if isinstance(self.num_workers, AutoWorkers):
             return  # the user did not choose the number
-        cores = torch._utils.cpu_count()
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by torchrun
-        num_ranks = max(1, int(ranks)) if ranks.isdecimal() else 1
-        if cores is None or self.num_workers * num_ranks > cores:
+        limits = Limits.of_this_machine()
+        cores, num_ranks = limits.num_cores, limits.local_world_size
+        if self.num_workers > limits.own_cores:
             of_ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
             warn_once(
                 f"This DataLoader will create {self.num_workers} workers in total"
-                f"{of_ranks}, on {cores} usable cores. More workers than cores help only where "
+                f"{of_ranks}, on {cores:g} usable cores. More workers than cores help only where "
                 "they wait for storage or a network; otherwise they slow the training step."
             )

@@ -27,8 +27,10 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ...autotune.limits import Limits
 from ...io._transfer.tree import leaves_of, spots_of
+from ...machine.limits import usable_cores
+from ...machine.probes import probe_counters, probes_between
+from ...machine.starting import start
 from ...observe.verdict.causes import (
     Cause,
     bottleneck_of,
@@ -37,10 +39,8 @@ from ...observe.verdict.causes import (
     may_wait_for_gil,
     use_one_core,
 )
-from ...observe.verdict.probes import probe_counters, probes_between
 from ...observe.verdict.report import make_report
 from ...pipeline.recorder.timeline import joined
-from ...pipeline.threads.starting import start
 from ...pipeline.threads.thread_group import taking_over
 from ..child_process.signals import handlers_deferred
 from ..workers.jobs import Failed, Loaded, NoBatch
@@ -629,8 +629,7 @@ class MovingPool:
 
 def _has_cores() -> bool:
     """Return whether several workers of this rank can run at once."""
-    limits = Limits.of_this_machine()
-    return limits.num_cores > limits.local_world_size
+    return usable_cores() > 1
 
 
 def _is_on_device(batch: Any) -> bool:

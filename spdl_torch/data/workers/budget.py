@@ -24,14 +24,15 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...autotune.limits import Limits
-from ...observe.verdict.probes import probe_counters, probes_between
+from ...machine import gil
+from ...machine.limits import whole_cores
+from ...machine.probes import probe_counters, probes_between
 from ...pipeline.channel.channel import Channel, ChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...observe.verdict.probes import ProbeCounters
+    from ...machine.probes import ProbeCounters
     from .activity import Activity, Turns
 
 __all__ = ["Member", "ThreadBudget", "budget"]
@@ -44,10 +45,6 @@ _STUCK_SECONDS = 1.0
 """The time in which no job ends, after which one more may run."""
 _ROOM = 0.7
 """The share of the cores below which there is room for more."""
-_ONE_CORE = (0.7, 1.35)
-"""The cores that workers use together where the GIL may be what limits them."""
-_GIL_TAKEN = 0.2
-"""The wait for the GIL, as a share of the switch interval, from which it counts as taken."""
 _MOST_RESTING = 64
 """The number of threads that may rest, at least: together they take about 7 MB."""
 
@@ -148,7 +145,7 @@ class ThreadBudget:
     def _decide(self) -> None:
         """Decide whether jobs take turns. The lock is held."""
         if self._num_cores is None:
-            self._num_cores = max(1, int(Limits.of_this_machine().num_cores))
+            self._num_cores = whole_cores()
         active = _alive(self._active)
         num_workers = sum(size for _, size in active)
         self._limit = max(self._num_cores, min(self._raised, num_workers))
@@ -310,12 +307,12 @@ def _without(pools: _Pools, pool: Member) -> _Pools:
 
 def _has_room(before: ProbeCounters, after: ProbeCounters, num_cores: int) -> bool:
     found = probes_between(before, after)
-    used, gil = found.cores_used, found.gil_seconds
-    if used is None or used >= _ROOM * num_cores or found.switch_interval is None:
+    used, waits = found.cores_used, found.gil_seconds
+    if used is None or used >= _ROOM * num_cores:
         return False
-    if gil is None:
-        return found.own_gil or not _ONE_CORE[0] <= used <= _ONE_CORE[1]
-    return gil < _GIL_TAKEN * found.switch_interval
+    if waits is None:
+        return found.own_gil or not gil.take_turns(used)
+    return not gil.is_taken(waits, found.switch_interval)
 
 
 budget = ThreadBudget()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...machine.gil import take_turns
 from ...pipeline.channel.channel import Channel, ChannelClosed
 
 try:
@@ -45,9 +46,6 @@ _SWITCHES_PER_MS = 8
 GIL."""
 _LEAST_AT_ONCE = 1.3
 """The average number of busy workers below which they do not contend."""
-_LEAST_CORES, _MOST_CORES = 0.7, 1.35
-"""The range of cores that contending workers use together (measured: 1.0 to 1.25). Workers that
-wait for storage use less, and workers that run in parallel more."""
 _LONGEST_BATCH_NS = 30_000_000
 """The CPU time of a batch above which the trial itself would cost too much."""
 _WINDOW_NS, _WINDOW_JOBS = 50_000_000, 8
@@ -94,7 +92,8 @@ class _Window:
         return (
             self.wall_ns >= _LEAST_AT_ONCE * self.busy_ns
             and self.switches >= _SWITCHES_PER_MS * self.cpu_ns / 1e6
-            and _LEAST_CORES <= self.cpu_ns / self.busy_ns <= _MOST_CORES
+            # Workers that wait for storage use less, and workers that run in parallel more.
+            and take_turns(self.cpu_ns / self.busy_ns)
             and self.cpu_ns / self.samples * self.size <= _LONGEST_BATCH_NS
         )
 

@@ -12,7 +12,7 @@ from .jobs import Failed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...observe.verdict.probes import ProbeCounters
+    from ...machine.probes import ProbeCounters
     from ...pipeline.channel.channel import Channel
     from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.recorder.rings import ConsumerRing

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...observe.verdict.probes import ProbeCounters
+    from ...machine.probes import ProbeCounters
     from ...pipeline.stats.perf_stats import PipelineStats
 
 __all__ = ["Moving", "Tally"]

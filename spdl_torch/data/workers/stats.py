@@ -7,13 +7,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ...observe.store.entries import PLACEMENT_EVENT
-from ...observe.verdict.probes import (
+from ...machine.probes import (
     ProbeCounters,
     probe_counters,
     probes_between,
     run_delay_ns,
 )
+from ...observe.store.entries import PLACEMENT_EVENT
 from ...observe.verdict.report import make_report
 from ...pipeline.stats.counters import QueueCounters, TaskCounters
 from ...pipeline.stats.perf_stats import (
@@ -29,7 +29,7 @@ from ..dataset_stats import all_datasets, loading_counts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...observe.verdict.causes import Probes
+    from ...machine.probes import Probes
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
     from ...pipeline.hooks.task_hooks import TaskStatsHook

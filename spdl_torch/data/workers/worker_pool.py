@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import PipelineStopped
-from ...observe.verdict.probes import join_probing, probe_counters, start_probing, stop_probing
+from ...machine.probes import join_probing, probe_counters, start_probing, stop_probing
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.failures import text_of
 from ...pipeline.hooks.stage_info import StageInfo

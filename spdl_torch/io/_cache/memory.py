@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...autotune.limits import Limits
+from ...machine.limits import Limits
 from .own_files import open_own_file, open_own_folder
 
 try:

@@ -7,10 +7,10 @@ are few because decoding needs the cores, too, and because all share the memory 
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from ...machine.limits import whole_cores
 from .slabs import copy_alone
 
 if TYPE_CHECKING:
@@ -87,6 +87,5 @@ def _copy(parts: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def _num_useful() -> int:
-    usable = getattr(os, "sched_getaffinity", None)
-    cores = len(usable(0)) if usable else os.cpu_count() or 1
+    cores = whole_cores()
     return min(_MOST_THREADS, cores - 1) if cores > 2 else 1

@@ -13,7 +13,7 @@ from ..verdict.verdict import judge
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..verdict.causes import Probes
+    from ...machine.probes import Probes
     from .data import Recording
 
 __all__ = ["Finding", "find_bottlenecks"]

@@ -13,8 +13,8 @@ from ..verdict.intervals import interval_between, queue_between, thread_seconds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ...machine.probes import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats, TaskPerfStats
-    from ..verdict.causes import Probes
     from ..verdict.report import Report
 
 __all__ = [

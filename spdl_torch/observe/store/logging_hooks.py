@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...machine.probes import is_probing, probe_counters, probes_between
 from ...pipeline.hooks.stats_queue import StatsQueue
 from ...pipeline.hooks.task_hooks import TaskHook, TaskStatsHook
-from ..verdict.probes import is_probing, probe_counters, probes_between
 from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry, probes_entry
 
 if TYPE_CHECKING:

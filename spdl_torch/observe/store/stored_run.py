@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...machine.probes import Probes
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...shown_text import printable_line
-from ..verdict.causes import Probes
 from ..verdict.placement import Placement
 from ..verdict.report import Report, make_report
 from .entries import DATA_EVENT, PLACEMENT_EVENT, PROBES_EVENT

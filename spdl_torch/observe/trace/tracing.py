@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...machine.probes import join_probing, start_probing, stop_probing
 from ...pipeline.recorder.flight_recorder import (
     NO_ANSWER_EVENT,
     FlightRecorder,
@@ -17,7 +18,6 @@ from ...pipeline.recorder.flight_recorder import (
 )
 from ...pipeline.stats.perf_stats import PipelineStats
 from ..verdict.cached_steps import against_cached_steps, step_seconds
-from ..verdict.probes import join_probing, start_probing, stop_probing
 from ..verdict.report import Report, make_report
 from .json_file import path_to_write, write_to_descriptor
 from .profile import Profile

@@ -23,8 +23,9 @@ from .what_if import Question, limiting, predict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...machine.probes import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
-    from .causes import Load, Probes
+    from .causes import Load
     from .what_if import Prediction
 
 __all__ = ["Advice", "Ceiling", "advise", "ceiling_of"]
@@ -165,7 +166,7 @@ def _against_gil(asked: _Question, ceiling: Ceiling) -> Advice:
     else:
         action += (
             f"{_IN_FEW_CALLS}. Processes would not help either: {asked.cores_used:.1f} of the "
-            f"{asked.probes.num_cores} cores are in use."
+            f"{asked.probes.num_cores:g} cores are in use."
         )
     if asked.probes.could_go_without_gil:
         action += f" {_SWITCH_OFF}"
@@ -246,9 +247,8 @@ def _raise(asked: _Question, number: int, wanted: int) -> str:
         return f"{action}: its threads use no core while they wait."
     action += _unless_gil(asked)
     if num_cores is not None and wanted > num_cores and asked.cause is not Cause.UNKNOWN:
-        return (
-            f"{action}: that keeps the {num_cores} cores busy. For more, give it {asked.less_work}."
-        )
+        action += f": that keeps the {num_cores:g} cores busy. For more, give it "
+        return f"{action}{asked.less_work}."
     return f"{action}, as long as cores are idle."
 
 
@@ -258,16 +258,18 @@ def _with_less_work(asked: _Question, limit: str) -> str:
     start = f"More {asked.crew} will not help"
     if limit == _THE_CORES and others_have_cores(asked.load, asked.probes):
         return (
-            f"{start}: this training uses {used:.1f} of the {num_cores} cores, and other "
+            f"{start}: this training uses {used:.1f} of the {num_cores:g} cores, and other "
             f"programs take the rest. End some of those, or give it {asked.less_work}."
         )
     if limit == _THE_CORES and asked.cause is Cause.CPU:
         return f"{start}. Give it more cores, or {asked.less_work}."
     if limit != _THE_CORES:
         return f"{start}: {limiting(limit)}. Give it {asked.less_work}."
-    why = f"{used:.1f} of the {num_cores} cores are in use"
-    if num_cores is None or asked.threads >= num_cores:
-        why = f"they compute on all of the {num_cores} cores already"
+    if num_cores is None:
+        return f"{start}. Give it {asked.less_work}."
+    why = f"{used:.1f} of the {num_cores:g} cores are in use"
+    if asked.threads >= num_cores:
+        why = f"they compute on all of the {num_cores:g} cores already"
     return f"{start}: {why}. Give it {asked.less_work}, or more cores."
 
 

@@ -1,30 +1,28 @@
 """What holds training back: the stage, and the cause. Pure functions of a reading.
 
 The thresholds that separate the causes were measured: 1 to 4 threads on 2 cores that ran pure
-Python, C code without the GIL, and sleeps (see the explanation page).
+Python, C code without the GIL, and sleeps (see the explanation page). What holds of the GIL is in
+:mod:`spdl_torch.machine.gil`.
 """
 
 from __future__ import annotations
 
 import enum
-import sys
-import sysconfig
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from ...machine import gil
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...machine.probes import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
 
 __all__ = [
     "Cause",
     "Load",
-    "Probes",
     "bottleneck_of",
     "cause_of",
-    "could_go_without_gil",
-    "has_gil",
     "is_inline",
     "lacks_gil_probe",
     "load_of",
@@ -34,20 +32,6 @@ __all__ = [
     "others_have_cores",
     "use_one_core",
 ]
-
-_GIL_SHARE = 0.2
-"""The wait for the GIL, in switch intervals of the interpreter, above which it is the rule (pure
-Python: 1 to 4 intervals; C code without the GIL, or sleeps: 0.02)."""
-
-_GIL_SHARE_OF_ONE_CORE = 0.05
-"""The same where several threads together use no more than one core, because they take the GIL in
-turns: quick ops release it before the interval is over."""
-
-_GIL_HINT = 0.03
-"""The same from which threads that are busy for no other known reason may wait for the GIL. Short
-calls that take it in turns, with switches that a busy machine makes slow, are not much above the
-rest (measured there: CIFAR through Pillow 0.034 to 0.05; C code without the GIL, and sleeps, 0.016
-to 0.024)."""
 
 _RUN_DELAY = 0.10
 """Share of the threads' time in which they could run and had no core (saturated: 0.2 to 0.7)."""
@@ -63,13 +47,6 @@ _WAITING_OP = 0.2
 
 _COMPUTING_OP = 0.8
 
-_ONE_CORE = (0.7, 1.35)
-"""Cores used together by threads that take the GIL in turns (measured: 1.0 to 1.25)."""
-
-_LEAST_CORES = 0.3
-"""The same where each turn begins late: a third of a core (measured: CIFAR through Pillow on a busy
-machine, 2,200 samples a second with two threads and 6,900 with one)."""
-
 
 class Cause(enum.Enum):
     """The cause of the training speed."""
@@ -83,45 +60,6 @@ class Cause(enum.Enum):
     IO = "io"  # the op waits: storage, network, another process
     THREADS = "threads"  # the op computes, and there are cores for more of it
     UNKNOWN = "unknown"  # busy, for a reason that the probes cannot see
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Probes:
-    """The readings of the machine in a window; None = not measured."""
-
-    gil_seconds: float | None = None
-    """The median time that a thread waits for the GIL when it wakes up."""
-    run_delay_ratio: float | None = None
-    """Share of the loader threads' time in which they had no core, 0 to 1."""
-    gc_ratio: float | None = None
-    """Share of the time in which garbage was collected, 0 to 1."""
-    step_slowdown: float | None = None
-    """Step time over step time with cached batches, minus 1."""
-    num_cores: int | None = None
-    switch_interval: float = 0.005
-    """``sys.getswitchinterval()``, seconds."""
-    one_at_a_time: bool = False
-    """Whether a loader's workers only contended for the GIL, and so run one at a time."""
-    own_gil: bool = False
-    """Whether no worker shares a GIL with another: each has a process, or Python has no GIL."""
-    gil_held_ratio: float | None = None
-    """Share of the time in which some thread held the GIL for a while (0.5 ms or more), 0 to 1."""
-    cores_used: float | None = None
-    """Cores in use by the training process and its workers together, on average."""
-    could_go_without_gil: bool = False
-    """Whether this is a free-threaded Python that runs with a GIL nevertheless."""
-
-
-def has_gil() -> bool:
-    """Return whether this Python runs with a GIL."""
-    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
-
-
-def could_go_without_gil() -> bool:
-    """Return whether this is a free-threaded Python that runs with a GIL nevertheless: by
-    ``PYTHON_GIL=1``, or since it imported an extension module not marked as working without one.
-    """
-    return bool(sysconfig.get_config_var("Py_GIL_DISABLED")) and has_gil()
 
 
 def is_inline(stats: PipelineStats, pooled: Sequence[str]) -> bool:
@@ -163,7 +101,7 @@ class Load(NamedTuple):
     @property
     def looks_like_gil(self) -> bool:
         """Whether several threads use about one core together."""
-        return self.threads > 1 and _ONE_CORE[0] <= self.cores <= _ONE_CORE[1]
+        return self.threads > 1 and gil.take_turns(self.cores)
 
 
 def use_one_core(stats: PipelineStats, pooled: Sequence[str] = ()) -> bool:
@@ -183,10 +121,8 @@ def load_of(stage: StageStats, stages: Sequence[StageStats], pooled: Sequence[st
 
 def cause_of(load: Load, probes: Probes) -> Cause:
     """Return the reason why a stage with this load is not faster."""
-    gil_share = (probes.gil_seconds or 0.0) / probes.switch_interval
     run_delay = probes.run_delay_ratio or 0.0
-    least = _GIL_SHARE_OF_ONE_CORE if load.looks_like_gil else _GIL_SHARE
-    if not probes.own_gil and (gil_share >= least or probes.one_at_a_time):
+    if not probes.own_gil and (probes.one_at_a_time or _is_gil_taken(load, probes)):
         return Cause.GIL
     # Threads that mostly wait for storage may find the cores taken for a moment.
     is_incidental = load.cpu < _WAITING_OP and run_delay < load.busy * (1 - load.cpu) / 2
@@ -196,6 +132,13 @@ def cause_of(load: Load, probes: Probes) -> Cause:
         # Where many threads take the GIL in turns, each computes for a small share of the time.
         return Cause.UNKNOWN if load.looks_like_gil and lacks_gil_probe(probes) else Cause.IO
     return Cause.THREADS if load.cpu >= _COMPUTING_OP else Cause.UNKNOWN
+
+
+def _is_gil_taken(load: Load, probes: Probes) -> bool:
+    waits = probes.gil_seconds
+    if waits is None:
+        return False
+    return gil.is_taken(waits, probes.switch_interval, in_turns=load.looks_like_gil)
 
 
 def _uses_cores(load: Load, probes: Probes) -> bool:
@@ -210,9 +153,10 @@ def may_wait_for_gil(load: Load, cause: Cause, probes: Probes) -> bool:
         return False
     if probes.gil_seconds is None:
         return may_hide_the_gil(load, cause)
-    least = {Cause.UNKNOWN: _LEAST_CORES, Cause.IO: _ONE_CORE[0]}.get(cause, _ONE_CORE[1])
-    is_hinted = probes.gil_seconds >= _GIL_HINT * probes.switch_interval
-    return is_hinted and least <= load.cores < _ONE_CORE[1]
+    if cause not in (Cause.UNKNOWN, Cause.IO):
+        return False
+    is_hinted = gil.is_hinted(probes.gil_seconds, probes.switch_interval)
+    return is_hinted and gil.take_turns(load.cores, begins_late=cause is Cause.UNKNOWN)
 
 
 def may_hide_the_gil(load: Load, cause: Cause) -> bool:

@@ -5,21 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .causes import (
-    Cause,
-    is_inline,
-    load_of,
-    may_wait_for_gil,
-    num_delivered,
-    others_have_cores,
-)
+from .causes import Cause, is_inline, load_of, may_wait_for_gil, num_delivered, others_have_cores
 from .intervals import thread_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...machine.probes import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
-    from .causes import Load, Probes
+    from .causes import Load
     from .placement import Placement
 
 __all__ = ["Between", "Demands", "NotKnown", "demands_of"]
@@ -78,7 +72,7 @@ class Demands:
     """The trainer's seconds without waiting."""
     stages: tuple[tuple[str, float], ...]
     """The other stages, each with the seconds between two of its items if it never waited."""
-    num_cores: int
+    num_cores: float
     error: float
     """The relative error of these numbers, a standard deviation or two."""
     is_gil_bound: bool
@@ -252,7 +246,7 @@ def _check_cores(load: Load, probes: Probes) -> None:
         delay = probes.run_delay_ratio or 0.0
         raise NotKnown(
             f"the workers had no core for {100 * delay:.0f} % of their time, though this training "
-            f"used {probes.cores_used:.1f} of {probes.num_cores}: other programs took them"
+            f"used {probes.cores_used:.1f} of {probes.num_cores:g}: other programs took them"
         )
 
 

@@ -7,11 +7,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from ...machine.probes import Probes
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...shown_text import printable
 from ..page.content import Page, Text
 from ..page.document import fragment_of, write_page
-from .causes import Cause, Probes
+from .causes import Cause
 from .placement import Placement, lines_of
 from .sections import data_lines, prediction_table, sentences, stage_table
 from .verdict import Verdict, judge

@@ -10,8 +10,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...machine.gil import has_gil
+from ...machine.probes import Probes
 from .advice import advise, ceiling_of
-from .causes import Cause, Probes, bottleneck_of, cause_of, has_gil, load_of, num_delivered
+from .causes import Cause, bottleneck_of, cause_of, load_of, num_delivered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,8 +18,8 @@ from .demands import Between, NotKnown, demands_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...machine.probes import Probes
     from ...pipeline.stats.perf_stats import PipelineStats
-    from .causes import Probes
     from .demands import Demands
     from .placement import Placement
 
@@ -257,7 +257,7 @@ def _at_odds(plan: _Plan, now: Demands) -> int:
     are the ones that wait for storage: the rest only take a core from each other, and were measured
     to gain nothing.
     """
-    beyond = max(0, plan.num_workers - now.num_cores)
+    beyond = max(0, plan.num_workers - max(1, int(now.num_cores)))
     if not beyond or plan.gil > plan.core:
         return plan.num_workers
     waiting = max(0.0, 1 - plan.core * now.num_cores / plan.worker) if plan.worker else 0.0

@@ -8,7 +8,7 @@ import threading
 from time import perf_counter, perf_counter_ns
 from typing import Protocol
 
-from ..stats.histogram import Histogram
+from ...machine.histogram import Histogram
 
 __all__ = [
     "AsyncWaiter",

@@ -14,8 +14,8 @@ from contextlib import nullcontext
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
+from ...machine.histogram import BUCKETS_OF_SMALL, NUM_SMALL, Histogram, bucket_of
 from ..stats.counters import TaskCounters
-from ..stats.histogram import BUCKETS_OF_SMALL, NUM_SMALL, Histogram, bucket_of
 from ..stats.perf_stats import TaskPerfStats, task_stats
 from .callbacks import call_back, check_interval, is_heard
 from .stage_info import StageInfo

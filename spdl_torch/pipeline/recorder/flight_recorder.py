@@ -19,6 +19,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ...machine.probes import tell_of_garbage
 from ..failures import text_of
 from ..threads.shared_state import LiveObjects, SharedCounter
 from .recorded_rows import row_since, with_outputs, without_outputs
@@ -34,7 +35,6 @@ __all__ = [
     "FlightRecorder",
     "Level",
     "RecordingSession",
-    "garbage_was_collected",
     "is_tracing",
     "live_recorders",
     "new_pipeline_number",
@@ -260,11 +260,14 @@ def _register(recorder: FlightRecorder) -> None:
 _collections: deque[tuple[int, int, int]] = deque(maxlen=_MOST_INSTANTS)
 
 
-def garbage_was_collected(started_ns: int, ended_ns: int, generation: int) -> None:
-    """Record a garbage collection, if it took long. Called by whoever watches the collector."""
+def _garbage_was_collected(started_ns: int, ended_ns: int, generation: int) -> None:
+    """Record a garbage collection, if it took long."""
     # Without a lock: a collection may begin on a thread that holds any.
     if ended_ns - started_ns >= _SHORTEST_NS["batch"]:
         _collections.append((started_ns, ended_ns, generation))
+
+
+tell_of_garbage(_garbage_was_collected)
 
 
 def _collections_since(begin_ns: int) -> list[Instant]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .histogram import NO_COUNTS
+from ...machine.histogram import NO_COUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .histogram import percentile
+from ...machine.histogram import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -34,7 +34,7 @@ _OURS = {
 _WAITING = {
     *(str(_PACKAGE / "pipeline" / "channel" / f"{n}.py") for n in ("channel", "capacity", "waits")),
     str(_PACKAGE / "pipeline" / "hooks" / "interval_reporter.py"),
-    str(_PACKAGE / "observe" / "verdict" / "probes.py"),
+    str(_PACKAGE / "machine" / "probes.py"),
     str(_PACKAGE / "observe" / "store" / "writer.py"),
     str(_PACKAGE / "observe" / "trace" / "last_seconds.py"),
 }

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from ...machine.starting import start
 from .shared_state import LiveObjects
-from .starting import start
 
 if TYPE_CHECKING:
     from collections.abc import Collection

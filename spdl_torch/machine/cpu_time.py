@@ -6,17 +6,12 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["OtherPrograms", "cpu_seconds", "usable_cores"]
+__all__ = ["OtherPrograms", "cpu_seconds"]
 
 
 def cpu_seconds() -> float:
     """Return the CPU seconds of this process and of the workers that it has joined."""
     return sum(os.times()[:4])
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(_affinity()) or os.cpu_count() or 1
 
 
 class OtherPrograms:

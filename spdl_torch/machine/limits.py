@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Limits", "read_limits"]
+__all__ = ["Limits", "read_limits", "usable_cores", "whole_cores"]
+
+_ROOT = Path("/")
+_RANKS = "LOCAL_WORLD_SIZE"  # set by torchrun
+_KEPT_SECONDS = 5.0
+_last: tuple[tuple[Path, int, str | None], float, float] | None = None
+"""What was asked for last by :func:`usable_cores`, when, and the answer."""
 
 _UNLIMITED_BYTES = 1 << 60
 """The size from which a limit means no limit: cgroups v1 writes the largest page-aligned number."""
@@ -30,6 +37,11 @@ class Limits:
     local_world_size: int = 1
     """Ranks that share cores and memory."""
 
+    @property
+    def own_cores(self) -> float:
+        """The part of the cores that is this rank's."""
+        return self.num_cores / self.local_world_size
+
     def __post_init__(self) -> None:
         if not self.num_cores > 0:
             raise ValueError(f"Limits: num_cores must be > 0, got {self.num_cores!r}.")
@@ -46,7 +58,30 @@ class Limits:
         Memory: what the machine has available, and no more than its cgroup has left; cached files
         do not count as used. Ranks: torchrun's variable ``LOCAL_WORLD_SIZE``, else 1.
         """
-        return read_limits(Path("/"), _allowed_cores(), os.environ)
+        return read_limits(_ROOT, _allowed_cores(), os.environ)
+
+
+def usable_cores() -> float:
+    """Return the number of cores that this process may use: those that it may run on, no more than
+    its cgroup's CPU quota, divided among the ranks on this machine. Not always a whole number.
+
+    Whoever watches asks often, and the files of cgroups take long to read: a quota that was changed
+    is noticed within some seconds.
+    """
+    global _last
+    asked = _ROOT, _allowed_cores(), os.environ.get(_RANKS)
+    found, last = None, _last  # read once: other threads may ask as well
+    if last is not None and last[0] == asked and monotonic() - last[1] < _KEPT_SECONDS:
+        found = last[2]
+    if found is None:
+        found = Limits.of_this_machine().own_cores
+        _last = asked, monotonic(), found
+    return found
+
+
+def whole_cores() -> int:
+    """Return how many workers these cores keep busy, at least one."""
+    return max(1, int(usable_cores()))
 
 
 def read_limits(root: Path, num_cores: int, environ: Mapping[str, str]) -> Limits:
@@ -56,7 +91,7 @@ def read_limits(root: Path, num_cores: int, environ: Mapping[str, str]) -> Limit
         quotas.append(_quota(folder, version))
         memory.append(_memory_left(folder, version))
     memory.append(_memory_available(root))
-    ranks = environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = environ.get(_RANKS, "")
     return Limits(
         num_cores=min([float(num_cores), *(quota for quota in quotas if quota is not None)]),
         memory_bytes=min((left for left in memory if left is not None), default=None),

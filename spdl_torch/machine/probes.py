@@ -15,14 +15,19 @@ import threading
 import weakref
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns, process_time_ns
+from typing import TYPE_CHECKING
 
-from ...pipeline.recorder.flight_recorder import garbage_was_collected
-from ...pipeline.stats.histogram import Histogram, bucket_of, percentile
-from ...pipeline.threads.starting import start
-from .causes import Probes, could_go_without_gil, has_gil
+from .gil import could_go_without_gil, has_gil
+from .histogram import Histogram, bucket_of, percentile
+from .limits import usable_cores
+from .starting import start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "ProbeCounters",
+    "Probes",
     "count_only_this_thread",
     "is_probing",
     "join_probing",
@@ -31,6 +36,7 @@ __all__ = [
     "run_delay_ns",
     "start_probing",
     "stop_probing",
+    "tell_of_garbage",
 ]
 
 _PERIOD_SECONDS = 0.1
@@ -43,6 +49,34 @@ threads that wait or compute without it: 0.06 to 0.2 ms)."""
 
 _THREADS_OF_OURS = "spdl-"
 _OWN_NAME = "spdl-probe"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probes:
+    """The readings of the machine in a window; None = not measured."""
+
+    gil_seconds: float | None = None
+    """The median time that a thread waits for the GIL when it wakes up."""
+    run_delay_ratio: float | None = None
+    """Share of the loader threads' time in which they had no core, 0 to 1."""
+    gc_ratio: float | None = None
+    """Share of the time in which garbage was collected, 0 to 1."""
+    step_slowdown: float | None = None
+    """Step time over step time with cached batches, minus 1."""
+    num_cores: float | None = None
+    """The cores that this process may use: its part, where several ranks share them."""
+    switch_interval: float = 0.005
+    """``sys.getswitchinterval()``, seconds."""
+    one_at_a_time: bool = False
+    """Whether a loader's workers only contended for the GIL, and so run one at a time."""
+    own_gil: bool = False
+    """Whether no worker shares a GIL with another: each has a process, or Python has no GIL."""
+    gil_held_ratio: float | None = None
+    """Share of the time in which some thread held the GIL for a while (0.5 ms or more), 0 to 1."""
+    cores_used: float | None = None
+    """Cores in use by the training process and its workers together, on average."""
+    could_go_without_gil: bool = False
+    """Whether this is a free-threaded Python that runs with a GIL nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +228,8 @@ class _Probe:
         if phase == "start":
             self._gc_began_ns = now
         elif self._gc_began_ns:
-            garbage_was_collected(self._gc_began_ns, now, info["generation"])
+            for told in _told_of_garbage:
+                told(self._gc_began_ns, now, info["generation"])
             self._gc_ns += now - self._gc_began_ns
             self._gc_began_ns = 0
 
@@ -236,6 +271,15 @@ def run_delay_ns(native_id: int) -> int | None:
             return int(file.read().split()[1])
     except (OSError, IndexError, ValueError):
         return None  # it has ended, or this is not Linux
+
+
+_told_of_garbage: list[Callable[[int, int, int], None]] = []
+
+
+def tell_of_garbage(told: Callable[[int, int, int], None]) -> None:
+    """Have ``told`` called with the begin, the end and the generation of every collection that
+    happens while somebody probes: on any thread, which may hold any lock."""
+    _told_of_garbage.append(told)
 
 
 _probe = _Probe()
@@ -300,7 +344,7 @@ def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
         gil_seconds=percentile(late, 0.5) / 1e9 if is_known else None,
         run_delay_ratio=min(1.0, delay_ns / thread_ns) if thread_ns > 0 else None,
         gc_ratio=(after.gc_ns - before.gc_ns) / wall_ns if wall_ns > 0 else None,
-        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        num_cores=usable_cores(),
         switch_interval=sys.getswitchinterval(),
         own_gil=not has_gil(),
         gil_held_ratio=held / sum(late) if is_known else None,
