@@ -323,7 +323,7 @@ def test_figures_are_of_one_moment(monkeypatch):
     the rest: one worker was there all the time."""
     batches = iter(DataLoader(MapData(40_000), batch_size=4, num_workers=4))
 
-    def read_slowly():
+    def read_slowly(**_):
         counters = probe_counters()
         long_ns = 4 * (counters.wall_ns - epoch.probes_before.wall_ns)
         until(lambda: epoch.parked_ns() > long_ns)

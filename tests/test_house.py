@@ -49,7 +49,16 @@ LAYERS = [
 # The same inside of a layer: folders, and files that stand beside them. "__init__" is the layer's
 # face, which hands on the public names.
 ROOMS = {
-    "machine": ["starting", "histogram", "gil", "limits", "cpu_time", "probes", "__init__"],
+    "machine": [
+        "starting",
+        "histogram",
+        "gil",
+        "limits",
+        "cpu_time",
+        "thread_times",
+        "probes",
+        "__init__",
+    ],
     "pipeline": [
         *("definition", "failures", "threads", "stats", "channel", "recorder", "hooks"),
         *("stage", "graph", "run"),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 
+import av
+import numpy as np
 import pytest
+from torch.utils.data import Dataset
 
-from spdl_torch import DataLoader
+from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
 from spdl_torch.data.loader import arguments
 from spdl_torch.data.workers.budget import ThreadBudget
 from spdl_torch.io._transfer import team
 from spdl_torch.machine import limits
 from spdl_torch.machine.probes import probe_counters, probes_between
+from spdl_torch.pipeline import PipelineBuilder
 
 QUOTAS = {
     "cgroup v2": {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "{quota} 100000\n"},
@@ -73,3 +78,105 @@ def test_warning_of_more_workers_than_cores_counts_the_quota(container, quota, r
         DataLoader(range(4), num_workers=2)
     with pytest.warns(UserWarning, match=f"create 3 workers in total.* on {quota} usable cores"):
         DataLoader(range(4), num_workers=3)
+
+
+# -- the times of threads --------------------------------------------------------------------------
+
+LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux's statistics")
+
+
+@LINUX
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_one_batch_is_enough_to_measure_waits_for_a_core(workers, isolation):
+    """They are read at the begin and the end of an epoch, and when a thread ends."""
+    if workers == 0 and isolation == "process":
+        pytest.skip("there is none")
+    options = {"isolation": isolation, "processes": workers} if isolation == "process" else {}
+    loader = DataLoader(range(4), batch_size=4, num_workers=workers, **options)
+    list(loader)
+    probes = loader.report().probes
+    assert probes.run_delay_ratio is not None
+    assert probes.helper_cores is not None
+    assert "no core for" in str(loader.report())
+
+
+@LINUX
+def test_one_item_is_enough_in_a_pipeline():
+    """Its threads have ended before anybody asks; a plain one probes as a PipelineDataset does."""
+    builder = PipelineBuilder().add_source(range(1)).pipe(str, name="op").add_sink()
+    plain, dataset = builder.build(), PipelineDataset(builder)
+    assert list(plain) == list(dataset) == ["0"]
+    for each in (plain, dataset):
+        probes = each.report().probes
+        assert probes.run_delay_ratio is not None
+        assert probes.num_cores == limits.usable_cores()
+        assert "no core for" in str(each.report())
+
+
+def test_pipeline_without_statistics_has_no_probes():
+    """What was not measured is None, and is not shown as 0."""
+    builder = PipelineBuilder().add_source(range(1)).pipe(str, name="op").add_sink()
+    pipeline = builder.build(stats=False)
+    list(pipeline)
+    report = pipeline.report()
+    assert report.probes.run_delay_ratio is report.probes.cores_used is None
+    assert "no core for" not in str(report)
+
+
+def film(num_frames=24):
+    """A film of noise, which takes long to decode."""
+    draw, file = np.random.default_rng(0), io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=24)
+        stream.width = stream.height = 256
+        stream.pix_fmt = "yuv420p"
+        for _ in range(num_frames):
+            pixels = draw.integers(0, 255, (256, 256, 3), dtype=np.uint8)
+            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return file.getvalue()
+
+
+def decoded(data, threads):
+    """Decode on so many threads of FFmpeg's, which end with the call."""
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_type = "FRAME" if threads > 1 else "NONE"
+        stream.codec_context.thread_count = threads
+        return sum(1 for _ in container.decode(stream))
+
+
+class Films(Dataset):
+    """Each sample is the same film."""
+
+    thread_safe = True
+
+    def __init__(self, threads):
+        self.data, self.threads = film(), threads
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return decoded(self.data, self.threads)
+
+
+@LINUX
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_cpu_of_threads_that_an_op_starts_is_counted(isolation, threads):
+    """FFmpeg's own threads, which are gone when the call returns, and nobody else's."""
+    options = {"processes": 1} if isolation == "process" else {}
+    loader = DataLoader(Films(threads), num_workers=1, isolation=isolation, **options)
+    assert [int(batch) for batch in loader] == [24] * 8
+    report = loader.report()
+    fetch = report.stats.stages[0].tasks
+    own = fetch.ave_cpu_time * fetch.num_tasks
+    helpers = report.probes.helper_cores * report.stats.elapsed
+    if threads == 1:
+        assert helpers < own / 4
+    else:
+        assert helpers > own

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..machine.limits import Limits
-from ..machine.probes import start_probing, stop_probing
 from ..pipeline.definition.specs import default_buffer_size
 from .code import manual_call
 from .inference import is_transfer
@@ -75,7 +74,6 @@ class _Session:
                 run.set_concurrency(name, count)
         run.set_buffer_sizes(state.room)
         self._limits = state.tuning.limits()
-        self._has_begun = False
         if state.meter.is_within_run:
             state.meter.restart(skip=1)
 
@@ -98,13 +96,8 @@ class _Session:
         except Exception:
             _logger.exception("autotune: it broke; the pipeline goes on with what it has.")
         self._run = None
-        if self._has_begun:
-            stop_probing(self)
 
     def _look(self, run: Adjustable) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            start_probing(self)
         readings = self._state.meter.look(run.snapshot(), run.num_delivered)
         if readings is not None:
             has_changed = self._step(run, self._window(run, readings))

@@ -14,16 +14,8 @@ from torch.utils.data import IterableDataset
 from ..errors import PipelineFailure
 from ..io._storage import batch_room
 from ..io._transfer.transfer import Transfer
-from ..machine.probes import (
-    join_probing,
-    probe_counters,
-    probes_between,
-    start_probing,
-    stop_probing,
-)
 from ..observe.store.recording import between_epochs
 from ..observe.verdict.cached_steps import cached_batches
-from ..observe.verdict.report import Report, make_report
 from ..pipeline.definition.ops import OpKind
 from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_size
 from ..pipeline.pipeline import Pipeline
@@ -52,6 +44,7 @@ if TYPE_CHECKING:
     from ..io._transfer.batch_memory import BatchMemory
     from ..observe.store.recording import EpochWatcher
     from ..observe.trace.profile import Profile
+    from ..observe.verdict.report import Report
     from ..pipeline.builder import PipelineBuilder
     from ..pipeline.definition.specs import MaxFailures, PipelineSpec, SourceSpec
     from ..pipeline.hooks.stats_queue import StatsQueue
@@ -386,9 +379,6 @@ class PipelineDataset(IterableDataset[T_co]):
             ending.pipeline.stop(_STOP_SECONDS)
         except TimeoutError as error:
             _logger.warning("PipelineDataset: the loop has ended, but %s", error)
-        finally:
-            stop_probing(ending)
-            join_probing(_STOP_SECONDS)
         # A loop that takes len() items and no more (Lightning's) never sees the failure raised.
         if ending.pipeline.failure is not None and not ending.is_failure_raised:
             _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)
@@ -463,20 +453,16 @@ def _transfer_stage(transfer: Transfer, ended: threading.Event) -> StageSpec:
 
 
 class _Pass:
-    """A running pipeline, and the probes' counters when it began."""
+    """A running pipeline."""
 
     def __init__(self, pipeline: Pipeline[Any], recorder: FlightRecorder, source: Any) -> None:
         self.pipeline = pipeline
         self._source = source
         self.recorder = recorder
         self.is_failure_raised = False
-        start_probing(self)
-        self._before = probe_counters()
 
     def report(self) -> Report:
-        probes = probes_between(self._before, probe_counters())
-        report = make_report(self.pipeline.snapshot(), probes)
-        return with_remarks_of(self._source, report, one_by_one=False)
+        return with_remarks_of(self._source, self.pipeline.report(), one_by_one=False)
 
 
 class _Ended:

@@ -2,8 +2,9 @@
 
 One thread in a process probes while any loader or pipeline dataset runs. Ten times a second it
 sleeps 10 ms and notes how late it wakes, less the time for which it had no core: the rest was a
-wait for the GIL. Once a second it reads how long the loader's threads were ready to run without a
-core (Linux: ``/proc/self/task/*/schedstat``, the kernel's scheduler statistics).
+wait for the GIL. How long our threads were ready to run without a core, and what threads that ops
+started have computed, is read at the begin and the end of every window, once a second in between,
+and by every thread of ours that ends: see :mod:`.thread_times`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .gil import could_go_without_gil, has_gil
 from .histogram import Histogram, bucket_of, percentile
 from .limits import usable_cores
 from .starting import start
+from .thread_times import OwnRunDelay, ThreadTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,14 +31,15 @@ __all__ = [
     "ProbeCounters",
     "Probes",
     "count_only_this_thread",
+    "helper_cores",
     "is_probing",
     "join_probing",
     "probe_counters",
     "probes_between",
-    "run_delay_ns",
     "start_probing",
     "stop_probing",
     "tell_of_garbage",
+    "thread_ends",
 ]
 
 _PERIOD_SECONDS = 0.1
@@ -47,7 +50,6 @@ _HELD_NS = 500_000
 """The least delay with which the probe wakes if a thread held the GIL for a while (measured with
 threads that wait or compute without it: 0.06 to 0.2 ms)."""
 
-_THREADS_OF_OURS = "spdl-"
 _OWN_NAME = "spdl-probe"
 
 
@@ -75,6 +77,8 @@ class Probes:
     """Share of the time in which some thread held the GIL for a while (0.5 ms or more), 0 to 1."""
     cores_used: float | None = None
     """Cores in use by the training process and its workers together, on average."""
+    helper_cores: float | None = None
+    """The part of them in use by threads that ops started, such as a codec's."""
     could_go_without_gil: bool = False
     """Whether this is a free-threaded Python that runs with a GIL nevertheless."""
 
@@ -93,6 +97,8 @@ class ProbeCounters:
     gc_ns: int
     cpu_ns: int
     """The CPU time of this process, all threads."""
+    helpers_ns: int = 0
+    """The CPU time of threads that ops started, such as a codec's."""
 
 
 class _Probe:
@@ -107,10 +113,9 @@ class _Probe:
         self._going_on = threading.Lock()
         self._thread: threading.Thread | None = None
         self._late = Histogram()
-        self._run_delay_ns = self._thread_ns = self._gc_ns = 0
+        self._gc_ns = 0
         self._gc_began_ns = 0
-        self._seen: dict[int, tuple[int, int]] = {}  # thread id: run delay, time of that reading
-        self._only: _OwnRunDelay | None = None  # the only thread that counts; None = all of ours
+        self._times = ThreadTimes(_OWN_NAME)
 
     def start(self, user: object) -> None:
         with self._lock:
@@ -121,9 +126,9 @@ class _Probe:
             # A bare lock, because a finalizer may release it: see Reporter.
             self._going_on = going_on = threading.Lock()
             going_on.acquire()
-            self._seen.clear()
             if self._on_gc not in gc.callbacks:
                 gc.callbacks.append(self._on_gc)
+        self._times.begin()
         # Without the lock: starting takes another one, and a finalizer that wants our lock may run
         # on a thread that holds that one.
         thread = threading.Thread(target=self._run, args=(going_on,), name=_OWN_NAME, daemon=True)
@@ -150,29 +155,34 @@ class _Probe:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def count_only(self, delay: _OwnRunDelay) -> None:
-        with self._lock:
-            self._only, self._seen = delay, {}
+    def count_alone(self) -> None:
+        self._times.count_alone()
+
+    def thread_ends(self) -> None:
+        if self._users:
+            self._times.ends()
 
     @property
     def is_used(self) -> bool:
         return bool(self._users)
 
     def read(self, *, run_delays: bool = True) -> ProbeCounters:
+        times = self._times
         if run_delays:
-            self._read_run_delays()
+            times.read()
         return ProbeCounters(
             perf_counter_ns(),
             self._late.counts(),
-            self._run_delay_ns,
-            self._thread_ns,
+            times.run_delay_ns,
+            times.thread_ns,
             self._gc_ns,
             process_time_ns(),
+            times.helpers_ns,
         )
 
     def _run(self, going_on: threading.Lock) -> None:
         due = monotonic() + _SCHEDSTAT_SECONDS
-        own_delay_ns = _OwnRunDelay()
+        own_delay_ns = OwnRunDelay()
         try:
             while not going_on.acquire(timeout=_PERIOD_SECONDS - _SLEEP_SECONDS):
                 delay_ns, began_ns = own_delay_ns(), perf_counter_ns()
@@ -182,7 +192,7 @@ class _Probe:
                 self._late.add(max(0, late_ns - own_delay_ns() + delay_ns))
                 if monotonic() >= due:
                     due = monotonic() + _SCHEDSTAT_SECONDS
-                    self._read_run_delays()
+                    self._times.read()
                 if not self._is_wanted(going_on):
                     return
         finally:
@@ -196,33 +206,6 @@ class _Probe:
                 self._ignore_gc()
             return bool(self._users) and self._going_on is going_on
 
-    def _read_run_delays(self) -> None:
-        # Before the lock, as in start().
-        threads = threading.enumerate() if self._only is None else []
-        with self._lock:
-            if self._only is not None:
-                self._add_run_delay(0, self._only(), perf_counter_ns(), self._seen)
-                return
-            now_ns = perf_counter_ns()
-            before, self._seen = self._seen, {}  # threads that have ended are forgotten
-            for thread in threads:
-                number, name = thread.native_id, thread.name
-                if number is None or not name.startswith(_THREADS_OF_OURS) or name == _OWN_NAME:
-                    continue
-                delay_ns = run_delay_ns(number)
-                if delay_ns is None:
-                    continue
-                self._add_run_delay(number, delay_ns, now_ns, before)
-
-    def _add_run_delay(
-        self, number: int, delay_ns: int, now_ns: int, before: dict[int, tuple[int, int]]
-    ) -> None:
-        """Count the time of a thread since the reading ``before``. The caller holds the lock."""
-        before_ns, then_ns = before.get(number, (delay_ns, now_ns))
-        self._seen[number] = (delay_ns, now_ns)
-        self._run_delay_ns += max(0, delay_ns - before_ns)
-        self._thread_ns += now_ns - then_ns
-
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
         now = perf_counter_ns()
         if phase == "start":
@@ -232,45 +215,6 @@ class _Probe:
                 told(self._gc_began_ns, now, info["generation"])
             self._gc_ns += now - self._gc_began_ns
             self._gc_began_ns = 0
-
-
-class _OwnRunDelay:
-    """The time that the calling thread was ready to run without a core; 0 where it is unknown.
-
-    The file stays open: opening one releases the GIL, and the wait to get it back would be
-    subtracted from the wait that is measured. (Measured with two threads in pure Python: the median
-    wait for the GIL came out as 0.0 to 0.2 ms, although it is 5 ms and more.)
-    """
-
-    def __init__(self) -> None:
-        try:
-            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-            self._file = os.open(path, os.O_RDONLY)
-        except OSError:
-            self._file = -1
-
-    @property
-    def is_known(self) -> bool:
-        return self._file >= 0
-
-    def __call__(self) -> int:
-        try:
-            return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0
-        except (OSError, IndexError, ValueError):
-            return 0
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-
-
-def run_delay_ns(native_id: int) -> int | None:
-    """Return how long a thread was ready to run without a core; None = unknown."""
-    try:
-        with open(f"/proc/self/task/{native_id}/schedstat", "rb") as file:
-            return int(file.read().split()[1])
-    except (OSError, IndexError, ValueError):
-        return None  # it has ended, or this is not Linux
 
 
 _told_of_garbage: list[Callable[[int, int, int], None]] = []
@@ -296,11 +240,15 @@ def stop_probing(user: object) -> None:
 
 
 def count_only_this_thread() -> None:
-    """Count the run delay of the calling thread alone: a worker with a process of its own, whose
-    other threads sleep."""
-    delay = _OwnRunDelay()
-    if delay.is_known:
-        _probe.count_only(delay)
+    """Count the calling thread as the only one of ours: a worker with a process of its own, whose
+    other threads sleep, or were started by an op."""
+    _probe.count_alone()
+
+
+def thread_ends() -> None:
+    """Count the calling thread's time for the last time: short passes have ended before anybody
+    looks."""
+    _probe.thread_ends()
 
 
 def is_probing() -> bool:
@@ -333,6 +281,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
 
 
+def helper_cores(before: ProbeCounters, after: ProbeCounters) -> float:
+    """Return how many cores threads that ops started have used, where the system can tell."""
+    wall_ns = max(1, after.wall_ns - before.wall_ns)
+    return max(0, after.helpers_ns - before.helpers_ns) / wall_ns
+
+
 def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
     """Return the readings of a window."""
     late = tuple(b - a for a, b in zip(before.late, after.late, strict=True))
@@ -348,6 +302,7 @@ def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
         switch_interval=sys.getswitchinterval(),
         own_gil=not has_gil(),
         gil_held_ratio=held / sum(late) if is_known else None,
+        helper_cores=helper_cores(before, after) if thread_ns > 0 else None,
         cores_used=(after.cpu_ns - before.cpu_ns) / wall_ns if wall_ns > 0 else None,
         could_go_without_gil=could_go_without_gil(),
     )

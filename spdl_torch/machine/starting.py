@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from time import perf_counter_ns
 from typing import Any
 
-__all__ = ["num_other_threads", "start"]
+__all__ = ["num_other_threads", "start", "started_ns"]
 
 # The system's ids of the latest threads started here. One that has ended in Python may still be
 # among the system's threads for a moment, without a name.
@@ -25,8 +26,14 @@ def start(thread: threading.Thread) -> None:
     # A private name of Python: where it is not an Event, the thread starts as always.
     if isinstance(getattr(mine, "_started", None), threading.Event):
         mine._started = _Started()
+    mine.spdl_started_ns = perf_counter_ns()
     thread.start()
     _latest.append(thread.native_id)
+
+
+def started_ns(thread: threading.Thread) -> int:
+    """Return when a thread was started here; 0 = elsewhere."""
+    return int(getattr(thread, "spdl_started_ns", 0))
 
 
 def num_other_threads() -> int:

@@ -159,14 +159,14 @@ class Pipeline(Generic[T]):
         Raises: RuntimeError: the pipeline was not started.
         """
         self._check_begun()
-        return report_of(self.snapshot())
+        return report_of(self.snapshot(), self._run.probes())
 
     def profile(self) -> Profile:
         """Return the report, with a record of what every thread did in the last seconds:
         ``pipeline.profile().write_trace("trace.json.gz")``. Raises: as ``report``.
         """
         self._check_begun()
-        return profile_of(self.snapshot(), self.timeline())
+        return profile_of(self.snapshot(), self._run.probes(), self.timeline())
 
     def _check_begun(self) -> None:
         if self._run.state is RunState.NEW:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..machine.probes import Probes
     from ..observe.trace.profile import Profile as Profile
     from ..observe.verdict.report import Report as Report
     from .recorder.timeline import Timeline
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["profile_of", "report_of"]
 
 
-def report_of(stats: PipelineStats) -> Report:
-    """Judge a pipeline's statistics."""
+def report_of(stats: PipelineStats, probes: Probes | None) -> Report:
+    """Judge a pipeline's statistics, with the readings of the machine meanwhile."""
     from ..observe.verdict.report import make_report
 
-    return make_report(stats)
+    return make_report(stats, probes)
 
 
-def profile_of(stats: PipelineStats, timeline: Timeline) -> Profile:
+def profile_of(stats: PipelineStats, probes: Probes | None, timeline: Timeline) -> Profile:
     """Return the report on the statistics together with what every thread did."""
     from ..observe.trace.tracing import profile_of_run
 
-    return profile_of_run(report_of(stats), timeline, None)
+    return profile_of_run(report_of(stats, probes), timeline, None)

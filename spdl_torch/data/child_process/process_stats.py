@@ -122,15 +122,18 @@ class ProcessStats(PoolStats):
         """Return the children's readings, with the cores of the trainer and theirs together."""
         own = probes_between(epoch.probes_before, probe_counters())
         wall_ns = max(1, readings.fetch.elapsed_ns)
-        theirs = (readings.probes_now.cpu_ns - readings.probes_before.cpu_ns) / wall_ns
+        before, now = readings.probes_before, readings.probes_now
+        theirs = (now.cpu_ns - before.cpu_ns) / wall_ns
+        helpers = max(0, now.helpers_ns - before.helpers_ns) / wall_ns
         each_alone = placement is not None and placement.num_processes == placement.num_workers
         return replace(
             probes,
             own_gil=probes.own_gil or each_alone,
+            helper_cores=None if probes.helper_cores is None else helpers,
             cores_used=None if own.cores_used is None else own.cores_used + max(0.0, theirs),
         )
 
-    def _readings_of(self, epoch: Epoch) -> Readings:
+    def _readings_of(self, epoch: Epoch, *, run_delays: bool = True) -> Readings:
         elapsed_ns = epoch.outlet.counters().elapsed_ns
         latest = [*self._lost, *self._left, *(child.latest for child in self.children)]
         found: list[Readings] = [pickle.loads(each) for each in latest if each]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...machine.probes import (
     ProbeCounters,
+    helper_cores,
     probe_counters,
     probes_between,
-    run_delay_ns,
 )
+from ...machine.thread_times import run_delay_ns
 from ...observe.store.entries import PLACEMENT_EVENT
 from ...observe.verdict.report import make_report
 from ...pipeline.stats.counters import QueueCounters, TaskCounters
@@ -182,7 +183,9 @@ class PoolStats:
     def snapshot(self) -> PipelineStats:
         """As :class:`EpochStats` says."""
         epoch = self._epoch
-        return self._last.stats if epoch is None else self._stats_of(epoch)
+        if epoch is None:
+            return self._last.stats
+        return self._stats_of(epoch, self._readings_of(epoch, run_delays=False))
 
     def report(self) -> Report:
         """As :class:`EpochStats` says."""
@@ -194,7 +197,7 @@ class PoolStats:
         probes = replace(probes, one_at_a_time=readings.one_at_a_time)
         *before, now = self._placements or (None,)
         probes = self._of_all_processes(probes, epoch, readings, now)
-        report = make_report(self._stats_of(epoch), probes, pooled=_POOLED)
+        report = make_report(self._stats_of(epoch, readings), probes, pooled=_POOLED)
         if now is not None:
             report = replace(report, placements=(*before, _with_workers(now, self.workers.count)))
         return with_remarks(_with_skipped(report, self.skipped), *filter(None, (self.shared,)))
@@ -218,7 +221,9 @@ class PoolStats:
         epoch = self._epoch
         return None if epoch is None else self._readings_of(epoch)
 
-    def _readings_of(self, epoch: Epoch) -> Readings:
+    def _readings_of(self, epoch: Epoch, *, run_delays: bool = True) -> Readings:
+        """Return the counts; ``run_delays=False``: of waits for a core as last read, which is
+        quicker."""
         # Read the waits right after the clock of `fetch`, whose time they are part of: the probes'
         # counters take long to read where threads contend for the GIL.
         return Readings(
@@ -228,14 +233,13 @@ class PoolStats:
             one_at_a_time=epoch.contention.alone is not None,
             collate=self._collate.counters().since(epoch.collate_before),
             probes_before=epoch.probes_before,
-            probes_now=probe_counters(),
+            probes_now=probe_counters(run_delays=run_delays),
             data=self._counts.now(),
         )
 
-    def _stats_of(self, epoch: Epoch) -> PipelineStats:
+    def _stats_of(self, epoch: Epoch, readings: Readings) -> PipelineStats:
         results, outlet = epoch.results.counters(), epoch.outlet.counters()
         ready = queue_stats(results)
-        readings = self._readings_of(epoch)
         fetch, waits_ns, parked_ns = readings.fetch, (readings.jobs_wait_ns, 0), readings.parked_ns
         stages = [
             _stage_stats(name, self.workers, tasks, ready, *waits_ns, parked_ns)
@@ -314,6 +318,7 @@ class InlineStats:
             gil_held_ratio=None,
             gc_ratio=None,
             run_delay_ratio=delay,
+            helper_cores=None if delay is None else helper_cores(before.probes, now.probes),
         )
         return _with_skipped(make_report(self.snapshot(), probes, pooled=_POOLED), self.skipped)
 

@@ -14,6 +14,13 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PipelineFailure, PipelineStopped
+from ...machine.probes import (
+    join_probing,
+    probe_counters,
+    probes_between,
+    start_probing,
+    stop_probing,
+)
 from ..channel.sentinels import EPOCH_END
 from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind
@@ -37,6 +44,7 @@ from .wiring import Wiring
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ...machine.probes import ProbeCounters, Probes
     from ..hooks.stage_info import StageInfo
     from ..hooks.stats_queue import StatsQueue
     from ..hooks.task_hooks import HookFactory
@@ -48,6 +56,8 @@ __all__ = ["Run"]
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 _GROUPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR)
+
+_PROBE_JOIN_SECONDS = 1.0  # it ends at once
 
 _SOURCE_GRACE_SECONDS = 0.02  # how long stop() waits for a source that is inside the user's next()
 
@@ -90,6 +100,8 @@ class Run:
         self._pid = os.getpid()
         self._threads = ThreadGroup(self.request_stop)
         self._started_ns = 0
+        self._probes_before: ProbeCounters | None = None  # not started, or without statistics
+        self._probes_after: ProbeCounters | None = None  # it still runs
         self._epoch_began = 0  # the number, at the sink, of the first item of this epoch
 
         interval = check_interval(report_stats_interval, "build: report_stats_interval")
@@ -126,6 +138,9 @@ class Run:
             if self.state is not RunState.NEW:
                 raise PipelineStopped(f"start: the pipeline is {self.state.value}; it runs once.")
             self._advance(RunState.RUNNING)
+        if self.recorder.enabled:
+            start_probing(self)
+            self._probes_before = probe_counters()
         self._started_ns = perf_counter_ns()
         try:
             for source in self._sources:
@@ -217,6 +232,7 @@ class Run:
         for node in self._nodes:
             node.request_stop()
         self._reporter.request_stop()
+        self._end_probing()
 
     def stop(self, timeout: float | None = None) -> None:
         """Call ``request_stop``, then join the threads. Idempotent. Called on a thread of the run,
@@ -268,9 +284,23 @@ class Run:
         # Every worker has put its last item, so this join is short. A source may be blocked in
         # the user's code (after a failure): it is not waited for.
         self._join_workers()
+        self._end_probing()
+        join_probing(_PROBE_JOIN_SECONDS)
         with self._lock:
             self._advance(RunState.CLOSED)
         self.recorder.finish()
+
+    def probes(self) -> Probes | None:
+        """Return the readings of the machine since the start, up to the end; None = it keeps no
+        statistics."""
+        before, after = self._probes_before, self._probes_after
+        return None if before is None else probes_between(before, after or probe_counters())
+
+    def _end_probing(self) -> None:
+        """Take the last reading. Never blocks."""
+        if self._probes_before is not None and self._probes_after is None:
+            self._probes_after = probe_counters()
+        stop_probing(self)
 
     def _join_workers(self, timeout: float | None = None) -> bool:
         return self._threads.join(timeout, without=self._source_threads())

@@ -14,10 +14,13 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from ...machine.probes import thread_ends
 from ...machine.starting import start
+from ...machine.thread_times import call_itself
 from .shared_state import LiveObjects
 
 if TYPE_CHECKING:
@@ -163,7 +166,7 @@ class ThreadGroup:
             # be called at exit on an owner that is half made.
             _install_exit_hook()
             _live.add(self)
-        run = taking_over(target)
+        run = taking_over(partial(_run_as, f"spdl-{name}", target))
         thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
         self._threads.append(thread)
         start(thread)
@@ -198,6 +201,15 @@ class ThreadGroup:
         """Return the names of the threads that still run."""
         me = threading.current_thread()
         return [t.name for t in self._threads if t.is_alive() and t not in without and t is not me]
+
+
+def _run_as(name: str, target: Callable[[], None]) -> None:
+    """Run ``target`` as a thread that the system knows by this name, with those that it starts."""
+    call_itself(name)
+    try:
+        target()
+    finally:
+        thread_ends()
 
 
 def _install_exit_hook() -> None:
