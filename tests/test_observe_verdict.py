@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -16,6 +17,8 @@ from dataclasses import replace
 
 import pytest
 from _loader_helpers import PATIENCE_SECONDS
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.__main__ import main
@@ -36,6 +39,7 @@ from spdl_torch.observe import (
     recorders,
     report_of_file,
 )
+from spdl_torch.observe.verdict.finding import find
 from spdl_torch.pipeline import (
     PipelineBuilder,
     PipelineStats,
@@ -44,7 +48,7 @@ from spdl_torch.pipeline import (
     TaskPerfStats,
 )
 
-QUIET = Probes(gil_seconds=1e-4, run_delay_ratio=0.01, num_cores=16)
+QUIET = Probes(gil_seconds=1e-4, run_delay_ratio=0.01, num_cores=16, helper_cores=0.0)
 """A machine on which nothing is short."""
 
 
@@ -142,7 +146,7 @@ RULES = {
     "one core for two threads, and nobody to say why": (
         reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
         Probes(num_cores=2),
-        (Cause.UNKNOWN, "decode", "is the bottleneck.", "2 threads use 1.0 cores", 2 / 0.97 - 1),
+        (Cause.UNKNOWN, "decode", "may wait for the GIL", "2 threads use 1.0 cores", 2 / 0.97 - 1),
     ),
     "one core for two threads, and short waits for the GIL": (
         reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
@@ -157,7 +161,7 @@ RULES = {
     "one core for two threads, and a hint of the GIL": (
         reading(0.9, stage("decode", busy=0.97, cpu=0.3, threads=2), BATCH),
         Probes(gil_seconds=2e-4, num_cores=2),
-        (Cause.UNKNOWN, "decode", "is the bottleneck.", "2 threads use 0.6 cores", 2 / 0.582 - 1),
+        (Cause.UNKNOWN, "decode", "may wait for", "2 threads use 0.6 cores", 2 / 0.582 - 1),
     ),
     "other programs have the cores": (
         reading(0.5, stage("decode", busy=0.98, cpu=0.5, threads=2), BATCH),
@@ -167,7 +171,7 @@ RULES = {
     "other programs have the cores, and the threads wait in their calls": (
         reading(0.85, stage("decode", busy=0.81, cpu=0.09, threads=2), BATCH),
         Probes(gil_seconds=2e-4, run_delay_ratio=0.36, num_cores=2, cores_used=0.3),
-        (Cause.IO, "decode", "storage", "other programs take the rest", 1 / 0.15 - 1),
+        (Cause.CPU, "decode", "other programs", "other programs take the rest", 1 / 0.15 - 1),
     ),
     "the trainer has the cores": (
         reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
@@ -202,7 +206,7 @@ RULES = {
     "the start": (
         reading(0.2, stage("read", busy=0.3, wait_out=0.6), BATCH),
         QUIET,
-        (Cause.START, None, "the wait is the start of the pass", "persistent_workers", 0.25),
+        (Cause.START, None, "the wait is the start of the pass", "Use longer epochs.", 0.25),
     ),
     "no stages": (
         reading(0.2),
@@ -325,6 +329,130 @@ def readings(draw):
     return make_report(reading(wait, *stages), probes, pooled=pooled)
 
 
+def all_probes():
+    """Readings in which any figure may be missing."""
+
+    def maybe(*values):
+        return st.one_of(st.none(), st.sampled_from(values))
+
+    return st.builds(
+        Probes,
+        gil_seconds=maybe(0.0, 1e-5, 2e-4, 6e-4, 0.01),
+        gil_held_ratio=maybe(0.0, 0.3, 0.95),
+        run_delay_ratio=maybe(0.0, 0.05, 0.3, 0.9),
+        gc_ratio=maybe(0.0, 0.3),
+        step_slowdown=maybe(0.0, 0.3),
+        num_cores=maybe(0.5, 1.0, 1.5, 2.0, 64.0),
+        cores_used=maybe(0.0, 0.5, 1.0, 2.0, 60.0),
+        helper_cores=maybe(0.0, 0.5, 3.0),
+        one_at_a_time=st.booleans(),
+        own_gil=st.booleans(),
+    )
+
+
+def all_stages(name):
+    """A stage of any figures; all of its calls may have failed."""
+    return st.builds(
+        stage,
+        st.just(name),
+        busy=st.sampled_from([0.0, 0.3, 0.6, 0.97]),
+        cpu=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0]),
+        wait_in=st.sampled_from([0.0, 0.5, 0.9]),
+        threads=st.sampled_from([1, 2, 3, 8]),
+        num_failures=st.sampled_from([0, 10, 1000]),
+    )
+
+
+def all_reports():
+    """Of a pipeline's stages or a loader's, in windows of any length."""
+    return st.builds(
+        lambda wait, elapsed, first, second, probes, pooled: make_report(
+            replace(reading(wait, first, second), elapsed=elapsed), probes, pooled=pooled
+        ),
+        st.sampled_from([0.0, 0.04, 0.1, 0.5, 0.97, 1.0]),
+        st.sampled_from([0.1, 1.9, 2.0, 10.0]),
+        all_stages("fetch"),
+        all_stages("collate"),
+        all_probes(),
+        st.sampled_from([(), ("fetch", "collate")]),
+    )
+
+
+@given(all_reports())
+@settings(max_examples=500, deadline=None)
+def test_verdict_names_nothing_that_was_not_measured(report):
+    """Neither the GIL, nor a core, nor storage, nor steps, where the figure for it is missing; and
+    no figure that is missing is shown."""
+    probes, cause, found = report.probes, report.verdict.cause, report.verdict.finding
+    text = str(report)
+    if report.stats.elapsed < 2:
+        assert cause is Cause.SHORT
+        assert "Raise" not in text
+        assert "faster" not in text
+        return
+    if cause is Cause.GIL:
+        assert probes.gil_seconds is not None or probes.one_at_a_time
+        assert not probes.own_gil
+    if cause is Cause.CPU:
+        assert probes.run_delay_ratio is not None
+    if cause is Cause.INTERFERENCE:
+        assert probes.step_slowdown is not None
+    if cause is Cause.IO:
+        assert probes.run_delay_ratio is not None
+        assert probes.helper_cores is not None or probes.cores_used is not None
+        stage = next(each for each in report.stats.stages if each.name == report.verdict.stage)
+        measured = probes.own_gil or stage.concurrency == 1 or probes.gil_seconds is not None
+        assert measured
+        assert any(each.tasks.num_failures < each.tasks.num_tasks for each in report.stats.stages)
+    assert ("wait for a core" in found) <= (probes.run_delay_ratio is not None)
+    assert ("storage" in found) == (cause is Cause.IO)
+    assert ("no core for" in text) == (probes.run_delay_ratio is not None)
+    assert ("time without a core" in text) == (probes.run_delay_ratio is None)
+    assert "None" not in text
+
+
+BELONGS = {
+    Cause.CONSUMER: ("Do nothing",),
+    Cause.INTERFERENCE: ("Use fewer",),
+    Cause.GIL: ("will not help. Do its work in few calls",),
+    Cause.CPU: ("will not help", "Raise"),
+    Cause.IO: ("use no core while they wait", "will not help"),
+    Cause.THREADS: ("Raise", "will not help"),
+    Cause.UNKNOWN: ("Raise", "will not help", "as threads do that take the GIL in turns"),
+    Cause.SOURCE: ("Make the source cheaper",),
+    Cause.START: ("Use longer epochs",),
+    Cause.SHORT: ("Load for 2 seconds or more",),
+}
+"""What the advice on each cause says."""
+
+
+@given(all_reports())
+@settings(max_examples=500, deadline=None)
+def test_action_belongs_to_the_cause_that_the_verdict_names(report):
+    """It speaks of the same resource, of a loader's workers or a pipeline's threads, and of no
+    setting that these do not have; more workers than cores are advised to those that wait."""
+    verdict, probes = report.verdict, report.probes
+    action, found = verdict.action, verdict.finding
+    assert any(words in action for words in BELONGS[verdict.cause]), str(report)
+    if "storage" in action:
+        assert verdict.cause is Cause.IO
+    if "other programs" in action:
+        assert verdict.cause is Cause.CPU
+        assert "other programs" in found
+    if "GIL in turns" in action:
+        assert "may wait for the GIL" in found
+    if not report.pooled:
+        assert "persistent_workers" not in action
+        assert "num_workers" not in action.replace("processes=num_workers", "")
+        assert "workers" not in found
+    elif verdict.stage is not None:
+        assert "its threads" not in found
+        assert "concurrency" not in action
+    advised = ADVICE.search(action)
+    if advised and verdict.cause is Cause.THREADS and probes.num_cores is not None:
+        assert int(advised[2]) <= max(1, math.ceil(probes.num_cores / 0.8))
+
+
 ADVICE = re.compile(r"Raise .* from (\d+) to about (\d+)")
 
 
@@ -387,12 +515,18 @@ def test_python_without_a_gil_is_seen(monkeypatch):
     assert "GIL" not in judge(stats, pooled=POOLED).action
 
 
-def test_short_window_is_said_to_be_short():
-    """Of 13 ms nobody can tell much."""
-    part = stage("decode")
-    short = PipelineStats(elapsed=0.013, consumer_wait_ratio=0.5, stages=(part,))
-    assert "The window is short, 0.013 s" in judge(short, QUIET).remarks[0]
-    assert judge(reading(0.5, part), QUIET).remarks == ()
+@pytest.mark.parametrize("elapsed", [0.013, 0.4, 1.9])
+@pytest.mark.parametrize("wait", [0.0, 0.03, 0.5, 0.99])
+def test_short_window_says_how_long_training_waited_and_no_more(elapsed, wait):
+    """Of less than two seconds nobody can tell why: no cause, no stage, no settings, no gain."""
+    short = replace(reading(wait, stage("decode", busy=0.97)), elapsed=elapsed)
+    report = make_report(short, QUIET)
+    verdict = report.verdict
+    assert (verdict.cause, verdict.stage, verdict.gain) == (Cause.SHORT, None, 0.0)
+    assert f"{elapsed:.2g} s, which are too short to say why" in verdict.finding
+    assert verdict.action == "Load for 2 seconds or more, and look again."
+    assert report.predictions == ()
+    assert report.what_if(num_workers=8).reason == f"the window is short, {elapsed:.2g} s"
 
 
 REMARKS = {
@@ -589,8 +723,10 @@ def test_report_of_a_file_is_that_of_the_run(tmp_path):
             dataset = PipelineDataset(builder, **recorders(writer.log, interval=0.1))
             list(dataset)
     live, stored = dataset.report(), report_of_file(tmp_path / "s.db")
-    assert live.verdict.cause is stored.verdict.cause is Cause.IO
-    assert stored.verdict.stage == "op"
+    assert live.verdict.cause is stored.verdict.cause is Cause.SHORT
+    for each in (live, stored):  # what the verdict would be of the same figures over a longer time
+        found = find(each.stats, each.probes, each.pooled)
+        assert (found.cause, found.stage.name) == (Cause.IO, "op"), str(each)
     assert stored.verdict.wait_ratio == pytest.approx(live.verdict.wait_ratio, abs=0.2)
     for one, other in zip(live.stats.stages, stored.stats.stages, strict=True):
         assert one.tasks.num_tasks == other.tasks.num_tasks
@@ -609,6 +745,6 @@ def test_command_prints_the_report(tmp_path, capsys):
     assert main(["report", str(tmp_path / "s.db")]) == 0
     assert capsys.readouterr().out == f"{report_of_file(tmp_path / 's.db')}\n"
     assert main(["report", str(tmp_path / "s.db"), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"]["stage"] == "op"
+    assert json.loads(capsys.readouterr().out)["stats"]["stages"][0]["name"] == "op"
     assert main(["report", str(tmp_path / "none.db")]) == 2
     assert capsys.readouterr().err.startswith("spdl-torch report: statistics file")

@@ -39,6 +39,7 @@ from ...observe.verdict.causes import (
     may_wait_for_gil,
     use_one_core,
 )
+from ...observe.verdict.finding import find
 from ...observe.verdict.report import make_report
 from ...pipeline.recorder.timeline import joined
 from ...pipeline.threads.thread_group import taking_over
@@ -507,7 +508,9 @@ class MovingPool:
             report = make_report(memory.stats, probes, pooled=report.pooled)
         if report.stats.consumer_wait_ratio < _LEAST_WAIT:
             return False
-        if report.verdict.cause in _HOLDS_UP:
+        # Not the verdict's: of a short window that names none, and the trial will show.
+        cause = find(report.stats, report.probes, report.pooled).cause
+        if cause in _HOLDS_UP:
             return True
         # The probe samples ten times a second: it knows nothing of shorter epochs.
         if report.probes.gil_seconds is None and use_one_core(report.stats, report.pooled):
@@ -516,7 +519,6 @@ class MovingPool:
         if stage is None:
             return False
         load = load_of(stage, report.stats.stages, report.pooled)
-        cause = report.verdict.cause
         # A trial shows whether they do.
         return may_hide_the_gil(load, cause) or may_wait_for_gil(load, cause, report.probes)
 

@@ -152,6 +152,7 @@ def probes_of_events(
         own_gil=readings[-1].get("own_gil", False),
         gil_held_ratio=mean("gil_held_ratio"),
         cores_used=mean("cores_used"),
+        helper_cores=mean("helper_cores"),
     )
     return probes, tuple(readings[-1]["pooled"])
 

@@ -9,15 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from .causes import (
-    Cause,
-    is_inline,
-    lacks_gil_probe,
-    may_hide_the_gil,
-    may_wait_for_gil,
-    num_delivered,
-    others_have_cores,
-)
+from .causes import Cause, is_inline, lacks_gil_probe, may_hide_the_gil, num_delivered
 from .what_if import Question, limiting, predict
 
 if TYPE_CHECKING:
@@ -26,6 +18,7 @@ if TYPE_CHECKING:
     from ...machine.probes import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
     from .causes import Load
+    from .finding import Finding
     from .what_if import Prediction
 
 __all__ = ["Advice", "Ceiling", "advise", "ceiling_of"]
@@ -67,10 +60,18 @@ class _Question(NamedTuple):
     stats: PipelineStats
     probes: Probes
     pooled: Sequence[str]
-    cause: Cause
+    found: Finding
     load: Load
-    is_workers: bool
-    """Whether it runs on a loader's workers, rather than on threads of its own."""
+
+    @property
+    def cause(self) -> Cause:
+        """The cause that the verdict names."""
+        return self.found.cause
+
+    @property
+    def is_workers(self) -> bool:
+        """Whether it runs on a loader's workers, rather than on threads of its own."""
+        return self.found.is_workers
 
     @property
     def threads(self) -> int:
@@ -85,13 +86,13 @@ class _Question(NamedTuple):
     @property
     def crew(self) -> str:
         """The word for those that work."""
-        return "workers" if self.is_workers and self.probes.own_gil else "threads"
+        return self.found.crew
 
     @property
     def cores_used(self) -> float:
         """The number of cores in use, by the stage's threads alone where the rest is unknown."""
         used = self.probes.cores_used
-        return self.load.cores if used is None else used
+        return self.load.cores + (self.load.helpers or 0.0) if used is None else used
 
     @property
     def free_cores(self) -> float:
@@ -136,31 +137,32 @@ def ceiling_of(
     return ceiling.at_most(1 / max(busiest.busy_ratio, 0.01) - 1, f"stage {busiest.name!r}")
 
 
-def advise(
-    stats: PipelineStats,
-    probes: Probes,
-    pooled: Sequence[str],
-    stage: StageStats,
-    cause: Cause,
-    load: Load,
-) -> Advice:
-    """Return what to do about the bottleneck, a stage that is busy for this cause."""
-    asked = _Question(stats, probes, pooled, cause, load, stage.name in pooled)
-    ceiling = ceiling_of(stats, stage, pooled)
-    if cause is Cause.GIL:
+def advise(stats: PipelineStats, probes: Probes, pooled: Sequence[str], found: Finding) -> Advice:
+    """Return what to do about the finding; other arguments as for :func:`judge`."""
+    if found.stage is None or found.load is None:
+        return Advice(_without_stage(found), ceiling_of(stats))
+    asked = _Question(stats, probes, pooled, found, found.load)
+    ceiling = ceiling_of(stats, found.stage, pooled)
+    if found.cause is Cause.GIL:
         return _against_gil(asked, ceiling)
     if probes.one_at_a_time:
         action = f"More {asked.crew} will not help: one at a time is faster than several together."
         return Advice(action, Ceiling(0.0))
-    if may_wait_for_gil(load, cause, probes):
+    if found.may_be_gil:
         return _perhaps_against_gil(asked, ceiling)
     more = _with_more(asked, ceiling)
     return more if isinstance(more, Advice) else Advice(_with_less_work(asked, more), ceiling)
 
 
+def _without_stage(found: Finding) -> str:
+    if found.cause is Cause.SOURCE:
+        return "Make the source cheaper: let it yield paths or indices, and read in a stage."
+    return f"Use longer epochs{' or persistent_workers=True' if found.is_workers else ''}."
+
+
 def _against_gil(asked: _Question, ceiling: Ceiling) -> Advice:
     processes = _of_processes(asked, ceiling)
-    action = "More threads will not help. "
+    action = f"More {asked.crew} will not help. "
     if processes.gain >= _WORTH_IT:
         action += _without_gil(asked)
     else:
@@ -185,8 +187,8 @@ def _of_processes(asked: _Question, ceiling: Ceiling) -> Ceiling:
 
 def _perhaps_against_gil(asked: _Question, ceiling: Ceiling) -> Advice:
     action = (
-        f"Its {asked.threads} threads use {asked.load.cores:.1f} cores together, as threads do "
-        f"that take the GIL in turns; then more will not help. {_without_gil(asked)}"
+        f"Its {asked.threads} {asked.crew} use {asked.load.cores:.1f} cores together, as threads "
+        f"do that take the GIL in turns; then more will not help. {_without_gil(asked)}"
     )
     if lacks_gil_probe(asked.probes):
         action += " Load for a few seconds to be sure."
@@ -206,7 +208,7 @@ def _with_more(asked: _Question, ceiling: Ceiling) -> Advice | str:
             return Advice(_raise(asked, number, wanted), most)
         if each >= wanted:
             return found.limit
-    has_none = asked.cause is Cause.CPU or others_have_cores(asked.load, asked.probes)
+    has_none = asked.cause is Cause.CPU or asked.found.others_have_cores
     number = int(min(wanted, _most_useful(asked)))
     if has_none or number <= asked.threads or asked.free_cores < _WORTH_IT:
         return _THE_CORES
@@ -220,7 +222,7 @@ def _most_useful(asked: _Question) -> float:
     num_cores = asked.probes.num_cores
     if asked.cause is Cause.IO or num_cores is None:
         return math.inf  # threads that wait for storage use no core
-    return max(num_cores, math.ceil(num_cores / max(0.01, asked.load.cpu)))
+    return max(num_cores, math.ceil(num_cores / max(0.01, asked.load.computing)))
 
 
 def _fewest(asked: _Question, most: int, best: Prediction) -> tuple[int, Prediction]:
@@ -244,7 +246,7 @@ def _raise(asked: _Question, number: int, wanted: int) -> str:
     num_cores = asked.probes.num_cores
     action = f"Raise {asked.knob} from {asked.threads} to about {number}"
     if asked.cause is Cause.IO:
-        return f"{action}: its threads use no core while they wait."
+        return f"{action}: its {asked.crew} use no core while they wait."
     action += _unless_gil(asked)
     if num_cores is not None and wanted > num_cores and asked.cause is not Cause.UNKNOWN:
         action += f": that keeps the {num_cores:g} cores busy. For more, give it "
@@ -256,7 +258,7 @@ def _with_less_work(asked: _Question, limit: str) -> str:
     """Return the advice where more threads would not help, since ``limit`` is the limit."""
     num_cores, used = asked.probes.num_cores, asked.cores_used
     start = f"More {asked.crew} will not help"
-    if limit == _THE_CORES and others_have_cores(asked.load, asked.probes):
+    if limit == _THE_CORES and asked.found.others_have_cores and num_cores is not None:
         return (
             f"{start}: this training uses {used:.1f} of the {num_cores:g} cores, and other "
             f"programs take the rest. End some of those, or give it {asked.less_work}."
@@ -268,7 +270,9 @@ def _with_less_work(asked: _Question, limit: str) -> str:
     if num_cores is None:
         return f"{start}. Give it {asked.less_work}."
     why = f"{used:.1f} of the {num_cores:g} cores are in use"
-    if asked.threads >= num_cores:
+    if asked.cause is Cause.IO:
+        return f"{start}: {why}. Let it wait less for storage, or give it {asked.less_work}."
+    if asked.cause is Cause.THREADS and asked.threads >= num_cores:
         why = f"they compute on all of the {num_cores:g} cores already"
     return f"{start}: {why}. Give it {asked.less_work}, or more cores."
 

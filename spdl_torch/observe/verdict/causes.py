@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
 
 __all__ = [
+    "SHORT_SECONDS",
     "Cause",
     "Load",
     "bottleneck_of",
@@ -47,6 +48,13 @@ _WAITING_OP = 0.2
 
 _COMPUTING_OP = 0.8
 
+_FEW_CORES = 0.05
+"""Cores in use by threads that ops start below which it does not matter whose they are."""
+
+SHORT_SECONDS = 2.0
+"""Seconds below which a window says little of causes: the probes look ten times a second, and it
+includes the start."""
+
 
 class Cause(enum.Enum):
     """The cause of the training speed."""
@@ -60,6 +68,7 @@ class Cause(enum.Enum):
     IO = "io"  # the op waits: storage, network, another process
     THREADS = "threads"  # the op computes, and there are cores for more of it
     UNKNOWN = "unknown"  # busy, for a reason that the probes cannot see
+    SHORT = "short"  # the window is too short to say
 
 
 def is_inline(stats: PipelineStats, pooled: Sequence[str]) -> bool:
@@ -91,12 +100,33 @@ class Load(NamedTuple):
     busy: float
     """The share of their time inside an op."""
     cpu: float
-    """CPU time over wall time inside it: a wait for the GIL may fall into any op of the pool."""
+    """Their CPU time over wall time inside it: a wait for the GIL may fall into any op of the
+    pool."""
+    helpers: float | None = 0.0
+    """Cores in use by threads that their ops start, such as a codec's; None = not known."""
+    is_timed: bool = True
+    """Whether CPU time was measured: of calls that fail it is not."""
 
     @property
     def cores(self) -> float:
-        """The number of cores that they use together."""
+        """The number of cores that they use together, without those of threads that ops start."""
         return self.threads * self.busy * self.cpu
+
+    @property
+    def computing(self) -> float:
+        """The CPU time for a call over its wall time, with that of threads that it starts."""
+        busy = self.threads * self.busy
+        return self.cpu + ((self.helpers or 0.0) / busy if busy else 0.0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the ops mostly wait."""
+        return self.computing < _WAITING_OP
+
+    @property
+    def is_done_by_helpers(self) -> bool:
+        """Whether threads that the ops start do most of the work."""
+        return (self.helpers or 0.0) > self.cores
 
     @property
     def looks_like_gil(self) -> bool:
@@ -111,12 +141,40 @@ def use_one_core(stats: PipelineStats, pooled: Sequence[str] = ()) -> bool:
     return stage is not None and load_of(stage, stats.stages, pooled).looks_like_gil
 
 
-def load_of(stage: StageStats, stages: Sequence[StageStats], pooled: Sequence[str]) -> Load:
-    """Return the load of a stage's threads; ``pooled``: as for :func:`judge`."""
+def load_of(
+    stage: StageStats,
+    stages: Sequence[StageStats],
+    pooled: Sequence[str],
+    probes: Probes | None = None,
+) -> Load:
+    """Return the load of a stage's threads; ``pooled``: as for :func:`judge`. Without ``probes``
+    nothing is known of threads that its ops start."""
     own = [each for each in stages if each is stage or {each.name, stage.name} <= {*pooled}]
     busy = sum(each.busy_ratio for each in own)
     cpu = sum(each.busy_ratio * each.cpu_ratio for each in own) / busy if busy else 0.0
-    return Load(stage.concurrency, busy, cpu)
+    is_timed = any(each.tasks.num_tasks > each.tasks.num_failures for each in own)
+    load = Load(stage.concurrency, busy, cpu, None, is_timed)
+    others = [each for each in stages if each not in own]
+    helpers = None if probes is None else _helpers_of(load, others, probes)
+    return load._replace(helpers=helpers)
+
+
+def _helpers_of(load: Load, others: Sequence[StageStats], probes: Probes) -> float | None:
+    """Return the cores in use by threads that a load's ops start; None = not known: it was not
+    measured, or they may be another stage's."""
+    found = probes.helper_cores
+    if found is None and probes.cores_used is not None:
+        found = max(0.0, probes.cores_used - load.cores)  # at most; so this much may not matter
+        return 0.0 if found < _WAITING_OP * load.threads * load.busy else None
+    if found is None or found < _FEW_CORES:
+        return found
+    # An op that starts threads waits for them.
+    waiting = max((_waiting_threads(each) for each in others), default=0.0)
+    return found if waiting < load.threads * load.busy * (1 - load.cpu) / 4 else None
+
+
+def _waiting_threads(stage: StageStats) -> float:
+    return stage.concurrency * stage.busy_ratio * (1 - stage.cpu_ratio)
 
 
 def cause_of(load: Load, probes: Probes) -> Cause:
@@ -125,13 +183,22 @@ def cause_of(load: Load, probes: Probes) -> Cause:
     if not probes.own_gil and (probes.one_at_a_time or _is_gil_taken(load, probes)):
         return Cause.GIL
     # Threads that mostly wait for storage may find the cores taken for a moment.
-    is_incidental = load.cpu < _WAITING_OP and run_delay < load.busy * (1 - load.cpu) / 2
-    if run_delay >= _RUN_DELAY and not (is_incidental and not _uses_cores(load, probes)):
+    is_incidental = load.waits and run_delay < load.busy * (1 - load.computing) / 2
+    is_short_of_cores = _uses_cores(load, probes) or others_have_cores(load, probes)
+    if run_delay >= _RUN_DELAY and (is_short_of_cores or not is_incidental):
         return Cause.CPU
-    if load.cpu < _WAITING_OP:
-        # Where many threads take the GIL in turns, each computes for a small share of the time.
-        return Cause.UNKNOWN if load.looks_like_gil and lacks_gil_probe(probes) else Cause.IO
-    return Cause.THREADS if load.cpu >= _COMPUTING_OP else Cause.UNKNOWN
+    if not load.is_timed:
+        return Cause.UNKNOWN
+    if load.waits:
+        return Cause.IO if _is_all_else_known(load, probes) else Cause.UNKNOWN
+    return Cause.THREADS if load.computing >= _COMPUTING_OP else Cause.UNKNOWN
+
+
+def _is_all_else_known(load: Load, probes: Probes) -> bool:
+    """Return whether the ops of threads that wait can wait for nothing but storage or a network:
+    their waits for a core and the GIL were measured, and they start no threads."""
+    knows_gil = load.threads == 1 or not lacks_gil_probe(probes)
+    return probes.run_delay_ratio is not None and load.helpers is not None and knows_gil
 
 
 def _is_gil_taken(load: Load, probes: Probes) -> bool:
@@ -143,7 +210,8 @@ def _is_gil_taken(load: Load, probes: Probes) -> bool:
 
 def _uses_cores(load: Load, probes: Probes) -> bool:
     """Return whether the threads use half of the cores or more."""
-    return probes.num_cores is not None and load.cores >= probes.num_cores / 2
+    used = load.cores + (load.helpers or 0.0)
+    return probes.num_cores is not None and used >= probes.num_cores / 2
 
 
 def may_wait_for_gil(load: Load, cause: Cause, probes: Probes) -> bool:
@@ -173,7 +241,7 @@ def others_have_cores(load: Load, probes: Probes) -> bool:
     delay, used = probes.run_delay_ratio or 0.0, probes.cores_used
     if used is None or probes.num_cores is None or delay < _RUN_DELAY:
         return False
-    waits = max(0.0, load.busy * (1 - load.cpu) - delay)
+    waits = max(0.0, load.busy * (1 - load.computing) - delay)
     return used < _TAKEN_CORES * probes.num_cores and waits < _MOSTLY_WAITING * load.busy
 
 

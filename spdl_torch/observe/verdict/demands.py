@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .causes import Cause, is_inline, load_of, may_wait_for_gil, num_delivered, others_have_cores
+from .causes import (
+    SHORT_SECONDS,
+    Cause,
+    is_inline,
+    load_of,
+    may_wait_for_gil,
+    num_delivered,
+    others_have_cores,
+)
 from .intervals import thread_seconds
 
 if TYPE_CHECKING:
@@ -18,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Between", "Demands", "NotKnown", "demands_of"]
 
-_SHORT_SECONDS = 1.0
 _FEW_BATCHES = 10
 _PROBES_PER_SECOND = 10
 _MODEL_ERROR = 0.05
@@ -96,9 +103,11 @@ def demands_of(
     if probes.cores_used is None:
         raise NotKnown("the CPU time of the training process was not measured")
     own = _workers_stages(stats.stages, cause, pooled)
-    load = load_of(max(own, key=lambda stage: stage.busy_ratio), stats.stages, pooled)
+    load = load_of(max(own, key=lambda stage: stage.busy_ratio), stats.stages, pooled, probes)
     _check_turns(load, cause, probes)
     _check_cores(load, probes)
+    if load.is_done_by_helpers:
+        raise NotKnown("calls start threads of their own, whose part of a batch is not known")
     seconds = stats.elapsed / num_batches
     inline = is_inline(stats, pooled)
     num_workers = _num_workers(own[0], placement, inline)
@@ -168,7 +177,7 @@ def _enough_batches(stats: PipelineStats, pooled: Sequence[str]) -> int:
         num_batches = stats.stages[-1].tasks.num_tasks  # its last stage makes the batches
     if not num_batches:
         raise NotKnown("nothing was delivered")
-    if stats.elapsed < _SHORT_SECONDS:
+    if stats.elapsed < SHORT_SECONDS:
         raise NotKnown(f"the window is short, {stats.elapsed:.2g} s")
     if num_batches < _FEW_BATCHES:
         raise NotKnown(f"only {num_batches} batches were delivered")

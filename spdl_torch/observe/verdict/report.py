@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["Report", "make_report", "sections_of"]
 
 _HEADINGS = (
-    *("stage", "threads", "busy", "CPU/wall", "wait in", "wait out", "p50 ms", "p99 ms"),
+    *("stage", "", "busy", "CPU/wall", "wait in", "wait out", "p50 ms", "p99 ms"),
     *("items/s", "at most/s", "failed", ""),
 )
+
+
+_UNKNOWN = "-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -169,7 +172,9 @@ class Report:
         )
 
     def _table(self) -> list[str]:
-        rows = [_HEADINGS, *(self._row(stage) for stage in self.stats.stages)]
+        crew = "workers" if self.pooled else "threads"
+        headings = (_HEADINGS[0], crew, *_HEADINGS[2:])
+        rows = [headings, *(self._row(stage) for stage in self.stats.stages)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         last = len(widths) - 1
         return [
@@ -182,17 +187,18 @@ class Report:
 
     def _row(self, stage: StageStats) -> Sequence[str]:
         tasks, seconds = stage.tasks, self.stats.elapsed
+        is_timed = tasks.num_tasks > tasks.num_failures
         return (
             stage.name,
             str(stage.concurrency),
             _percent(stage.busy_ratio),
-            _percent(stage.cpu_ratio),
+            _percent(stage.cpu_ratio) if is_timed else _UNKNOWN,
             _percent(stage.wait_in_ratio),
             _percent(stage.wait_out_ratio),
-            f"{tasks.p50_time * 1e3:.1f}",
-            f"{tasks.p99_time * 1e3:.1f}",
+            f"{tasks.p50_time * 1e3:.1f}" if is_timed else _UNKNOWN,
+            f"{tasks.p99_time * 1e3:.1f}" if is_timed else _UNKNOWN,
             _rate(tasks.num_tasks / seconds if seconds else 0.0),
-            _rate(stage.capacity),
+            _rate(stage.capacity) if is_timed else _UNKNOWN,
             str(tasks.num_failures),
             self._note_on(stage),
         )
@@ -207,21 +213,32 @@ class Report:
         return "waits for the trainer" if stage.name in self.pooled else "waits for items"
 
     def _checks(self) -> str:
-        """Return the checks other than the stages, without those that were not measured."""
+        """Return the checks other than the stages, those that were not measured last."""
         p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
         failed = sum(stage.tasks.num_failures for stage in self.stats.stages)
-        checks = []
+        checks, unknown = [], []
         if p.gil_seconds is not None:
             checks.append(f"GIL wait {p.gil_seconds * 1e3:.1f} ms")
+        elif not p.own_gil:
+            unknown.append("GIL wait")
         if p.one_at_a_time:
             checks.append("one worker at a time")
         if p.run_delay_ratio is not None:
-            checks.append(f"no core for {_percent(p.run_delay_ratio)} of the threads' time")
+            crew = "workers" if self.pooled else "threads"
+            checks.append(f"no core for {_percent(p.run_delay_ratio)} of the {crew}' time")
+        else:
+            unknown.append("time without a core")
+        if p.helper_cores is not None and p.helper_cores >= 0.05:
+            checks.append(f"{p.helper_cores:.1f} cores in use by threads that ops start")
         if p.gc_ratio is not None:
             checks.append(f"garbage collection {_percent(p.gc_ratio)}")
+        else:
+            unknown.append("garbage collection")
         checks.append(f"{failed} failed, {dropped} dropped")
         if p.step_slowdown is not None:
             checks.append(f"step over cached batches {p.step_slowdown:+.0%}")
+        if unknown:
+            checks.append(f"not measured: {', '.join(unknown)}")
         return ", ".join(checks)
 
 

@@ -104,21 +104,20 @@ def prediction_table(predictions: Sequence[Prediction]) -> list[Table]:
 
 def _row(stage: StageStats, elapsed: float, note: str) -> tuple[object, ...]:
     tasks = stage.tasks
+    is_timed = tasks.num_tasks > tasks.num_failures
+    times = tasks.ave_time, tasks.p50_time, tasks.p90_time, tasks.p99_time
     return (
         stage.name,
         note,
         stage.concurrency,
         stage.busy_ratio,
-        stage.cpu_ratio,
+        stage.cpu_ratio if is_timed else None,
         stage.wait_in_ratio,
         stage.wait_out_ratio,
-        tasks.ave_time,
-        tasks.p50_time,
-        tasks.p90_time,
-        tasks.p99_time,
+        *(times if is_timed else (None,) * len(times)),
         tasks.num_tasks,
         tasks.num_tasks / elapsed if elapsed else 0.0,
-        stage.capacity,
+        stage.capacity if is_timed else None,
         stage.queue.occupancy_rate if stage.queue.elapsed else None,
         tasks.num_failures,
         stage.num_dropped,

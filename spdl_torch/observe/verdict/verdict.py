@@ -12,26 +12,19 @@ from typing import TYPE_CHECKING
 
 from ...machine.gil import has_gil
 from ...machine.probes import Probes
-from .advice import advise, ceiling_of
-from .causes import Cause, bottleneck_of, cause_of, load_of, num_delivered
+from .advice import advise
+from .causes import SHORT_SECONDS, Cause, num_delivered
+from .finding import find
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
+    from ...pipeline.stats.perf_stats import PipelineStats
 
 __all__ = ["Verdict", "judge"]
 
 _INPUT_BOUND = 0.05
 _HIGHLY_INPUT_BOUND = 0.20
-
-_BUSY = 0.5
-"""The share of busy time below which a stage does not hold back the others."""
-
-_SHORT_SECONDS = 1.0
-"""Seconds below which a window says little: the probes look ten times a second, and the window
-includes the start.
-"""
 
 _STEP_SLOWDOWN = 0.10
 _FAILURES = 0.05
@@ -73,34 +66,41 @@ def judge(
     waiting = stats.consumer_wait_ratio
     remarks = tuple(_remarks(stats, probes))
     has_nothing = num_delivered(stats.stages) == 0
+    if has_nothing and waiting < _INPUT_BOUND:
+        return _nothing_delivered(stats, remarks)
+    if 0 < stats.elapsed < SHORT_SECONDS and not has_nothing:
+        return _too_short(stats, remarks)
     if waiting < _INPUT_BOUND:
-        if has_nothing:
-            return _nothing_delivered(stats, remarks)
         return _not_input_bound(waiting, probes, remarks)
     level = "HIGHLY" if waiting >= _HIGHLY_INPUT_BOUND else "moderately"
     finding = f"Training waits for data {_percent(waiting)} of the time ({level} input-bound)"
     if has_nothing:
         finding = f"Nothing was delivered. {finding}"
-    stage = bottleneck_of(stats.stages)
-    load = None if stage is None else load_of(stage, stats.stages, pooled)
-    # A loader's workers may be without a core outside their ops, too.
-    no_core = probes.run_delay_ratio or 0.0 if stage and stage.name in pooled else 0.0
-    if stage is None or load is None or load.busy + no_core < _BUSY:
-        cause, why, action = _no_busy_stage(stats.stages, pooled)
-        stage, ceiling = None, ceiling_of(stats)
-    else:
-        cause = cause_of(load, probes)
-        why = f"stage {stage.name!r} is the bottleneck{_WHY[cause]}"
-        action, ceiling = advise(stats, probes, pooled, stage, cause, load)
+    found = find(stats, probes, pooled)
+    advice = advise(stats, probes, pooled, found)
     return Verdict(
-        cause=cause,
-        stage=stage.name if stage else None,
+        cause=found.cause,
+        stage=found.stage.name if found.stage else None,
         wait_ratio=waiting,
-        finding=f"{finding}: {why}.",
-        action=action,
-        gain=ceiling.gain,
+        finding=f"{finding}: {found.why}.",
+        action=advice.action,
+        gain=advice.ceiling.gain,
         remarks=remarks,
-        limit=ceiling.limit,
+        limit=advice.ceiling.limit,
+    )
+
+
+def _too_short(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
+    waited = _percent(stats.consumer_wait_ratio)
+    return Verdict(
+        cause=Cause.SHORT,
+        stage=None,
+        wait_ratio=stats.consumer_wait_ratio,
+        finding=f"Training waited for data {waited} of {stats.elapsed:.2g} s, "
+        "which are too short to say why.",
+        action=f"Load for {SHORT_SECONDS:g} seconds or more, and look again.",
+        gain=0.0,
+        remarks=remarks,
     )
 
 
@@ -141,35 +141,8 @@ def _not_input_bound(waiting: float, probes: Probes, remarks: tuple[str, ...]) -
     )
 
 
-def _no_busy_stage(stages: Sequence[StageStats], pooled: Sequence[str]) -> tuple[Cause, str, str]:
-    if not pooled and stages and stages[0].wait_in_ratio >= _BUSY:
-        return (
-            Cause.SOURCE,
-            "the source is the bottleneck; every stage waits for it",
-            "Make the source cheaper: let it yield paths or indices, and read in a stage.",
-        )
-    return (
-        Cause.START,
-        "no stage is short of threads; the wait is the start of the pass",
-        "Use longer epochs or persistent_workers=True.",
-    )
-
-
-_WHY = {
-    Cause.GIL: ", and its threads wait for the GIL",
-    Cause.CPU: ", and its threads wait for a core",
-    Cause.IO: ", and it waits for storage or a network",
-    Cause.THREADS: ", and it computes all the time",
-    Cause.UNKNOWN: "",
-}
-
-
 def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
     remarks = []
-    if 0 < stats.elapsed < _SHORT_SECONDS:
-        remarks.append(
-            f"The window is short, {stats.elapsed:.2g} s: look again after some more loading."
-        )
     for stage in stats.stages:
         tasks = stage.tasks
         if tasks.num_failures:

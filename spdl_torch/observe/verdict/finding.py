@@ -1,0 +1,110 @@
+"""The finding: what holds training back, and why. Verdict, advice and predictions follow from it.
+
+One object decides, so that the sentence that names the cause and the one that says what to do
+cannot contradict each other. It names nothing whose figure was not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .causes import (
+    Cause,
+    Load,
+    bottleneck_of,
+    cause_of,
+    load_of,
+    may_wait_for_gil,
+    others_have_cores,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...machine.probes import Probes
+    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
+
+__all__ = ["Finding", "find"]
+
+_BUSY = 0.5
+"""The share of busy time below which a stage does not hold back the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What holds training back while it waits, for whoever asks: report, advice, predictions and
+    the loader that moves."""
+
+    cause: Cause
+    stage: StageStats | None = None
+    """The bottleneck; None where it is not a stage."""
+    load: Load | None = None
+    """The load of its threads."""
+    is_workers: bool = False
+    """Whether these are a loader's workers: threads, or processes with one thread each."""
+    may_be_gil: bool = False
+    """Whether they may wait for the GIL, though it is not sure."""
+    others_have_cores: bool = False
+    """Whether other programs have the cores for which they wait."""
+
+    @property
+    def crew(self) -> str:
+        """The word for those that work."""
+        return "workers" if self.is_workers else "threads"
+
+    @property
+    def why(self) -> str:
+        """The clause that names the cause."""
+        if self.stage is None:
+            return _WITHOUT_STAGE[self.cause]
+        return f"stage {self.stage.name!r} is the bottleneck{self._because()}"
+
+    def _because(self) -> str:
+        if self.may_be_gil:
+            return f", and its {self.crew} may wait for the GIL"
+        if self.cause is Cause.CPU and self.others_have_cores:
+            return f", and its {self.crew} wait for a core, which other programs have"
+        if self.cause in (Cause.GIL, Cause.CPU):
+            what = "the GIL" if self.cause is Cause.GIL else "a core"
+            return f", and its {self.crew} wait for {what}"
+        if self.cause is Cause.IO:
+            return ", and it waits for storage or a network"
+        if self.cause is Cause.THREADS:
+            on_helpers = self.load is not None and self.load.is_done_by_helpers
+            return ", and it computes all the time" + (", on threads of its own" * on_helpers)
+        if self.load is not None and self.load.waits:
+            return ", and it waits; for what was not measured"
+        return ""
+
+
+_WITHOUT_STAGE = {
+    Cause.SOURCE: "the source is the bottleneck; every stage waits for it",
+    Cause.START: "no stage is short of threads; the wait is the start of the pass",
+}
+
+
+def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding:
+    """Return what holds back a training that waits; arguments as for :func:`judge`."""
+    stage = bottleneck_of(stats.stages)
+    if stage is None:
+        return Finding(cause=Cause.START, is_workers=bool(pooled))
+    load = load_of(stage, stats.stages, pooled, probes)
+    is_workers = stage.name in pooled
+    # A loader's workers may be without a core outside their ops, too.
+    no_core = (probes.run_delay_ratio or 0.0) if is_workers else 0.0
+    if load.busy + no_core < _BUSY:
+        waits_for_items = not pooled and stats.stages[0].wait_in_ratio >= _BUSY
+        return Finding(
+            cause=Cause.SOURCE if waits_for_items else Cause.START, is_workers=bool(pooled)
+        )
+    cause = cause_of(load, probes)
+    may_be_gil = may_wait_for_gil(load, cause, probes) and not probes.one_at_a_time
+    return Finding(
+        cause=Cause.UNKNOWN if may_be_gil else cause,
+        stage=stage,
+        load=load,
+        is_workers=is_workers,
+        may_be_gil=may_be_gil,
+        others_have_cores=others_have_cores(load, probes),
+    )
