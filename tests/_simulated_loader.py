@@ -170,6 +170,7 @@ def report_of(simulation):
         gil_held_ratio=None if loader.in_processes else min(1.0, counts.gil_held / seconds),
         run_delay_ratio=None if loader.in_processes else counts.no_core / seconds / workers,
         num_cores=loader.num_cores,
+        helper_cores=0.0,
         own_gil=loader.in_processes,
         cores_used=counts.cpu / seconds,
     )

@@ -42,7 +42,7 @@ QUESTIONS = [
 ]
 
 
-def simulated(num_batches=400, **loader):
+def simulated(num_batches=600, **loader):
     """The report of a simulated loader."""
     return report_of(Simulation(Loader(**loader), num_batches))
 
