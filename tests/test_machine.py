@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from dataclasses import replace
 
 import av
 import numpy as np
@@ -18,6 +19,7 @@ from spdl_torch.data.workers.budget import ThreadBudget
 from spdl_torch.io._transfer import team
 from spdl_torch.machine import limits
 from spdl_torch.machine.probes import probe_counters, probes_between
+from spdl_torch.observe import Cause, make_report
 from spdl_torch.pipeline import PipelineBuilder
 
 QUOTAS = {
@@ -122,6 +124,10 @@ def test_pipeline_without_statistics_has_no_probes():
     report = pipeline.report()
     assert report.probes.run_delay_ratio is report.probes.cores_used is None
     assert "no core for" not in str(report)
+    longer = make_report(replace(report.stats, elapsed=10.0, consumer_wait_ratio=0.9))
+    assert longer.verdict.cause is Cause.UNKNOWN
+    assert "the stages keep no statistics" in longer.verdict.finding
+    assert longer.verdict.action.startswith("Leave stats=False out")
 
 
 def film(num_frames=24):

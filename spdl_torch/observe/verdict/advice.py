@@ -155,6 +155,8 @@ def advise(stats: PipelineStats, probes: Probes, pooled: Sequence[str], found: F
 
 
 def _without_stage(found: Finding) -> str:
+    if found.cause is Cause.UNKNOWN:
+        return "Leave stats=False out, and look again."
     if found.cause is Cause.SOURCE:
         return "Make the source cheaper: let it yield paths or indices, and read in a stage."
     return f"Use longer epochs{' or persistent_workers=True' if found.is_workers else ''}."

@@ -16,6 +16,7 @@ from .causes import (
     cause_of,
     load_of,
     may_wait_for_gil,
+    num_delivered,
     others_have_cores,
 )
 
@@ -79,6 +80,7 @@ class Finding:
 
 
 _WITHOUT_STAGE = {
+    Cause.UNKNOWN: "the stages keep no statistics, so nothing tells why",
     Cause.SOURCE: "the source is the bottleneck; every stage waits for it",
     Cause.START: "no stage is short of threads; the wait is the start of the pass",
 }
@@ -87,6 +89,9 @@ _WITHOUT_STAGE = {
 def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding:
     """Return what holds back a training that waits; arguments as for :func:`judge`."""
     stage = bottleneck_of(stats.stages)
+    is_counted = any(each.tasks.num_tasks for each in stats.stages)
+    if stage is not None and not is_counted and num_delivered(stats.stages):
+        return Finding(cause=Cause.UNKNOWN, is_workers=bool(pooled))
     if stage is None:
         return Finding(cause=Cause.START, is_workers=bool(pooled))
     load = load_of(stage, stats.stages, pooled, probes)

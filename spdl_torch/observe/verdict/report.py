@@ -58,7 +58,7 @@ class Report:
     def __str__(self) -> str:
         """Return the verdict, a line for each stage, the checks, the action to take, and what some
         other settings would give."""
-        lines = [f"VERDICT  {self.verdict.finding}", f"window {self.stats.elapsed:.1f} s", ""]
+        lines = [f"VERDICT  {self.verdict.finding}", f"window {_seconds(self.stats)}", ""]
         lines += [*self._table(), "", f"checks   {self._checks()}"]
         lines += [f"workers  {line}" for line in lines_of(self.placements)]
         lines += [f"data     {line}" for line in data_lines(self.stats)]
@@ -283,6 +283,10 @@ def _gain(verdict: Verdict) -> str:
     if not limit or limit == "the trainer":
         return f" At most {most}; then training waits no more."
     return f" At most {most}; then {limiting(limit)}."
+
+
+def _seconds(stats: PipelineStats) -> str:
+    return f"{stats.elapsed:.1f} s" if stats.elapsed >= 1 else f"{stats.elapsed:.2g} s"
 
 
 def _rate(per_second: float) -> str:
