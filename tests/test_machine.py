@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
-from spdl_torch.data.loader import arguments
+from spdl_torch.data import user_warnings
 from spdl_torch.data.workers.budget import ThreadBudget
 from spdl_torch.io._transfer import team
 from spdl_torch.machine import limits
@@ -74,7 +74,7 @@ def test_all_have_the_same_count_of_cores(container, quota, ranks):
 def test_warning_of_more_workers_than_cores_counts_the_quota(container, quota, ranks, monkeypatch):
     """One more than there are cores is told, and as many are not; 64 would be, by affinity."""
     container(quota, ranks)
-    monkeypatch.setattr(arguments, "_warned", set())
+    monkeypatch.setattr(user_warnings, "_warned", set())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         DataLoader(range(4), num_workers=2)
