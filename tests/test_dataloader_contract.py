@@ -825,7 +825,7 @@ def test_error_of_the_dataset_arrives_as_the_same_object(data_class, error_class
 
 
 def test_base_exception_of_the_dataset_does_not_hang_the_loop():
-    """SystemExit and its kind end a process worker; here they reach the loop."""
+    """It ends a worker process of torch's; here it reaches the loop."""
 
     class Halt(BaseException):
         """Not an Exception, as a test framework's outcome."""

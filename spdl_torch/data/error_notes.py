@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Reason",
     "add_thread_note",
+    "as_raised_in_loop",
     "cause_of",
     "describe_batch",
     "describe_indices",
+    "not_an_end",
     "noted_call",
     "noted_sample",
 ]
@@ -60,6 +62,42 @@ def not_stop_iteration(error: BaseException, where: str) -> BaseException:
             "ends by its length; raise IndexError or another error for a bad index."
         )
     return error
+
+
+def not_an_end(error: StopIteration) -> RuntimeError:
+    """Return the error to raise for a StopIteration of user code, which would silently end the
+    trainer's loop early.
+    """
+    return _instead_of(
+        error,
+        "DataLoader: user code raised StopIteration, which would end the epoch early. Its "
+        "traceback is above; raise another error there.",
+    )
+
+
+def as_raised_in_loop(error: BaseException) -> BaseException:
+    """Return a worker's error as the loop gets it: the same, unless it would end the epoch or the
+    program without a word. Where ``sys.exit()`` ends a worker of torch's loader, its loop gets a
+    RuntimeError, too.
+    """
+    if isinstance(error, StopIteration):
+        return not_an_end(error)
+    if isinstance(error, SystemExit):
+        return _instead_of(
+            error,
+            f"DataLoader: user code called sys.exit({error.code!r}) on a worker, which would end "
+            "the program without a word. Its traceback is above; raise another error there.",
+        )
+    return error
+
+
+def _instead_of(error: BaseException, text: str) -> RuntimeError:
+    """Return a RuntimeError with the notes of the error, which is its cause."""
+    raised = RuntimeError(text)
+    for note in getattr(error, "__notes__", ()):
+        attach_note(raised, note)
+    raised.__cause__ = error
+    return raised
 
 
 def cause_of(error: BaseException) -> BaseException | None:

@@ -97,7 +97,7 @@ class Progress:
         if self.ahead:
             self._advance()
         drawn = self._drawn
-        while (oldest := next(iter(drawn))) < self._num_in_order:
+        while (oldest := next(iter(drawn), number)) < self._num_in_order:
             del drawn[oldest]
         self._before = self._num_in_order, self.local_samples, tuple(self.ahead), (), 0
         if number == self._num_in_order and not self.ahead:

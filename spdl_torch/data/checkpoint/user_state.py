@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Literal
 
+from torch.utils.data import get_worker_info
+
 from ...io._copies import deep_copy
-from ...pipeline.failures import text_of
 from ..error_notes import Reason, add_thread_note
 
 __all__ = [
@@ -71,7 +72,7 @@ def state_of(each: Any) -> Any:
         raise misfit
     try:
         return deep_copy(each.state_dict())
-    except Exception as error:
+    except BaseException as error:
         add_thread_note(error, f"in {type(each).__name__}.state_dict(), asked by a loader's")
         raise
 
@@ -79,7 +80,7 @@ def state_of(each: Any) -> Any:
 def give_state(each: Any, state: Any, field: str) -> None:
     """Load a copy of ``state`` into the object. ``field``: its name in the loader's state.
 
-    Raises: ValueError: the object has no suitable method, or refuses the state.
+    Raises: ValueError: the object has no suitable method; what its method raises, with a note.
     """
     kind = type(each).__name__
     if not keeps_state(each) or check_protocol(each) is not None:
@@ -89,10 +90,9 @@ def give_state(each: Any, state: Any, field: str) -> None:
         )
     try:
         each.load_state_dict(deep_copy(state))
-    except Exception as error:
-        raise ValueError(
-            f"load_state_dict: {field} is not taken by {kind}.load_state_dict: {text_of(error)}."
-        ) from error
+    except BaseException as error:
+        add_thread_note(error, f"load_state_dict: {field} is not taken by {kind}.load_state_dict")
+        raise
 
 
 def ended_early(field: str, each: Any, num_items: int, expected: int) -> ValueError:
@@ -154,7 +154,7 @@ class OwnState:
     def ask(self, num_items: int, *, ended: bool, now: bool = False) -> None:
         """Take the state after ``num_items`` items; skip one that is expensive, unless ``now``.
 
-        Never raises: an error is kept for whoever wants the state.
+        Never raises, but for Ctrl-C: an error is kept for whoever wants the state.
         """
         begun_ns, outer = perf_counter_ns(), sys.exception()
         is_dear = self._cost_ns > _CHEAP_NS
@@ -163,7 +163,9 @@ class OwnState:
             return
         try:
             self._state, self._num_items, self._failure = state_of(self._owner), num_items, None
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and get_worker_info() is None:
+                raise  # Ctrl-C comes on the trainer's thread; a worker has to answer
             # The error's frames would keep this worker's objects alive. So would the frames of its
             # context: the exception, or the iterable's end, that is being handled here.
             _cut_context(error, outer)

@@ -163,7 +163,7 @@ def _pickled(batch: Any) -> tuple[Any, list[Any]]:
     file = io.BytesIO()
     try:
         _BatchPickler(file, 5, buffer_callback=is_small).dump(batch)
-    except Exception as error:
+    except BaseException as error:
         attach_note(
             error,
             f"a batch of type {type(batch).__name__} has to be pickled on its way from the loading "

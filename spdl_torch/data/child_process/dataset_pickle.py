@@ -12,13 +12,16 @@ import importlib
 import io
 import pickle
 import random
+import traceback
 import types
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
+from ...pipeline.failures import attach_note
 from .batch_packing import TensorReducer, is_plain
 from .shared_blocks import LEAST_BLOCK_BYTES
 
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
     from .shared_blocks import MappedBlocks, SharedBlocks
 
 __all__ = ["InheritedSpec", "PickledSpec", "find_unpicklable", "shown"]
+
+_LIBRARY, _TORCH, _OURS = (
+    str(Path(file).parent) for file in (pickle.__file__, torch.__file__, __file__)
+)
 
 _MOST_STEPS = 12  # the depth to which the search goes
 _MOST_MEMBERS = 1_000  # the members of one container that it examines
@@ -206,7 +213,10 @@ def _dumps(value: Any, blocks: SharedBlocks | None = None, spans: Any = None) ->
 def _dumps_or_explain(spec: LoadSpec, blocks: SharedBlocks | None, spans: Any) -> bytes:
     try:
         return _dumps(spec, blocks, spans)
-    except Exception as error:
+    except BaseException as error:
+        if _is_of_an_object(error):
+            attach_note(error, "in pickling the dataset and its functions for a worker process")
+            raise
         parts = ("dataset", "collate_fn", "worker_init_fn")
         for name in parts:
             found = find_unpicklable(getattr(spec, name), name)
@@ -222,6 +232,15 @@ def _dumps_or_explain(spec: LoadSpec, blocks: SharedBlocks | None, spans: Any) -
                     "pickles anything."
                 ) from error
         raise
+
+
+def _is_of_an_object(error: BaseException) -> bool:
+    """Return whether a method of an object's own raised the error, and not what pickles it."""
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    where = frames[-1]
+    if where.startswith(_LIBRARY) and "site-packages" not in where:
+        return False  # pickle, or a class of Python's that refuses
+    return not where.startswith((_TORCH, _OURS))
 
 
 def find_unpicklable(value: Any, path: str, seen: set[int] | None = None) -> tuple[str, Any] | None:

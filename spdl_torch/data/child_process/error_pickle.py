@@ -1,7 +1,8 @@
 """Exceptions between processes: the user's own type, with its notes, cause and traceback.
 
-A traceback cannot be pickled; it becomes a note. An exception that cannot be pickled, or not
-rebuilt from its pickle, becomes a RuntimeError that names its type and text.
+A traceback cannot be pickled; it becomes a note. An exception that cannot be pickled, or whose
+pickle gives another one (its constructor takes other arguments), is sent in parts: its class and
+what can be pickled of its arguments and attributes. ``except`` finds it by its class alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ...pipeline.failures import text_of
 from ..workers.jobs import Failed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from ..workers.jobs import Result
@@ -26,15 +28,41 @@ __all__ = ["PackedError", "pack_error", "pack_errors_of", "unpack_error", "unpac
 _OURS = str(Path(__file__).parents[1])  # frames there are of no use to users
 
 _MOST_CAUSES = 8
+_MOST_TEXT = 500  # characters of an argument that is sent as text
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not built in
+_SEEN_TO = ("args", "__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__")
+
+
+class _PackedClass(NamedTuple):
+    """An exception's class."""
+
+    base: bytes
+    """The pickle of the class or, if it is not found by its name (it was defined in a function), of
+    the first of its bases that is."""
+    module: str
+    name: str
+    """The qualified name."""
+
+
+class _Parts(NamedTuple):
+    """What is sent of an exception that does not survive pickling."""
+
+    args: tuple[bytes, ...]
+    attributes: dict[str, bytes]
+    members: tuple[PackedError, ...]
+    """The exceptions of a group."""
 
 
 class PackedError(NamedTuple):
     """An exception in the form in which it is sent."""
 
     content: bytes | None
-    """The pickle; None = it cannot be pickled."""
+    """The pickle; None = there is none that gives the same exception."""
+    parts: _Parts | None
+    """What takes its place."""
+    kind: _PackedClass
     text: str
-    """The type, the text and why there is no pickle, for the RuntimeError in its place."""
+    """The type and the text."""
     notes: tuple[str, ...]
     cause: PackedError | None
 
@@ -44,25 +72,28 @@ def pack_error(error: BaseException, depth: int = 0) -> PackedError:
     notes = (*getattr(error, "__notes__", ()), *_trace_of(error))
     cause = error.__cause__
     packed_cause = pack_error(cause, depth + 1) if cause and depth < _MOST_CAUSES else None
-    text = text_of(error)
+    text, content, parts = text_of(error), None, None
     try:
-        return PackedError(_pickled(error), text, notes, packed_cause)
-    except Exception as reason:
-        text += f" (of type {type(error).__module__}.{type(error).__qualname__}, which cannot be "
-        text += f"pickled: {type(reason).__name__}: {reason})"
-        return PackedError(None, text, notes, packed_cause)
+        content = _pickled(error)
+    except BaseException:  # of the exception's own methods
+        parts, left_out = _parts_of(error)
+        if left_out:
+            notes += (f"without {', '.join(left_out)}, which cannot be pickled",)
+    return PackedError(content, parts, _packed_class(type(error)), text, notes, packed_cause)
 
 
 def unpack_error(packed: PackedError) -> BaseException:
     """Rebuild an exception in the process that will raise it."""
-    error: BaseException = RuntimeError(packed.text)
-    if packed.content is not None:
-        try:
-            error = pickle.loads(packed.content)
-        except Exception as reason:
-            error = RuntimeError(f"{packed.text} ({type(reason).__name__}: {reason})")
-    if packed.notes:
-        error.__notes__ = list(packed.notes)
+    error: BaseException
+    try:
+        error = _rebuilt(packed) if packed.content is None else pickle.loads(packed.content)
+    except BaseException as reason:  # of the exception's own methods
+        error = _of_text(packed, reason)
+    notes = list(packed.notes)
+    if (text := text_of(error)) != packed.text and packed.text not in text:
+        notes.insert(0, f"in the loading process it was {packed.text}")
+    if notes:
+        error.__notes__ = notes
     if packed.cause is not None:
         error.__cause__ = unpack_error(packed.cause)
     return error
@@ -92,14 +123,126 @@ def _with_errors(result: Result, convert: Any) -> Result:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """Pickle an exception. Raises: what pickle raises; TypeError: it unpickles as another type."""
+    """Pickle an exception. Raises: what pickle raises; TypeError: it unpickles as another one."""
     if isinstance(error, BaseExceptionGroup):
-        error = error.derive([unpack_error(pack_error(member)) for member in error.exceptions])
+        raise TypeError("its members are sent one by one")
     content = pickle.dumps(error)
     back = pickle.loads(content)
-    if type(back) is not type(error):
-        raise TypeError(f"its pickle gives {type(back).__name__}")
+    if type(back) is not type(error) or text_of(back) != text_of(error):
+        raise TypeError(f"its pickle gives {text_of(back)}")
     return content
+
+
+def _parts_of(error: BaseException) -> tuple[_Parts, list[str]]:
+    """Return what can be pickled of an exception, and the names of what cannot."""
+    attributes, left_out = {}, []
+    for name, value in _attributes_of(error):
+        try:
+            attributes[name] = _checked(value)
+        except BaseException:
+            left_out.append(f"its attribute {name}")
+    args: list[bytes] = []
+    members: tuple[PackedError, ...] = ()
+    given = error.args
+    if isinstance(error, BaseExceptionGroup):
+        given, members = (error.message,), tuple(map(pack_error, error.exceptions))
+    for value in given:
+        try:
+            args.append(_checked(value))
+        except BaseException:
+            args.append(pickle.dumps(_shown(value)))
+    return _Parts(tuple(args), attributes, members), left_out
+
+
+def _attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes: the instance's own, and the fields of built-in classes (errno)."""
+    yield from ((name, value) for name, value in vars(error).items() if name != "__notes__")
+    for kind in type(error).__mro__:
+        if kind.__flags__ & _HEAP_TYPE or not issubclass(kind, BaseException):
+            continue
+        for name in vars(kind):
+            if name in _SEEN_TO or name.startswith("__"):
+                continue
+            value = getattr(error, name, None)
+            is_member = name in ("message", "exceptions")  # of a group, and read-only
+            if value is not None and not (callable(value) or is_member):  # None: a field not set
+                yield name, value
+
+
+def _checked(value: Any) -> bytes:
+    """Pickle a value. Raises: what pickle raises on it, or on its pickle."""
+    content = pickle.dumps(value)
+    pickle.loads(content)
+    return content
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:_MOST_TEXT]
+    except BaseException:
+        return f"{type(value).__name__} object"
+
+
+def _packed_class(kind: type[BaseException]) -> _PackedClass:
+    for base in kind.__mro__:
+        try:
+            content = _checked(base)
+        except Exception:
+            continue  # defined in a function, or in a module that is no longer there
+        return _PackedClass(content, kind.__module__, kind.__qualname__)
+    raise AssertionError("guaranteed by BaseException, which is found by its name")
+
+
+def _class_of(packed: _PackedClass) -> type[BaseException]:
+    """Return the class; where this process does not have it, one of its name and its bases."""
+    base: type[BaseException] = pickle.loads(packed.base)
+    found = [
+        kind
+        for kind in (base, *_subclasses_of(base))
+        if (kind.__module__, kind.__qualname__) == (packed.module, packed.name)
+    ]
+    if found:
+        return found[-1]  # a function that is called again defines another class; this is the last
+    names = {"__module__": packed.module, "__qualname__": packed.name}
+    return type(packed.name.rpartition(".")[2], (base,), names)
+
+
+def _subclasses_of(kind: type[BaseException]) -> Iterator[type[BaseException]]:
+    for each in type.__subclasses__(kind):
+        yield each
+        yield from _subclasses_of(each)
+
+
+def _rebuilt(packed: PackedError) -> BaseException:
+    """Rebuild an exception from its parts, without its constructor. Raises: what a part raises."""
+    assert packed.parts is not None, "guaranteed by pack_error: there is no pickle"
+    args = tuple(map(pickle.loads, packed.parts.args))
+    if packed.parts.members:
+        args = (*args, list(map(unpack_error, packed.parts.members)))
+    error = _made(_class_of(packed.kind), args)
+    for name, content in packed.parts.attributes.items():
+        try:
+            setattr(error, name, pickle.loads(content))
+        except BaseException:  # its class refuses it, as a frozen dataclass does
+            continue
+    return error
+
+
+def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Make an exception without its constructor."""
+    built_in = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    error: BaseException = built_in.__new__(kind, *args)
+    error.args = args
+    return error
+
+
+def _of_text(packed: PackedError, reason: BaseException) -> BaseException:
+    """Return an exception with nothing but its type, if there is that here, and its text."""
+    text = f"{packed.text} ({text_of(reason)})"
+    try:
+        return _made(_class_of(packed.kind), (text,))
+    except BaseException:
+        return RuntimeError(text)
 
 
 def _trace_of(error: BaseException) -> list[str]:

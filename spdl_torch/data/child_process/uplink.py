@@ -85,7 +85,7 @@ class Uplink:
         details = self.slabs.retired(), self._due_readings()
         try:
             content = pickle.dumps(Answer(self.epoch, pack_errors_of(result), *details), 5)
-        except Exception as error:
+        except BaseException as error:  # an object's own __reduce__ may raise anything
             result, is_whole = _without_what_cannot_be_sent(result, error)
             lease = lease if is_whole else None
             content = pickle.dumps(Answer(self.epoch, pack_errors_of(result), *details), 5)
@@ -120,7 +120,7 @@ class Uplink:
         return pickle.dumps(self.stats.readings(), 5)
 
 
-def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Result, bool]:
+def _without_what_cannot_be_sent(result: Result, error: BaseException) -> tuple[Result, bool]:
     """Return the result without its iterable's own state, if that is what cannot be pickled, and
     True; else the error in place of the result, and False.
     """
@@ -128,7 +128,7 @@ def _without_what_cannot_be_sent(result: Result, error: Exception) -> tuple[Resu
     if progress is not None and progress.state is not None:
         try:
             pickle.dumps(progress.state, 5)
-        except Exception as reason:
+        except BaseException as reason:
             progress = replace(progress, state=None, failure=Reason(reason.with_traceback(None)))
             return replace(result, progress=progress), True
     return Failed(result.number, error), False

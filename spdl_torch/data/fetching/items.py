@@ -103,7 +103,11 @@ class Items:
         field = f"workers[{worker}].state (of_dataset={resume.of_dataset})"
         if has_own and resume.of_dataset:
             give_state(self._dataset, resume.state, field)
-        iterator: Any = iter(self._dataset)
+        try:
+            iterator: Any = iter(self._dataset)
+        except BaseException as error:
+            add_thread_note(error, f"in iter({self._name})")
+            raise
         if has_own and not resume.of_dataset and not resume.ended:
             give_state(iterator, resume.state, field)
         self.num_taken = resume.num_items

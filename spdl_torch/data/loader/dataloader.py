@@ -17,6 +17,7 @@ from ...observe.verdict.causes import Cause
 from ...pipeline.recorder.flight_recorder import new_pipeline_number
 from ..dataset import PipelineDataset
 from ..dataset_stats import dataset_stats
+from ..error_notes import not_an_end
 from ..fetching.sample_calls import is_read_at_once
 from ..sampling.sharding import is_shared_out
 from ..user_warnings import warn_once
@@ -214,7 +215,10 @@ class DataLoader(BaseLoader[T_co]):
             # datasets as new workers have them.
             self._end_workers()
         with between_epochs(self._epoch_watchers):
-            iterator = super().__iter__()
+            try:
+                iterator = super().__iter__()
+            except StopIteration as error:  # of a sampler, or of an iterable without workers
+                raise not_an_end(error) from error
         self._state.to_resume = None
         return iterator
 

@@ -23,13 +23,15 @@ from ..checkpoint.resume_state import (
     order_drawn_again,
     skipped,
 )
+from ..error_notes import add_thread_note, not_an_end
 from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
 from ..rng.keys import StreamKey, epoch_seed
+from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
 from .epoch_states import MOVES, EpochState
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
+    from collections.abc import Callable, Sized
 
     from ..checkpoint.drawing import Drawing
     from ..checkpoint.resume_state import Redrawn, ResumeState
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["EpochIterator"]
 
 _logger = logging.getLogger("spdl_torch.data")
+
+_END = object()
 
 _autograd: Any = autograd
 _is_profiled = _autograd._profiler_enabled
@@ -51,7 +55,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def __init__(self, loader: BaseLoader[Any]) -> None:
         resume = loader._state.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
-            super().__init__(loader)
+            self._begin_sampler(loader, super().__init__)
             self._num_epochs = 0
             self._drew_base_seed = True
             if resume is not None and not resume.drew_base_seed:
@@ -62,7 +66,7 @@ class EpochIterator(_BaseDataLoaderIter):
         """Begin another epoch of a persistent loader."""
         resume = loader._state.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
-            super()._reset(loader, first_iter)
+            self._begin_sampler(loader, super()._reset)
             self._drew_base_seed = False
             if resume is not None and resume.drew_base_seed:
                 self._base_seed = drawn_base_seed(loader.generator)
@@ -157,9 +161,11 @@ class EpochIterator(_BaseDataLoaderIter):
         """
         if drawing is not None:
             return drawing.look_ahead()
-        first = list(itertools.islice(self._sampler_iter, 1))
-        self._sampler_iter = itertools.chain(tuple(first), self._sampler_iter)
-        return first
+        first = self._draw()
+        if first is _END:
+            return []
+        self._sampler_iter = itertools.chain((first,), self._sampler_iter)
+        return [first]
 
     def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
         """Return how far each worker's iterable advances before its first batch; [] = map-style."""
@@ -189,11 +195,18 @@ class EpochIterator(_BaseDataLoaderIter):
         return list(known)
 
     def __next__(self) -> Any:
-        # torch's __next__ labels every batch for the profiler, which costs 4 µs even without one,
-        # and counts the items of an iterable whose length was asked for. Skip both when idle.
-        if _is_profiled() or self._IterableDataset_len_called is not None:
-            return super().__next__()
-        batch: Any = self._next_data()
+        try:
+            # torch's __next__ labels every batch for the profiler, which costs 4 µs even without
+            # one, and counts the items of an iterable whose length was asked for. Skip both when
+            # idle.
+            if _is_profiled() or self._IterableDataset_len_called is not None:
+                return super().__next__()
+            batch: Any = self._next_data()
+        except StopIteration as error:
+            # Whatever raises it, and wherever: only the end of the epoch is an end.
+            if self._state is EpochState.OVER:
+                raise
+            raise not_an_end(error) from error
         self._num_yielded += 1
         return batch
 
@@ -207,17 +220,20 @@ class EpochIterator(_BaseDataLoaderIter):
             is_seeded=self._is_seeded,
         )
 
-    def _take_index(self) -> tuple[Any, int]:
-        """Return the sampler's next index, and the position of its first sample in the epoch.
+    def _take_index(self) -> tuple[Any, int] | None:
+        """Return the sampler's next index, and the position of its first sample in the epoch;
+        None = there is none left.
 
-        Raises: StopIteration.
+        The end is a value: StopIteration would not differ from one that user code lets escape.
         """
         if not self._num_taken and self._begins_late:
             # A generator begins at its first next(): without workers that may be long after
             # iter(), so the epoch given last to set_epoch() counts.
             self._progress.sampler_epoch = epoch_of(self._index_sampler)
         while True:
-            index, first = next(self._sampler_iter), self._num_samples_submitted
+            index, first = self._draw(), self._num_samples_submitted
+            if index is _END:
+                return None
             if type(index) is list and self._auto_collation:
                 self._num_samples_submitted += len(index)
             else:
@@ -229,6 +245,36 @@ class EpochIterator(_BaseDataLoaderIter):
             if self._resume is None or number not in self._resume.ahead:
                 return index, first
             # Received out of order before the state was taken: it is not loaded again.
+
+    def _draw(self) -> Any:
+        """Return the sampler's next index; ``_END`` = there is none left."""
+        try:
+            index = next(self._sampler_iter, _END)
+        except BaseException as error:
+            where = f"in the sampler ({self._name_of_sampler()})"
+            add_thread_note(error, f"{where}, asked for batch {self._num_taken}")
+            raise
+        return unshared(index)
+
+    def _name_of_sampler(self) -> str:
+        """Return the classes of the sampler and of those inside it, from the outside in."""
+        samplers = nested_samplers(self._index_sampler)
+        return " of ".join(dict.fromkeys(type(each).__name__ for each in samplers))
+
+    def _begin_sampler(self, loader: BaseLoader[Any], begin: Callable[[Any], None]) -> None:
+        """Have torch begin an epoch, with ``iter(sampler)``; note on an error that it came from
+        there.
+        """
+        self.__dict__.pop("_sampler_iter", None)
+        try:
+            begin(loader)
+        except BaseException as error:
+            # torch's warnings, which may be errors, come before it, and the base seed after it.
+            if "_sampler_iter" in self.__dict__ or "_collate_fn" not in self.__dict__:
+                raise
+            name = type(loader._index_sampler).__name__
+            add_thread_note(error, f"in iter() of the sampler ({name})")
+            raise
 
     def _tolerance(self, loader: BaseLoader[Any]) -> Tolerance | None:
         """Return how workers treat samples that fail; None = the batch fails with them."""

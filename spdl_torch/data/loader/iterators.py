@@ -13,17 +13,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory as _torch_pin_memory
 
+from ...errors import PipelineStopped
 from ...io._transfer.runtime import captures_unharmed
+from ...pipeline.channel.channel import ChannelClosed
+from ...pipeline.failures import attach_note
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.threads import stall
+from ..error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from ..fetching.bad_samples import NoGoodSample, Tries, record_bad
 from ..fetching.batch_maker import BatchMaker, EndOfIterable
 from ..fetching.timing import record_parts
@@ -148,15 +152,16 @@ class InlineIterator(EpochIterator):
         return batch
 
     def _make_next(self) -> tuple[Any, Tries | None]:
+        # Before the block below: only the maker's errors stand in place of a batch.
+        taken = self._take_index()
+        if taken is None:
+            self._end_epoch()
+        index, first = taken
         try:
-            index, first = self._take_index()
             with self._lasting_streams or self._own_streams():
                 batch, tries = self._maker.make(first, index, self._num_taken - 1)
-        except (EndOfIterable, StopIteration):
-            self._end()
-            tries = self._maker.tries()
-            record_bad(self._recorder, self._num_taken - 1, tries)
-            raise self._failure_instead_of_end(tries) or StopIteration from None
+        except EndOfIterable:
+            self._end_epoch()
         except NoGoodSample as nothing:
             batch, tries = _NO_BATCH, nothing.args[0]
         except Exception as error:  # not Ctrl-C: resuming after that makes the batch again
@@ -173,6 +178,14 @@ class InlineIterator(EpochIterator):
         record_bad(self._recorder, self._num_taken - 1, tries)
         return batch, tries
 
+    def _end_epoch(self) -> NoReturn:
+        """End the epoch. Raises: StopIteration; PipelineFailure: too many samples have failed."""
+        self._end()
+        tries = self._maker.tries()
+        record_bad(self._recorder, self._num_taken - 1, tries)
+        failure = self._failure_of(tries, self._num_taken, empty=False)
+        raise failure or self._failure_at_end() or StopIteration from None
+
     def _end(self) -> None:
         state = self._maker.progress(wanted=self._progress.is_wanted)
         if state is not None:
@@ -182,10 +195,6 @@ class InlineIterator(EpochIterator):
         self._advance(EpochState.OVER)
         self._ring.end()
         self._stats.end()
-
-    def _failure_instead_of_end(self, tries: Tries | None) -> Any:
-        failure = self._failure_of(tries, self._num_taken, empty=False)
-        return failure or self._failure_at_end()
 
     def _note(self) -> None:
         state = self._maker.progress(wanted=self._progress.is_wanted)
@@ -305,6 +314,9 @@ class ThreadIterator(EpochIterator):
 
     def _prime(self) -> None:
         self._num_submitted, self._is_cut_short = 0, False
+        # Received and not handed out: it waits here while the next jobs are given out, so that an
+        # error of the sampler, which comes first, does not cost the loop this batch.
+        self._held: Any = None
         # Where workers take turns: the worker of job n, and the number of jobs of each. For
         # iterables also the workers that have not ended; as in torch, ended ones lose their turn.
         self._worker_of: dict[int, int] = {}
@@ -342,18 +354,25 @@ class ThreadIterator(EpochIterator):
         worker = self._next_worker()
         if worker is None:
             return
-        try:
-            index, first = self._take_index()
-        except StopIteration:
+        taken = self._take_index()
+        if taken is None:
             return
+        index, first = taken
         if not self._iterable:
             self._taken_of[self._num_submitted] = self._num_taken - 1
-        self._submit(index, worker, first, wants_state=self._progress.is_wanted)
+        try:
+            self._submit(index, worker, first, wants_state=self._progress.is_wanted)
+        except (PipelineStopped, ChannelClosed):
+            raise
+        except Exception as error:  # pickle's, or that of the index's own __reduce__
+            where = f"in sending a worker what the sampler ({self._name_of_sampler()}) gave"
+            attach_note(error, f"{where}: {describe_batch(self._num_taken - 1, index)}")
+            raise
 
     def _submit(self, index: Any, worker: int, first: int, *, wants_state: bool) -> None:
         self._worker_of[self._num_submitted] = worker
-        self._jobs_of[worker] += 1
         self._pool.submit(self._num_submitted, index, worker, first, wants_state=wants_state)
+        self._jobs_of[worker] += 1
         self._num_submitted += 1
 
     def _next_worker(self) -> Any:
@@ -372,12 +391,14 @@ class ThreadIterator(EpochIterator):
         return None
 
     def _next_data(self) -> Any:
-        while self._state is not EpochState.OVER and self._pool.num_taken < self._num_submitted:
-            result = self._receive()
-            self._note(result)
-            if self._tuner is not None:
-                self._tuner.after(getattr(result, "batch", None))
+        while self._has_result():
+            if self._held is None:
+                self._held = self._answer()
+                if self._tuner is not None:
+                    self._tuner.after(getattr(self._held, "batch", None))
             self._submit_more()
+            result, self._held = self._held, None
+            self._note(result)
             if not self._num_yielded and isinstance(result, Loaded | Failed):
                 self._known.first_seconds = perf_counter() - self._began_seconds
             if type(result) is Loaded and self._skipped is None:
@@ -402,11 +423,17 @@ class ThreadIterator(EpochIterator):
             self._again.detach()
         raise self._failure_at_end() or StopIteration
 
+    def _has_result(self) -> bool:
+        """Whether a batch, or what comes in its place, is here or under way."""
+        if self._held is not None:
+            return True
+        return self._state is not EpochState.OVER and self._pool.num_taken < self._num_submitted
+
     def __next__(self) -> Any:
         result = super().__next__()
         if isinstance(result, Failed):
             self._num_yielded -= 1
-            error = result.error
+            error = as_raised_in_loop(result.error)
             # The error's traceback holds this frame. Drop the iterator from it, which would keep
             # the threads alive, and the error itself, which would be a cycle.
             del self, result
@@ -416,17 +443,22 @@ class ThreadIterator(EpochIterator):
                 del error
         return result.batch
 
+    def _answer(self) -> Any:
+        """Return the next result; its worker has one job less."""
+        result = self._receive()
+        worker = self._worker_of[result.number]
+        self._jobs_of[worker] -= 1
+        if isinstance(result, Exhausted):
+            self._active.discard(worker)
+        return result
+
     def _note(self, result: Any) -> None:
         """Record ``result`` as handed out, so a state taken now continues after it."""
         worker = self._worker_of.pop(result.number)
-        self._jobs_of[worker] -= 1
         if not self._iterable:
             self._progress.handed(self._taken_of.pop(result.number))
-            return
-        is_end = isinstance(result, Exhausted)
-        if is_end:
-            self._active.discard(worker)
-        if result.progress is not None:
+        elif result.progress is not None:
+            is_end = isinstance(result, Exhausted)
             note = self._progress.ended if is_end else self._progress.handed_by
             note(worker, result.progress)
 
@@ -438,7 +470,7 @@ class ThreadIterator(EpochIterator):
             # The iterable has ended: the worker only answers that, with its state.
             self._submit([None], worker, 0, wants_state=True)
         for _ in workers:
-            self._note(self._receive())
+            self._note(self._answer())
 
     def _receive(self) -> Any:
         try:
@@ -469,8 +501,12 @@ class ThreadIterator(EpochIterator):
 
 def _pinned(batch: Any, device: str | None) -> Any:
     # torch's allocator locks pages, and looks at the events of memory that was given back.
-    with captures_unharmed():
-        return cast("Any", _torch_pin_memory).pin_memory(batch, device)
+    try:
+        with captures_unharmed():
+            return cast("Any", _torch_pin_memory).pin_memory(batch, device)
+    except BaseException as error:
+        add_thread_note(error, f"in pin_memory() of a batch of type {type(batch).__name__}")
+        raise
 
 
 def _most_workers(loader: BaseLoader[Any]) -> int:

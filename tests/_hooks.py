@@ -1,0 +1,263 @@
+"""User hooks that raise, by kinds of exceptions; worker processes import this, and no tests."""
+
+from __future__ import annotations
+
+import threading
+
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
+
+
+class Plain(Exception):
+    """An ordinary exception."""
+
+
+class Odd(OSError):
+    """Its constructor takes other arguments than those that pickle gives it."""
+
+    def __init__(self, code, *, where):
+        super().__init__(f"{where} with {code}")
+        self.code = code
+
+
+class Twice(Exception):
+    """Its pickle gives another text."""
+
+    def __init__(self, text):
+        super().__init__(f"once more: {text}")
+
+
+class Locked(Exception):
+    """It cannot be pickled."""
+
+    def __init__(self, text):
+        super().__init__(text)
+        self.lock = threading.Lock()
+        self.detail = 17
+
+
+def _refuse():
+    raise KeyError("not here")
+
+
+class Unloadable(Exception):
+    """It can be pickled, and not loaded."""
+
+    def __reduce__(self):
+        return _refuse, ()
+
+
+class Bare(BaseException):
+    """It is no Exception, as a test framework's outcome."""
+
+
+def _local(text):
+    class Local(LookupError):
+        """It is not found by its name."""
+
+    return Local(text)
+
+
+KINDS = {
+    "ordinary": Plain,
+    "odd": lambda text: Odd(5, where=text),
+    "stop": StopIteration,
+    "locked": Locked,
+    "exit": SystemExit,
+    "unloadable": Unloadable,
+    "interrupt": KeyboardInterrupt,
+    "twice": Twice,
+    "generator": GeneratorExit,
+    "local": _local,
+    "bare": Bare,
+}
+
+
+def error_of(kind, where):
+    """Return a new exception of a kind, with a text that says which."""
+    return KINDS[kind](f"{kind} in {where}")
+
+
+class Failing(Dataset):
+    """Sample i is i. ``where`` raises ``kinds`` at samples 2, 4, ...: one in every other batch of
+    one."""
+
+    def __init__(self, kinds, where):
+        self.kinds = kinds
+        self.where = where
+
+    def __len__(self):
+        return 2 * len(self.kinds) + 3
+
+    def kind_at(self, index):
+        number, rest = divmod(index, 2)
+        return self.kinds[number - 1] if not rest and 0 < number <= len(self.kinds) else None
+
+    def raise_at(self, index, where):
+        kind = self.kind_at(index)
+        if where == self.where and kind is not None:
+            raise error_of(kind, where)
+
+    def __getitem__(self, index):
+        self.raise_at(index, "__getitem__")
+        return Refusing(self, index) if self.where == "__reduce__" else index
+
+    def collate(self, samples):
+        self.raise_at(samples[0], "collate_fn")
+        return default_collate(samples)
+
+
+class FailingBatches(Failing):
+    """In one call a batch."""
+
+    def __getitems__(self, indices):
+        self.raise_at(indices[0], "__getitems__")
+        return list(indices)
+
+
+class FailingStream(IterableDataset, Failing):
+    """Its iterators raise and go on; each worker has every second pair of items."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return _Items(self, range(first, len(self), step))
+
+
+class _Items:
+    def __init__(self, dataset, numbers):
+        self.dataset, self.numbers = dataset, iter(numbers)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        number = next(self.numbers)
+        self.dataset.raise_at(number, "__next__")
+        return number
+
+
+class Refusing:
+    """A sample that cannot be pickled: it raises."""
+
+    def __init__(self, dataset, index):
+        self.dataset, self.index = dataset, index
+
+    def __reduce__(self):
+        self.dataset.raise_at(self.index, "__reduce__")
+        return int, (self.index,)
+
+    def __int__(self):
+        return self.index
+
+
+class FailingBegin(IterableDataset):
+    """Each ``iter()`` raises another kind, and only then items come."""
+
+    def __init__(self, kinds):
+        self.kinds = kinds
+        self.num_begun = 0  # of each worker's copy its own
+
+    def __iter__(self):
+        self.num_begun += 1
+        if self.num_begun <= len(self.kinds):
+            raise error_of(self.kinds[self.num_begun - 1], "__iter__")
+        return iter(range(4))
+
+
+class FailingStates(IterableDataset):
+    """Its ``state_dict`` or ``load_state_dict`` raises."""
+
+    def __init__(self, kind, where):
+        self.kind, self.where = kind, where
+
+    def __iter__(self):
+        return iter(range(4))
+
+    def state_dict(self):
+        if self.where == "state_dict":
+            raise error_of(self.kind, self.where)
+        return {"next": 0}
+
+    def load_state_dict(self, state):
+        if self.where == "load_state_dict":
+            raise error_of(self.kind, self.where)
+
+
+class FailingInit:
+    """A ``worker_init_fn`` that raises another kind on each worker."""
+
+    def __init__(self, kinds):
+        self.kinds = kinds
+
+    def __call__(self, number):
+        raise error_of(self.kinds[number], "worker_init_fn")
+
+
+class FailingPickle(Failing):
+    """A dataset whose pickling raises."""
+
+    def __reduce__(self):
+        raise error_of(self.kinds[0], "__reduce__")
+
+
+class Pinned:
+    """A batch whose ``pin_memory`` raises."""
+
+    def __init__(self, samples, dataset):
+        self.index, self.dataset = samples[0], dataset
+
+    def pin_memory(self):
+        self.dataset.raise_at(self.index, "pin_memory")
+        return self.index
+
+
+class Endless(Dataset):
+    """Has no length."""
+
+    def __getitem__(self, index):
+        return index
+
+
+class NoLength(Failing):
+    """Its length raises."""
+
+    def __len__(self):
+        raise Plain("no length")
+
+
+class Doubled(Dataset):
+    """Takes an int, or a tensor of one."""
+
+    def __getitem__(self, index):
+        return 2 * int(index)
+
+    def __len__(self):
+        return 8
+
+
+class Sums(Dataset):
+    """Takes pairs."""
+
+    def __getitem__(self, pair):
+        return sum(pair)
+
+
+class Leaving(Failing):
+    """Its samples raise as they are freed."""
+
+    def __getitem__(self, index):
+        return _Leaving(self, index)
+
+
+class _Leaving:
+    def __init__(self, dataset, index):
+        self.dataset, self.index = dataset, index
+
+    def __reduce__(self):
+        return int, (self.index,)
+
+    def __int__(self):
+        return self.index
+
+    def __del__(self):
+        self.dataset.raise_at(self.index, "__del__")

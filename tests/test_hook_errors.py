@@ -1,0 +1,466 @@
+"""Errors of everything of the user's that a loader calls, of every kind, in every seat.
+
+Each arrives as the user's own type, says where it was raised, and takes the place of its own batch:
+the epoch goes on, and never ends early. Two kinds would end something in silence, and are the cause
+of a RuntimeError: StopIteration, and on a worker SystemExit.
+"""
+
+import functools
+import threading
+
+import pytest
+import torch
+from _hooks import (
+    KINDS,
+    Doubled,
+    Endless,
+    Failing,
+    FailingBatches,
+    FailingBegin,
+    FailingInit,
+    FailingPickle,
+    FailingStates,
+    FailingStream,
+    Leaving,
+    Locked,
+    NoLength,
+    Pinned,
+    Plain,
+    Sums,
+    error_of,
+)
+from _loader_helpers import no_thread_left
+from _seats import (
+    FORKED,
+    NONE,
+    SERVED,
+    SHARED,
+    THREADS,
+    in_every_seat,
+    in_seats,
+    with_workers,
+)
+
+__all__ = ["no_thread_left"]
+
+pytestmark = [
+    pytest.mark.usefixtures("forks_by_default"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning"),
+]
+ALL = tuple(KINDS)
+FEW = ("ordinary", "stop", "exit", "locked")
+EXCEPTIONS = tuple(each for each in ALL if isinstance(error_of(each, ""), Exception))
+
+some_kinds = pytest.mark.parametrize(
+    "kinds", [FEW, pytest.param(ALL, marks=pytest.mark.long)], ids=["few", "all"]
+)
+
+
+def outcomes_of(batches, most, last=()):
+    """What each ``next()`` gives until the end, or an error of type ``last``: a batch, or the error
+    that it raises."""
+    found = []
+    while len(found) <= most:
+        try:
+            found.append(next(batches))
+        except StopIteration:
+            return found
+        except BaseException as error:
+            found.append(error)
+            if isinstance(error, last):
+                return found
+    raise AssertionError(f"there is no end to {found}")
+
+
+def error_by(call):
+    """What a call raises."""
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+def plain(outcome):
+    """An outcome that can be compared."""
+    return outcome.tolist() if isinstance(outcome, torch.Tensor) else outcome
+
+
+def is_kind(error, kind, *, on_worker):
+    """Whether an error is what the loop gets for this kind."""
+    wanted = type(error_of(kind, ""))
+    if wanted is StopIteration or (wanted is SystemExit and on_worker):
+        return type(error) is RuntimeError and has_type(error.__cause__, wanted)
+    return has_type(error, wanted)
+
+
+def has_type(error, wanted):
+    """Whether ``except`` finds it by its type; that of a function is another with each call."""
+    same_name = type(error).__qualname__ == wanted.__qualname__
+    return type(error) is wanted or (same_name and "<locals>" in wanted.__qualname__)
+
+
+def notes_of(error):
+    return "\n".join(error.__notes__)
+
+
+def full(text):
+    """The text of an error, and of the one that it stands for."""
+    return f"{text} {text.__cause__}"
+
+
+HOOKS = {
+    "__getitem__": (Failing, "in the dataset", ALL),
+    "__getitems__": (FailingBatches, "in FailingBatches.__getitems__", ALL),
+    "__next__": (
+        FailingStream,
+        "in the iterator of FailingStream",
+        [each for each in ALL if each != "stop"],  # that is an iterator's end
+    ),
+    "collate_fn": (Failing, "in collate_fn", ALL),
+}
+
+
+@in_every_seat
+@pytest.mark.parametrize("hook", HOOKS)
+def test_error_takes_the_place_of_its_batch(seat, hook):
+    """One epoch with an error of every kind, one after another: each has its type, its text and a
+    note that says where, and all other batches come."""
+    kind_of_dataset, where, kinds = HOOKS[hook]
+    dataset = kind_of_dataset(kinds, hook)
+    options = {"collate_fn": dataset.collate} if hook == "collate_fn" else {}
+    found = outcomes_of(iter(seat.loader(dataset, **options)), 2 * len(dataset))
+    assert len(found) == len(dataset)
+    for number, outcome in enumerate(found):
+        kind = dataset.kind_at(number)
+        if kind is None:
+            assert plain(outcome) == [number]
+            continue
+        assert is_kind(outcome, kind, on_worker=seat is not NONE), (kind, outcome)
+        assert where in notes_of(outcome)
+        assert hook in full(outcome), (kind, outcome)
+
+
+@in_every_seat
+@pytest.mark.parametrize("hook", HOOKS)
+def test_ordinary_errors_are_where_torchs_are(seat, hook):
+    """torch's loader is the oracle: the same outcomes, in the same order."""
+
+    def outcomes(make, **options):
+        dataset = HOOKS[hook][0](["ordinary"] * 3, hook)
+        given = {"collate_fn": dataset.collate} if hook == "collate_fn" else {}
+        found = outcomes_of(iter(make(dataset, **given, **options)), 99)
+        return [type(each) if isinstance(each, Exception) else plain(each) for each in found]
+
+    assert outcomes(seat.loader) == outcomes(seat.peer)
+
+
+class Draws:
+    """A sampler of batches that raises at its third draw, and every second from then on."""
+
+    def __init__(self, kinds, num_batches):
+        self.kinds, self.num_batches = list(kinds), num_batches
+
+    def __iter__(self):
+        self.number, self.left, self.draws = 0, list(self.kinds), 0
+        return self
+
+    def __len__(self):
+        return self.num_batches
+
+    def __next__(self):
+        self.draws += 1
+        if self.left and self.draws >= 3 and self.draws % 2:
+            raise error_of(self.left.pop(0), "__next__")
+        if self.number == self.num_batches:
+            raise StopIteration
+        self.number += 1
+        return [self.number - 1]
+
+
+@in_every_seat
+def test_error_of_the_sampler_loses_no_batch(seat):
+    """A sampler that raises and goes on: every batch comes, in order, whatever was raised between.
+
+    With workers, torch loses the batch that it has in hand.
+    """
+    kinds = [each for each in EXCEPTIONS if each != "stop"]
+    loader = seat.loader(range(8), batch_sampler=Draws(kinds, 8), prefetch_factor=1)
+    found = outcomes_of(iter(loader), 40)
+    assert [plain(each) for each in found if not isinstance(each, Exception)] == [
+        [number] for number in range(8)
+    ]
+    errors = [each for each in found if isinstance(each, Exception)]
+    assert all(is_kind(e, k, on_worker=False) for e, k in zip(errors, kinds, strict=True))
+    assert all("in the sampler (Draws), asked for batch" in notes_of(each) for each in errors)
+
+
+@in_every_seat
+@pytest.mark.parametrize("kind", [each for each in ALL if each not in EXCEPTIONS])
+def test_whatever_a_sampler_raises_is_no_end(seat, kind):
+    """What is no Exception may be Ctrl-C in the middle of a request: a loop that goes on gets the
+    batches, or an error that says so."""
+    loader = seat.loader(range(8), batch_sampler=Draws([kind], 8), prefetch_factor=1)
+    found = outcomes_of(iter(loader), 40, last=RuntimeError)
+    batches = [plain(each) for each in found if not isinstance(each, BaseException)]
+    first, *others = [each for each in found if isinstance(each, BaseException)]
+    assert is_kind(first, kind, on_worker=False)
+    assert "in the sampler (Draws)" in notes_of(first)
+    assert batches == [[number] for number in range(len(batches))]
+    assert len(batches) == 8 or [type(each) for each in others] == [RuntimeError]
+
+
+@in_every_seat
+@pytest.mark.parametrize("draw", [0, 3])
+def test_loop_has_as_many_batches_before_a_samplers_error_as_with_torch(seat, draw):
+    """torch's loader is the oracle, which asks for batches ahead."""
+
+    def sampler():
+        yield from ([number] for number in range(draw))
+        raise OSError("the sampler broke")
+
+    def num_before(make):
+        batches, count = make(range(9), batch_sampler=Begun(sampler)), 0
+        try:
+            for _ in batches:
+                count += 1
+        except OSError as error:
+            return count, str(error)
+        return count, "no error"
+
+    assert num_before(seat.loader) == num_before(seat.peer)
+
+
+class Begun:
+    """An iterable that begins anew."""
+
+    def __init__(self, begin):
+        self.begin = begin
+
+    def __iter__(self):
+        return self.begin()
+
+
+@in_every_seat
+@pytest.mark.parametrize("kind", ALL)
+def test_error_of_a_samplers_beginning_is_raised_by_iter(seat, kind):
+    """Or, where a generator begins at its first draw, by that: never an epoch without batches."""
+
+    class Fails:
+        def __iter__(self):
+            raise error_of(kind, "__iter__")
+
+        def __len__(self):
+            return 8
+
+    for options in ({"sampler": Fails()}, {"batch_sampler": Fails()}):
+        with pytest.raises(BaseException, match=r"in iter\(\) of|in the sampler") as caught:
+            list(seat.loader(range(8), **options))
+        assert is_kind(caught.value, kind, on_worker=False)
+
+
+@in_every_seat
+def test_dataset_without_a_length_is_an_error(seat):
+    """As is a class in place of an object: torch says so at the first batch, or at ``iter()``."""
+    for dataset in (Endless(), Failing):
+        with pytest.raises(TypeError, match=r"has no len\(\)(.|\n)*in the sampler"):
+            list(seat.loader(dataset))
+
+
+@in_every_seat
+def test_error_of_a_length_is_raised(seat):
+    """The sampler asks for it."""
+    with pytest.raises(Plain, match=r"no length(.|\n)*in the sampler"):
+        next(iter(seat.loader(NoLength([], ""))))
+
+
+@in_every_seat
+def test_every_beginning_of_an_iterable_may_fail(seat):
+    """An epoch each for every kind, on the same workers; then a whole epoch."""
+    num_iterators = max(1, seat.num_workers)
+    loader = seat.loader(FailingBegin(ALL), persistent_workers=True, prefetch_factor=1)
+    for kind in ALL:
+        begun = []
+
+        def ask(begun=begun):
+            begun += () if begun else [iter(loader)]
+            next(begun[0])
+
+        for _ in range(num_iterators):
+            error = error_by(ask)
+            assert is_kind(error, kind, on_worker=seat is not NONE), (kind, error)
+            assert "in iter(FailingBegin)" in notes_of(error)
+        del begun, ask, error
+    assert [batch.tolist() for batch in loader] == [
+        [n] for n in range(4) for _ in range(num_iterators)
+    ]
+
+
+@with_workers
+@some_kinds
+def test_error_of_worker_init_fn_is_raised_for_each_worker(seat, kinds):
+    """Two workers, two kinds: each takes the place of a batch of its worker."""
+    for pair in zip(kinds, (*kinds[1:], kinds[0]), strict=True):
+        loader = seat.loader(range(8), worker_init_fn=FailingInit(pair), rng="worker")
+        batches = iter(loader)
+        for number, kind in enumerate(pair):
+            with pytest.raises(BaseException, match=r"in worker_init_fn\(") as caught:
+                next(batches)
+            assert is_kind(caught.value, kind, on_worker=True), (kind, caught.value)
+            assert f"in worker_init_fn({number})" in notes_of(caught.value)
+        del batches, caught
+
+
+@in_every_seat
+@pytest.mark.parametrize("kind", ["stop", "locked", pytest.param("bare", marks=pytest.mark.long)])
+def test_error_of_state_dict_is_the_callers_and_costs_no_batch(seat, kind):
+    """``loader.state_dict()`` raises it; the loop gets its epoch."""
+    loader = seat.loader(FailingStates(kind, "state_dict"))
+    loader.state_dict()  # asks for states from now on
+    batches = iter(loader)
+    found = [next(batches).tolist()]
+    with pytest.raises(BaseException, match=r"in FailingStates\.state_dict") as caught:
+        loader.state_dict()
+    assert has_type(caught.value, type(error_of(kind, "")))
+    found += [batch.tolist() for batch in batches]
+    assert found == [[n] for n in range(4) for _ in range(max(1, seat.num_workers))]
+
+
+@in_every_seat
+@pytest.mark.parametrize("kind", ["stop", "locked", pytest.param("bare", marks=pytest.mark.long)])
+def test_error_of_load_state_dict_is_the_users(seat, kind):
+    """At ``iter()``, or on workers at the first batch, with the field of the state in a note."""
+    loader = seat.loader(FailingStates(kind, "load_state_dict"))
+    loader.state_dict()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    del batches
+    loader.load_state_dict(state)
+    with pytest.raises(BaseException, match=r"load_state_dict: workers\[0\]") as caught:
+        list(loader)
+    assert is_kind(caught.value, kind, on_worker=seat is not NONE)
+
+
+@in_seats(FORKED, SERVED, SHARED)
+def test_batch_that_cannot_be_sent_is_an_error_in_its_place(seat):
+    """Whatever its ``__reduce__`` raises; on its way from a process batches are pickled."""
+    dataset = Failing(ALL, "__reduce__")
+    found = outcomes_of(iter(seat.loader(dataset, batch_size=None)), 2 * len(dataset))
+    assert len(found) == len(dataset)
+    for number, outcome in enumerate(found):
+        kind = dataset.kind_at(number)
+        if kind is None:
+            assert outcome == number
+        else:
+            assert is_kind(outcome, kind, on_worker=True), (kind, outcome)
+            assert "has to be pickled on its way" in notes_of(outcome)
+
+
+class Locks:
+    """A sampler of indices that cannot be sent to a process."""
+
+    def __iter__(self):
+        yield 0
+        yield threading.Lock()
+
+
+@in_seats(FORKED, SERVED, SHARED)
+def test_index_that_cannot_be_sent_names_its_sampler(seat):
+    """And its batch."""
+    loader = seat.loader([0, 1], sampler=Locks(), batch_size=1)
+    with pytest.raises(TypeError, match=r"pickle(.|\n)*sampler \(BatchSampler of Locks\).*batch 1"):
+        list(loader)
+
+
+@in_seats(SERVED)
+@pytest.mark.parametrize("kind", ["ordinary", "odd", "locked"])
+def test_error_of_pickling_the_dataset_is_the_users(seat, kind):
+    """``iter()`` raises it, with a note."""
+    with pytest.raises(Exception, match="in pickling the dataset") as caught:
+        iter(seat.loader(FailingPickle([kind], "")))
+    assert is_kind(caught.value, kind, on_worker=False)
+
+
+@in_seats(NONE, THREADS, FORKED, SHARED)
+def test_error_of_pin_memory_takes_the_place_of_its_batch(seat, monkeypatch):
+    """As one of ``collate_fn``: torch calls the method of an object of the user's."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    dataset = Failing(ALL, "pin_memory")
+    collate = functools.partial(Pinned, dataset=dataset)
+    found = outcomes_of(
+        iter(seat.loader(dataset, collate_fn=collate, pin_memory=True)), 2 * len(dataset)
+    )
+    assert len(found) == len(dataset)
+    for number, outcome in enumerate(found):
+        kind = dataset.kind_at(number)
+        if kind is None:
+            assert outcome == number
+        else:
+            assert is_kind(outcome, kind, on_worker=seat is not NONE), (kind, outcome)
+            assert "pin_memory" in notes_of(outcome)
+
+
+@in_every_seat
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_error_of_del_costs_nothing(seat):
+    """Python reports it; no batch is missing."""
+    dataset = Leaving([each for each in ALL if each != "exit"], "__del__")
+    found = [list(map(int, batch)) for batch in seat.loader(dataset, 2, collate_fn=list)]
+    assert [index for batch in found for index in batch] == list(range(len(dataset)))
+
+
+def test_error_of_a_process_keeps_what_can_be_sent():
+    """Arguments and attributes; what cannot is named, and the text is the user's."""
+    loader = FORKED.loader(Failing(["locked"], "__getitem__"))
+    with pytest.raises(Locked, match="locked in __getitem__") as caught:
+        list(loader)
+    assert caught.value.args == ("locked in __getitem__",)
+    assert caught.value.detail == 17
+    assert "without its attribute lock, which cannot be pickled" in notes_of(caught.value)
+
+
+class Reused:
+    """A sampler of batches that yields one list, array or tensor again and again."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        batch = self.make([0, 0])
+        for number in range(0, 8, 2):
+            batch[0], batch[1] = number, number + 1
+            yield batch
+
+    def __len__(self):
+        return 4
+
+
+@in_every_seat
+@pytest.mark.parametrize("make", [list, torch.tensor, "nested"], ids=["list", "tensor", "nested"])
+def test_batch_has_the_indices_that_it_was_given_with(seat, make):
+    """Whatever the sampler does to the list afterwards; torch's loader without workers is the
+    oracle."""
+    if make == "nested":
+        sampler, dataset = Nested(), Sums()
+    else:
+        sampler, dataset = Reused(make), Doubled()
+
+    def batches_of(of):
+        return [batch.tolist() for batch in of(dataset, batch_sampler=sampler)]
+
+    assert batches_of(seat.loader) == batches_of(NONE.peer)
+
+
+class Nested:
+    """A sampler of batches of pairs, which are changed in between."""
+
+    def __iter__(self):
+        batch = [[0, 0], [0, 0]]
+        for number in range(4):
+            batch[0][0], batch[1][1] = number, 10 * number
+            yield batch
