@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import multiprocessing
@@ -149,6 +150,31 @@ def test_pinned_memory_is_flat_over_a_thousand_sizes():
         held = [*held[-2:], made(memory, [int(size)])]
         assert sum(locker.locked.values()) <= 4 * max(largest + SMALL_BYTES, largest * 9 / 8)
     assert len(locker.locked) <= 4
+
+
+def test_pages_are_there_before_they_are_locked():
+    """The driver would find them under its lock, which every launch of a kernel needs. A control:
+    memory that is just mapped has none."""
+    found = []
+
+    class Looking(Locker):
+        def lock_pages(self, address, num_bytes):
+            found.append(num_resident(address, num_bytes))
+            return super().lock_pages(address, num_bytes)
+
+    size = 3 * SMALL_BYTES
+    made(BatchMemory(Looking(), 1), [size])
+    Region(mmap.mmap(-1, size), Looking())
+    assert found == [size // mmap.PAGESIZE, 0]
+
+
+def num_resident(address, num_bytes):
+    """How many pages of a mapping are in memory."""
+    pages = (ctypes.c_ubyte * (num_bytes // mmap.PAGESIZE))()
+    assert (
+        ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), pages) == 0
+    )
+    return sum(page & 1 for page in pages)
 
 
 def test_batches_are_made_elsewhere_when_no_memory_can_be_locked():

@@ -10,7 +10,6 @@ ordinary memory, and packed.
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import deque
 from functools import partial
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .region import Region
+from .region import Region, mapped
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 
 if TYPE_CHECKING:
@@ -122,8 +121,7 @@ class BatchMemory:
 
     def _new(self, size: int) -> Region | None:
         try:
-            # A shared mapping, for the reason in CudaBackend.pinned.
-            piece = Region(mmap.mmap(-1, size), self._locker)
+            piece = Region(mapped(size), self._locker)
         except OSError:  # there is not that much memory
             piece = None
         if piece is not None and piece.is_locked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from ...pipeline.threads.thread_group import takes_over
 from . import runtime
 from .readers import Readers
-from .region import PageLocker, Region
+from .region import PageLocker, Region, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -138,9 +137,8 @@ class CudaBackend:
 
     def pinned(self, num_bytes: int) -> Tensor:
         # torch's allocator of pinned memory takes powers of two: 64 MiB for 256 photographs of
-        # 38.5 MB. A shared mapping: the pages of a private one move when a process writes to it
-        # after a fork, and the device would go on reading the old ones.
-        region = Region(mmap.mmap(-1, max(1, num_bytes)), self)
+        # 38.5 MB.
+        region = Region(mapped(num_bytes), self)
         if region.is_locked:
             return torch.from_numpy(region.array(num_bytes))
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)

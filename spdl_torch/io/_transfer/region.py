@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import weakref
@@ -11,13 +12,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable
 
-__all__ = ["LimitedLocker", "PageLocker", "Region", "locked_bytes"]
+__all__ = ["LimitedLocker", "PageLocker", "Region", "locked_bytes", "mapped"]
 
 # By address. Each operation on it is atomic, making a list of its values included.
 _locked: dict[int, int] = {}
+
+
+def mapped(num_bytes: int) -> mmap.mmap:
+    """Return new memory that can be locked at once: its pages are there.
+
+    The driver has one lock for all of CUDA, which it holds while it has the system find pages:
+    nobody could launch a kernel meanwhile. Touching them here needs neither that nor the GIL. It is
+    a shared mapping: the pages of a private one move when a process writes to it after a fork, and
+    the device would go on reading the old ones.
+    """
+    memory = mmap.mmap(-1, max(1, num_bytes))
+    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 0
+    return memory
 
 
 def locked_bytes() -> int:
