@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         transfer_tensor_h2d,
     )
     from spdl_torch.io._types import ArrayInterface, CPUBuffer, CUDAArrayInterface, CUDABuffer
+    from spdl_torch.io._video.audio import load_audio
     from spdl_torch.io._video.clips import Clip, load_clip, load_clip_batch
     from spdl_torch.io._video.codec import ImageCodec, VideoCodec
     from spdl_torch.io._video.demux import demux_video
@@ -98,6 +99,7 @@ __all__ = [
     "image_codec",
     "image_loader",
     "iter_tarfile",
+    "load_audio",
     "load_clip",
     "load_clip_batch",
     "load_image",
@@ -163,6 +165,7 @@ _HOMES = {
         "transfer_tensor",
         "transfer_tensor_h2d",
     ),
+    "_video.audio": ("load_audio",),
     "_video.video": ("load_video",),
     "_video.codec": ("ImageCodec", "VideoCodec"),
 }

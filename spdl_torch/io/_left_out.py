@@ -4,7 +4,9 @@ from __future__ import annotations
 
 __all__ = ["LEFT_OUT"]
 
-_AUDIO = "Audio is left out: decode it with torchaudio or torchcodec in a stage of your own."
+_AUDIO = (
+    "Sound comes as a tensor, by load_audio alone; its packets, frames and filters are left out."
+)
 _ENCODING = "Writing is left out: save images with Pillow, and videos with PyAV."
 _NVDEC = (
     "NVDEC is left out as a class: load_video and load_clip decode on the GPU with "
@@ -18,7 +20,7 @@ _GRAPH = "Filters run inside of decode_packets: pass filter_desc=."
 LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("AudioCodec", "AudioDecoder", "AudioFrames", "AudioPackets"), _AUDIO),
     **dict.fromkeys(("demux_audio", "get_abuffer_desc", "get_audio_filter_desc"), _AUDIO),
-    **dict.fromkeys(("WAVHeader", "load_audio", "load_wav", "parse_wav"), _AUDIO),
+    **dict.fromkeys(("WAVHeader", "load_wav", "parse_wav"), _AUDIO),
     **dict.fromkeys(("AudioEncodeConfig", "AudioEncoder", "Muxer", "VideoEncodeConfig"), _ENCODING),
     **dict.fromkeys(("VideoEncoder", "audio_encode_config", "video_encode_config"), _ENCODING),
     **dict.fromkeys(("create_reference_audio_frame", "create_reference_video_frame"), _ENCODING),

@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = ["demux_known", "demux_video", "filter_packets", "read_again_if_unsure", "read_spans"]
+__all__ = [
+    "demux_known",
+    "demux_video",
+    "filter_packets",
+    "read_again_if_unsure",
+    "read_spans",
+    "window_of",
+]
 
 _GENERATE_PTS = 1
 """FFmpeg's AVFMT_FLAG_GENPTS."""
@@ -78,7 +85,7 @@ def demux_known(
     whole: read all of the video, and find the window's frames by decoding it.
     """
     name = name or source_name(src)
-    window = None if timestamp is None else _window(timestamp)
+    window = None if timestamp is None else window_of(timestamp)
     spans = [(-math.inf, math.inf)] if window is None else [window]
 
     def read(
@@ -185,7 +192,8 @@ def filter_packets(packets: list[Packet[Any]], stream: VideoStream, bsf: str) ->
     return [*filtered, *filters.filter(None)]
 
 
-def _window(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tuple[float, float]:
+def window_of(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tuple[float, float]:
+    """Return start and end in seconds. Raises: ValueError: they are no window."""
     # A string may be a fraction, as in SPDL.
     start, end = (float(Fraction(t) if isinstance(t, str) else t) for t in timestamp)
     if not start < end:

@@ -6,9 +6,10 @@ import contextlib
 import errno
 import io
 import os
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import av
+from av.audio.stream import AudioStream
 from av.error import ArgumentError, FFmpegError
 from av.stream import Discard
 from av.video.stream import VideoStream
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = ["decode_errors", "open_video", "position_of", "rewind"]
+__all__ = ["decode_errors", "open_audio", "open_video", "position_of", "rewind"]
 
 _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})
 
@@ -47,6 +48,11 @@ _SELF_CONTAINED = (
 """FFmpeg's names of the formats that a local file may have: they open no other file. FFmpeg takes
 the format from the content, whatever the file is called, and opens what playlists (hls, dash),
 lists (concat), numbered pictures (image2) and a few containers (imf, mlv, vobsub) name."""
+
+_SOUND = (
+    "wav,w64,aiff,au,caf,flac,mp3,aac,ac3,eac3,dts,amr,ape,wv,tta,tak,mpc,mpc8,gsm,sbc,adx,voc,sox"
+)
+"""The same, of formats that hold nothing but sound."""
 
 
 @contextlib.contextmanager
@@ -71,15 +77,43 @@ def open_video(
         DecodeError: not a container that FFmpeg knows, or one without a video that it can decode.
         OSError: a path that cannot be read.
     """
-    name = name or source_name(source)
+    with _opened(source, config, name or source_name(source), "video", _SELF_CONTAINED) as opened:
+        container, stream = opened
+        assert isinstance(stream, VideoStream), "guaranteed by its kind"
+        yield container, stream
+
+
+@contextlib.contextmanager
+def open_audio(
+    source: Source, config: DemuxConfig | None = None, name: str | None = None
+) -> Iterator[tuple[InputContainer, AudioStream]]:
+    """The container and its best stream of sound; other streams are not read.
+
+    Raises: as :func:`open_video`.
+    """
+    formats = f"{_SELF_CONTAINED},{_SOUND}"
+    with _opened(source, config, name or source_name(source), "audio", formats) as opened:
+        container, stream = opened
+        assert isinstance(stream, AudioStream), "guaranteed by its kind"
+        yield container, stream
+
+
+@contextlib.contextmanager
+def _opened(
+    source: Source,
+    config: DemuxConfig | None,
+    name: str,
+    kind: Literal["audio", "video"],
+    formats: str,
+) -> Iterator[tuple[InputContainer, AudioStream | VideoStream]]:
     with contextlib.ExitStack() as stack, decode_errors(name):
-        container = stack.enter_context(_open(source, config, stack))
-        stream = container.streams.best("video")
-        if not isinstance(stream, VideoStream):
+        container = stack.enter_context(_open(source, config, stack, formats))
+        stream = container.streams.best(kind)
+        if not isinstance(stream, AudioStream | VideoStream):
             kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-            raise DecodeError(f"{name}: no video stream in it, only: {kinds}.")
+            raise DecodeError(f"{name}: no {kind} stream in it, only: {kinds}.")
         if stream.codec_context is None:
-            raise DecodeError(f"{name}: FFmpeg has no decoder for its video stream.")
+            raise DecodeError(f"{name}: FFmpeg has no decoder for its {kind} stream.")
         for other in container.streams:
             if other.index != stream.index:
                 other.discard = Discard.all
@@ -104,12 +138,12 @@ def rewind(source: Source, position: int | None) -> None:
 
 
 def _open(
-    source: Source, config: DemuxConfig | None, stack: contextlib.ExitStack
+    source: Source, config: DemuxConfig | None, stack: contextlib.ExitStack, formats: str
 ) -> InputContainer:
     if isinstance(source, CachedPath):
         source = source.content()
     if isinstance(source, str | os.PathLike) and not is_url(source):
-        return _open_path(os.fspath(source), config)
+        return _open_path(os.fspath(source), config, formats)
     file: Any
     if isinstance(source, str):
         opened = open_resuming(source, RetryPolicy(), seekable=True)
@@ -130,8 +164,7 @@ def _open(
     return _av_open(file, options, config)
 
 
-def _open_path(path: str, config: DemuxConfig | None) -> InputContainer:
-    formats = _SELF_CONTAINED
+def _open_path(path: str, config: DemuxConfig | None, formats: str) -> InputContainer:
     if config is not None and config.format is not None:
         formats = config.format  # asked for by the program, not by the file's content
     options = {"protocol_whitelist": "file", "format_whitelist": formats}
