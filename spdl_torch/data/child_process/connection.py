@@ -29,6 +29,7 @@ from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.failures import text_of
 from ...pipeline.threads.shared_state import LiveObjects
 from .child import main
 from .error_pickle import unpack_error
@@ -296,6 +297,11 @@ class ChildConnection:
             self._child.forget()
 
     @property
+    def is_ending(self) -> bool:
+        """Whether the child has ended, or was told to: it answers nothing more."""
+        return self.is_over or self._is_hung_up
+
+    @property
     def was_killed(self) -> bool:
         """Whether the child, now ended, could start and was not ended by this program itself."""
         at_fault = self._fatal or self._broken or self._is_cut_off or self._was_terminated
@@ -315,7 +321,8 @@ class ChildConnection:
         if self._fatal is not None:
             what, error = self._fatal
             cause = unpack_error(error)
-            raised = RuntimeError(f"DataLoader: {what}: {type(cause).__name__}: {cause}")
+            raised = RuntimeError(f"DataLoader: {what}: {text_of(cause)}")
+            raised.__cause__ = cause
             for note in getattr(cause, "__notes__", ()):
                 raised.add_note(note)
             return raised

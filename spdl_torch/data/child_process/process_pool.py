@@ -25,12 +25,14 @@ import torch
 from ...errors import PipelineStopped
 from ...machine.probes import probe_counters
 from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.failures import attach_note
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import is_tracing
 from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup, exit_has_begun
 from ...pipeline.threads.weakly import weakly
+from ..error_notes import describe_batch
 from ..rng.patches import install
 from ..workers.activity import describe_activities
 from ..workers.contention import Contention
@@ -130,6 +132,7 @@ class ProcessPool:
         # takes: both are atomic on a deque.
         self._unstarted: deque[WorkerProcess] = deque()
         self._lost: ChildConnection | None = None  # the child whose end ended the epoch
+        self._lost_job = ""  # its batch, if it had one
         self._deaths: dict[int, int] = {}  # by the number of the batch that was next
         self._is_stopped = False
 
@@ -212,6 +215,8 @@ class ProcessPool:
         except ChannelClosed:
             if self._lost is not None:
                 death = self._lost.death()
+                if self._lost_job:
+                    attach_note(death, f"its next batch was {self._lost_job}")
                 raise death from death.__cause__
             raise
         epoch.consumer.got(result.number)
@@ -265,10 +270,13 @@ class ProcessPool:
         new: list[WorkerProcess] = []
         with self._lock:
             self._lost, self._deaths, self._late = None, {}, ()
+            self._lost_job = ""
             leaving = [c for place, c in self._children.items() if place not in self._places]
             stay = {place: self._children[place] for place in self._places}
             for place, child in stay.items():
-                if child.connection.is_over:
+                # Not only those that are over: one that Ctrl-C cut off in the middle of a message
+                # was told to end, and may still be at its last sample.
+                if child.connection.is_ending:
                     stay[place] = self._new_child(place, key, workers)
                     new.append(stay[place])
                 else:
@@ -567,6 +575,8 @@ class ProcessPool:
             jobs = list(child.jobs.values())
             successor = self._successor_of(child, epoch, jobs)
             if successor is None:
+                if jobs and child.connection.is_up:  # it may have been at work on that
+                    self._lost_job = describe_batch(jobs[0].number, jobs[0].index)
                 self._lost = child.connection
                 epoch.close()  # wakes a waiting get(), which raises the reason
                 return

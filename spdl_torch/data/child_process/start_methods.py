@@ -10,6 +10,7 @@ everything.
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from .process import server_is_anothers
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
-__all__ = ["can_fork", "context_of", "forks"]
+__all__ = ["can_fork", "context_of", "forks", "starts_threads"]
 
 _PRELOADED = "spdl_torch.data.child_process.child"
 
@@ -26,7 +27,7 @@ _PRELOADED = "spdl_torch.data.child_process.child"
 def context_of(given: Any) -> BaseContext:
     """Return the given context, else the program's or the platform's.
 
-    Raises: RuntimeError: this process may not start another.
+    Raises: RuntimeError: this process may not start another. ValueError: it starts threads.
     """
     if multiprocessing.current_process().daemon:
         raise RuntimeError(
@@ -36,6 +37,11 @@ def context_of(given: Any) -> BaseContext:
         )
     if isinstance(given, str):
         given = multiprocessing.get_context(given)
+    if starts_threads(given):
+        raise ValueError(
+            'DataLoader: isolation="process" needs a multiprocessing_context that starts '
+            f"processes, got {given!r}, which starts threads. Leave one of the two out."
+        )
     if given is None:
         given = multiprocessing.get_context()
         if given.get_start_method() == "forkserver" and server_is_anothers():
@@ -49,10 +55,19 @@ def can_fork(given: Any) -> bool:
     """Return whether children of this process would be forked."""
     if multiprocessing.current_process().daemon:
         return False
+    if starts_threads(given):
+        return False
     name = given if isinstance(given, str) else None
     if name is None:
         name = (given or multiprocessing).get_start_method()
     return name == "fork"
+
+
+def starts_threads(given: Any) -> bool:
+    """Return whether a context's processes are threads in truth, by which some libraries have
+    torch's loader use threads."""
+    kind = getattr(given, "Process", None)
+    return isinstance(kind, type) and issubclass(kind, threading.Thread)
 
 
 def forks(context: BaseContext) -> bool:

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 
 from ...autotune.tuning import TuningState
 from ...autotune.workers import AutoWorkers
-from ..child_process.start_methods import can_fork
+from ..child_process.start_methods import can_fork, starts_threads
 from ..workers.transfer_stage import check_device
 from .placing import declares_safe, is_vouched_for, place
 
@@ -67,6 +67,7 @@ class BaseLoader(TorchDataLoader[T_co]):
             collate_fn=self.collate_fn,
             worker_init_fn=self.worker_init_fn,
             moving=self._state.moving,
+            asks_for_threads=starts_threads(self.multiprocessing_context),
         )
 
     def is_vouched_for(self, placement: Placement) -> bool:

@@ -66,6 +66,12 @@ _CUT_SHORT = (
     "over. Call iter(loader) again; state_dict() says where the epoch stands."
 )
 
+_STOPPED = (
+    "DataLoader: the workers of this iterator were ended, because the interpreter exits or another "
+    "thread asked for it. Call iter(loader) for new ones; end a thread that loads before the "
+    "program ends."
+)
+
 _NO_BATCH = object()
 _NO_STREAMS: AbstractContextManager[Any] = nullcontext()
 
@@ -445,7 +451,10 @@ class ThreadIterator(EpochIterator):
 
     def _answer(self) -> Any:
         """Return the next result; its worker has one job less."""
-        result = self._receive()
+        try:
+            result = self._receive()
+        except ChannelClosed:  # by another thread: the interpreter's exit, or close()
+            raise PipelineStopped(_STOPPED) from None
         worker = self._worker_of[result.number]
         self._jobs_of[worker] -= 1
         if isinstance(result, Exhausted):

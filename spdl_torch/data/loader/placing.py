@@ -32,8 +32,12 @@ def place(
     collate_fn: Any,
     worker_init_fn: Any,
     moving: Moving,
+    asks_for_threads: bool = False,
 ) -> Placement:
-    """Return where the workers of a loader with these arguments live."""
+    """Return where the workers of a loader with these arguments live.
+
+    asks_for_threads: whether its multiprocessing_context starts threads.
+    """
     if num_workers == 0:
         return _on_threads(0, "num_workers=0 loads in the calling thread")
     if isolation == "thread":
@@ -44,6 +48,8 @@ def place(
         )
         reason = 'isolation="process" was given'
         return _in_processes(num_workers, processes or 1, reason, remedy)
+    if asks_for_threads:
+        return _on_threads(num_workers, "the multiprocessing_context starts threads")
     if moving.has_moved:
         return moved(num_workers, moving.reason)
     found = vouching_for(dataset, collate_fn, worker_init_fn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import dataclass, field
 from numbers import Real
@@ -32,6 +33,10 @@ MaxFailures = int | float | Real
 _KEEPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR, OpKind.PATH_VARIANTS)
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = 120
+
+
 @dataclass(frozen=True)
 class SourceSpec:
     """The origin of the items."""
@@ -55,6 +60,14 @@ class SourceSpec:
                 "add_source: continuous=True iterates the source once for each epoch, and a "
                 "generator can be iterated only once. Pass an object whose __iter__ begins anew."
             )
+
+    def __repr__(self) -> str:
+        """Return the fields; of a long source only the beginning."""
+        shown = _SHORT.repr(self.iterable)
+        return (
+            f"{type(self).__name__}(iterable={shown}, name={self.name!r}, "
+            f"continuous={self.continuous})"
+        )
 
     def __str__(self) -> str:
         continuous = ", continuous" if self.continuous else ""

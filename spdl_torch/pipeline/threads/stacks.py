@@ -30,6 +30,7 @@ _OURS = {
     # A worker that has a process to itself is its main thread.
     *(str(path) for path in Path(multiprocessing.__file__).parent.glob("*.py")),
 }
+_CHILD = str(_PACKAGE / "data" / "child_process" / "child.py")
 # Files in which a thread waits for others of its run, or only watches.
 _WAITING = {
     *(str(_PACKAGE / "pipeline" / "channel" / f"{n}.py") for n in ("channel", "capacity", "waits")),
@@ -83,7 +84,10 @@ def _text_of(thread: threading.Thread, all_calls: dict[int, traceback.StackSumma
         return ""
     if innermost[-1] == selectors.__file__:
         return "  (the event loop waits for its coroutines)"
-    first = next((n for n, call in enumerate(calls) if call.filename not in _OURS), len(calls) - 1)
+    # A forked child's stack begins with that of the trainer, which started it.
+    bottom = max((n for n, call in enumerate(calls) if call.filename == _CHILD), default=0)
+    above = (n for n in range(bottom, len(calls)) if calls[n].filename not in _OURS)
+    first = next(above, len(calls) - 1)
     return "".join(traceback.format_list(calls[first:])).rstrip()
 
 

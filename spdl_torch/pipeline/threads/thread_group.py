@@ -14,6 +14,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -220,7 +221,8 @@ def _install_exit_hook() -> None:
         # Unlike atexit's functions these run before the interpreter joins other threads (3.9+,
         # private; concurrent.futures uses it for the same reason).
         register = getattr(threading, "_register_atexit", atexit.register)
-        register(_stop_all)
+        with suppress(RuntimeError):  # an atexit function runs, before the one below
+            register(_stop_all)
         _hook_installed = True
 
 
@@ -239,3 +241,8 @@ def _stop_all() -> None:
                 _logger.exception("exit: threads (%s) could not be asked to stop", names)
         for group in groups:
             group.join(max(0.0, deadline - monotonic()))
+
+
+# For the threads of atexit functions that the program has registered since. They run after those of
+# threading, and before this one.
+atexit.register(_stop_all)

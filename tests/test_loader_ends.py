@@ -1,0 +1,171 @@
+"""Loaders at the edges of a program: its exit, daemon threads, contexts of threads, Ctrl-C."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from multiprocessing.context import SpawnContext
+
+import pytest
+from _datasets import Rows
+from _loader_helpers import DataLoader, no_thread_left
+from _seats import FORKED, SHARED, THREADS, in_seats
+
+from spdl_torch.pipeline import PipelineBuilder
+
+__all__ = ["no_thread_left"]
+
+pytestmark = [
+    pytest.mark.usefixtures("forks_by_default"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+
+def run(program, **environment):
+    """Run a program; return what it prints, and its errors."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    return done.stdout, done.stderr
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python starts no threads then")
+def test_function_of_the_exit_may_iterate():
+    """With worker threads and with processes, as with torch's loader."""
+    program = """
+        import atexit
+        from spdl_torch import DataLoader
+
+        def load():
+            for isolation in ("thread", "process"):
+                loader = DataLoader(list(range(4)), 2, num_workers=2, isolation=isolation)
+                print([batch.tolist() for batch in loader])
+
+        atexit.register(load)
+    """
+    output, errors = run(program)
+    assert output.splitlines() == ["[[0, 1], [2, 3]]"] * 2, errors
+    assert not errors
+
+
+def test_daemon_thread_that_loads_at_the_exit_is_told_so():
+    """It ends with an error that says what to do."""
+    program = """
+        import threading
+        from spdl_torch import DataLoader
+
+        has_begun, told = threading.Event(), []
+
+        def load():
+            loader = DataLoader(list(range(100)), 2, num_workers=2, isolation="thread")
+            try:
+                while True:
+                    for batch in loader:
+                        has_begun.set()
+            except Exception as error:
+                print(type(error).__name__, error, flush=True)
+
+        threading.Thread(target=load, daemon=True).start()
+        has_begun.wait()
+    """
+    output, errors = run(program)
+    assert "ChannelClosed" not in output + errors
+    assert not output or output.startswith("PipelineStopped DataLoader: the worker")
+
+
+class ThreadContext(SpawnContext):
+    """A context whose processes are threads, as some libraries make one for torch's loader."""
+
+    class Process(threading.Thread):
+        """A thread."""
+
+
+def test_context_that_starts_threads_has_threads():
+    """It is what the program asks for; processes by it are refused."""
+    loader = DataLoader(Rows(8), 2, num_workers=2, multiprocessing_context=ThreadContext())
+    assert [batch["index"].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert loader.placement().num_processes == 0
+    assert not loader.may_move
+    loader = DataLoader(
+        Rows(8), num_workers=2, multiprocessing_context=ThreadContext(), isolation="process"
+    )
+    with pytest.raises(ValueError, match=r"starts threads\. Leave one of the two out"):
+        iter(loader)
+
+
+@in_seats(FORKED, SHARED)
+def test_epoch_after_ctrl_c_in_the_middle_of_a_message_is_whole(seat):
+    """A child that was cut off there and has not ended yet gets a successor."""
+    loader = seat.loader(Rows(8), 2, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    for child in batches._pool._children.values():
+        child.connection._is_cut_off = True
+        child.connection.hang_up()
+    found = [batch["index"].tolist() for batch in loader]
+    assert found == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    loader._iterator = None
+
+
+class Killed(Rows):
+    """A sample at which the process dies."""
+
+    def __getitem__(self, index):
+        if index == 5 and multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@in_seats(FORKED, SHARED)
+def test_death_that_ends_the_epoch_names_the_batch(seat):
+    """The second at the same batch, or the first of a child that nobody replaces."""
+    with pytest.raises(
+        RuntimeError, match=r"SIGKILL(.|\n)*next batch was batch \d, indices \["
+    ) as e:
+        list(seat.loader(Killed(8), 2))
+    if seat is FORKED:
+        assert "batch 2, indices [4, 5]" in e.value.__notes__[-1]
+
+
+@in_seats(THREADS, FORKED)
+def test_timeout_shows_the_users_frames_alone(seat, tmp_path):
+    """Not those of the trainer, which a forked child's stack begins with."""
+    os.mkfifo(tmp_path / "held")
+    loader = seat.loader(Waits(tmp_path / "held"), 1, timeout=1)
+    batches = iter(loader)
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds") as caught:
+        next(batches)
+    frames = [line for line in str(caught.value).splitlines() if line.startswith("  File")]
+    assert all(
+        "in __getitem__" in line or "in read_text" in line or "pathlib" in line for line in frames
+    )
+    assert any("in __getitem__" in line for line in frames)
+    (tmp_path / "held").write_text("on", encoding="utf-8")
+    assert len(list(batches)) == 2
+
+
+class Waits(Rows):
+    """Its first sample waits for somebody to write."""
+
+    def __init__(self, path):
+        super().__init__(2)
+        self.path = path
+
+    def __getitem__(self, index):
+        if index == 0:
+            self.path.read_text(encoding="utf-8")
+        return super().__getitem__(index)
+
+
+def test_definition_prints_the_beginning_of_its_source():
+    """Not all of a list of 100,000 numbers."""
+    config = PipelineBuilder().add_source(list(range(100_000))).pipe(str).add_sink(3).get_config()
+    assert "iterable=[0, 1, 2, 3, 4, 5, ...]" in repr(config)
+    assert len(repr(config)) < 1_000
