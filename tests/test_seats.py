@@ -4,6 +4,7 @@ torch's own loader is the oracle where torch has the promise.
 """
 
 import gc
+import multiprocessing
 
 import pytest
 import torch
@@ -17,9 +18,16 @@ from _datasets import (
     Rows,
     Stream,
 )
-from _loader_helpers import no_thread_left  # noqa: F401
+from _gates import until
+from _loader_helpers import (
+    assert_threads_end,
+    loader_threads,
+    no_thread_left,  # noqa: F401
+)
 from _seats import MOVING, NONE, THREADS, in_every_seat, in_seats, with_workers
 from torch.utils.data import default_collate
+
+from spdl_torch.errors import PipelineStopped
 
 pytestmark = [
     pytest.mark.usefixtures("forks_by_default"),
@@ -131,6 +139,33 @@ def test_broken_off_epoch_leaves_nothing_for_the_next(seat, persistent):
         if number == 3:
             break
     assert [index for batch in indices_of(loader) for index in batch] == list(range(LENGTH))
+
+
+@in_every_seat
+@pytest.mark.parametrize("kind", [Rows, Stream])
+@both_lives
+def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
+    """close() ends threads and processes at once, in mid-epoch and between epochs, twice as well;
+    the iterator says so, an ended one goes on being at its end, and the next epoch is whole."""
+    loader = seat.loader(kind(LENGTH), BATCH, persistent_workers=persistent)
+    loader.close()
+    before, processes = loader_threads(), set(multiprocessing.active_children())
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    loader.close()
+    # close() has waited for them, unless the machine was too busy; the iterator is still here.
+    assert_threads_end([each for each in loader_threads() if each not in before])
+    until(lambda: set(multiprocessing.active_children()) <= processes)
+    with pytest.raises(PipelineStopped, match="closed"):
+        next(batches)
+    batches = iter(loader)
+    indices = [index for batch in batches for index in batch["index"].tolist()]
+    assert sorted(indices) == list(range(LENGTH))
+    for _ in range(2):
+        loader.close()
+        assert next(batches, None) is None
+    until(lambda: set(multiprocessing.active_children()) <= processes)
 
 
 @in_seats(MOVING)

@@ -229,7 +229,20 @@ class DataLoader(BaseLoader[T_co]):
             kind = ThreadIterator
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
         self._state.stats = iterator.stats()
+        self._state.iterators.add(iterator)
         return iterator
+
+    def close(self) -> None:
+        """End the workers of all iterators of this loader, persistent ones and those of an epoch
+        that nobody finished, as dropping the iterators does. An iterator that is used afterwards
+        raises ``PipelineStopped``. The loader stays usable: ``iter(loader)`` begins another epoch
+        with new workers. Closing it twice, or before it has loaded anything, does nothing.
+
+        Blocks until the samples under way are made, for 5 seconds at most.
+        """
+        self._iterator = None
+        for iterator in list(self._state.iterators):
+            iterator.close()
 
     def _end_workers(self) -> None:
         """End persistent workers; the next epoch begins with new ones."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import autograd
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ...errors import PipelineFailure
+from ...errors import PipelineFailure, PipelineStopped
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume_state import (
     WorkerState,
@@ -210,6 +210,13 @@ class EpochIterator(_BaseDataLoaderIter):
         self._num_yielded += 1
         return batch
 
+    def close(self) -> None:
+        """End the epoch here, unless it is over; ``next()`` raises ``PipelineStopped`` from now
+        on.
+        """
+        if self._state is not EpochState.OVER:
+            self._next_data = _closed
+
     def _stream_key(self) -> StreamKey:
         """Return the key from which the samples of this epoch draw."""
         return StreamKey(
@@ -315,3 +322,9 @@ class EpochIterator(_BaseDataLoaderIter):
             return len(index)
         except TypeError:  # a slice, for __getitems__
             return 1
+
+
+def _closed() -> NoReturn:
+    raise PipelineStopped(
+        "DataLoader: the loader of this iterator was closed. Call iter(loader) for a new one."
+    )

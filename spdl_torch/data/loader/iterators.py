@@ -68,7 +68,7 @@ _CUT_SHORT = (
 
 _STOPPED = (
     "DataLoader: the workers of this iterator were ended, because the interpreter exits or another "
-    "thread asked for it. Call iter(loader) for new ones; end a thread that loads before the "
+    "thread closed the loader. Call iter(loader) for new ones; end a thread that loads before the "
     "program ends."
 )
 
@@ -156,6 +156,11 @@ class InlineIterator(EpochIterator):
             batch = self._device_stage.move(batch, self._num_yielded)
         self._ring.got(self._num_yielded)
         return batch
+
+    def close(self) -> None:
+        """End the epoch here; see ``EpochIterator.close``."""
+        super().close()
+        self._stats.end()
 
     def _make_next(self) -> tuple[Any, Tries | None]:
         # Before the block below: only the maker's errors stand in place of a batch.
@@ -448,6 +453,14 @@ class ThreadIterator(EpochIterator):
             finally:
                 del error
         return result.batch
+
+    def close(self) -> None:
+        """End the epoch here, and the workers; see ``EpochIterator.close``. Blocks until the
+        samples under way are made, for 5 seconds at most.
+        """
+        super().close()
+        self._finalizer()
+        self._pool.stop()
 
     def _answer(self) -> Any:
         """Return the next result; its worker has one job less."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from torch.utils.data import IterableDataset
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..checkpoint.progress import Progress
     from ..workers.stats import EpochStats
+    from .epoch_iterator import EpochIterator
 
 __all__ = ["LoaderState"]
 
@@ -38,6 +40,8 @@ class LoaderState:
 
     def __init__(self) -> None:
         self.num_epochs_begun = 0
+        self.iterators: WeakSet[EpochIterator] = WeakSet()
+        """Those that somebody still holds."""
         self.progress: Progress | None = None
         """The progress of the running epoch or, between epochs, of the last one."""
         self.to_resume: ResumeState | None = None
