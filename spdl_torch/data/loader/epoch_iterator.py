@@ -215,7 +215,7 @@ class EpochIterator(_BaseDataLoaderIter):
         on.
         """
         if self._state is not EpochState.OVER:
-            self._next_data = _closed
+            self._next_data = _closed  # type: ignore[method-assign]  # no check at every next()
 
     def _stream_key(self) -> StreamKey:
         """Return the key from which the samples of this epoch draw."""
