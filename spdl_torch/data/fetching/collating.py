@@ -9,6 +9,7 @@ from torch.utils.data import default_collate
 from ...pipeline.failures import describe
 from ..error_notes import cause_of, noted_call
 from . import stacking
+from .odd_sample import odd_sample
 from .timing import timed
 
 if TYPE_CHECKING:
@@ -77,4 +78,6 @@ class Collating:
             return timed(self._cell, self._collate, samples)
         except BaseException as error:
             given = f"{self._describe(number, index)}, given {describe(samples)}"
+            if odd := odd_sample(samples):
+                given = f"{given}; {odd}"
             raise noted_call(error, "collate_fn", "in collate_fn", given) from cause_of(error)
