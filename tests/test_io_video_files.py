@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from _video_files import BY_CHANCE, KINDS, VARIANTS, Tally, decoded
-from _videos import Kind, write_video
+from _videos import Kind, decode_plainly, write_video
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -218,3 +218,50 @@ def test_headers_say_where_decoding_may_begin(codec, content, entry, hidden):
     assert is_hidden(packet, described) == hidden
     packet.is_keyframe = False
     assert not is_entry(packet, described)
+
+
+def remuxed(content, container, *, first=0, keys=None):
+    """The packets from one on, without another encoding; keys: what all are marked as."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(content)) as source, av.open(file, "w", container) as out:
+        stream = out.add_stream_from_template(source.streams.video[0])
+        for packet in [packet for packet in source.demux(video=0) if packet.size][first:]:
+            packet.is_keyframe = packet.is_keyframe if keys is None else keys
+            packet.stream = stream
+            out.mux(packet)
+    return file.getvalue()
+
+
+def check_against_plain(content):
+    """Compare a window from each frame on, a clip and chosen frames with a decode of all."""
+    frames, times = decode_plainly(content)
+    for first in range(0, len(times) - 2, 5):
+        window = load_video(content, (times[first], times[first + 2]))
+        assert torch.equal(window, frames[first : first + 2])
+    clip = load_clip(content, lambda info: [time + 0.01 for time in times])
+    assert clip.timestamps.tolist() == pytest.approx(times)
+    assert torch.equal(clip.frames[::7], load_clip(content, lambda info: times[::7]).frames)
+    error = (clip.frames.double() - frames.double()).square().mean(dim=(1, 2, 3))
+    assert error.max() < 10  # FFmpeg's scaler converts in another way; other frames have > 1000
+    chosen = sample_decode_video(demux_video(content), [3, len(times) - 1])
+    assert torch.equal(convert_frames(chosen), frames[[3, -1]])
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+def test_matroska_without_marks_of_keyframes_gives_the_frames_of_a_decode_of_all(codec):
+    """FFmpeg does not find the way back to the first packet then."""
+    content = remuxed(write_video(Kind("matroska", codec, {"g": "8"})), "matroska", keys=False)
+    check_against_plain(content)
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+def test_moments_before_the_first_keyframe_give_the_first_frame(container):
+    """Of a file that begins within a group of pictures; windows from there on have their frames."""
+    whole = write_video(Kind("mp4", "libx264", {"g": "12", "bf": "2"}))
+    content = remuxed(whole, container, first=1)
+    frames, times = decode_plainly(content)
+    for moment in (times[0] - 0.3, times[0] - 0.1, times[0] + 0.01):
+        clip = load_clip(content, lambda info, moment=moment: [moment, times[-1]])
+        assert clip.timestamps.tolist() == pytest.approx([times[0], times[-1]])
+        window = load_video(content, (moment - 0.02, times[3] - 0.01))
+        assert torch.equal(window, frames[:3])

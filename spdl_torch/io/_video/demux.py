@@ -159,6 +159,8 @@ def read_spans(
         reader.read(start, end)
     reader.look_at_the_rest()
     if not reader.packets:
+        if reader.doubt is not None and not whole:
+            raise UnsureError(f"{name}: {reader.doubt}.")
         raise DecodeError(f"{name}: no frame in it.")
     found = reader.packets if bsf is None else filter_packets(reader.packets, stream, bsf)
     packets = VideoPackets(

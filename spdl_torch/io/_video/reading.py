@@ -78,6 +78,7 @@ class PacketReader:
             incoming = itertools.chain([first], incoming)
             if is_raw:
                 incoming = _counted(incoming, stream)
+            self._first = _identity(first)
             self._opening = _displayed(first) or 0
             self._lowest = min(self._opening, first.dts or 0)
         self._incoming = self._watched(incoming)
@@ -92,7 +93,7 @@ class PacketReader:
                 self._skim(ticks)
         for packet in self._until(to_ticks(end, self._time_base)):
             # The way from an entry far back may begin in the span before.
-            identity = packet.pos, packet.pts, packet.dts, packet.size
+            identity = _identity(packet)
             if not self.is_listed or identity not in self._seen:
                 self._seen.add(identity)
                 self.packets.append(packet)
@@ -152,7 +153,7 @@ class PacketReader:
         target = start
         while target > self._lowest:
             if not self._land(target):
-                return
+                break
             reach = self._until(start, most_ahead=0)
             entry = next((packet for packet in reach if is_entry(packet, self.codec)), None)
             time = None if entry is None else _displayed(entry)
@@ -163,13 +164,26 @@ class PacketReader:
             # Containers seek by dts, and some to any packet. So the entry found may be displayed
             # too late, or none may come before ``start``: look further back, in growing steps.
             target, step = target - step, 2 * step
-        self._land(self._lowest)
+        self._return_to_first()
+
+    def _return_to_first(self) -> None:
+        """Continue from the first packet, or doubt that these are all.
+
+        FFmpeg does not find a first packet that the container does not mark as a keyframe, and
+        lands on any other then, also where it says that it has failed.
+        """
+        landed = self._land(self._lowest)
+        first = next(self._incoming, None) if landed else None
+        if first is None or _identity(first) != self._first:
+            self.doubt = self.doubt or "the way back to its first packet was not found"
+            self._has_dropped = True
+        if first is not None:
+            self._incoming = itertools.chain([first], self._incoming)
 
     def _land(self, target: int) -> bool:
         try:
             self._container.seek(target, stream=self._stream)
-        except (FFmpegError, OSError):  # the source cannot seek: read on from here
-            self.is_listed = False
+        except (FFmpegError, OSError):
             return False
         self._times = _Times()
         self._at_end = False
@@ -233,6 +247,10 @@ def _is_listed(container: InputContainer, stream: VideoStream) -> bool:
     if "matroska" in name:
         return True
     return ("mp4" in name or name == "avi") and 0 < stream.frames == len(stream.index_entries)
+
+
+def _identity(packet: Packet[Any]) -> tuple[int | None, ...]:
+    return packet.pos, packet.pts, packet.dts, packet.size
 
 
 def _displayed(packet: Packet[Any]) -> int | None:
