@@ -123,6 +123,11 @@ class OwnPlaceStream(Stream):
         self.next_index = state["next_index"]
 
 
+def indices_alone(samples):
+    """Collate to the indices."""
+    return [sample["index"] for sample in samples]
+
+
 MAP_STYLE = (Rows, BatchRows)
 ITERABLE = (Stream, PlacedStream, OwnPlaceStream)
 KINDS = (*MAP_STYLE, *ITERABLE)

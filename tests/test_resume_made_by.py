@@ -17,6 +17,7 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -59,7 +60,34 @@ def state_of(seat, dataset, options, num_batches=2, whole=False):
     return json.loads(json.dumps(loader.state_dict()))
 
 
+def weighted(*weights):
+    return {"batch_size": 4, "sampler": WeightedRandomSampler(weights * 12, 24)}
+
+
+def redrawing(**options):
+    return {"batch_size": 4, "sampler": RandomSampler(range(24), **options)}
+
+
+def listed(*indices):
+    return {"batch_size": 4, "sampler": [*indices]}
+
+
+def subset(*indices):
+    return {"batch_size": 4, "sampler": SubsetRandomSampler(indices)}
+
+
+ANOTHER = "a sampler with other indices, weights or settings"
 REFUSED = {
+    f"{ANOTHER} than": (lambda: weighted(1.0, 2.0), lambda: (rows(), weighted(2.0, 1.0))),
+    f"{ANOTHER} than ": (redrawing, lambda: (rows(), redrawing(replacement=True))),
+    f"{ANOTHER} than i": (
+        lambda: listed(*range(24)),
+        lambda: (rows(), listed(*reversed(range(24)))),
+    ),
+    f"{ANOTHER} than it": (
+        lambda: subset(*range(12)),
+        lambda: (rows(), subset(*range(12, 24))),
+    ),
     "length 7, was 24": (shuffled, lambda: (rows(7), shuffled())),
     "shuffle False, was True": (shuffled, lambda: (rows(), {"batch_size": 4})),
     "sampler_seed 1, was 0": (ranked, lambda: (rows(), ranked(seed=1))),

@@ -8,6 +8,7 @@ import logging
 
 import pytest
 import torch
+from _datasets import Rows, indices_alone
 from _loader_helpers import no_thread_left
 from _seats import FORKED, MOVING, NONE, THREADS, in_every_seat, in_seats
 from _state_data import Live, share_of_worker
@@ -314,3 +315,46 @@ def test_what_came_ahead_is_known_to_a_second_state(seat, order):
     loader = make(seat.loader)
     loader.load_state_dict(state)
     assert sorted(seen + plain(loader)) == sorted(whole)
+
+
+class Reusing:
+    """A batch sampler that keeps its own state and yields one list, changed in between."""
+
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        batch = [0, 0, 0]
+        while self.position < 4:
+            batch[:] = range(3 * self.position, 3 * self.position + 3)
+            self.position += 1
+            yield batch
+        self.position = 0
+
+    def __len__(self):
+        return 4
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+@in_every_seat
+@pytest.mark.parametrize("taken_at", [0, 1, 2])
+def test_a_list_that_a_stateful_sampler_reuses_is_kept_as_it_was(seat, taken_at):
+    """Whatever is drawn ahead for a state: the running loop, its state and a second one of that
+    have each batch once."""
+    expected = [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(4)]
+    first = seat.loader(Rows(12), batch_sampler=Reusing(), collate_fn=indices_alone)
+    batches = iter(first)
+    seen = [next(batches) for _ in range(taken_at)]
+    state = first.state_dict()
+    assert [*seen, *batches] == expected
+    for _ in range(2):
+        second = seat.loader(Rows(12), batch_sampler=Reusing(), collate_fn=indices_alone)
+        second.load_state_dict(state)
+        batches = iter(second)
+        state = second.state_dict()
+        assert [*batches] == expected[taken_at:]

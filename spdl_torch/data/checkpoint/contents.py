@@ -1,4 +1,4 @@
-"""A few values of a dataset that holds plain data, as a number: to tell it from another one.
+"""A few values of a dataset or sampler that holds plain data, as a number: to tell it from another.
 
 It reads up to eight samples where they lie in memory, and calls no code of the user's.
 """
@@ -10,9 +10,16 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
-__all__ = ["contents_of", "length_of"]
+__all__ = ["contents_of", "length_of", "settings_of"]
 
 _NUM_PLACES = 8
 _MOST_VALUES = 64
@@ -30,6 +37,24 @@ def contents_of(dataset: Any) -> str | None:
     except Exception:  # memory that cannot be read here, a file that was cut off
         return None
     return None if text is None else f"{crc32(text.encode(errors='replace')):08x}"
+
+
+def settings_of(sampler: Any) -> str | None:
+    """Return a checksum of what the order of one of torch's samplers, or of a list of indices,
+    follows from beside its seed; None = it is another sampler.
+    """
+    kind = type(sampler)
+    try:
+        if kind in _CONTAINERS:
+            values = [len(sampler), *_spread(sampler)]
+        elif kind in _SETTINGS:
+            parts = [getattr(sampler, name) for name in _SETTINGS[kind]]
+            values = [_spread(each) if type(each) in _CONTAINERS else each for each in parts]
+        else:
+            return None
+        return f"{crc32(_text(values).encode(errors='replace')):08x}"
+    except Exception:  # a dataset without a length, say
+        return None
 
 
 def length_of(dataset: Any) -> int | None:
@@ -55,6 +80,11 @@ def _of_dataset(dataset: Any) -> str | None:
     return _text(_spread(dataset)) if kind in _CONTAINERS else None
 
 
+_SETTINGS: dict[type, tuple[str, ...]] = {
+    RandomSampler: ("replacement", "num_samples"),
+    SubsetRandomSampler: ("indices",),
+    WeightedRandomSampler: ("weights", "num_samples", "replacement"),
+}
 _CONTAINERS = (list, tuple, range, np.ndarray, np.memmap, torch.Tensor)
 
 

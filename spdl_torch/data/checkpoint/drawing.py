@@ -6,6 +6,7 @@ import copy
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from ..sampling.indices import unshared
 from .user_state import state_of
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Drawing:
             raise StopIteration
         is_first, self._has_begun, self._restored = not self._has_begun, True, None
         try:
-            return next(self._indices)
+            return unshared(next(self._indices))  # it may be kept while the sampler changes it
         except StopIteration:
             if not is_first:
                 self._ended = True

@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 
 from ..sampling.sampler_chain import nested_samplers, num_ranks
 from ..state_fields import Field, is_flag, is_whole_number
-from .contents import contents_of, length_of
+from .contents import contents_of, length_of, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,6 +43,7 @@ def made_by(loader: Any) -> dict[str, Any]:
         else [type(each).__name__ for each in samplers if type(each) is not BatchSampler],
         "shuffle": _shuffle(samplers[-1]),
         "sampler_seed": _seed(samplers[-1]),
+        "order": settings_of(samplers[-1]),
         "seed": loader.seed,
         "batch_size": loader.batch_size,
         "ranks": num_ranks(loader._index_sampler),
@@ -105,12 +106,14 @@ def told_doubts(owner: str, doubts: str) -> str:
     )
 
 
-_OF_ORDER = ("length", "shuffle", "sampler_seed")
+_OF_ORDER = ("length", "shuffle", "sampler_seed", "order")
 
 
 def _told(name: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     if name == "contents":
         return "contents other than they were"
+    if name == "order":
+        return "a sampler with other indices, weights or settings than it had"
     return f"{name} {here[name]!r}, was {saved[name]!r}"
 
 
@@ -150,6 +153,7 @@ FIELDS = {
     "samplers": _TEXTS,
     "shuffle": Field("true, false or null", lambda value: value is None or is_flag(value)),
     "sampler_seed": _NUMBER,
+    "order": _TEXT,
     "seed": _NUMBER,
     "batch_size": _NUMBER,
     "ranks": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),
