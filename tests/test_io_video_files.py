@@ -202,6 +202,18 @@ def test_a_file_object_is_read_again_from_where_it_was(tmp_path):
         ("h264", b"\0\0\0\1\x06\x06\x01\x0c\x80\0\0\1\x41\x9a", False, False),  # some frames later
         ("hevc", b"\0\0\0\1\x2a\x01\0\0", True, False),
         ("hevc", b"\0\0\0\1\x02\x01\0\0", False, False),
+        ("h263", bytes.fromhex("00008002080419d3"), True, False),
+        ("h263", bytes.fromhex("000080060a0800ce"), False, False),
+        ("h263", bytes.fromhex("000080021ca8210012401101"), True, False),  # with options
+        ("h263", bytes.fromhex("000080061ca8210492402101"), False, False),
+        ("h263", b"no picture's beginning", False, False),
+        ("flv", bytes.fromhex("0000840020181119"), True, False),
+        ("flv", bytes.fromhex("0000840420183400"), False, False),
+        ("flv", b"no picture's beginning", False, False),
+        ("theora", b"\x2f\x80", True, False),
+        ("theora", b"\x6f\x80", False, False),
+        ("ffv1", b"\xfc\x28", True, False),
+        ("ffv1", b"\x7c\xa8", False, False),
         ("av1", b"\x12\0\x0a\x01\0\x32\x02\x10\0", True, False),
         ("av1", b"\x12\0\x32\x02\x30\0", False, False),
         ("av1", b"\x12\0\x1a\x02\x80\0", False, False),  # displays a frame from before
@@ -265,3 +277,13 @@ def test_moments_before_the_first_keyframe_give_the_first_frame(container):
         assert clip.timestamps.tolist() == pytest.approx([times[0], times[-1]])
         window = load_video(content, (moment - 0.02, times[3] - 0.01))
         assert torch.equal(window, frames[:3])
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"), [("avi", "h263"), ("avi", "h263p"), ("flv", "flv"), ("mp4", "ffv1")]
+)
+def test_packets_that_are_all_marked_as_keyframes_are_looked_at(container, codec):
+    """As AVI does with H.263: decoding begins at those whose header says so."""
+    first = {"h263": "avi", "h263p": "avi", "flv": "flv", "ffv1": "matroska"}[codec]
+    video = write_video(Kind(first, codec, {"g": "8"}, size=(176, 144)))
+    check_against_plain(remuxed(video, container, keys=True))

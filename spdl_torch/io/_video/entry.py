@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["can_have_entries", "is_checked", "is_entry", "is_hidden"]
 
-_HONEST = frozenset({"ffv1", "flv", "h263", "theora"})
-"""Codecs without a check of their own here whose keyframes need nothing that came before."""
-
 _HEADER_BYTES = 1 << 16
 """Where the first slice of a picture begins, at the latest; before it are parameters."""
 
@@ -36,7 +33,7 @@ def is_checked(name: str) -> bool:
 
 def can_have_entries(codec: VideoCodec) -> bool:
     """Return whether any packet but the first can be an entry."""
-    if is_checked(codec.name) or codec.name in _HONEST:
+    if is_checked(codec.name):
         return True
     return codec.pix_fmt not in (None, "pal8") and _is_intra_only(codec.name)
 
@@ -149,6 +146,40 @@ def _mpeg4(content: bytes, codec: VideoCodec) -> bool:
     return 0 <= place < len(content) - 4 and content[place + 4] >> 6 == 0
 
 
+def _h263(content: bytes, codec: VideoCodec) -> bool:
+    bits = _Bits(content[:8])
+    if bits.take(22) != 0x20:
+        return False
+    bits.take(8)  # the time
+    if bits.take(2) != 2:  # always so in H.263; another number in H.261
+        return False
+    bits.take(3)
+    if bits.take(3) != 7:  # a size; the bit after it is set in pictures that are predicted
+        return not bits.take(1)
+    if bits.take(3) != 1:  # the options before are still in force
+        return False
+    bits.take(18)
+    return not bits.take(3)
+
+
+def _flv1(content: bytes, codec: VideoCodec) -> bool:
+    bits = _Bits(content[:10])
+    if bits.take(17) != 1:
+        return False
+    bits.take(13)  # the version, the time
+    bits.take({0: 16, 1: 32}.get(bits.take(3), 0))  # a size
+    return not bits.take(2)
+
+
+def _theora(content: bytes, codec: VideoCodec) -> bool:
+    return not content[0] & 0xC0  # a frame, and no bit for one that is predicted
+
+
+def _ffv1(content: bytes, codec: VideoCodec) -> bool:
+    # The first thing in its arithmetic code, at even chances: the upper half is a keyframe.
+    return int.from_bytes(content[:2], "big") >= 0x7F80
+
+
 def _vp8(content: bytes, codec: VideoCodec) -> bool:
     return not content[0] & 1
 
@@ -210,12 +241,16 @@ class _Bits:
 
 _CHECKS: dict[str, Callable[[bytes, VideoCodec], bool]] = {
     "av1": _av1,
+    "ffv1": _ffv1,
+    "flv": _flv1,
+    "h263": _h263,
     "libdav1d": _av1,
     "h264": _h264,
     "hevc": _hevc,
     "mpeg1video": _mpeg12,
     "mpeg2video": _mpeg12,
     "mpeg4": _mpeg4,
+    "theora": _theora,
     "vp8": _vp8,
     "vp9": _vp9,
     "vvc": _vvc,
