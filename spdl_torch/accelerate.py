@@ -16,9 +16,8 @@ except ModuleNotFoundError as error:
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from .data.dataset import PipelineDataset
 from .data.loader.dataloader import DataLoader
-from .data.sampling.sharding import is_shared_out
+from .data.sampling.sharding import divides_itself, is_shared_out
 from .io._copies import shallow_copy
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def prepare_data_loader(
     is_ours = isinstance(accelerator, Accelerator)
     own: Any = super(Accelerator, accelerator) if is_ours else accelerator
     prepare = own.prepare_data_loader
-    if is_shared_out(loader) or isinstance(loader.dataset, PipelineDataset):
+    if is_shared_out(loader) or divides_itself(loader.dataset):
         prepared: Any = _data_loader.prepare_data_loader(
             loader,
             accelerator.device,

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, RandomSampler
 from ..bench.statistics import quantile
 from ..data.folder import ImageFolder
 from ..data.loader.dataloader import DataLoader
-from ..data.workers.transfer_stage import most_pieces
+from ..data.workers.device import most_pieces
 from ..io._transfer.transfer import Staged, Transfer
 from ..machine.limits import whole_cores
 from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP

@@ -13,9 +13,7 @@ from torch.utils.data import IterableDataset
 
 from ..errors import PipelineFailure
 from ..io._storage import batch_room
-from ..io._transfer.transfer import Transfer
-from ..observe.store.recording import between_epochs
-from ..observe.verdict.cached_steps import cached_batches
+from ..observe.store.epoch_watchers import between_epochs
 from ..pipeline.definition.ops import OpKind
 from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_size
 from ..pipeline.pipeline import Pipeline
@@ -33,8 +31,8 @@ from .sampling.sharding import (
     worker_shard,
 )
 from .user_warnings import warn
+from .workers.device import AHEAD, check_device, most_pieces
 from .workers.stats import with_remarks_of
-from .workers.transfer_stage import AHEAD, check_device, most_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +40,8 @@ if TYPE_CHECKING:
     import torch
 
     from ..io._transfer.batch_memory import BatchMemory
-    from ..observe.store.recording import EpochWatcher
+    from ..io._transfer.transfer import Transfer
+    from ..observe.store.epoch_watchers import EpochWatcher
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
     from ..pipeline.builder import PipelineBuilder
@@ -98,6 +97,8 @@ class PipelineDataset(IterableDataset[T_co]):
             tuner: as for ``PipelineBuilder.build``.
     Raises: RuntimeError: the builder has no source or sink; ValueError: see the message.
     """
+
+    _divides_itself = True  # see divides_itself() of sampling.sharding
 
     def __init__(
         self,
@@ -221,6 +222,8 @@ class PipelineDataset(IterableDataset[T_co]):
         def keep(seconds: float) -> None:
             self._cached_step = seconds
             self._last = measured or self._last
+
+        from ..observe.verdict.cached_steps import cached_batches  # brings the report
 
         measured = self._last  # the statistics of a real pass stay; keep() puts them back
         return cached_batches(self, num_items, num_steps, keep)
@@ -392,6 +395,8 @@ def _stages_to(
     """Return the stages of a pass whose items go to a device: functions on the stages' own threads
     are offered pinned memory, and the transfer comes last.
     """
+    from ..io._transfer.transfer import Transfer  # for a device alone
+
     transfer = Transfer(device)
     memory = transfer.batch_memory(most_pieces(sum(map(_most_under_way, stages)) + AHEAD))
     offered = [

@@ -6,27 +6,30 @@ branches and joins between them (``graph``), and owns their ``threads``. They wa
 a ``channel`` and nowhere else. ``stats``, ``hooks`` and the ``recorder`` show what they do.
 
 From the ground up: ``definition``, ``failures``, ``threads``, ``stats``, ``channel``, ``recorder``,
-``hooks``, ``stage``, ``graph``, ``run``; each uses only those before it.
+``hooks``, ``stage``, ``graph``, ``run``; each uses only those before it. The names below
+are imported when they are first used: a ``DataLoader`` runs no pipeline.
 """
+
+from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import spdl_torch.lazy_names as lazy_names
 
 from ..errors import PipelineFailure, PipelineStopped
-from .builder import PipelineBuilder, build_pipeline
-from .caching import cache_iterator
-from .channel.sentinels import is_eof, is_epoch_end
-from .definition.specs import PipelineSpec
-from .hooks.stage_info import StageInfo
-from .hooks.stats_queue import StatsQueue
-from .hooks.task_hooks import TaskHook, TaskStatsHook
-from .pipeline import Pipeline
-from .profiling import ProfileHook, ProfileResult, profile_pipeline
-from .stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 if TYPE_CHECKING:
     from ..data.subprocesses.pipelines import iterate_in_subprocess, run_pipeline_in_subprocess
+    from .builder import PipelineBuilder, build_pipeline
+    from .caching import cache_iterator
+    from .channel.sentinels import is_eof, is_epoch_end
+    from .definition.specs import PipelineSpec
+    from .hooks.stage_info import StageInfo
+    from .hooks.stats_queue import StatsQueue
+    from .hooks.task_hooks import TaskHook, TaskStatsHook
+    from .pipeline import Pipeline
+    from .profiling import ProfileHook, ProfileResult, profile_pipeline
+    from .stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 __all__ = [
     "Pipeline",
@@ -53,14 +56,25 @@ __all__ = [
     "run_pipeline_in_subprocess",
 ]
 
-# These need torch, which nothing else here does, so they are defined in a layer above.
-_HOMES = dict.fromkeys(
-    ("iterate_in_subprocess", "run_pipeline_in_subprocess"), "..data.subprocesses.pipelines"
-)
+_HOMES = {
+    # These need torch, which nothing else here does, so they are defined in a layer above.
+    "..data.subprocesses.pipelines": ("iterate_in_subprocess", "run_pipeline_in_subprocess"),
+    ".builder": ("PipelineBuilder", "build_pipeline"),
+    ".caching": ("cache_iterator",),
+    ".channel.sentinels": ("is_eof", "is_epoch_end"),
+    ".definition.specs": ("PipelineSpec",),
+    ".hooks.stage_info": ("StageInfo",),
+    ".hooks.stats_queue": ("StatsQueue",),
+    ".hooks.task_hooks": ("TaskHook", "TaskStatsHook"),
+    ".pipeline": ("Pipeline",),
+    ".profiling": ("ProfileHook", "ProfileResult", "profile_pipeline"),
+    ".stats.perf_stats": ("PipelineStats", "QueuePerfStats", "StageStats", "TaskPerfStats"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    return lazy_names.import_name(__name__, _HOMES, name)
+    return lazy_names.import_name(__name__, _HOME_OF, name)
 
 
 def __dir__() -> list[str]:

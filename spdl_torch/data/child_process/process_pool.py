@@ -36,9 +36,9 @@ from ..error_notes import describe_batch
 from ..rng.patches import install
 from ..workers.activity import describe_activities
 from ..workers.contention import Contention
+from ..workers.device import AHEAD, most_regions
 from ..workers.epoch import Epoch
 from ..workers.jobs import Failed, Loaded, Result
-from ..workers.transfer_stage import AHEAD, most_regions
 from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
 from .error_pickle import unpack_errors_of

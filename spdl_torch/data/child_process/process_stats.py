@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from ...machine.probes import Probes
     from ...observe.verdict.placement import Placement
-    from ...observe.verdict.report import Report
     from ...pipeline.recorder.timeline import Timeline
     from ...pipeline.threads.thread_group import ThreadGroup
     from ..workers.epoch import Epoch
@@ -96,25 +95,22 @@ class ProcessStats(PoolStats):
             self.recorder.let_go()
         super().begin(epoch)
 
-    def report(self) -> Report:
-        """Return the report, with remarks if batches were copied, or children replaced."""
-        report = super().report()
-        if self._epoch is None:
-            return report
-        remarks = report.verdict.remarks
+    def _remarks(self) -> tuple[str, ...]:
+        """Return remarks if batches were copied, or children replaced."""
+        remarks: list[str] = []
         copied = sum(child.mappings.num_copied for child in self.children)
         if copied:
-            remarks += (
+            remarks.append(
                 f"{copied} batches were copied out of shared memory, because the loop keeps many "
-                "of them. If it only needs a part of each, keep a copy of that part.",
+                "of them. If it only needs a part of each, keep a copy of that part."
             )
         if self.num_replaced:
             noun = "process was" if self.num_replaced == 1 else "processes were"
-            remarks += (
+            remarks.append(
                 f"{self.num_replaced} worker {noun} killed and replaced, and the batches made "
-                "again. The log says by which signal.",
+                "again. The log says by which signal."
             )
-        return replace(report, verdict=replace(report.verdict, remarks=remarks))
+        return tuple(remarks)
 
     def _of_all_processes(
         self, probes: Probes, epoch: Epoch, readings: Readings, placement: Placement | None

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from ...autotune.workers import AutoWorkers
 from ...errors import UnsupportedOptionError
-from ..workers.transfer_stage import check_device
+from ..workers.device import check_device
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from ...autotune.tuning import TuningState
 from ...autotune.workers import AutoWorkers
-from ..child_process.start_methods import can_fork, starts_threads
-from ..workers.transfer_stage import check_device
+from ..workers.device import check_device
 from .placing import declares_safe, is_vouched_for, place
 
 if TYPE_CHECKING:
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ...autotune.tuning import TuningState
     from ...observe.verdict.placement import Placement
     from .loader_state import LoaderState
 
@@ -59,6 +58,9 @@ class BaseLoader(TorchDataLoader[T_co]):
 
     def placement(self) -> Placement:
         """Return where the workers live, or will live in the next epoch, and why."""
+        # For loaders with workers alone, as below.
+        from ..child_process.start_methods import starts_threads
+
         return place(
             self.dataset,
             int(self.num_workers),
@@ -95,6 +97,8 @@ class BaseLoader(TorchDataLoader[T_co]):
         between epochs if it says that it is safe on threads, and if no worker keeps it for the
         next epoch.
         """
+        from ..child_process.start_methods import can_fork
+
         if not can_fork(self.multiprocessing_context):
             return "processes would not be forked: multiprocessing_context says so, or the platform"
         if self.rng != "sample":
@@ -114,6 +118,8 @@ class BaseLoader(TorchDataLoader[T_co]):
 
         Workers that have moved to processes are tuned anew.
         """
+        from ...autotune.tuning import TuningState  # for tuned workers alone
+
         are_processes, state = self.placement().num_processes > 0, self._state.tuning
         if state is None or state.are_processes is not are_processes:
             assert isinstance(self.num_workers, AutoWorkers), "guaranteed by is_tuned"

@@ -7,19 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from ...autotune.tuning import Tuning
 from ...autotune.workers import AutoWorkers
 from ...errors import UnsupportedOptionError
 from ...machine.limits import Limits
-from ...observe.store.recording import between_epochs
-from ...observe.verdict.cached_steps import cached_batches
-from ...observe.verdict.causes import Cause
+from ...observe.store.epoch_watchers import between_epochs
 from ...pipeline.recorder.flight_recorder import new_pipeline_number
-from ..dataset import PipelineDataset
 from ..dataset_stats import dataset_stats
 from ..error_notes import not_an_end
 from ..fetching.sample_calls import is_read_at_once
-from ..sampling.sharding import is_shared_out
+from ..sampling.sharding import divides_itself, is_shared_out
 from ..user_warnings import warn_once
 from ..workers.stats import start_remark, with_remarks, with_remarks_of
 from .accelerate import AcceleratePrepared
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from ...autotune.window import Decision
-    from ...observe.store.recording import EpochWatcher
+    from ...observe.store.epoch_watchers import EpochWatcher
     from ...observe.trace.profile import Profile
     from ...observe.verdict.report import Report
     from ...pipeline.stats.perf_stats import PipelineStats
@@ -146,6 +142,8 @@ class DataLoader(BaseLoader[T_co]):
         snapshot_every_n_steps: int = 1,
     ) -> None:
         if num_workers == "auto":
+            from ...autotune.tuning import Tuning  # for tuned workers alone
+
             tuning = Tuning()
             num_workers = AutoWorkers.to_begin_with(tuning, tuning.limits())
         if isinstance(num_workers, AutoWorkers) and not stats:
@@ -201,7 +199,7 @@ class DataLoader(BaseLoader[T_co]):
             in_order=in_order,
         )
         # Accelerate would divide among its ranks a second time what they already share.
-        if is_shared_out(self) or isinstance(dataset, PipelineDataset):
+        if is_shared_out(self) or divides_itself(dataset):
             self._is_accelerate_prepared = True
         if isolation == "thread" and multiprocessing_context is not None:
             warn_once(
@@ -296,6 +294,8 @@ class DataLoader(BaseLoader[T_co]):
             self._state.cached_step = seconds
             self._state.stats = measured or self._state.stats
 
+        from ...observe.verdict.cached_steps import cached_batches  # brings the report
+
         measured = self._state.stats  # the statistics of a real epoch stay; keep() puts them back
         return cached_batches(self, num_batches, num_steps, keep)
 
@@ -331,6 +331,8 @@ class DataLoader(BaseLoader[T_co]):
         place = report.placement
         if self.isolation != "auto" or place is None or place.num_processes or not self.num_workers:
             return ""
+        from ...observe.verdict.causes import Cause  # the report has brought it
+
         held = self.held_on_threads if report.verdict.cause is Cause.GIL else ""
         return held and (
             "The GIL holds the threads up, and they do not move to processes by themselves: "

@@ -33,15 +33,12 @@ from ..fetching.batch_maker import BatchMaker, EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in, lent
+from ..workers.device import check_device
 from ..workers.jobs import Exhausted, Failed, Loaded, NoBatch
 from ..workers.load_spec import LoadSpec
 from ..workers.stats import InlineStats
-from ..workers.transfer_stage import open_device_stage
-from ..workers.worker_pool import WorkerPool
-from .auto_workers import LoaderTuner
 from .epoch_iterator import EpochIterator
 from .epoch_states import EpochState
-from .moving_pool import MovingPool, settle
 from .placing import moved
 
 if TYPE_CHECKING:
@@ -91,7 +88,7 @@ class InlineIterator(EpochIterator):
         self._stages = [
             TaskStatsHook(StageInfo(0, n, s)) for n, s in ((1, "fetch"), (2, "collate"))
         ]
-        self._device_stage = open_device_stage(device, stats=stats)
+        self._device_stage = _open_device_stage(device, stats=stats)
         recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
         self._recorder = recorder
         self._stats = InlineStats(self._stages, recorder, loader.dataset)
@@ -257,10 +254,13 @@ class ThreadIterator(EpochIterator):
         self._in_order = loader.in_order
         self._iterable = isinstance(self._dataset, IterableDataset)
         self._has_turns = self._iterable or loader.rng == "worker"
-        settle(loader._state.moving)
+        if loader._state.moving.is_on_trial:
+            from .moving_pool import settle  # was imported when the trial began
+
+            settle(loader._state.moving)
         placement = loader.placement()  # once: it looks at every object of a list
         spec = self._load_spec(loader, placement, stats, pipeline_number)
-        stage = open_device_stage(device, stats=stats)
+        stage = _open_device_stage(device, stats=stats)
         self._pool = _open_pool(loader, placement, spec, stage)
         self._pool.stats.skipped = self._skipped
         # The pool does not refer to this object, so dropping it (Lightning's way to end a loader)
@@ -275,6 +275,8 @@ class ThreadIterator(EpochIterator):
             self._pool.start(self._stream_key(), self._begun_from)
             self._known.start_seconds = perf_counter() - self._began_seconds
             if loader.is_tuned:
+                from .auto_workers import LoaderTuner  # brings the measuring and deciding
+
                 self._tuner = LoaderTuner(loader, loader.tuning_state(), self._pool)
             self._prime()
         except BaseException:
@@ -521,6 +523,21 @@ class ThreadIterator(EpochIterator):
         return self._pool.stats
 
 
+def _open_device_stage(device: Device, *, stats: bool) -> DeviceStage | None:
+    """Return a new iterator's transfer stage, or None for host memory.
+
+    Raises: RuntimeError: torch finds no CUDA, or no such device.
+    """
+    place = check_device(device)
+    if place is None:
+        return None
+    # Copies, pinned memory and their threads are imported for a device alone.
+    from ...io._transfer.transfer import Transfer
+    from ..workers.transfer_stage import DeviceStage
+
+    return DeviceStage(Transfer(place), stats=stats)
+
+
 def _pinned(batch: Any, device: str | None) -> Any:
     # torch's allocator locks pages, and looks at the events of memory that was given back.
     try:
@@ -541,10 +558,15 @@ def _open_pool(
     loader._state.log_placement(placement)
     if placement.num_processes:
         return _open_children(spec, stage, loader.multiprocessing_context, placement)
+    # Imported by loaders with such workers alone, as processes are.
+    from ..workers.worker_pool import WorkerPool
+
     threads = WorkerPool(spec, stage)
     threads.stats.placement = placement
     if stage is not None or not loader.may_move:
         return threads
+    from .moving_pool import MovingPool
+
     number = loader.num_processes_at_first
     trial = moved(number, "the GIL held the threads up, and processes are on trial")
     spec = replace(spec, num_workers=number)

@@ -40,7 +40,6 @@ from ...observe.verdict.causes import (
     use_one_core,
 )
 from ...observe.verdict.finding import find
-from ...observe.verdict.report import make_report
 from ...pipeline.recorder.timeline import joined
 from ...pipeline.threads.thread_group import taking_over
 from ..child_process.signals import handlers_deferred
@@ -500,27 +499,28 @@ class MovingPool:
 
     def _are_held_up(self) -> bool:
         """Return whether the loop waits for threads that the GIL holds up, or may."""
-        report, memory = self._threads.stats.report(), self._memory
-        if report.stats.elapsed < _LOOK_SECONDS and memory.stats is not None:
+        figures, memory = self._threads.stats.figures(), self._memory
+        stats, probes, pooled = figures.stats, figures.probes, figures.pooled
+        if stats.elapsed < _LOOK_SECONDS and memory.stats is not None:
             assert memory.probes_before is not None, "set when the first epoch began"
+            alone, stats = probes.one_at_a_time, memory.stats
             probes = probes_between(memory.probes_before, probe_counters())
-            probes = replace(probes, one_at_a_time=report.probes.one_at_a_time)
-            report = make_report(memory.stats, probes, pooled=report.pooled)
-        if report.stats.consumer_wait_ratio < _LEAST_WAIT:
+            probes = replace(probes, one_at_a_time=alone)
+        if stats.consumer_wait_ratio < _LEAST_WAIT:
             return False
         # Not the verdict's: of a short window that names none, and the trial will show.
-        cause = find(report.stats, report.probes, report.pooled).cause
+        cause = find(stats, probes, pooled).cause
         if cause in _HOLDS_UP:
             return True
         # The probe samples ten times a second: it knows nothing of shorter epochs.
-        if report.probes.gil_seconds is None and use_one_core(report.stats, report.pooled):
+        if probes.gil_seconds is None and use_one_core(stats, pooled):
             return True
-        stage = bottleneck_of(report.stats.stages)
+        stage = bottleneck_of(stats.stages)
         if stage is None:
             return False
-        load = load_of(stage, report.stats.stages, report.pooled)
+        load = load_of(stage, stats.stages, pooled)
         # A trial shows whether they do.
-        return may_hide_the_gil(load, cause) or may_wait_for_gil(load, cause, report.probes)
+        return may_hide_the_gil(load, cause) or may_wait_for_gil(load, cause, probes)
 
     def _open(self) -> None:
         """Start children, at first on a separate thread: the loop goes on meanwhile."""

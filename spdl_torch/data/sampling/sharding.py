@@ -17,6 +17,7 @@ __all__ = [
     "Shard",
     "Tail",
     "check_tail",
+    "divides_itself",
     "is_shared_out",
     "length_of_shard",
     "padding_of_shard",
@@ -122,6 +123,15 @@ def is_shared_out(source: Any) -> bool:
         inner = (getattr(source, name, None) for name in ("batch_sampler", "sampler", "_items"))
         source = next((part for part in inner if part is not None), None)
     return _is_one_ranks(source)
+
+
+def divides_itself(dataset: object) -> bool:
+    """Return whether the dataset gives each rank its own part: a ``PipelineDataset``.
+
+    Its class says so, and is not asked for by name: its module brings the engine, which most
+    loaders do not need. The class is asked, as an object may answer to any attribute name.
+    """
+    return getattr(type(dataset), "_divides_itself", False) is True
 
 
 def _is_one_ranks(source: Any) -> bool:

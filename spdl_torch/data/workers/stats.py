@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...machine.probes import (
     ProbeCounters,
+    Probes,
     helper_cores,
     probe_counters,
     probes_between,
 )
 from ...machine.thread_times import run_delay_ns
-from ...observe.store.entries import PLACEMENT_EVENT
-from ...observe.verdict.report import make_report
+from ...observe.verdict.placement import PLACEMENT_EVENT
 from ...pipeline.stats.counters import QueueCounters, TaskCounters
 from ...pipeline.stats.perf_stats import (
     PipelineStats,
@@ -30,7 +30,6 @@ from ..dataset_stats import all_datasets, loading_counts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...machine.probes import Probes
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
     from ...pipeline.hooks.task_hooks import TaskStatsHook
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DatasetCounts",
     "EpochStats",
+    "Figures",
     "InlineStats",
     "PoolStats",
     "Readings",
@@ -115,6 +115,24 @@ class DatasetCounts:
         return {name: count - self._before.get(name, 0) for name, count in counts.items()}
 
 
+class Figures(NamedTuple):
+    """What a report is made of. Most epochs end without anybody asking for one: only then is it
+    judged, and what judges and shows it is imported."""
+
+    stats: PipelineStats
+    probes: Probes
+    placements: tuple[Placement, ...] = ()
+    remarks: tuple[str, ...] = ()
+    pooled: tuple[str, ...] = _POOLED
+
+    def report(self) -> Report:
+        """Return the report on these figures."""
+        from ...observe.verdict.report import make_report
+
+        report = make_report(self.stats, self.probes, pooled=self.pooled)
+        return with_remarks(replace(report, placements=self.placements), *self.remarks)
+
+
 class PoolStats:
     """The statistics of the epoch on a loader's threads or, once they have ended, of the last."""
 
@@ -139,7 +157,8 @@ class PoolStats:
         # One thread begins and ends epochs; any other may ask for statistics meanwhile. So each
         # method reads this once, and continues with what it found.
         self._epoch: Epoch | None = None
-        self._last = make_report(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()))
+        nothing = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
+        self._last = Figures(nothing, Probes())
         self._recorder: FlightRecorder | None = None
 
     @property
@@ -177,8 +196,8 @@ class PoolStats:
         """Keep the epoch's statistics as they are now, and let go of the epoch itself."""
         if self._epoch is not None:
             self._epoch.consumer.end()
-            # In this order: a thread that finds no epoch finds the report of the one that ended.
-            self._last, self._epoch = self.report(), None
+            # In this order: a thread that finds no epoch finds the figures of the one that ended.
+            self._last, self._epoch = self._figures_of(self._epoch), None
 
     def snapshot(self) -> PipelineStats:
         """As :class:`EpochStats` says."""
@@ -189,18 +208,30 @@ class PoolStats:
 
     def report(self) -> Report:
         """As :class:`EpochStats` says."""
+        return self.figures().report()
+
+    def figures(self) -> Figures:
+        """Return what a report would be made of, which costs less."""
         epoch = self._epoch
-        if epoch is None:
-            return self._last
+        return self._last if epoch is None else self._figures_of(epoch)
+
+    def _figures_of(self, epoch: Epoch) -> Figures:
+        """Return all that a report on the epoch needs, as it is now."""
         readings = self._readings_of(epoch)
         probes = probes_between(readings.probes_before, readings.probes_now)
         probes = replace(probes, one_at_a_time=readings.one_at_a_time)
         *before, now = self._placements or (None,)
         probes = self._of_all_processes(probes, epoch, readings, now)
-        report = make_report(self._stats_of(epoch, readings), probes, pooled=_POOLED)
-        if now is not None:
-            report = replace(report, placements=(*before, _with_workers(now, self.workers.count)))
-        return with_remarks(_with_skipped(report, self.skipped), *filter(None, (self.shared,)))
+        return Figures(
+            stats=self._stats_of(epoch, readings),
+            probes=probes,
+            placements=() if now is None else (*before, _with_workers(now, self.workers.count)),
+            remarks=(*_remarks_on(self.skipped), *filter(None, (self.shared,)), *self._remarks()),
+        )
+
+    def _remarks(self) -> tuple[str, ...]:
+        """Return further remarks on the running epoch."""
+        return ()
 
     def _of_all_processes(
         self, probes: Probes, epoch: Epoch, readings: Readings, placement: Placement | None
@@ -320,7 +351,7 @@ class InlineStats:
             run_delay_ratio=delay,
             helper_cores=None if delay is None else helper_cores(before.probes, now.probes),
         )
-        return _with_skipped(make_report(self.snapshot(), probes, pooled=_POOLED), self.skipped)
+        return Figures(self.snapshot(), probes, remarks=_remarks_on(self.skipped)).report()
 
     def _reading(self) -> _InlineReading:
         return _InlineReading(probe_counters(), run_delay_ns(self._thread))
@@ -337,9 +368,9 @@ def _with_workers(placement: Placement, count: int) -> Placement:
     return replace(placement, num_workers=count, num_processes=num_processes)
 
 
-def _with_skipped(report: Report, skipped: SkippedSamples | None) -> Report:
-    """Return the report with the skipped samples named."""
-    return with_remarks(report, *(() if skipped is None else skipped.remarks()))
+def _remarks_on(skipped: SkippedSamples | None) -> tuple[str, ...]:
+    """Return the remarks that name the skipped samples."""
+    return () if skipped is None else tuple(skipped.remarks())
 
 
 def with_remarks_of(

@@ -16,81 +16,24 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ...errors import UnsupportedOptionError
-from ...io._transfer.cuda import refusal
-from ...io._transfer.transfer import Transfer
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ..error_notes import add_thread_note
 from ..fetching.timing import timed
+from .device import most_pieces, most_regions
 from .jobs import Failed, Loaded
 
 if TYPE_CHECKING:
     from ...io._transfer.batch_memory import BatchMemory
     from ...io._transfer.region import LimitedLocker
+    from ...io._transfer.transfer import Transfer
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
     from .epoch import Epoch
     from .jobs import Result
 
-__all__ = ["DeviceStage", "check_device", "most_pieces", "most_regions", "open_device_stage"]
-
-AHEAD = 1
-"""The number of staged batches that wait for the trainer, besides the one that the thread holds:
-enough to copy one while the trainer works on another. More would only hold device memory."""
-
-
-def check_device(
-    device: torch.device | str | int | None, where: str = "DataLoader"
-) -> torch.device | None:
-    """Return the CUDA device, or None for host memory. Does not touch CUDA: the loader may be built
-    before the process that uses it is forked, or before its device is chosen.
-
-    Raises: UnsupportedOptionError: neither CUDA nor the CPU.
-    """
-    if device is None:
-        return None
-    try:
-        place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise UnsupportedOptionError(
-            f'{where}: device must be None, the CPU or a CUDA device ("cuda", "cuda:1", a number, '
-            f"a torch.device), got {device!r}."
-        ) from error
-    if place.type not in ("cpu", "cuda"):
-        raise UnsupportedOptionError(
-            f"{where}: device must be None, the CPU or a CUDA device, got {str(place)!r}: "
-            f"{refusal(place)}"
-        )
-    return place if place.type == "cuda" else None
-
-
-def most_pieces(max_outstanding: int) -> int:
-    """Return how many batches may lie in pinned memory, besides the transfer's own two slabs: with
-    those, three more than can be outstanding. Two may be under way to the device, one is spare.
-    """
-    return max_outstanding + 1
-
-
-def most_regions(max_outstanding: int, num_processes: int) -> int:
-    """Return the same for batches in the shared memory of processes: each has one more, which is
-    free already, but the process has not yet read so.
-    """
-    return most_pieces(max_outstanding) + num_processes
-
-
-def open_device_stage(
-    device: torch.device | str | int | None, *, stats: bool
-) -> DeviceStage | None:
-    """Return a new iterator's transfer stage, or None for host memory.
-
-    Raises: RuntimeError: torch finds no CUDA, or no such device.
-    """
-    place = check_device(device)
-    return None if place is None else DeviceStage(Transfer(place), stats=stats)
+__all__ = ["DeviceStage"]
 
 
 class DeviceStage:

@@ -35,11 +35,11 @@ from ..rng.patches import process_generators_kept
 from .activity import Activity, Turns, describe_activities
 from .budget import budget
 from .contention import Contention
+from .device import AHEAD, most_pieces
 from .epoch import Epoch
 from .jobs import Failed, Job, Result
 from .private_state import shared_remark
 from .stats import PoolStats
-from .transfer_stage import AHEAD, most_pieces
 from .worker_info import use_one_intra_op_thread
 from .worker_thread import Worker
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.stats.perf_stats import QueuePerfStats
 from ..verdict.intervals import interval_between, queue_between, thread_seconds
+from ..verdict.placement import PLACEMENT_EVENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATA_EVENT",
-    "PLACEMENT_EVENT",
     "PROBES_EVENT",
     "EventLogEntry",
     "LogEntry",
@@ -33,9 +33,6 @@ __all__ = [
 PROBES_EVENT = "probes"
 """Name of the event with the probes' readings, for one pipeline."""
 
-
-PLACEMENT_EVENT = "placement"
-"""Name of the event that says where a loader's workers live from that moment on."""
 
 DATA_EVENT = "data"
 """Name of the event with the statistics of a loader's dataset, over its epoch so far."""

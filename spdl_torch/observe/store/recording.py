@@ -29,21 +29,9 @@ if TYPE_CHECKING:
     from ..verdict.report import Report
     from .loggers import Logger
 
-__all__ = ["EpochWatcher", "between_epochs", "path_of_rank", "recording"]
+__all__ = ["path_of_rank", "recording"]
 
 _logger = logging.getLogger("spdl_torch.observe")
-
-EpochWatcher = Callable[[], AbstractContextManager[None]]
-"""Opened by a loader when it ends an epoch and begins another; closed when that is done."""
-
-
-@contextmanager
-def between_epochs(watchers: tuple[EpochWatcher, ...]) -> Iterator[None]:
-    """Run the block, which ends a loader's epoch and begins another, with its watchers."""
-    with ExitStack() as stack:
-        for watcher in watchers:
-            stack.enter_context(watcher())
-        yield
 
 
 @overload

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ...machine.probes import Probes
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...shown_text import printable_line
-from ..verdict.placement import Placement
+from ..verdict.placement import PLACEMENT_EVENT, Placement
 from ..verdict.report import Report, make_report
-from .entries import DATA_EVENT, PLACEMENT_EVENT, PROBES_EVENT
+from .entries import DATA_EVENT, PROBES_EVENT
 from .query import (
     choose_run,
     query_event_stats,

@@ -1,0 +1,24 @@
+"""Those who want to know when a loader ends an epoch and begins another, such as a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["EpochWatcher", "between_epochs"]
+
+EpochWatcher = Callable[[], AbstractContextManager[None]]
+"""Opened by a loader when it ends an epoch and begins another; closed when that is done."""
+
+
+@contextmanager
+def between_epochs(watchers: tuple[EpochWatcher, ...]) -> Iterator[None]:
+    """Run the block, which ends a loader's epoch and begins another, with its watchers."""
+    with ExitStack() as stack:
+        for watcher in watchers:
+            stack.enter_context(watcher())
+        yield
