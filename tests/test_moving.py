@@ -34,6 +34,7 @@ from spdl_torch.data.loader.moving_pool import _MOVES, MovingPool, _State
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.moving import Moving
+from spdl_torch.data.workers.stats import Figures
 from spdl_torch.observe import (
     Probes,
     SQLiteStatsWriter,
@@ -572,7 +573,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     probes = Probes(gil_seconds=gil_seconds, run_delay_ratio=0.02, num_cores=2)
     made = make_report(stats, probes, pooled=report.pooled)
     assert made.verdict.cause in (Cause.UNKNOWN, Cause.IO)
-    monkeypatch.setattr(figures, "report", lambda: made)
+    monkeypatch.setattr(figures, "figures", lambda: Figures(stats, probes))
     assert iterator._pool._are_held_up() == is_held_up
     assert ("turns" in made.verdict.action) == is_said
     assert ("Raise" in made.verdict.action) != is_said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
@@ -142,8 +141,8 @@ def check_error_options(
             "leave it out."
         )
     is_count = isinstance(error_budget, int) and not isinstance(error_budget, bool)
-    is_share = isinstance(error_budget, float | Fraction) and 0 < error_budget <= 1
-    if error_budget is not None and not is_share and not (is_count and error_budget >= 0):
+    is_right = error_budget is None or (error_budget >= 0 if is_count else _is_share(error_budget))
+    if not is_right:
         raise UnsupportedOptionError(
             "DataLoader: error_budget must be a count >= 0 or a share above 0 and up to 1.0, got "
             f"{error_budget!r}."
@@ -153,6 +152,12 @@ def check_error_options(
             "DataLoader: replace=True needs a dataset with a length, to know which sample is the "
             f"next; {type(dataset).__name__} has none. Give it __len__, or leave replace out."
         )
+
+
+def _is_share(value: Any) -> bool:
+    from fractions import Fraction  # imports decimal, for an option that few give
+
+    return isinstance(value, float | Fraction) and 0 < value <= 1
 
 
 def _check_random_options(num_workers: object, seed: object, rng: object) -> None:
