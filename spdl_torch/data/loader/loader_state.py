@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..checkpoint.progress import Progress
     from ..workers.stats import EpochStats
-    from .epoch_iterator import EpochIterator
 
 __all__ = ["LoaderState"]
 
@@ -40,7 +39,7 @@ class LoaderState:
 
     def __init__(self) -> None:
         self.num_epochs_begun = 0
-        self.iterators: WeakSet[EpochIterator] = WeakSet()
+        self.iterators: WeakSet[Any] = WeakSet()  # EpochIterator, which imports this
         """Those that somebody still holds."""
         self.progress: Progress | None = None
         """The progress of the running epoch or, between epochs, of the last one."""
