@@ -12,6 +12,7 @@ are imported when they are first used: a ``DataLoader`` runs no pipeline.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import spdl_torch.lazy_names as lazy_names
@@ -74,6 +75,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "defs":
+        return importlib.import_module(".defs", __name__)
     return lazy_names.import_name(__name__, _HOME_OF, name)
 
 
