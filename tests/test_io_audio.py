@@ -94,6 +94,7 @@ def test_errors_name_the_file(tmp_path):
         load_audio(tmp_path / "missing.wav")
     for given_, match in (
         ({"sample_rate": 0}, "sample_rate must be >= 1"),
+        ({"sample_rate": 2**31}, r"sample_rate must be >= 1 and < 2\*\*31"),
         ({"num_channels": 9}, "num_channels must be 1 to 8"),
         ({"timestamp": (2, 1)}, "start < end"),
     ):
@@ -106,3 +107,49 @@ def test_paths_are_opened_by_their_content(tmp_path, kind):
     """Formats that hold nothing but sound, under any name."""
     (path := tmp_path / "some.bin").write_bytes(content := write(*KINDS[kind]))
     assert torch.equal(load_audio(path), load_audio(content))
+
+
+def late(content, container, seconds):
+    """The packets of a file, those of the second half later by some time."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(content)) as source, av.open(file, "w", container) as out:
+        stream = out.add_stream_from_template(source.streams.audio[0])
+        packets = [packet for packet in source.demux(audio=0) if packet.size]
+        for number, packet in enumerate(packets):
+            if number >= len(packets) // 2:
+                packet.pts += round(seconds / packet.time_base)
+                packet.dts = packet.pts
+            packet.stream = stream
+            out.mux(packet)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["aac in mp4", "opus in webm", "ac3 in ts"])
+def test_a_window_after_a_gap_is_an_error_and_the_whole_has_all_samples(kind):
+    """Samples do not tell their time there; before it they do."""
+    content = late(write(*KINDS[kind]), KINDS[kind][0], 0.1)
+    samples, begin = decoded(content)
+    assert torch.equal(load_audio(content), samples)
+    before = load_audio(content, (begin, begin + 0.2))
+    assert torch.equal(before, samples[:, : before.shape[1]])
+    for window in ((0.35, 0.4), (0.1, 0.5), (0, 9)):
+        with pytest.raises(DecodeError, match=r"^<bytes>: its sound has a gap from .* s to .* s"):
+            load_audio(content, (begin + window[0], begin + window[1]))
+
+
+def test_a_window_of_files_that_were_glued_together_is_an_error_where_times_go_back():
+    """A time does not say which of two is meant."""
+    one = write("matroska", "pcm_s16le", "s16", "stereo")
+    assert load_audio(one + one).shape[1] == 2 * 24_000
+    assert torch.equal(load_audio(one + one, (0.1, 0.3)), load_audio(one, (0.1, 0.3)))
+    with pytest.raises(DecodeError, match=r"^<bytes>: its sound goes back from 0.500 s to 0.000 s"):
+        load_audio(one + one, (0.6, 0.7))
+
+
+@pytest.mark.parametrize("codec", ["libmp3lame", "aac", "libopus", "ac3", "pcm_s16le"])
+def test_times_that_are_rounded_are_no_gaps(codec):
+    """As Matroska's are, to milliseconds."""
+    form = {"libopus": "flt", "pcm_s16le": "s16"}.get(codec, "fltp")
+    content = write("matroska", codec, form, "stereo", num_samples=100_000)
+    samples, begin = decoded(content)
+    assert torch.equal(load_audio(content, (begin + 1.0, begin + 2.0)), samples[:, 48_000:96_000])

@@ -13,7 +13,7 @@ from spdl_torch.errors import DecodeError
 
 from .._source import source_name
 from .demux import window_of
-from .opening import decode_errors, open_audio
+from .opening import decode_errors, is_sound_only, open_audio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .._source import Source
 
 __all__ = ["load_audio"]
+
+_TOLERANCE = 0.02
+"""The seconds by which a container's times may differ from the samples counted: they are rounded,
+mostly to milliseconds, and a frame that is lost lasts longer."""
 
 _LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 
@@ -55,12 +59,16 @@ def load_audio(
 
     Returns: float32, shape (channels, samples), CPU, contiguous, mostly in [-1, 1].
     Raises:
-        DecodeError: no sound in it, damaged, or no sample in the window.
+        DecodeError: no sound in it, damaged, or no sample in the window; with a window, sound that
+            has a gap or goes back in time before the window's end.
         OSError: a path cannot be read.
-        ValueError: a rate below 1, another number of channels, or a window that is none.
+        ValueError: a rate below 1 or from 2**31 on, another number of channels, or a window that is
+            none.
     """
-    if sample_rate is not None and sample_rate < 1:
-        raise ValueError(f"load_audio: sample_rate must be >= 1, got {sample_rate}.")
+    if sample_rate is not None and not 1 <= sample_rate < 1 << 31:
+        raise ValueError(
+            f"load_audio: sample_rate must be >= 1 and < 2**31, or None, got {sample_rate}."
+        )
     if num_channels is not None and num_channels not in _LAYOUTS:
         raise ValueError(f"load_audio: num_channels must be 1 to 8 or None, got {num_channels}.")
     start, end = (-math.inf, math.inf) if timestamp is None else window_of(timestamp)
@@ -98,10 +106,16 @@ def _parts(
         side if math.isinf(side) else math.ceil((side - begin) * rate - 1e-6)
         for side in (start, end)
     )
-    place = 0
+    # Formats that hold nothing but sound have no times of their own: FFmpeg counts, and rounds.
+    is_timed = not is_sound_only(container) and (low > -math.inf or high < math.inf)
+    place, counted = 0, begin
     for frame in itertools.chain([first], frames, [None]):
         if frame is not None and frame.is_corrupt:
             raise DecodeError(f"{name}: damaged at {begin + place / rate:.3f} s.")
+        if frame is not None and is_timed:
+            if counted < end:
+                _check_time(frame, counted, name)
+            counted += frame.samples / frame.sample_rate
         for samples in _converted(resampler, frame, name):
             number = samples.shape[1]
             left, right = max(0, low - place), min(number, high - place)
@@ -110,6 +124,21 @@ def _parts(
                 yield samples[:, int(left) : int(right)]
             if place >= high:
                 return
+
+
+def _check_time(frame: AudioFrame, counted: float, name: str) -> None:
+    """Raise a DecodeError if the container has another time for a frame than the samples before
+    it, counted: no sample then is where a window says."""
+    if frame.pts is None or frame.time_base is None:
+        return
+    time = float(frame.pts * frame.time_base)
+    if abs(time - counted) > _TOLERANCE:
+        what = "has a gap" if time > counted else "goes back"
+        raise DecodeError(
+            f"{name}: its sound {what} from {counted:.3f} s to {time:.3f} s, so that samples do "
+            "not tell their time: packets may be missing, or several files glued together. Load it "
+            "whole, or a window before that."
+        )
 
 
 def _converted(resampler: AudioResampler, frame: AudioFrame | None, name: str) -> Iterator[Tensor]:

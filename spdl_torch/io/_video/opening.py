@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = ["decode_errors", "open_audio", "open_video", "position_of", "rewind"]
+__all__ = ["decode_errors", "is_sound_only", "open_audio", "open_video", "position_of", "rewind"]
 
 _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})
 
@@ -96,6 +96,11 @@ def open_audio(
         container, stream = opened
         assert isinstance(stream, AudioStream), "guaranteed by its kind"
         yield container, stream
+
+
+def is_sound_only(container: InputContainer) -> bool:
+    """Return whether a container is of a format that holds nothing but sound."""
+    return container.format.name in _SOUND.split(",")
 
 
 @contextlib.contextmanager
