@@ -1,6 +1,7 @@
 """Sound: every sample that a decode of the whole file by PyAV gives, in windows too."""
 
 import io
+import random
 from fractions import Fraction
 
 import av
@@ -153,3 +154,11 @@ def test_times_that_are_rounded_are_no_gaps(codec):
     content = write("matroska", codec, form, "stereo", num_samples=100_000)
     samples, begin = decoded(content)
     assert torch.equal(load_audio(content, (begin + 1.0, begin + 2.0)), samples[:, 48_000:96_000])
+
+
+def test_random_bytes_after_a_transport_stream_do_no_harm():
+    """At some of them FFmpeg asks to read again, and has the last packets then."""
+    content = write("mpegts", "aac", "fltp", "stereo")
+    samples, _ = decoded(content)
+    for seed in range(12):
+        assert torch.equal(load_audio(content + random.Random(seed).randbytes(500)), samples)

@@ -14,6 +14,7 @@ from spdl_torch.errors import DecodeError
 from .._source import source_name
 from .demux import window_of
 from .opening import decode_errors, is_sound_only, open_audio
+from .reading import packets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ def _parts(
     name: str,
 ) -> Iterator[Tensor]:
     """Yield the samples of the window, frame by frame."""
-    frames = container.decode(stream)
+    frames = _frames(container, stream)
     first = next(frames, None)
     if first is None:
         return
@@ -124,6 +125,12 @@ def _parts(
                 yield samples[:, int(left) : int(right)]
             if place >= high:
                 return
+
+
+def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+    for packet in packets_of(container, stream):
+        yield from stream.decode(packet)
+    yield from stream.decode(None)
 
 
 def _check_time(frame: AudioFrame, counted: float, name: str) -> None:

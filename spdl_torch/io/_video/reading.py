@@ -16,13 +16,14 @@ from .slowness import say_once
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.packet import Packet
     from av.video.stream import VideoStream
 
     from .codec import VideoCodec
 
-__all__ = ["PacketReader"]
+__all__ = ["PacketReader", "packets_of"]
 
 _FIRST_STEP_SECONDS = 0.5
 """The first distance to seek back for an entry; these are mostly 0.5 to 10 s apart."""
@@ -35,6 +36,9 @@ _NO_TIMES = 0x80
 
 _BEYOND = 10**12
 """A time after the end of any video, in ticks, with which FFmpeg still calculates."""
+
+_TRIES = 8
+"""How often FFmpeg may ask to read again."""
 
 _SLOW_BYTES = 1 << 26
 """Reading more than that for nothing is said."""
@@ -66,7 +70,7 @@ class PacketReader:
         self._times = _Times()
         self._at_end = self._has_dropped = False
         self._skipped_bytes = 0
-        incoming = _packets(container, stream)
+        incoming = packets_of(container, stream)
         first = next(incoming, None)
         self.is_counted = self.is_listed = False
         if first is not None:
@@ -187,7 +191,7 @@ class PacketReader:
             return False
         self._times = _Times()
         self._at_end = False
-        self._incoming = self._watched(_packets(self._container, self._stream))
+        self._incoming = self._watched(packets_of(self._container, self._stream))
         return True
 
     def _unsure_ticks(self, entry: Packet[Any]) -> Fraction:
@@ -258,16 +262,26 @@ def _displayed(packet: Packet[Any]) -> int | None:
     return packet.dts if packet.pts is None else packet.pts
 
 
-def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[Any]]:
-    try:
-        for packet in container.demux(stream):
-            if packet.size:
-                yield packet
-    except IndexError as error:
-        # PyAV raises it after the last packet: it looks up all streams of the container, those
-        # included that FFmpeg found only while reading, which PyAV does not know.
-        if not _is_from_stream_lookup(error):
-            raise  # from the user's own file object
+def packets_of(
+    container: InputContainer, stream: AudioStream | VideoStream
+) -> Iterator[Packet[Any]]:
+    """Yield the packets of a stream that hold data."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            for packet in container.demux(stream):
+                if packet.size:
+                    yield packet
+            return
+        except BlockingIOError as error:
+            # FFmpeg's at random bytes in a transport stream, after which there is more.
+            if not (tries_left and isinstance(error, FFmpegError)):
+                raise  # or of the user's own file object
+        except IndexError as error:
+            # PyAV raises it after the last packet: it looks up all streams of the container, those
+            # included that FFmpeg found only while reading, which PyAV does not know.
+            if not _is_from_stream_lookup(error):
+                raise  # from the user's own file object
+            return
 
 
 def _is_from_stream_lookup(error: IndexError) -> bool:
