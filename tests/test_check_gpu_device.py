@@ -183,7 +183,7 @@ def test_requests_are_distinguished(load):
 @PROMPT
 def test_training_is_measured(gpu, monkeypatch, tmp_path):
     """On a small network: each kind of batches is trained on, and every ratio is there."""
-    for name, value in (("BATCH", 4), ("PIXELS", 32), ("WARM_UP", 1), ("usable_cores", lambda: 2)):
+    for name, value in (("BATCH", 4), ("PIXELS", 32), ("WARM_UP", 1), ("whole_cores", lambda: 2)):
         monkeypatch.setattr(rates, name, value)
     monkeypatch.setattr(torchvision.models, "resnet50", small_network)
     write_photographs(tmp_path / "photographs", 8)

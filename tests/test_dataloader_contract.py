@@ -48,8 +48,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from spdl_torch.data.workers.epoch import Epoch
 from spdl_torch.errors import UnsupportedOptionError
-from spdl_torch.pipeline.recorder.flight_recorder import FlightRecorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 # From Python 3.12 on a fork beside threads, such as fsspec's of an earlier test, is warned of.
@@ -1066,9 +1066,10 @@ def test_threads_end_when_a_worker_lets_go_of_an_error_late(monkeypatch):
     """The one that has just delivered it still refers to it, and so to the frames of a loop that
     keeps the error; the next collection of garbage ends the threads.
     """
-    gate, met = threading.Event(), []
+    gate, met, deliver = threading.Event(), [], Epoch.deliver
 
-    def hold(*_):
+    def deliver_and_hold(epoch, result):
+        deliver(epoch, result)
         assert gate.wait(PATIENCE_SECONDS), "nobody opened the gate"
 
     def collected(phase, info):
@@ -1083,7 +1084,7 @@ def test_threads_end_when_a_worker_lets_go_of_an_error_late(monkeypatch):
         assert caught.traceback
         return weakref.ref(batches._pool)
 
-    monkeypatch.setattr(FlightRecorder, "failed", hold)
+    monkeypatch.setattr(Epoch, "deliver", deliver_and_hold)
     pool = train()
     gc.callbacks.append(collected)
     try:
