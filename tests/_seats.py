@@ -200,11 +200,10 @@ class Table:
 
     def add(self, report: Any) -> None:
         """Note the result of a test that has a seat in its parameters."""
-        where, _, parameters = report.nodeid.partition("[")
-        names = [seat.name for seat in SEATS if seat.name in parameters.rstrip("]").split("-")]
-        if len(names) == 1 and (report.when == "call" or report.outcome != "passed"):
-            row = self._cells.setdefault(where.replace("tests/", ""), {})
-            row.setdefault(names[0], []).append(report.outcome)
+        seat = dict(report.user_properties).get("seat")
+        if seat is not None and (report.when == "call" or report.outcome != "passed"):
+            name = report.nodeid.partition("[")[0].replace("tests/", "")
+            self._cells.setdefault(name, {}).setdefault(seat, []).append(report.outcome)
 
     def lines(self) -> list[str]:
         """Return the table: passed of run, by test and seat; a dot where nothing was run."""

@@ -203,7 +203,11 @@ def pytest_unconfigure():
 
 
 def pytest_runtest_setup(item):
-    """Skip tests marked ``cuda`` where there is none, or fail where one must be."""
+    """Note the seat of a test for the table; skip tests marked ``cuda`` where there is none, or
+    fail where one must be."""
+    parameters = getattr(item, "callspec", None)
+    if parameters is not None and "seat" in parameters.params:
+        item.user_properties.append(("seat", str(parameters.params["seat"])))
     if item.get_closest_marker("cuda") is None:
         return
     import torch
