@@ -10,11 +10,12 @@ import os
 import signal
 from collections import Counter
 from itertools import islice
+from time import monotonic
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from _fuzz import QUICK, in_both_forms
+from _fuzz import QUICK
 from _loader_helpers import no_thread_left
 from _seats import DECLARED, FORKED, MOVING, NONE, SHARED, THREADS, Seat
 from _state_data import Endless, Live, Shuffled
@@ -187,13 +188,12 @@ STAYED = told("steps", FORKED, [], [(1, "elsewhere", THREADS)], [], persistent=T
 WENT_ON = told("endless", THREADS, [(3, "same", NONE)], [(1, "twice", SHARED)], persistent=True)
 
 
-@in_both_forms(short=12, long=2000)
-def test_histories_lose_and_change_nothing(num_examples, caplog):
+def test_histories_lose_and_change_nothing(caplog):
     """No sample is lost, comes twice or has other random bits, in any seat."""
     done: Counter[str] = Counter()
     caplog.set_level(logging.ERROR, "spdl_torch.data")
 
-    @settings(QUICK, max_examples=num_examples)
+    @settings(QUICK, max_examples=12)
     @given(histories())
     @example(KILLED)
     @example(MOVED)
@@ -204,6 +204,23 @@ def test_histories_lose_and_change_nothing(num_examples, caplog):
 
     gc.collect()
     run()
-    print(dict(sorted(done.items())))
     assert done["kill"] >= 2
     assert done["twice"] >= 3
+
+
+@pytest.mark.long
+def test_histories_lose_and_change_nothing_for_long(long_seconds, caplog):
+    """The same for other histories in every run, until the time is over."""
+    done: Counter[str] = Counter()
+    caplog.set_level(logging.ERROR, "spdl_torch.data")
+
+    @settings(QUICK, derandomize=False, database=None, max_examples=25)
+    @given(histories())
+    def run(history):
+        check(history, done)
+
+    gc.collect()
+    end = monotonic() + long_seconds
+    while monotonic() < end:
+        run()
+    print(dict(sorted(done.items())))
