@@ -227,7 +227,7 @@ class DataLoader(BaseLoader[T_co]):
             kind = ThreadIterator
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
         self._state.stats = iterator.stats()
-        self._state.iterators.add(iterator)
+        self._state.add(iterator)
         return iterator
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class DataLoader(BaseLoader[T_co]):
         Blocks until the samples under way are made, for 5 seconds at most.
         """
         self._iterator = None
-        for iterator in list(self._state.iterators):
+        for iterator in self._state.iterators():
             iterator.close()
 
     def _end_workers(self) -> None:

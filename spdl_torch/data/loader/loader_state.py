@@ -39,8 +39,7 @@ class LoaderState:
 
     def __init__(self) -> None:
         self.num_epochs_begun = 0
-        self.iterators: WeakSet[Any] = WeakSet()  # EpochIterator, which imports this
-        """Those that somebody still holds."""
+        self._iterators: WeakSet[Any] | None = None  # none yet: a loader without any is pickled
         self.progress: Progress | None = None
         """The progress of the running epoch or, between epochs, of the last one."""
         self.to_resume: ResumeState | None = None
@@ -60,6 +59,16 @@ class LoaderState:
         """The part of that time before the statistics of the epoch begin."""
         self.cached_step: float | None = None
         """The seconds of a training step over cached batches, if ``headspace()`` measured it."""
+
+    def add(self, iterator: Any) -> None:
+        """Know an ``EpochIterator`` for as long as somebody holds it."""
+        if self._iterators is None:
+            self._iterators = WeakSet()
+        self._iterators.add(iterator)
+
+    def iterators(self) -> list[Any]:
+        """Return the iterators of the loader that somebody still holds."""
+        return list(self._iterators or ())
 
     def log_placement(self, placement: Placement) -> None:
         """Log where the workers live, once and whenever that changes, except by a move, which was
