@@ -65,6 +65,9 @@ def check_made_by(
         wrong = {name for name in _OF_ORDER if None not in (saved.get(name), here[name])}
         wrong |= {"batch_size", "ranks"} if ahead else set()
         doubtful |= {"ranks"} if divided else set()
+    if "samplers" in differing:
+        wrong -= {"order"}  # of samplers of one class alone
+        doubtful -= {"order"}
     if {"length", "dataset"} & {*differing}:
         doubtful -= {"contents"}  # that goes without saying
     told = ", ".join(_told(name, saved, here) for name in differing if name in wrong)
