@@ -158,6 +158,7 @@ class ThreadGroup:
     def __init__(self, request_stop: Callable[[], None], *, stops_last: bool = False) -> None:
         self._request_stop = request_stop
         self._stops_last = stops_last
+        self._cannot_stop = False  # asking it at exit has failed: it is not asked a second time
         self._threads: list[threading.Thread] = []
 
     def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
@@ -232,11 +233,14 @@ def _stop_all() -> None:
     for stops_last in (False, True):
         groups = [group for group in _live.now() if group._stops_last is stops_last]
         for group in groups:
+            if group._cannot_stop:
+                continue
             # A group that fails to stop must not keep the others from stopping: the writer of
             # statistics, which stops last, would lose its rows.
             try:
                 group._request_stop()
             except Exception:
+                group._cannot_stop = True
                 names = ", ".join(group.alive()) or "none alive"
                 _logger.exception("exit: threads (%s) could not be asked to stop", names)
         for group in groups:
