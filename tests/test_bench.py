@@ -39,8 +39,8 @@ from spdl_torch.bench.statistics import fit_scalability, ratios, summarize
 from spdl_torch.bench.table_remote import LateStore
 from spdl_torch.bench.table_scale import extrapolate
 from spdl_torch.bench.tables import TABLES, BenchOptions, load_table
-from spdl_torch.bench.videos import write_video
 from spdl_torch.measuring.child_process import ChildFailure, run_child
+from spdl_torch.measuring.videos import write_video
 
 POSITIVE = st.floats(1e-3, 1e6)
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}

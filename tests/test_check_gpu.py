@@ -19,7 +19,6 @@ from _loader_helpers import no_thread_left
 from test_transfer_races import FreeAtOnce
 
 from spdl_torch.__main__ import main
-from spdl_torch.bench.statistics import quantile
 from spdl_torch.check_gpu import command, correctness, exits, races
 from spdl_torch.check_gpu.gpu import unguarded
 from spdl_torch.check_gpu.sheet import Sheet
@@ -27,6 +26,7 @@ from spdl_torch.io import load_clip
 from spdl_torch.io._image import nvjpeg
 from spdl_torch.io._transfer import transfer
 from spdl_torch.io._video import torchcodec_video
+from spdl_torch.measuring.quantiles import quantile
 
 __all__ = ["gpu", "no_thread_left"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Scalability", "Summary", "fit_scalability", "quantile", "ratios", "summarize"]
+__all__ = ["Scalability", "Summary", "fit_scalability", "ratios", "summarize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,6 @@ def summarize(values: Iterable[float]) -> Summary:
     """Summarize the values. Raises: statistics.StatisticsError: there are none."""
     found = list(values)
     return Summary(median(found), min(found), max(found))
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that a share of all values, 0-1, does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def ratios(series: Mapping[int, float], others: Mapping[int, float]) -> list[float]:

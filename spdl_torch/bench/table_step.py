@@ -19,11 +19,11 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..measuring.quantiles import quantile
 from . import images, table_photographs, table_tiny
 from .image_peers import spdl_decoding
 from .loaders import Work, ours, spdl_batches, spdl_subprocess, torch_loader
 from .report import Goal, Metric
-from .statistics import quantile
 from .tables import Contender, Table
 from .trainers import make_trainer
 

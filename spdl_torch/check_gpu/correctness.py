@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
-from ..bench.videos import write_video
 from ..data.loader.dataloader import DataLoader
 from ..io._image.geometry import Crop
 from ..io._image.images import load_image_batch
@@ -21,6 +20,7 @@ from ..io._video.demux import demux_video
 from ..io._video.samplers import uniform_frames
 from ..io._video.torchcodec_video import check_torchcodec, frames_at
 from ..io._video.video import load_video
+from ..measuring.videos import write_video
 
 if TYPE_CHECKING:
     from torch import Tensor

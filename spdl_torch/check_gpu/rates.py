@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, RandomSampler
 
-from ..bench.statistics import quantile
 from ..data.folder import ImageFolder
 from ..data.loader.dataloader import DataLoader
 from ..data.workers.device import most_pieces
@@ -26,6 +25,7 @@ from ..io._transfer.transfer import Staged, Transfer
 from ..machine.limits import whole_cores
 from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP
 from ..measuring.hand_over import hand_overs
+from ..measuring.quantiles import quantile
 from ..nn import ToFloat
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The parts that ``demo`` and ``bench`` share: child processes, the machine, memory, photographs.
+"""What the commands that measure share: child processes, memory, photographs, videos, quantiles.
 
 ::
 
@@ -6,5 +6,5 @@
          ▲              └─ answers and progress, as JSON lines from its reporter
          └─ progress_bar, machine (cores, other programs), memory (of a process tree)
 
-Nothing here imports torch, nor knows which command it serves.
+Importing it does not import torch, and it does not know which command it serves.
 """
