@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from PIL import Image
 
 from spdl_torch.__main__ import main
 from spdl_torch.bench.command import choose, run_bench, write_files
-from spdl_torch.bench.late_store import OBJECT_BYTES, late_store
 from spdl_torch.bench.loaders import (
     Work,
     bare_threads,
@@ -32,12 +30,9 @@ from spdl_torch.bench.loaders import (
 )
 from spdl_torch.bench.passes import measure_pass, tree_cpu_seconds
 from spdl_torch.bench.peers import installed, left_out
-from spdl_torch.bench.picture import curves, draw, missing_contenders
+from spdl_torch.bench.picture import draw, missing_contenders
 from spdl_torch.bench.report import Goal, Metric, Report
-from spdl_torch.bench.scale_samplers import measure_sampler
-from spdl_torch.bench.statistics import fit_scalability, ratios, summarize
-from spdl_torch.bench.table_remote import LateStore
-from spdl_torch.bench.table_scale import extrapolate
+from spdl_torch.bench.rounds import ratios, summarize
 from spdl_torch.bench.tables import TABLES, BenchOptions, load_table
 from spdl_torch.measuring.child_process import ChildFailure, run_child
 from spdl_torch.measuring.videos import write_video
@@ -63,31 +58,6 @@ def test_ratio_is_taken_within_a_round(series, others):
     """Only rounds that both have count, and each is divided by the other's value of that round."""
     common = sorted(series.keys() & others.keys())
     assert ratios(series, others) == [series[n] / others[n] for n in common]
-
-
-@given(POSITIVE, st.floats(0, 0.5), st.floats(0, 0.01))
-def test_scalability_law_is_found_in_its_own_points(rate, contention, crosstalk):
-    """Points of a law give that law, so what it says far beyond them is right."""
-
-    def law(n):
-        return rate * n / (1 + contention * (n - 1) + crosstalk * n * (n - 1))
-
-    found = fit_scalability([(n, law(n)) for n in (1, 2, 4, 8)])
-    assert found(64) == pytest.approx(law(64), rel=1e-3)
-    assert min(found.rate, found.contention, found.crosstalk) >= 0
-
-
-@given(st.lists(st.tuples(st.integers(1, 64), POSITIVE), min_size=2, unique_by=lambda p: p[0]))
-def test_scalability_law_is_positive_for_any_points(points):
-    """Whatever was measured, the law predicts a throughput."""
-    law = fit_scalability(points)
-    assert all(law(n) > 0 for n in (1, 8, 1000))
-
-
-def test_scalability_needs_two_points():
-    """One point fits every law."""
-    with pytest.raises(ValueError, match="two positive points"):
-        fit_scalability([(1, 5.0)])
 
 
 # -- the report ------------------------------------------------------------------------------------
@@ -176,31 +146,6 @@ def test_picture_of_one_contender_says_what_is_missing(tmp_path):
     assert missing_contenders(report) == []
 
 
-def sweep_report():
-    """A curve of 5 points with its peer's."""
-    report = Report(title="a sweep", metrics=[Metric(key="per_second", heading="1/s")], settings={})
-    for count in (1, 2, 4, 8, 64):
-        report.add(f"threads={count}", {"per_second": 100.0 * count})
-        report.add(f"torch: threads={count}", {"per_second": 50.0 * count})
-    return report
-
-
-def test_points_of_a_sweep_become_a_curve(tmp_path):
-    """Rows named so are lines of one panel, and the picture is written."""
-    lines = curves(sweep_report())["threads"]
-    assert [number for number, _ in lines["ours"]] == [1, 2, 4, 8, 64]
-    assert lines["torch"][0] == (1, "torch: threads=1")
-    assert curves(small_report()) == {}
-    draw(sweep_report(), tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes().startswith(PNG)
-
-
-def test_law_of_the_small_points_is_checked_against_the_largest():
-    """What grows in proportion is predicted exactly."""
-    (line,) = extrapolate(sweep_report())
-    assert "at 64 it says 6,400/s, measured 6,400/s (+0%)" in line
-
-
 # -- what is measured ------------------------------------------------------------------------------
 
 
@@ -283,14 +228,6 @@ def test_cpu_of_a_living_child_counts():
             child.kill()
 
 
-@pytest.mark.parametrize("name", ["ours, shuffle", "ours, distributed", "torch, shuffle"])
-def test_sampler_is_measured(name):
-    """Whatever the machine tells of its memory, there are figures."""
-    figures = measure_sampler(name, 50_000, 1)
-    assert {"begin_ms", "held_mib", "most_mib", "per_second"} == set(figures)
-    assert figures["held_mib"] <= figures["most_mib"]
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -344,7 +281,7 @@ def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
         assert set(metrics) <= set(figures["metrics"])
         for summary in metrics.values():
             assert len(summary["values"]) == 1
-    if table not in ("scale", "ordinary", "what-if", "move"):
+    if table not in ("ordinary", "what-if", "move"):
         assert any("ours" in row for row in figures["rows"])
     assert options.picture.read_bytes().startswith(PNG)
 
@@ -387,26 +324,16 @@ def test_option_that_a_build_refuses_is_a_line():
 
     def run(module, argument, on_line, limit):
         name = json.loads(argument)["contender"]
-        if name == "ours, auto":
+        if name == "tabular: ours, auto":
             return {"refused": "num_workers='auto' is not here."}, None
         return {"per_second": 1.0}, 2.0**20
 
     status, printed, _ = bench(
-        BenchOptions(table="remote", rounds=1, only=("ours, ",), seconds=0.01), run=run
+        BenchOptions(table="tiny", rounds=1, only=("tabular: ours, ",), seconds=0.01), run=run
     )
     assert status == 0
-    assert "Left out: ours, auto. num_workers='auto' is not here." in printed
-    assert "ours, threads" in printed
-
-
-def test_late_store_gives_each_object_by_its_number():
-    """To any number of threads, each with its connection."""
-    with late_store() as port:
-        store = LateStore(port, 300)
-        with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(store.__getitem__, range(250, 266)))
-    assert [sample.unique().tolist() for sample in found] == [[n % 256] for n in range(250, 266)]
-    assert {sample.numel() for sample in found} == {OBJECT_BYTES}
+    assert "Left out: tabular: ours, auto. num_workers='auto' is not here." in printed
+    assert "tabular: ours, threads" in printed
 
 
 def test_missing_peer_is_a_line():

@@ -25,8 +25,6 @@ __all__ = [
     "as_it_is",
     "jpegs",
     "load_batch",
-    "load_drafted",
-    "load_ours",
     "load_pillow",
     "load_simplejpeg",
     "load_torchvision",
@@ -96,19 +94,6 @@ def load_pillow(path: Any, crop: bool = False) -> Any:
     return pil_to_tensor(image)
 
 
-def load_drafted(path: Any, crop: bool = False) -> Any:
-    """Load with Pillow at a reduced size, which its ``draft`` chooses for large JPEGs. Not for
-    crops, whose size is not known when the file is opened."""
-    from PIL import Image
-    from torchvision.transforms.functional import pil_to_tensor
-
-    assert not crop, "guaranteed by the table"
-    with Image.open(path) as opened:
-        opened.draft("RGB", _SIZE)
-        image = opened.convert("RGB").resize(_SIZE, Image.Resampling.BILINEAR)
-    return pil_to_tensor(image)
-
-
 def load_torchvision(path: str, crop: bool = False) -> Any:
     """Load the fastest way through torch's own packages: the decoder's memory is channels_last,
     for which the uint8 resize is quick."""
@@ -126,13 +111,6 @@ def load_simplejpeg(path: str, crop: bool = False) -> Any:
 
     pixels = imported("simplejpeg").decode_jpeg(Path(path).read_bytes(), "RGB")
     return _finish(torch.from_numpy(pixels).permute(2, 0, 1), crop)
-
-
-def load_ours(path: str, crop: bool = False) -> Any:
-    """Load by our function for one picture."""
-    from spdl_torch.io import load_image, random_resized_crop
-
-    return load_image(path, PIXELS, PIXELS, crop=random_resized_crop if crop else None)
 
 
 def _finish(image: Any, crop: bool) -> Any:
@@ -159,9 +137,7 @@ def _random_crop() -> Any:
     return _crop_of_this_process
 
 
-def our_folder(
-    folder: str, num_samples: int, crop: bool, codec: Any = "auto", scaled: bool = False
-) -> Any:
+def our_folder(folder: str, num_samples: int, crop: bool, codec: Any = "auto") -> Any:
     """Return our ImageFolder over ``num_samples`` pictures, repeating the folder's."""
     from torchvision.transforms import v2
 
@@ -172,7 +148,7 @@ def our_folder(
     else:
         steps = [v2.Resize(_SIZE, antialias=True)]
     transform = v2.Compose([*steps, v2.PILToTensor()])
-    dataset = ImageFolder(folder, transform=transform, codec=codec, scaled=scaled)
+    dataset = ImageFolder(folder, transform=transform, codec=codec)
     samples = dataset.samples
     dataset.samples = [samples[index % len(samples)] for index in range(num_samples)]
     return dataset

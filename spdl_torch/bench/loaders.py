@@ -297,19 +297,13 @@ def _items(pipeline: Any) -> Iterator[Any]:
 
 
 def loader_contenders(
-    prefix: str = "",
-    *,
-    spawned: bool = True,
-    inline: bool = False,
-    smoke: bool = True,
-    **arguments: Any,
+    prefix: str = "", *, smoke: bool = True, **arguments: Any
 ) -> tuple[Contender, ...]:
     """Return every loader above, for tables whose contenders differ only in the loader.
 
     ours: with the defaults, which choose between threads and processes. prefix: of the names, for
-    tables with several kinds of data. inline: loaders without workers too. smoke: a smoke run also
-    measures torch's loader, besides ours. arguments: of the contenders, with which the table makes
-    its :class:`Work`.
+    tables with several kinds of data. smoke: a smoke run also measures torch's loader, besides
+    ours. arguments: of the contenders, with which the table makes its :class:`Work`.
     """
 
     def contender(name: str, run: Callable[..., Batches], **more: Any) -> Contender:
@@ -318,12 +312,14 @@ def loader_contenders(
             name=prefix + name, run=partial(run, **options), arguments=arguments, **more
         )
 
-    found = [
+    return (
         contender("ours", ours, smoke=True),
+        contender("ours, 0 workers", ours, options={"num_workers": 0}),
         contender("ours, threads", ours, options={"isolation": "thread"}),
         contender("ours, process", ours, options={"isolation": "process"}),
         contender("ours, auto", ours, options={"num_workers": "auto"}),
         contender("torch, forked", torch_loader, smoke=smoke),
+        contender("torch, 0 workers", _inline_torch),
         contender("torch, spawned", torch_loader, options={"context": "spawn"}),
         contender(
             "StatefulDataLoader", torch_loader, options={"stateful": True}, needs=("torchdata",)
@@ -341,14 +337,7 @@ def loader_contenders(
         contender("SPDL, PyTorchDataLoader", spdl_processes, needs=("spdl",)),
         contender("Grain, threads", grain_threads, needs=("grain",)),
         contender("bare threads", bare_threads),
-    ]
-    if inline:
-        without = {"num_workers": 0}
-        found.insert(1, contender("ours, 0 workers", ours, options=without))
-        found.insert(6, contender("torch, 0 workers", _inline_torch))
-    if not spawned:
-        found = [one for one in found if not one.name.endswith(("spawned", "subprocess"))]
-    return tuple(found)
+    )
 
 
 def _inline_torch(work: Work) -> Batches:

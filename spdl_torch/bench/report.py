@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .statistics import ratios, summarize
+from .rounds import ratios, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from .peers import imported, installed, left_out
 from .report import Goal, Metric
-from .table_arrays import encode, picture_and_labels
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ KINDS = {
     "noisy": ("npz-compressed", 1),
 }
 """The format of each, and its noise."""
+_HEIGHT, _WIDTH = 640, 480
 _THREADS = (1, 2)
 _AT_LEAST: dict[str, tuple[float | None, float | None]] = {
     "npy": (30, 3),
@@ -67,14 +67,60 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
     figures = {}
     reporter.phase("measuring", len(KINDS))
     for number, (kind, (saved_as, noise)) in enumerate(KINDS.items(), 1):
-        arrays = picture_and_labels(noise=noise)
-        load = _loader(load_npy, load_npz, encode(saved_as, arrays))
+        arrays = _picture_and_labels(noise=noise)
+        load = _loader(load_npy, load_npz, _encode(saved_as, arrays))
         for found, expected in zip(load(), arrays.values(), strict=True):
             assert (found == expected).all(), f"{contender.name} loads {kind} wrong"
         for threads in _THREADS:
             figures[f"{kind}_{threads}"] = loads_per_second(load, threads, settings["seconds"])
         reporter.done(number)
     return figures
+
+
+def _picture_and_labels(*, noise: int = 0) -> dict[str, Any]:
+    """Return a smooth picture, uint8 (3, 640, 480), and a map of labels, uint8 (640, 480).
+
+    Random bytes would not do: they cannot be compressed. ``noise`` adds up to that many levels to
+    every pixel, which makes it as hard to compress as a photograph (3) or nearly so (1).
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    picture = np.stack([_field(rng) for _ in range(3)])
+    picture += rng.integers(-noise, noise + 1, picture.shape)
+    return {
+        "image": picture.clip(0, 255).astype(np.uint8),
+        "label": (_field(rng) // 32).astype(np.uint8),
+    }
+
+
+def _encode(saved_as: str, arrays: dict[str, Any]) -> list[bytes]:
+    """Return the arrays as files: one for each if it is ``npy``, else one for all.
+
+    saved_as: ``npy``, ``npz`` or ``npz-compressed``.
+    """
+    import numpy as np
+
+    if saved_as == "npy":
+        return [_written(np.save, array) for array in arrays.values()]
+    return [_written(np.savez if saved_as == "npz" else np.savez_compressed, **arrays)]
+
+
+def _written(save: Callable[..., object], *arrays: Any, **named: Any) -> bytes:
+    buffer = io.BytesIO()
+    save(buffer, *arrays, **named)
+    return buffer.getvalue()
+
+
+def _field(rng: Any) -> Any:
+    """Return random numbers from 0 to 255 on a coarse grid, interpolated linearly."""
+    import numpy as np
+
+    rows, columns = 8, 6
+    grid = rng.integers(0, 256, (rows, columns)).astype(float)
+    down, across = np.linspace(0, rows - 1, _HEIGHT), np.linspace(0, columns - 1, _WIDTH)
+    tall = np.stack([np.interp(down, range(rows), line) for line in grid.T], axis=1)
+    return np.stack([np.interp(across, range(columns), line) for line in tall])
 
 
 def _loader(load_npy: Load, load_npz: Load, files: list[bytes]) -> Callable[[], tuple[Any, Any]]:

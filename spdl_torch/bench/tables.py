@@ -27,17 +27,10 @@ __all__ = [
 TABLES = {
     "photographs": "photographs, resized to 224 x 224 as for validation",
     "crop": "photographs, RandomResizedCrop to 224 x 224 and flip as for training",
-    "large-photographs": "photographs of 12 megapixels to 224 x 224, in full and at reduced sizes",
     "clips": "16 frames out of 2 seconds of a video",
     "video-decoders": "the same clips, by the decoders alone",
-    "arrays": "npy and npz files",
-    "array-functions": "the same arrays from bytes in memory, by the functions alone",
+    "array-functions": "npy and npz from bytes in memory, by the functions alone",
     "tiny": "64 floats of a table, and tokenised text of different lengths",
-    "small-images": "images of 32 x 32 in batches of 1024",
-    "remote": "a store that answers late",
-    "remote-s3": "an S3 server that answers late, read by Reader in every loader",
-    "cache": "photographs from a cache in memory, and what four ranks take for it",
-    "plans": "the order of a mixture, and which documents are packed together",
     "step": "the training step beside a loader",
     "busy-step": "a trainer that wants the interpreter all the time, beside a loader in full swing",
     "hand-over": "the CPU time of the thread that trains, for each batch that is ready",
@@ -45,13 +38,10 @@ TABLES = {
     "first-batch": "the wait for the first batch of photographs",
     "move": "the wait for a batch while workers move to processes, and after one was killed",
     "memory": "memory of photographs, and over 20 epochs of a dataset that holds Python objects",
-    "overhead": "statistics and the flight recorder, on against off",
     "draws": "samples that draw a random number, and samples that do not",
-    "autotune": "tuning while running, against every point of a grid",
     "engine": "stages that do nothing",
     "ordinary": "datasets as people write them, 0, 2 and 4 workers, over torch's loader",
     "what-if": "what reports predict of other settings, beside what is then measured",
-    "scale": "threads, stages, batch size, queue depth, dataset size, ranks",
 }
 """Name of each table, and what is loaded; ``load_table`` imports its module."""
 

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 __all__ = [
-    "LARGE_SIZE",
     "NUM_CLASSES",
     "SIZES",
+    "Fields",
     "photograph",
-    "write_large_photographs",
     "write_photographs",
 ]
 
@@ -51,9 +50,6 @@ SIZES = (
 )
 """(width, height, photographs in 100), after 200 training photographs of ImageNet-1k."""
 
-LARGE_SIZE = 4032, 3024
-"""Width and height of a telephone's photograph of 12 megapixels."""
-
 _JPEG_QUALITY = 88
 _FIELD_PIXELS = 1024
 _NUM_FIELDS = 3
@@ -72,7 +68,7 @@ def write_photographs(
     As in ImageNet one in 33 is grey, and three in four keep their colours at full resolution.
     ``progress`` is called with the number of photographs written so far.
     """
-    fields = _Fields(seed)
+    fields = Fields(seed)
     for label in range(min(count, num_classes)):
         (folder / f"class_{label}").mkdir(parents=True, exist_ok=True)
     for index in range(count):
@@ -85,26 +81,7 @@ def write_photographs(
         progress(index + 1)
 
 
-def write_large_photographs(folder: Path, count: int, *, seed: int = 0) -> None:
-    """Write ``count`` JPEGs of 12 megapixels as ``folder/class_<n>/<index>.jpg``, 3.5 MB each.
-
-    They are painted at half the size and enlarged: pixels of a camera of many megapixels are not
-    sharp. One in four is upright; three in four have colours at half resolution in both directions,
-    the others in one.
-    """
-    fields, (width, height) = _Fields(seed), LARGE_SIZE
-    for index in range(count):
-        path = folder / f"class_{index % NUM_CLASSES}" / f"{index:05d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        painted = Image.fromarray(photograph(fields, index, (width // 2, height // 2)))
-        image = painted.resize(LARGE_SIZE, Image.Resampling.BICUBIC)
-        if index % 4 == 1:
-            image = image.transpose(Image.Transpose.ROTATE_90)
-        subsampling = "4:2:2" if index % 4 == 3 else "4:2:0"
-        image.save(path, quality=_JPEG_QUALITY, subsampling=subsampling)
-
-
-class _Fields:
+class Fields:
     """Noise that tiles without a seam; every photograph is cut from it (one FFT for all)."""
 
     def __init__(self, seed: int) -> None:
@@ -115,7 +92,7 @@ class _Fields:
         self.grain = rng.standard_normal((_FIELD_PIXELS, _FIELD_PIXELS), dtype=np.float32)
 
 
-def photograph(fields: _Fields, index: int, size: tuple[int, int] | None = None) -> Pixels:
+def photograph(fields: Fields, index: int, size: tuple[int, int] | None = None) -> Pixels:
     """Paint photograph number ``index``: light, a few objects that hide each other, texture.
 
     size: width and height in pixels; None: drawn from ``SIZES``.
