@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .bench.arguments import add_bench
 from .check_gpu.arguments import add_check_gpu
 from .command_options import CommandError
 from .demo.arguments import add_demo
@@ -32,7 +31,7 @@ __all__ = ["main"]
 _COMMANDS = (
     *(add_demo, add_photographs, add_prepare),
     *(add_report, add_watch, add_plot, add_trace),
-    *(add_bench, add_check_gpu),
+    add_check_gpu,
 )
 
 

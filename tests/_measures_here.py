@@ -5,14 +5,14 @@ import json
 import traceback
 
 import torch
+from bench.tables import Refused, load_table
 
-from spdl_torch.bench.tables import Refused, load_table
 from spdl_torch.measuring.child_process import ChildFailure
 from spdl_torch.measuring.reporter import Reporter
 
 
-def measure_here(module, argument, on_line, limit_seconds):
-    """The answer of ``python -m spdl_torch.bench.child JOB``, and no memory."""
+def measure_here(program, argument, on_line, limit_seconds):
+    """The answer of ``python examples/bench/child.py JOB``, and no memory."""
     job = json.loads(argument)
     table = load_table(job["table"])
     threads = torch.get_num_threads()

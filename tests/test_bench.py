@@ -1,4 +1,4 @@
-"""``python -m spdl_torch bench``: statistics, every table in its short form, failures, Ctrl-C."""
+"""``python examples/bench``: statistics, every table in its short form, failures, Ctrl-C."""
 
 import io
 import itertools
@@ -12,13 +12,9 @@ from pathlib import Path
 
 import pytest
 from _measures_here import measure_here
-from hypothesis import given
-from hypothesis import strategies as st
-from PIL import Image
-
-from spdl_torch.__main__ import main
-from spdl_torch.bench.command import choose, run_bench, write_files
-from spdl_torch.bench.loaders import (
+from bench.arguments import main
+from bench.command import choose, run_bench, write_files
+from bench.loaders import (
     Work,
     bare_threads,
     grain_threads,
@@ -28,15 +24,20 @@ from spdl_torch.bench.loaders import (
     spdl_items,
     torch_loader,
 )
-from spdl_torch.bench.passes import measure_pass, tree_cpu_seconds
-from spdl_torch.bench.peers import installed, left_out
-from spdl_torch.bench.picture import draw, missing_contenders
-from spdl_torch.bench.report import Goal, Metric, Report
-from spdl_torch.bench.rounds import ratios, summarize
-from spdl_torch.bench.tables import TABLES, BenchOptions, load_table
+from bench.passes import measure_pass, tree_cpu_seconds
+from bench.peers import installed, left_out
+from bench.picture import draw, missing_contenders
+from bench.report import Goal, Metric, Report
+from bench.rounds import ratios, summarize
+from bench.tables import TABLES, BenchOptions, load_table
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
 from spdl_torch.measuring.child_process import ChildFailure, run_child
 from spdl_torch.measuring.videos import write_video
 
+BENCH = Path(__file__).parents[1] / "examples" / "bench"
 POSITIVE = st.floats(1e-3, 1e6)
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
 PNG = b"\x89PNG"
@@ -311,18 +312,19 @@ def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
 def test_contender_has_a_process_of_its_own():
     """Its figures come back with the memory of the process; what it raised is in the failure."""
     job = {"table": "engine", "contender": "ours", "settings": {"items": 100}}
-    answer, peak = run_child("spdl_torch.bench.child", json.dumps(job), lambda line: None)
+    child = BENCH / "child.py"
+    answer, peak = run_child(child, json.dumps(job), lambda line: None)
     assert answer["three_stages_us"] > 0
     assert peak is None or peak > 2**20
     job["settings"] = {}
     with pytest.raises(ChildFailure, match="KeyError: 'items'"):
-        run_child("spdl_torch.bench.child", json.dumps(job), lambda line: None)
+        run_child(child, json.dumps(job), lambda line: None)
 
 
 def test_option_that_a_build_refuses_is_a_line():
     """Not a failure: the row is left out, with the reason."""
 
-    def run(module, argument, on_line, limit):
+    def run(program, argument, on_line, limit):
         name = json.loads(argument)["contender"]
         if name == "tabular: ours, auto":
             return {"refused": "num_workers='auto' is not here."}, None
@@ -373,21 +375,21 @@ def test_goal_names_rows_that_there_are():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench"], "name a table"),
-        (["bench", "photos"], "there is no table 'photos'; there are photographs, crop"),
-        (["bench", "tiny", "--only", "theirs"], "--only 'theirs' is the beginning of none"),
-        (["bench", "engine", "--json", "no/x.json"], "no/x.json: there is no folder no."),
-        (["bench", "engine", "--picture", "x.txt"], "--picture must end with .png, .svg or .pdf"),
-        (["bench", "engine", "--workers", "2", "4"], "engine takes one number of workers, got 2 4"),
-        (["bench", "ordinary", "--workers", "2", "2"], "--workers must be different numbers"),
-        (["bench", "clips", "--data", "nowhere"], "--data: nowhere must hold videos, found none."),
+        ([], "name a table"),
+        (["photos"], "there is no table 'photos'; there are photographs, crop"),
+        (["tiny", "--only", "theirs"], "--only 'theirs' is the beginning of none"),
+        (["engine", "--json", "no/x.json"], "no/x.json: there is no folder no."),
+        (["engine", "--picture", "x.txt"], "--picture must end with .png, .svg or .pdf"),
+        (["engine", "--workers", "2", "4"], "engine takes one number of workers, got 2 4"),
+        (["ordinary", "--workers", "2", "2"], "--workers must be different numbers"),
+        (["clips", "--data", "nowhere"], "--data: nowhere must hold videos, found none."),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(arguments, message, capsys):
     """Exit status 2, before anything is measured: one line that names the command once."""
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"spdl-torch bench: {message}")
+    assert error.startswith(f"bench: {message}")
     assert error.count("\n") == 1
 
 
@@ -407,7 +409,7 @@ def test_text_of_a_short_run_judges_nothing():
 
 def test_list_has_every_table(capsys):
     """With the contenders."""
-    assert main(["bench", "--list"]) == 0
+    assert main(["--list"]) == 0
     printed = capsys.readouterr().out
     assert all(f"\n{name}" in f"\n{printed}" for name in TABLES)
     assert "  bare kernel on threads" in printed
@@ -418,10 +420,9 @@ def test_list_has_every_table(capsys):
 def test_interrupt_ends_with_what_there_is(tmp_path, signum):
     """Ctrl-C in the second measurement: the first is in the table and in the JSON, status 130."""
     figures = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "spdl_torch", "bench", "engine", "--smoke", "--rounds", "1000"]
+    command = [sys.executable, str(BENCH), "engine", "--smoke", "--rounds", "1000"]
     with subprocess.Popen(
         [*command, "--json", str(figures)],
-        cwd=Path(__file__).parents[1],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

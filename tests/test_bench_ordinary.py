@@ -1,6 +1,5 @@
-"""``python -m spdl_torch bench ordinary``: the datasets, what is compared, what is a loss."""
+"""``python examples/bench ordinary``: the datasets, what is compared, what is a loss."""
 
-import argparse
 import importlib
 import io
 import itertools
@@ -12,17 +11,17 @@ from functools import partial
 import pytest
 from _loader_helpers import library
 from _measures_here import measure_here
+from bench import table_ordinary
+from bench.arguments import options_of, parser
+from bench.command import run_bench
+from bench.ordinary.catalogue import ORDINARY
+from bench.ordinary.data import written
+from bench.ordinary.fixed_costs import cost_of_sizes
+from bench.ordinary.passes import DifferentBatches, check_batches, samples_of
+from bench.report import Report
+from bench.tables import BenchOptions, load_table
 
 import spdl_torch
-from spdl_torch.bench import table_ordinary
-from spdl_torch.bench.arguments import _options, add_bench
-from spdl_torch.bench.command import run_bench
-from spdl_torch.bench.ordinary.catalogue import ORDINARY
-from spdl_torch.bench.ordinary.data import written
-from spdl_torch.bench.ordinary.fixed_costs import cost_of_sizes
-from spdl_torch.bench.ordinary.passes import DifferentBatches, check_batches, samples_of
-from spdl_torch.bench.report import Report
-from spdl_torch.bench.tables import BenchOptions, load_table
 
 COUNT, BATCH = 8, 4
 
@@ -90,7 +89,7 @@ def test_other_batch_than_torchs_is_an_error():
 
 def test_wrong_batches_fail_the_table(monkeypatch):
     """The row says so, and the exit status is 1; the other rows are measured."""
-    rows = importlib.import_module("spdl_torch.bench.ordinary.rows")
+    rows = importlib.import_module("bench.ordinary.rows")
     torchs = rows.ScaledRows.__getitem__
     calls = itertools.count()
     monkeypatch.setattr(
@@ -191,13 +190,11 @@ def test_samples_of_a_pass_are_whole_batches_for_each_worker():
 
 def test_numbers_of_workers_without_the_option():
     """The command that the README names gives all its columns."""
-    parser = argparse.ArgumentParser()
-    add_bench(parser.add_subparsers())
-    options = _options(parser.parse_args(["bench", "ordinary"]))
+    options = options_of(parser().parse_args(["ordinary"]))
     assert (options.num_workers, *options.more_workers) == (2, 4)
     keys = {metric.key for metric in load_table("ordinary").metrics}
     assert {"ratio_0", "ratio_2", "ratio_4"} <= keys
-    options = _options(parser.parse_args(["bench", "step"]))
+    options = options_of(parser().parse_args(["step"]))
     assert (options.num_workers, options.more_workers) == (2, ())
 
 

@@ -15,11 +15,10 @@ from _lazy_device import LazyBackend
 from _lazy_gpu import Cuda, as_torchs, gpu
 from _loader_helpers import no_thread_left
 from _measures_here import measure_here
-
-from spdl_torch.__main__ import main
-from spdl_torch.bench import device_copies
-from spdl_torch.bench.command import run_bench
-from spdl_torch.bench.tables import BenchOptions, load_table
+from bench import device_copies
+from bench.arguments import main
+from bench.command import run_bench
+from bench.tables import BenchOptions, load_table
 
 __all__ = ["gpu", "no_thread_left"]
 
@@ -45,11 +44,11 @@ def test_smoke_run_measures_every_way_of_torch_and_ours(gpu, monkeypatch, tmp_pa
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     """In one line, with exit status 2, and nothing is measured."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["bench", "transfer", "--smoke"]) == 2
+    assert main(["transfer", "--smoke"]) == 2
     printed, error = capsys.readouterr()
     assert printed == ""
     assert error == (
-        "spdl-torch bench: transfer measures copies to a GPU, and torch finds no CUDA device here "
+        "bench: transfer measures copies to a GPU, and torch finds no CUDA device here "
         "(torch.cuda.is_available() is False).\n"
     )
 

@@ -623,11 +623,12 @@ def test_interrupt(tmp_path, photographs, environment, moment, is_given, table):
     assert not list(tmp_path.glob("spdl-torch-demo-*"))
 
 
-def test_reader_that_has_seen_enough_gets_no_traceback():
+def test_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
     """As with ``| head``."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "spdl_torch", "bench", "--list"]
+    photographs = ["photographs", str(tmp_path), "--count", "1", "--classes", "1"]
+    command = [sys.executable, "-m", "spdl_torch", *photographs]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import _warm
+import bench.arguments as benchmark
 import pytest
 
 import spdl_torch
@@ -80,7 +81,8 @@ pages = pytest.mark.parametrize("page", PAGES, ids=name_of_page)
 
 
 COMMANDS = {"photographs", "prepare", "report", "watch", "plot", "trace"}
-"""What the tests run of the pages' commands: ``demo`` and ``bench`` take minutes."""
+"""What the tests run of the pages' commands: ``demo`` takes minutes, and so does the benchmark, but
+for its ``--smoke``."""
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +94,10 @@ def photographs(tmp_path_factory):
 
 
 def run_command(line, photographs):
-    """A line of a page's shell, if it is one of those commands; in this process, as none of them
-    needs another."""
+    """A line of a page's shell, if it is one of those commands; in this process."""
     words = shlex.split(line)
+    if words[:2] == ["python", "examples/bench"] and "--smoke" in words:
+        assert benchmark.main(words[2:]) == 0, line
     if words[:3] != ["python", "-m", "spdl_torch"] or words[3] not in COMMANDS:
         return
     if words[3] == "photographs" and len(words) == 5:
@@ -324,6 +327,7 @@ WHAT_IS_PUBLIC = {
     "StageStats": members(StageStats),
     "PipelineStats": members(PipelineStats),
     "the command line": list(options(_parser())),
+    "the benchmark": list(options(benchmark.parser())),
 }
 
 

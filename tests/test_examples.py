@@ -14,6 +14,7 @@ import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
+BENCH = EXAMPLES / "bench" / "__main__.py"  # its tables' short forms run in test_bench.py
 RUN_ELSEWHERE = (
     *("train_language_model", "train_video_classifier"),  # test_examples_training.py
     *("imagenet_lightning", "replace_dataloader"),  # test_examples_imagenet.py
@@ -79,10 +80,11 @@ def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
     assert all(float(line["mean"]) > 0 and line["num_repeats"] == "1" for line in lines)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("program", [*PROGRAMS, BENCH], ids=lambda path: path.stem)
 def test_docstring_says_how_to_run_it(program):
     """The first thing that a reader sees has the command."""
-    assert f"examples/{program.name}" in program.read_text(encoding="utf-8").split('"""')[1]
+    name = "bench" if program == BENCH else program.name
+    assert f"examples/{name}" in program.read_text(encoding="utf-8").split('"""')[1]
 
 
 def test_help_is_shown_before_anything_large_is_imported():
@@ -90,7 +92,7 @@ def test_help_is_shown_before_anything_large_is_imported():
     check = (
         "import contextlib, io, runpy, sys\n"
         f"sys.path.insert(0, {str(EXAMPLES)!r})\n"
-        f"for program in {list(map(str, PROGRAMS))!r}:\n"
+        f"for program in {list(map(str, [*PROGRAMS, BENCH]))!r}:\n"
         "    sys.argv, shown = [program, '--help'], io.StringIO()\n"
         "    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):\n"
         "        runpy.run_path(program, run_name='__main__')\n"

@@ -43,9 +43,8 @@ def endless(images, tmp_path_factory):
 
 
 @pytest.fixture
-def program(monkeypatch):
+def program():
     """The program as a module."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
     return importlib.import_module("image_dataloading")
 
 

@@ -8,13 +8,17 @@ import os
 import re
 import shutil
 import signal
-import sys
 from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
 
+import _imagenet
+import _imagenet_data
+import _imagenet_figures
+import _imagenet_model
 import _torchrun
 import _warm
+import imagenet_classification as classification
 import pytest
 import torch
 from torchvision import datasets
@@ -27,14 +31,6 @@ from spdl_torch.measuring.photographs import write_photographs
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 IMAGENET = ROOT.parent / "shared" / "data" / "imagenet"
-sys.path.insert(0, str(EXAMPLES))
-
-import _imagenet  # noqa: E402
-import _imagenet_data  # noqa: E402
-import _imagenet_figures  # noqa: E402
-import _imagenet_model  # noqa: E402
-import imagenet_classification as classification  # noqa: E402
-
 NUM_TRAIN, NUM_VALIDATION = 24, 7
 RATES = re.compile(r"[\d.]+ images/s|  waiting.*|; trained.*|\n  \w+: .*")
 

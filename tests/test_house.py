@@ -43,7 +43,7 @@ LAYERS = [
     ),
     *("testing", "facade"),
     *("lightning", "accelerate", "transformers"),
-    *("measuring", "prepare", "demo", "bench", "check_gpu", "__main__"),
+    *("measuring", "prepare", "demo", "check_gpu", "__main__"),
 ]
 
 # The same inside of a layer: folders, and files that stand beside them. "__init__" is the layer's
@@ -96,9 +96,6 @@ ROOMS = {
         *("subprocesses", "lightning_states", "__init__"),
     ],
 }
-
-# Neither imports the other: they share ``measuring``.
-APART = {("demo", "bench"), ("bench", "demo")}
 
 # Who imports a layer above its own, in functions and for types alone, and why.
 UPWARD = {
@@ -154,7 +151,6 @@ def test_import_goes_down_the_house(layer):
     below = {None, *LAYERS[: LAYERS.index(layer) + 1]}
     if layer == "observe":
         below -= {"io", "data"}
-    below -= {other for own, other in APART if own == layer}
     assert_none(
         i
         for i in imports_of(layer)

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 from _simulated_loader import Loader, Simulation, report_of
+from bench import table_what_if
+from bench.report import Report as BenchReport
+from bench.tables import Refused, load_table
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
-from spdl_torch.bench import table_what_if
-from spdl_torch.bench.report import Report as BenchReport
-from spdl_torch.bench.tables import Refused, load_table
 from spdl_torch.observe import Probes, Report, SQLiteStatsWriter, entries_of, make_report
 from spdl_torch.observe.verdict.closed_network import most_rate, random_rate
 from spdl_torch.observe.verdict.what_if import Question

@@ -23,7 +23,7 @@ _CHEAP_ROOM_BYTES = 16 * 2**20
 quickly, waking a thread for each one costs more than their memory."""
 
 _CHEAP_ROOM = 64
-"""The room from which more gains nothing; see ``python -m spdl_torch bench engine``."""
+"""The room from which more gains nothing; see ``python examples/bench engine``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from .memory import tree_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+    from pathlib import Path
 
 __all__ = ["ChildFailure", "answers_of", "run_child"]
 
@@ -29,38 +30,39 @@ class ChildFailure(RuntimeError):
 
 
 def run_child(
-    module: str,
+    program: str | Path,
     argument: str,
     on_line: Callable[[dict[str, Any]], None],
     limit_seconds: float = float("inf"),
 ) -> tuple[dict[str, Any], float | None]:
-    """Run ``python -m MODULE ARGUMENT``; return its answer and the peak bytes of its process tree.
+    """Run a module, or the file of a path, with that argument; return its answer and the peak bytes
+    of its process tree.
 
     ``on_line`` is called with every line of progress.
 
     Cancellation: an exception in the caller's thread, Ctrl-C included, kills the process and all
     its workers at once; nothing of them is left when this function returns. The child is a
     session of its own, so that Ctrl-C reaches only the caller. It ends with this process too, if
-    the module calls :func:`~spdl_torch.measuring.lifeline.end_with_the_parent`.
+    it calls :func:`~spdl_torch.measuring.lifeline.end_with_the_parent`.
 
     Raises: ChildFailure: the process ended without an answer, or had none within the limit.
     """
-    with contextlib.closing(answers_of(module, argument, on_line, limit_seconds)) as answers:
+    with contextlib.closing(answers_of(program, argument, on_line, limit_seconds)) as answers:
         return next(answers)
 
 
 def answers_of(
-    module: str,
+    program: str | Path,
     argument: str,
     on_line: Callable[[dict[str, Any]], None],
     limit_seconds: float = float("inf"),
 ) -> Generator[tuple[dict[str, Any], float | None]]:
-    """Yield the answers of ``python -m MODULE ARGUMENT`` as they come, each with the peak bytes of
-    the process tree since the one before.
+    """Yield the answers of a module, or of the file of a path, as they come, each with the peak
+    bytes of the process tree since the one before.
 
     Otherwise as :func:`run_child`; closing the iterator kills the process, too.
     """
-    with tempfile.TemporaryFile("w+") as printed, _started(module, argument, printed) as child:
+    with tempfile.TemporaryFile("w+") as printed, _started(program, argument, printed) as child:
         lines = _follow(child)
         peak: float | None = None
         next_sample = 0.0
@@ -89,8 +91,11 @@ def answers_of(
 
 
 @contextlib.contextmanager
-def _started(module: str, argument: str, printed: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", module, argument]
+def _started(
+    program: str | Path, argument: str, printed: IO[str]
+) -> Iterator[subprocess.Popen[str]]:
+    what = ["-m", program] if isinstance(program, str) else [str(program)]
+    command = [sys.executable, *what, argument]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,  # its lifeline: it ends if this process is killed

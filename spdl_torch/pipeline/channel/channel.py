@@ -13,7 +13,7 @@ the run stops, what is inside is discarded), *end* (what a consumer sees once a 
 is empty: :class:`EndOfChannel`).
 
 Why not ``queue.Queue``: it wakes every waiter in Python code, and can neither be finished nor
-report its open waits. ``python -m spdl_torch bench engine`` measures it on trivial items.
+report its open waits. ``python examples/bench engine`` measures it on trivial items.
 """
 
 from __future__ import annotations

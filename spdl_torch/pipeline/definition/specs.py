@@ -234,7 +234,7 @@ BURST_BUFFER_SIZE = 256
 
 def default_buffer_size(concurrency: int) -> int:
     """Return twice the threads, at least 2: enough that each thread of this stage and of the next
-    finds an item or room while another is being woken. Measured by ``spdl-torch bench engine``.
+    finds an item or room while another is being woken, by ``python examples/bench engine``.
     """
     return max(2, 2 * concurrency)
 

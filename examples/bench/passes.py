@@ -1,0 +1,97 @@
+"""One pass over a loader, timed: the measurements of every table whose contenders are loaders."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spdl_torch.machine.cpu_time import cpu_seconds
+from spdl_torch.measuring.memory import tree_bytes, tree_pids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from spdl_torch.measuring.reporter import Reporter
+
+
+def measure_pass(
+    make_batches: Callable[[], Iterator[Any]],
+    num_samples: int,
+    size_of: Callable[[Any], int],
+    reporter: Reporter | None = None,
+    num_skipped: int = 1,
+) -> dict[str, float]:
+    """Go through the batches once.
+
+    num_skipped: batches after which the speed is measured, at most half of all: the workers make
+        the first ones all at once, at a rate that does not last.
+    Returns: ``per_second``: samples a second, from the last of these batches in hand to the last
+        one of all;
+        ``end_to_end``: from ``iter()`` until the workers have ended; ``cpu_ms``, ``cpu_us``: CPU
+        of the process and its workers over the same time, per sample; ``first_batch_ms``: from
+        ``iter()``; ``at_end_mib``: memory of the process tree with the last batch in hand.
+    Raises: RuntimeError: there were more or fewer samples than expected.
+    """
+    gc.collect()  # 100 ms after torch's imports, and else part of some rows' time by chance
+    cpu, start = tree_cpu_seconds(), time.perf_counter()
+    batches = make_batches()
+    batch = next(batches, None)
+    if batch is None:
+        raise RuntimeError(f"the loader gave no batch, expected {num_samples} samples.")
+    count = size_of(batch)
+    first = steady = last = time.perf_counter()
+    num_first = count
+    num_skipped = max(1, min(num_skipped, num_samples // count // 2))
+    looking, looking_cpu, at_end = 0.0, 0.0, 0.0
+    for number, batch in enumerate(batches, 2):
+        count += size_of(batch)
+        if number == num_skipped:
+            steady, num_first = time.perf_counter(), count
+        if count >= num_samples:
+            # Workers that are processes live until the iterator is asked for more.
+            last, cpu_before = time.perf_counter(), time.thread_time()
+            at_end = tree_bytes(os.getpid()) or 0.0
+            looking, looking_cpu = time.perf_counter() - last, time.thread_time() - cpu_before
+        if reporter is not None:
+            reporter.done(count)
+    batch = None
+    del batches  # ends the workers
+    end = time.perf_counter() - looking
+    if count != num_samples:
+        raise RuntimeError(f"the loader gave {count} samples, expected {num_samples}.")
+    cpu_seconds_of_one = (tree_cpu_seconds() - cpu - looking_cpu) / count
+    figures = {
+        "end_to_end": count / (end - start),
+        "cpu_ms": cpu_seconds_of_one * 1e3,
+        "cpu_us": cpu_seconds_of_one * 1e6,
+        "first_batch_ms": (first - start) * 1e3,
+        "at_end_mib": at_end / 2**20,
+    }
+    if last > steady:
+        figures["per_second"] = (count - num_first) / (last - steady)
+    return figures
+
+
+def tree_cpu_seconds() -> float:
+    """Return the CPU seconds of this process, its living descendants, and those that they have
+    waited for."""
+    if not Path("/proc/self/stat").exists():
+        return cpu_seconds()  # without workers that still live
+    ticks = 0
+    for pid in tree_pids(os.getpid())[1:]:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:  # it ended just now: its parent has counted it
+            continue
+        ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    # This process's to the microsecond, for tables whose samples cost so little.
+    return _own_cpu_seconds() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _own_cpu_seconds() -> float:
+    """Return the CPU time of this process and of the children that it has waited for."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system

@@ -1,0 +1,248 @@
+"""The measurements: rows (a contender), metrics (images a second), one value per round."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .rounds import ratios, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Failure|Iteration|Refused)\b")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One column of the table."""
+
+    key: str
+    heading: str
+    """With the unit."""
+    digits: int = 0
+    higher_is_better: bool = True
+    """The direction; decides which of several peers is the best."""
+    has_spread: bool = True
+    """Whether the text shows the smallest and the largest value beside the median."""
+    loss_below: float | None = None
+    """Medians below it are marked ``loss``, or ``LOSS`` where every round is below it."""
+    section: str = ""
+    """The heading of a table of its own, for rows that have other metrics than the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """A value to reach: the metric of ``row``, or its ratio to the same metric of ``over``.
+
+    ``over`` names a row or, with a ``*`` at the end, the best of the rows that begin so.
+    """
+
+    metric: str
+    row: str
+    over: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.metric}: {self.row}" + (f" / {self.over}" if self.over else "")
+
+    def bound(self) -> str:
+        """Return the goal in words; empty where the value is only shown."""
+        if self.at_least is not None:
+            return f">= {self.at_least:g}"
+        return "" if self.at_most is None else f"<= {self.at_most:.3g}"
+
+    def is_reached(self, value: float) -> bool | None:
+        """Return whether the goal is reached; None where there is nothing to reach."""
+        if self.at_least is not None:
+            return value >= self.at_least
+        return None if self.at_most is None else value <= self.at_most
+
+    def compares(self, row: str) -> bool:
+        """Return whether the goal needs that row."""
+        return row == self.row or _matches(self.over, row)
+
+
+@dataclass(kw_only=True, slots=True)
+class Report:
+    """Everything that a table shows."""
+
+    title: str
+    metrics: Sequence[Metric]
+    settings: Mapping[str, object]
+    rows: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
+    """Values by row, metric and round: a round that failed has none."""
+    goals: list[Goal] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Rows that could not be measured, and why."""
+    shows_goals: bool = True
+    """Whether the text has them and marks losses; the JSON always has the goals."""
+    peer: str | None = None
+    """The row whose first metric the others are divided by, in a column of its own."""
+
+    def add(self, row: str, values: Mapping[str, float], number: int | None = None) -> None:
+        """Add the values of round ``number``; None = one more round of this row."""
+        series = self.rows.setdefault(row, {})
+        if number is None:
+            number = max((n for values in series.values() for n in values), default=-1) + 1
+        for key, value in values.items():
+            series.setdefault(key, {})[number] = value
+
+    def median(self, row: str, metric: str) -> float:
+        """Return the median over the rounds."""
+        return summarize(self.rows[row][metric].values()).median
+
+    def values_of(self, goal: Goal) -> list[float]:
+        """Return one value per round; empty if a row of the goal was not measured."""
+        values = self.rows.get(goal.row, {}).get(goal.metric, {})
+        if goal.over is None:
+            return [values[number] for number in sorted(values)]
+        over = self.best(goal.over, goal.metric)
+        return [] if over is None else ratios(values, self.rows[over][goal.metric])
+
+    def best(self, name: str, metric: str) -> str | None:
+        """Return the measured row of that name; if it ends with ``*``, the best that begins so."""
+        found = [
+            row for row, series in self.rows.items() if _matches(name, row) and series.get(metric)
+        ]
+        higher = any(m.key == metric and m.higher_is_better for m in self.metrics)
+        choose = max if higher else min
+        return choose(found, key=lambda row: self.median(row, metric), default=None)
+
+    def text(self) -> str:
+        """Return the tables, for people."""
+        settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
+        lines = [self.title, settings, "", *self._section_lines(""), ""]
+        for section in dict.fromkeys(metric.section for metric in self.metrics):
+            if section and self.rows_of(section):
+                lines += [*self._section_lines(section), ""]
+        if self.shows_goals:
+            lines += [line for goal in self.goals if (line := self._goal_line(goal))]
+        return "\n".join([*lines, *self.remarks])
+
+    def as_json(self) -> dict[str, object]:
+        """Return the same for programs, with the values of every round."""
+        return {
+            "title": self.title,
+            "settings": dict(self.settings),
+            "metrics": {metric.key: metric.heading for metric in self.metrics},
+            "rows": {
+                row: {key: _summary(values.values()) for key, values in series.items() if values}
+                for row, series in self.rows.items()
+            },
+            "ratios": [
+                {
+                    "name": self._name_of(goal),
+                    **_summary(values),
+                    "goal": goal.bound() or None,
+                    "reached": goal.is_reached(summarize(values).median),
+                }
+                for goal in self.goals
+                if (values := self.values_of(goal))
+            ],
+            "failures": self.failures,
+            "remarks": self.remarks,
+        }
+
+    def shown_metrics(self, section: str = "") -> list[Metric]:
+        """Return the metrics of the section that any of its rows has."""
+        rows = self.rows_of(section).values()
+        found = (metric for metric in self.metrics if metric.section == section)
+        return [metric for metric in found if any(series.get(metric.key) for series in rows)]
+
+    def rows_of(self, section: str = "") -> dict[str, dict[str, dict[int, float]]]:
+        """Return the rows that have metrics of the section; of the first one, all other rows."""
+        sections = {metric.key: metric.section for metric in self.metrics}
+        return {
+            row: series
+            for row, series in self.rows.items()
+            if section == max((sections.get(key, "") for key in series), default="")
+        }
+
+    def _section_lines(self, section: str) -> list[str]:
+        metrics, rows = self.shown_metrics(section), self.rows_of(section)
+        peer = self.best(self.peer, metrics[0].key) if self.peer and metrics else None
+        cells = [["", *(metric.heading for metric in metrics), *([f"x {peer}"] if peer else [])]]
+        for row, series in rows.items():
+            texts = [self._cell(series.get(m.key, {}).values(), m) for m in metrics]
+            if peer:
+                key = metrics[0].key
+                texts.append(cell(ratios(series.get(key, {}), self.rows[peer][key]), 2))
+            cells.append([row, *texts])
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        widths[0] = max([widths[0], *map(len, () if section else self.failures)])
+        lines = [
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+            for line in cells
+        ]
+        failed = [
+            f"{row.ljust(widths[0])}  failed: {last_line(why)}"
+            for row, why in self.failures.items()
+            if not section
+        ]
+        return [lines[0], "-" * len(lines[0]), *lines[1:], *failed]
+
+    def _cell(self, values: Iterable[float], metric: Metric) -> str:
+        found = list(values)
+        if not found:
+            return "-"
+        middle = summarize(found).median
+        text = cell(found if metric.has_spread else [middle], metric.digits)
+        if metric.loss_below is None or not self.shows_goals or middle >= metric.loss_below:
+            return text
+        return f"{'LOSS' if max(found) < metric.loss_below else 'loss'} {text}"
+
+    def _goal_line(self, goal: Goal) -> str:
+        values = self.values_of(goal)
+        if not values:
+            return ""
+        middle = summarize(values).median
+        text = f"{self._name_of(goal):<78} {cell(values, 2 if middle >= 1 else 3)}"
+        reached = goal.is_reached(middle)
+        if reached is not None:
+            text += f"  goal {goal.bound()}: {'reached' if reached else 'MISSED'}"
+        return text
+
+    def _name_of(self, goal: Goal) -> str:
+        over = goal.over and self.best(goal.over, goal.metric)
+        return f"{goal.metric}: {goal.row}" + (f" / {over}" if over else "")
+
+
+def cell(values: Iterable[float], digits: int) -> str:
+    """Return the median, and the spread if there is one."""
+    found = list(values)
+    if not found:
+        return "-"
+    summary = summarize(found)
+    text = f"{summary.median:,.{digits}f}"
+    if len(found) > 1:
+        text += f" ({summary.smallest:,.{digits}f}..{summary.largest:,.{digits}f})"
+    return text
+
+
+def _matches(name: str | None, row: str) -> bool:
+    if name is None:
+        return False
+    return row.startswith(name[:-1]) if name.endswith("*") else row == name
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a failed process's messages that names an error, else the last."""
+    lines = text.strip().splitlines() or ["no reason given"]
+    errors = [line for line in lines if _ERROR.match(line)]
+    return (errors or lines)[-1].strip()
+
+
+def _summary(values: Iterable[float]) -> dict[str, object]:
+    found = list(values)
+    summary = summarize(found)
+    return {
+        "median": summary.median,
+        "min": summary.smallest,
+        "max": summary.largest,
+        "values": found,
+    }

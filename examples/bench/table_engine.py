@@ -1,0 +1,147 @@
+"""``engine``: stages that do nothing, so that what is left is the engine's own cost."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from .peers import imported
+from .report import Goal, Metric
+from .tables import Contender, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from spdl_torch.measuring.reporter import Reporter
+
+    from .tables import BenchOptions
+
+
+_START_STOP_REPEATS = 5
+_ITEMS_A_SECOND = 20_000
+_cost = partial(Metric, digits=1, higher_is_better=False)
+METRICS = (
+    _cost(key="three_stages_us", heading="3 stages x 4, µs/item"),
+    _cost(key="one_stage_us", heading="1 stage ordered, µs/item"),
+    _cost(key="start_stop_ms", heading="start, 1 item, stop: ms"),
+)
+
+
+def trivial(item: int) -> int:
+    """Return the item: a stage that costs nothing."""
+    return item
+
+
+def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+    """Measure one round of one engine. The peers get a tenth of the items; they take as long."""
+    logging.getLogger("spdl").setLevel(logging.CRITICAL)
+    count = settings["items"] if contender.name == "ours" else settings["items"] // 10
+    three = partial(contender.run, stages=3, concurrency=4, ordered=False, sink=64)
+    one = partial(contender.run, stages=1, concurrency=1, ordered=True, sink=3)
+    reporter.phase("measuring", 0)
+    figures = {
+        "three_stages_us": seconds_per_item(three, count) * 1e6,
+        "one_stage_us": seconds_per_item(one, count) * 1e6,
+    }
+    if contender.name != "torchdata.nodes":  # they cannot be stopped
+        seconds = median(start_stop_seconds(three) for _ in range(_START_STOP_REPEATS))
+        figures["start_stop_ms"] = seconds * 1e3
+    return figures
+
+
+def seconds_per_item(pipeline: Callable[..., Any], count: int) -> float:
+    """Measure from the first item in hand to the last, without starting and ending."""
+    with pipeline(range(count + 1)) as items:
+        next(items)
+        start = time.perf_counter()
+        received = sum(1 for _ in itertools.islice(items, count))
+        seconds = time.perf_counter() - start
+    assert received == count, f"{received=} {count=}"
+    return seconds / count
+
+
+def start_stop_seconds(pipeline: Callable[..., Any]) -> float:
+    """Build, start, take one item of many, stop."""
+    start = time.perf_counter()
+    with pipeline(range(1_000_000)) as items:
+        next(items)
+    return time.perf_counter() - start
+
+
+def ours(source: range, **shape: Any) -> AbstractContextManager[Iterator[int]]:
+    """Return the items of a running pipeline of ours."""
+    from spdl_torch.pipeline import PipelineBuilder
+
+    return running(PipelineBuilder(), source, **shape)
+
+
+def spdl(source: range, **shape: Any) -> AbstractContextManager[Iterator[int]]:
+    """Return the same of SPDL: the same words, another import."""
+    return running(imported("spdl.pipeline").PipelineBuilder(), source, **shape)
+
+
+@contextlib.contextmanager
+def running(
+    builder: Any, source: range, *, stages: int, concurrency: int, ordered: bool, sink: int
+) -> Iterator[Iterator[int]]:
+    """Yield the items of either builder's pipeline, since both have the same methods."""
+    builder.add_source(source)
+    for _ in range(stages):
+        order = "input" if ordered else "completion"
+        builder.pipe(trivial, concurrency=concurrency, output_order=order)
+    pipeline = builder.add_sink(sink).build(num_threads=stages * concurrency)
+    with pipeline.auto_stop():
+        yield iter(pipeline)
+
+
+@contextlib.contextmanager
+def nodes(
+    source: range, *, stages: int, concurrency: int, ordered: bool, sink: int
+) -> Iterator[Iterator[int]]:
+    """torchdata's nodes; they have no sink, so the last one prefetches as much instead.
+
+    They cannot be stopped either: their threads end some time after the last reference is gone.
+    """
+    torch_nodes = imported("torchdata.nodes")
+    node = torch_nodes.IterableWrapper(source)
+    for _ in range(stages):
+        node = torch_nodes.ParallelMapper(
+            node, trivial, num_workers=concurrency, in_order=ordered, method="thread"
+        )
+    yield iter(torch_nodes.Loader(torch_nodes.Prefetcher(node, prefetch_factor=sink)))
+
+
+@contextlib.contextmanager
+def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    yield {"items": 1000 if options.smoke else round(_ITEMS_A_SECOND * options.seconds / 2)}
+
+
+TABLES = {
+    "engine": Table(
+        name="engine",
+        title="The engine alone: stages that do nothing, statistics on",
+        metrics=METRICS,
+        contenders=(
+            Contender(name="ours", run=ours, smoke=True),
+            Contender(name="SPDL", run=spdl, needs=("spdl",)),
+            Contender(name="torchdata.nodes", run=nodes, needs=("torchdata",)),
+        ),
+        prepare=_prepare,
+        measure=measure,
+        peer="SPDL",
+        goals=(
+            Goal(metric="three_stages_us", row="ours", at_most=8),
+            Goal(metric="three_stages_us", row="ours", over="SPDL"),
+            Goal(metric="one_stage_us", row="ours", over="SPDL"),
+            Goal(metric="start_stop_ms", row="ours", at_most=5),
+            Goal(metric="start_stop_ms", row="ours", over="SPDL"),
+            Goal(metric="three_stages_us", row="ours", over="torchdata.nodes"),
+        ),
+    )
+}

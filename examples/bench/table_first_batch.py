@@ -1,0 +1,91 @@
+"""``first-batch``: how long training waits for its first batch of photographs, ImageNet's recipe.
+
+The process imports what a training script imports and builds its dataset and its loader; the clock
+runs from ``iter(loader)`` until the first batch is in hand. ``set up`` is what building the dataset
+and the loader took, which is not in the first column. ``ours, threads`` has our ImageFolder,
+``ours, processes`` torchvision's, which loads in processes by default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .images import jpegs, photographs
+from .recipe import BATCH, import_all, recipe_loader
+from .report import Goal, Metric
+from .tables import Contender, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spdl_torch.measuring.reporter import Reporter
+
+    from .recipe import Arrangement
+    from .tables import BenchOptions
+
+
+METRICS = (
+    Metric(key="first_batch_ms", heading="first batch, ms", higher_is_better=False),
+    Metric(key="set_up_ms", heading="set up, ms", higher_is_better=False),
+)
+
+
+@contextlib.contextmanager
+def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    with photographs(options.data, 40 if options.smoke else 200) as folder:
+        yield {
+            "folder": str(folder),
+            "files": len(jpegs(folder)),
+            "num_workers": options.num_workers,
+        }
+
+
+def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+    """Measure from ``iter()`` to the first batch, in a process that has loaded nothing before."""
+    arrangement = contender.arguments["arrangement"]
+    import_all(arrangement)
+    before = time.perf_counter()
+    loader = contender.run(
+        settings["folder"], num_workers=settings["num_workers"], arrangement=arrangement
+    )
+    set_up = time.perf_counter() - before
+    gc.collect()  # 100 ms after torch's imports, and else part of some rows' time by chance
+    reporter.phase("waiting for the first batch", 1)
+    start = time.perf_counter()
+    images, _ = next(iter(loader))
+    seconds = time.perf_counter() - start
+    assert images.shape[1:] == (3, 224, 224), images.shape
+    return {"first_batch_ms": seconds * 1e3, "set_up_ms": set_up * 1e3}
+
+
+def _contender(name: str, arrangement: Arrangement, *, smoke: bool = True) -> Contender:
+    arguments = {"arrangement": arrangement}
+    return Contender(name=name, run=recipe_loader, arguments=arguments, smoke=smoke)
+
+
+_goal = partial(Goal, metric="first_batch_ms")
+TABLES = {
+    "first-batch": Table(
+        name="first-batch",
+        title=f"Time to the first batch of {BATCH} photographs",
+        metrics=METRICS,
+        contenders=(
+            _contender("ours, threads", "threads"),
+            _contender("ours, processes", "processes"),
+            _contender("torch, forked", "fork"),
+            _contender("torch, spawned", "spawn", smoke=False),
+        ),
+        prepare=_prepare,
+        measure=measure,
+        peer="torch, forked",
+        goals=(
+            _goal(row="ours, threads", over="torch, forked", at_most=0.6),
+            _goal(row="ours, processes", over="torch, forked", at_most=1.0),
+            _goal(row="ours, threads", over="torch, spawned", at_most=1 / 30),
+        ),
+    )
+}

@@ -1,0 +1,213 @@
+"""``hand-over``: what the thread that trains spends on a batch, with ``device=`` and without.
+
+The device is one that does nothing: copies are done at once, events have always passed. So the
+times are our own share; CUDA's calls (two events, a wait, one mark for each tensor) come on top.
+The first column is what comes between the model's steps in any case: receiving the batch, waiting
+for its copy and handing it over. The second is what it takes to request another one; the third is
+both. Before each ``next()`` come 4 ms, as for a step of a model, so that the batch is ready.
+torch's row has no device: there the loop moves the batch itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .report import Goal, Metric
+from .tables import Contender, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from spdl_torch.measuring.reporter import Reporter
+
+    from .tables import BenchOptions
+
+
+BATCH = 8
+_STEP_SECONDS = 0.004
+_cost = partial(Metric, digits=0, higher_is_better=False)
+METRICS = (
+    _cost(key="receiving_us", heading="CPU µs/batch: receive and hand over, median"),
+    _cost(key="asking_us", heading="ask for the next, median"),
+    _cost(key="median_us", heading="all of next(), median"),
+    _cost(key="least_us", heading="10th percentile"),
+    Metric(
+        key="allocations", heading="tensors made by the thread", digits=0, higher_is_better=False
+    ),
+)
+
+
+@contextlib.contextmanager
+def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    batches = 20 if options.smoke else max(50, int(options.seconds / _STEP_SECONDS))
+    yield {"batches": batches, "num_workers": options.num_workers}
+
+
+class Pictures:
+    """Small pictures, made in no time."""
+
+    thread_safe = True
+
+    def __init__(self, count: int) -> None:
+        import torch
+
+        self.picture = torch.zeros(3, 64, 64, dtype=torch.uint8)
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.picture, index
+
+
+class Idle:
+    """A device that does nothing, in place of CUDA's backend."""
+
+    made_by: list[int] = []  # noqa: RUF012  # one process measures one loader
+    """The threads that allocated memory on it."""
+
+    def __init__(self, device: Any, stream: int = 0, *, use: str = "copy") -> None:
+        from spdl_torch.io._transfer.readers import Readers
+
+        self.device = device
+        self.readers = Readers()
+
+    def current_stream(self) -> int:
+        return 0
+
+    def mark(self, stream: int) -> Idle:
+        return self
+
+    def lend(self, owner: Any, region: Any, give_back: Any) -> None:
+        self.readers.lend(owner, region, give_back)
+
+    def lock_pages(self, address: int, num_bytes: int) -> bool:
+        return True
+
+    def unlock_pages(self, address: int) -> None:
+        """Do nothing: nothing is locked."""
+
+    def pinned(self, num_bytes: int) -> Any:
+        import torch
+
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def is_pinned(self, tensor: Any) -> bool:
+        return False
+
+    def on_copy_stream(self) -> Any:
+        return contextlib.nullcontext()
+
+    def empty(self, num_bytes: int) -> Any:
+        import threading
+
+        self.made_by.append(threading.get_ident())
+        return self.pinned(num_bytes)
+
+    def copy(self, target: Any, source: Any) -> None:
+        target.copy_(source)
+
+    def record(self) -> Idle:
+        return self
+
+    def hand_over(self, event: Any, blocks: Sequence[Any]) -> Idle:
+        return self
+
+    def synchronize(self) -> None:
+        """Return at once: everything is done."""
+
+    def query(self) -> bool:
+        return True
+
+
+def ours(dataset: Any, num_workers: int, isolation: Any, device: str | None) -> Any:
+    """Return our loader."""
+    from spdl_torch.data.loader.dataloader import DataLoader
+
+    options = {"num_workers": num_workers, "isolation": isolation, "device": device}
+    return DataLoader(dataset, BATCH, **options)
+
+
+@contextlib.contextmanager
+def _idle_device() -> Iterator[None]:
+    """Make transfers created in the block go to a device that does nothing."""
+    import torch
+
+    from spdl_torch.io._transfer import cuda
+
+    names = {"CudaBackend": Idle, "resolve": lambda place: torch.device("cpu")}
+    before = {name: getattr(cuda, name) for name in names}
+    for name, value in names.items():
+        setattr(cuda, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(cuda, name, value)
+
+
+def torchs(dataset: Any, num_workers: int) -> Any:
+    """Return torch's loader."""
+    from torch.utils.data import DataLoader
+
+    return DataLoader(dataset, BATCH, num_workers=num_workers)
+
+
+def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+    """Measure one pass."""
+    import threading
+
+    from spdl_torch.measuring.hand_over import WARM_UP, hand_overs
+
+    dataset = Pictures(BATCH * (settings["batches"] + WARM_UP))
+    loader = contender.run(dataset, settings["num_workers"], **contender.arguments)
+    reporter.phase("measuring", 1)
+    settle = partial(time.sleep, _STEP_SECONDS)
+    Idle.made_by.clear()
+    with _idle_device():
+        batches = iter(loader)
+    took = hand_overs(batches, settings["batches"], settle)
+    totals = [each.total_us for each in took]
+    return {
+        "receiving_us": statistics.median(each.receiving_us for each in took),
+        "asking_us": statistics.median(each.asking_us for each in took),
+        "median_us": statistics.median(totals),
+        "least_us": statistics.quantiles(totals, n=10)[0],
+        "allocations": Idle.made_by.count(threading.get_ident()),
+    }
+
+
+def _ours(name: str, isolation: str, device: str | None, *, smoke: bool = True) -> Contender:
+    arguments = {"isolation": isolation, "device": device}
+    return Contender(name=f"ours, {name}", run=ours, arguments=arguments, smoke=smoke)
+
+
+_goal = partial(Goal, metric="receiving_us", at_most=40)
+TABLES = {
+    "hand-over": Table(
+        name="hand-over",
+        title=f"The thread that trains, for each batch of {BATCH} small pictures",
+        metrics=METRICS,
+        contenders=(
+            _ours("threads, device", "thread", "cuda"),
+            _ours("processes, device", "process", "cuda", smoke=False),
+            _ours("threads", "thread", None, smoke=False),
+            _ours("processes", "process", None, smoke=False),
+            Contender(name="torch", run=torchs),
+        ),
+        prepare=_prepare,
+        measure=measure,
+        peer="torch",
+        goals=(
+            _goal(row="ours, threads, device"),
+            _goal(row="ours, processes, device"),
+            Goal(metric="allocations", row="ours, threads, device", at_most=1),
+            Goal(metric="allocations", row="ours, processes, device", at_most=1),
+        ),
+    )
+}

@@ -1,0 +1,219 @@
+"""``ordinary``: datasets as people write them, torch's DataLoader and ours, one import changed.
+
+A row is a dataset. A round of it is one process, in which both loaders make two epochs each without
+workers and then with each number of them, and the second epoch counts. Where nothing is random, our
+batches must equal torch's, bit by bit; otherwise the row fails. Below are the costs of a batch and
+of a sample that costs nothing, and the functions that account for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from statistics import geometric_mean, median
+from typing import TYPE_CHECKING, Any
+
+from .ordinary.catalogue import ORDINARY, Ordinary
+from .report import Metric
+from .tables import Contender, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from spdl_torch.measuring.reporter import Reporter
+
+    from .report import Report
+    from .tables import BenchOptions
+
+
+_LOSS_WITHOUT_WORKERS, _LOSS = 0.97, 1.0
+"""Ratios below these are losses. Without workers both loaders do the same in the loop's thread,
+with noise of a few percent."""
+_QUIET_CORES = 0.2
+"""Cores that other programs may use before the ratios with workers mean little."""
+_WORKERS = (2, 4)
+"""The numbers of workers besides 0, unless others are given."""
+MEAN = "geometric mean"
+"""The last row, over the datasets, a value each round."""
+FIXED = "fixed costs, 0 workers"
+"""The row of a dataset whose samples cost nothing."""
+_PROFILED = "functions, 0 workers"
+
+
+def _pair(count: int) -> Iterator[Metric]:
+    """Yield the columns for one number of workers."""
+    for name, heading in (("torch", f"{_workers(count)}: torch, 1/s"), ("ours", "ours, 1/s")):
+        yield Metric(key=f"{name}_{count}", heading=heading, has_spread=False)
+    yield Metric(
+        key=f"ratio_{count}", heading="ours / torch", digits=2, loss_below=_least_ratio(count)
+    )
+
+
+def _least_ratio(count: int) -> float:
+    return _LOSS if count else _LOSS_WITHOUT_WORKERS
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
+
+
+def _costs(part: str) -> Iterator[Metric]:
+    for name in ("torch", "ours"):
+        yield Metric(
+            key=f"{name}_{part}_us",
+            heading=f"{name}, µs/{part}",
+            digits=2,
+            higher_is_better=False,
+            section=FIXED,
+        )
+    yield Metric(
+        key=f"{part}_ratio",
+        heading="ours / torch",
+        digits=2,
+        higher_is_better=False,
+        section=FIXED,
+    )
+
+
+PROFILE = (
+    Metric(key="calls", heading="calls/batch of 8", digits=1, section=_PROFILED, has_spread=False),
+    *(
+        Metric(
+            key=f"profiled_{part}_us",
+            heading=f"µs/{part}, profiled",
+            digits=2,
+            higher_is_better=False,
+            section=_PROFILED,
+        )
+        for part in ("batch", "sample")
+    ),
+)
+"""The columns of the functions in which the fixed costs arise."""
+
+
+@contextlib.contextmanager
+def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="spdl-torch-bench-") as folder:
+        yield {
+            "folder": folder,
+            "workers": [options.num_workers, *options.more_workers],
+            "seconds": 1e-3 if options.smoke else options.seconds,
+        }
+
+
+def measure(
+    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
+) -> Mapping[str, float]:
+    """Measure one round of one dataset, or of the fixed costs."""
+    figures: Mapping[str, float] = contender.run(contender, settings, reporter)
+    return figures
+
+
+def _measure_speeds(
+    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
+) -> Mapping[str, float]:
+    from .ordinary.passes import speeds  # imports torch, which the parent does not need
+
+    return speeds(contender.arguments["ordinary"], settings, reporter)
+
+
+def _measure_fixed_costs(
+    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
+) -> Mapping[str, float]:
+    from .ordinary.fixed_costs import fixed_costs
+
+    return fixed_costs(settings, reporter)
+
+
+def _measure_profile(
+    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
+) -> Mapping[str, Any]:
+    from .ordinary.profile import profile
+
+    return profile(settings, reporter)
+
+
+def _contender(ordinary: Ordinary) -> Contender:
+    return Contender(
+        name=ordinary.name,
+        run=_measure_speeds,
+        needs=ordinary.needs,
+        arguments={"ordinary": ordinary},
+        smoke=ordinary.name in ("rows, arithmetic", "lines, iterable"),
+    )
+
+
+def conclude(report: Report) -> list[str]:
+    """Add the row of geometric means, each round's by itself; return a line for the losses, unless
+    the run was too short to judge.
+    """
+    datasets = [row for row, series in report.rows.items() if "ratio_0" in series]
+    ratios = [metric.key for metric in report.metrics if metric.key.startswith("ratio_")]
+    for key in ratios:
+        series = [report.rows[row][key] for row in datasets]
+        # A round that was interrupted has other datasets than the others, so it has no mean.
+        for number in sorted(set(series[0]).intersection(*series[1:])) if series else ():
+            report.add(MEAN, {key: geometric_mean(one[number] for one in series)}, number)
+    if not report.shows_goals:
+        return []
+    losses = [_losses(report, datasets, key) for key in ratios]
+    return losses + _disturbance(report, datasets)
+
+
+def _losses(report: Report, datasets: list[str], key: str) -> str:
+    count = int(key.removeprefix("ratio_"))
+    least = _least_ratio(count)
+    found = sorted((report.median(row, key), row) for row in datasets)
+    losses = [(value, row) for value, row in found if value < least]
+    always = [row for _, row in losses if max(report.rows[row][key].values()) < least]
+    named = "; ".join(
+        f"{row} {value:.2f}{' in every round' if row in always else ''}" for value, row in losses
+    )
+    return (
+        f"LOSSES with {_workers(count)}: {len(losses)} of {len(datasets)} medians are below "
+        f"{least:.2f}, {len(always)} in every round{named and f': {named}'}."
+    )
+
+
+def _disturbance(report: Report, datasets: list[str]) -> list[str]:
+    """Warn if other programs took the cores that torch's worker processes would have used."""
+    others = [report.median(row, "other_cores") for row in datasets if _has_others(report, row)]
+    if not others or median(others) <= _QUIET_CORES:
+        return []
+    return [
+        f"Other programs kept {median(others):.1f} cores busy: on a quiet machine torch's worker "
+        "processes are faster, and the ratios with workers smaller."
+    ]
+
+
+def _has_others(report: Report, row: str) -> bool:
+    return bool(report.rows[row].get("other_cores"))
+
+
+def _table(counts: tuple[int, ...] = _WORKERS) -> Table:
+    """Return the table for these numbers of workers, besides 0."""
+    return Table(
+        name="ordinary",
+        title="Datasets as people write them: ours over torch's DataLoader, second epoch",
+        metrics=(
+            *(metric for count in (0, *counts) for metric in _pair(count)),
+            *_costs("batch"),
+            *_costs("sample"),
+            *PROFILE,
+        ),
+        contenders=(
+            *map(_contender, ORDINARY),
+            Contender(name=FIXED, run=_measure_fixed_costs, smoke=True),
+            Contender(name="profile", run=_measure_profile, smoke=True),
+        ),
+        prepare=_prepare,
+        measure=measure,
+        conclude=conclude,
+        passes=4.0 + 3.0 * len(counts),
+        is_strict=True,
+        workers=_WORKERS,
+        with_workers=_table,
+    )
+
+
+TABLES = {"ordinary": _table()}

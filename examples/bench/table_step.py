@@ -1,0 +1,275 @@
+"""``step``: what loading costs the training step when the loader is not the bottleneck.
+
+``resnet18`` trains on photographs, cropped at random to 224 x 224 (a CPU sees 64 x 64 of them);
+``transformer`` on padded texts. A measurement is one process in which blocks of steps alternate:
+cached batches (headspace: what training could do if loading were free), and the loader, in full
+swing. ``step / headspace`` is the median, over pairs of adjacent blocks, of the median step with
+the loader, waiting for its batch included, over the median step without.
+
+``p50`` and ``p99`` are of single steps, waiting not included: all steps of a run with the loader
+over all without. The 99th percentile of fewer than 100 steps is the longest of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from spdl_torch.measuring.quantiles import quantile
+
+from . import images, table_photographs, table_tiny
+from .image_peers import spdl_decoding
+from .loaders import Work, ours, spdl_batches, spdl_subprocess, torch_loader
+from .report import Goal, Metric
+from .tables import Contender, Table
+from .trainers import make_trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from spdl_torch.measuring.reporter import Reporter
+
+    from .tables import BenchOptions
+
+
+_BATCH = {("resnet18", "cpu"): 16, ("transformer", "cpu"): 8, ("resnet18", "cuda"): 64}
+_BATCH["transformer", "cuda"] = 64
+_TRAINED_PIXELS = 64
+"""The size of pictures on a CPU, which would take a second to train on a batch of whole ones."""
+METRICS = (
+    Metric(key="step_ratio", heading="step / headspace", digits=3, higher_is_better=False),
+    Metric(key="step_p50_ratio", heading="p50 / idle", digits=3, higher_is_better=False),
+    Metric(key="step_p99_ratio", heading="p99 / idle", digits=3, higher_is_better=False),
+    Metric(key="step_ms", heading="step, ms", digits=1, higher_is_better=False),
+    Metric(key="headspace_ms", heading="headspace, ms", digits=1, higher_is_better=False),
+    Metric(key="wait_ratio", heading="waiting for data, %", digits=1, higher_is_better=False),
+    Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
+)
+
+
+@contextlib.contextmanager
+def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with images.photographs_for_all(options) as found:
+        yield {
+            **found,
+            "crop": True,
+            "device": device,
+            "pairs": 2 if options.smoke else max(2, round(2 * options.seconds)),
+            "steps": 2 if options.smoke else {"cpu": 5, "cuda": 40}[device],
+            # The trainer has the other one of two cores.
+            "num_workers": 1 if device == "cpu" else options.num_workers,
+            "smoke": options.smoke,
+        }
+
+
+def _work(settings: dict[str, Any], num_batches: int, model: str, data: str) -> Work:
+    batch = 4 if settings["smoke"] else _BATCH[model, settings["device"]]
+    num_samples = num_batches * batch
+    if model == "resnet18":
+        one = {**settings, "batch_size": batch}
+        return table_photographs.make_work(one, num_samples, data)
+    return Work(
+        dataset=table_tiny.Texts(num_samples),
+        collate=table_tiny.pad_to_most,
+        num_samples=num_samples,
+        batch_size=batch,
+        num_workers=settings["num_workers"],
+    )
+
+
+def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+    """Measure pairs of blocks, every other pair the other way round, so that a drift cancels."""
+    import torch
+
+    torch.set_num_threads(1)
+    model, device = contender.arguments["model"], settings["device"]
+    pairs, steps = settings["pairs"], settings["steps"]
+    reporter.phase("training", pairs)
+    train = _on_small(make_trainer(model, device), device)
+    work = _work(settings, pairs * steps + _WARM_STEPS, **contender.arguments)
+    loaded_batch = work.load_group(list(range(work.batch_size)))
+    cached = _pictures(loaded_batch).to(device)
+    batches = iter(_run_of(contender, settings)(work)())
+    clock: Clock = DeviceClock() if device == "cuda" else Clock()
+    for _ in range(_WARM_STEPS):
+        train(cached)
+        train(next(batches, cached))
+    blocks: list[dict[bool, float]] = []
+    singles: dict[bool, list[float]] = {False: [], True: []}
+    waits = []
+    for number in range(pairs):
+        block: dict[bool, float] = {}
+        for with_loader in (False, True) if number % 2 == 0 else (True, False):
+            idle = not with_loader or contender.run is cached_batches
+            source = itertools.repeat(cached) if idle else batches
+            found = _block(train, cached, source, steps, clock)
+            block[with_loader] = found.seconds / steps
+            singles[with_loader] += found.singles
+            if with_loader:
+                waits.append(found.waited / found.seconds)
+        blocks.append(block)
+        reporter.done(number + 1)
+    return {
+        "step_ratio": median(block[True] / block[False] for block in blocks),
+        "step_p50_ratio": quantile(singles[True], 0.5) / quantile(singles[False], 0.5),
+        "step_p99_ratio": quantile(singles[True], 0.99) / quantile(singles[False], 0.99),
+        "step_ms": median(block[True] for block in blocks) * 1e3,
+        "headspace_ms": median(block[False] for block in blocks) * 1e3,
+        "wait_ratio": median(waits) * 100,
+    }
+
+
+_WARM_STEPS = 3
+
+
+def cached_batches(work: Work) -> Callable[[], Iterator[Any]]:
+    """No loader at all: how far its ratio is from 1 is the noise."""
+    return lambda: iter(())
+
+
+class Block(NamedTuple):
+    """The durations of consecutive steps, in seconds."""
+
+    seconds: float
+    """All of them together."""
+    waited: float
+    """Waiting for batches."""
+    singles: list[float]
+    """Each step, without waiting."""
+
+
+def _block(
+    train: Callable[[Any], None], cached: Any, source: Iterator[Any], steps: int, clock: Clock
+) -> Block:
+    waited, marks = 0.0, []
+    train(cached)  # meanwhile the loader catches up on the batches of the previous block
+    clock.settle()
+    start = time.perf_counter()
+    for _ in range(steps):
+        asked = time.perf_counter()
+        batch = next(source)
+        waited += time.perf_counter() - asked
+        before = clock.mark()
+        train(batch)
+        marks.append((before, clock.mark()))
+    clock.settle()
+    seconds = time.perf_counter() - start
+    return Block(seconds, waited, [clock.between(*each) for each in marks])
+
+
+class Clock:
+    """The clock for a CPU, on which a step is done when the call returns."""
+
+    def settle(self) -> None:
+        """Wait for what was launched."""
+
+    def mark(self) -> Any:
+        """Return this point of the work."""
+        return time.perf_counter()
+
+    def between(self, one: Any, other: Any) -> float:
+        """Return the seconds between two points that have passed."""
+        return float(other - one)
+
+
+class DeviceClock(Clock):
+    """The clock for a GPU."""
+
+    def settle(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def mark(self) -> Any:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in torch
+        event.record()
+        return event
+
+    def between(self, one: Any, other: Any) -> float:
+        return float(one.elapsed_time(other)) / 1e3
+
+
+def _pictures(batch: Any) -> Any:
+    pictures = batch[0] if isinstance(batch, list | tuple) else batch
+    if pictures.ndim == 4 and pictures.shape[-1] == 3:  # SPDL's are (N, H, W, 3)
+        pictures = pictures.permute(0, 3, 1, 2)
+    return pictures
+
+
+def _on_small(train: Callable[[Any], None], device: str) -> Callable[[Any], None]:
+    def step(batch: Any) -> None:
+        inputs = _pictures(batch)
+        if inputs.ndim == 4 and device == "cpu":
+            inputs = inputs[:, :, :_TRAINED_PIXELS, :_TRAINED_PIXELS]
+        train(inputs)
+
+    return step
+
+
+def _run_of(contender: Contender, settings: dict[str, Any]) -> Callable[..., Any]:
+    """Return the loader, with what it needs on a GPU."""
+    function = getattr(contender.run, "func", contender.run)
+    extra: dict[str, Any] = {"crop": True} if function is spdl_decoding else {}
+    if settings["device"] == "cuda" and function is ours:
+        extra = {"device": "cuda"}
+    if settings["device"] == "cuda" and function is torch_loader:
+        extra = {"pin_memory": True}
+    return partial(contender.run, **extra)
+
+
+def _contenders(model: str) -> Iterator[Contender]:
+    photographs = model == "resnet18"
+    spdl: Callable[..., Any] = spdl_decoding if photographs else spdl_batches
+    spdl_child: Callable[..., Any] = (
+        partial(spdl_decoding, subprocess=True) if photographs else spdl_subprocess
+    )
+    for name, run, data, needs in (
+        ("cached batches", cached_batches, "folder", ()),
+        ("ours, threads", ours, "folder", ()),
+        ("ours, process", partial(ours, isolation="process"), "folder", ()),
+        ("torch", torch_loader, "torchvision", ()),
+        ("SPDL", spdl, "pillow", ("spdl",)),
+        ("SPDL, subprocess", spdl_child, "pillow", ("spdl",)),
+    ):
+        yield Contender(
+            name=f"{model}: {name}",
+            run=run,
+            needs=needs,
+            decodes_with_spdl=photographs and bool(needs),
+            arguments={"model": model, "data": data},
+            smoke=photographs and name == "ours, threads",
+        )
+
+
+def _goals(model: str) -> tuple[Goal, ...]:
+    goal = partial(Goal, metric="step_ratio", row=f"{model}: ours, threads")
+    return (
+        goal(at_most=1.05),
+        goal(metric="step_p50_ratio", at_most=1.03),
+        goal(metric="step_p99_ratio", at_most=1.10),
+        goal(row=f"{model}: ours, process", at_most=1.02),
+        goal(over=f"{model}: torch", at_most=1.0),
+        goal(over=f"{model}: SPDL"),
+    )
+
+
+TABLES = {
+    "step": Table(
+        name="step",
+        title="The training step beside a loader that is not the bottleneck",
+        metrics=METRICS,
+        contenders=(*_contenders("resnet18"), *_contenders("transformer")),
+        prepare=_prepare,
+        measure=measure,
+        goals=(*_goals("resnet18"), *_goals("transformer")),
+    )
+}

@@ -1,0 +1,153 @@
+"""The tables, and the parts of one."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .report import Goal, Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+
+TABLES = {
+    "photographs": "photographs, resized to 224 x 224 as for validation",
+    "crop": "photographs, RandomResizedCrop to 224 x 224 and flip as for training",
+    "clips": "16 frames out of 2 seconds of a video",
+    "video-decoders": "the same clips, by the decoders alone",
+    "array-functions": "npy and npz from bytes in memory, by the functions alone",
+    "tiny": "64 floats of a table, and tokenised text of different lengths",
+    "step": "the training step beside a loader",
+    "busy-step": "a trainer that wants the interpreter all the time, beside a loader in full swing",
+    "hand-over": "the CPU time of the thread that trains, for each batch that is ready",
+    "transfer": "copies to the GPU, beside a bare one from pinned memory; needs a GPU",
+    "first-batch": "the wait for the first batch of photographs",
+    "move": "the wait for a batch while workers move to processes, and after one was killed",
+    "memory": "memory of photographs, and over 20 epochs of a dataset that holds Python objects",
+    "draws": "samples that draw a random number, and samples that do not",
+    "engine": "stages that do nothing",
+    "ordinary": "datasets as people write them, 0, 2 and 4 workers, over torch's loader",
+    "what-if": "what reports predict of other settings, beside what is then measured",
+}
+"""Name of each table, and what is loaded; ``load_table`` imports its module."""
+
+LOADER_METRICS = (
+    Metric(key="per_second", heading="samples/s, steady"),
+    Metric(key="end_to_end", heading="samples/s, end to end"),
+    Metric(key="cpu_ms", heading="CPU ms/sample", digits=2, higher_is_better=False),
+    Metric(key="first_batch_ms", heading="first batch, ms", higher_is_better=False),
+    Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
+)
+"""The columns of tables whose contenders are loaders. CPU and memory are the process tree's."""
+
+
+TINY_METRICS = tuple(
+    Metric(key="cpu_us", heading="CPU µs/sample", digits=1, higher_is_better=False)
+    if metric.key == "cpu_ms"
+    else metric
+    for metric in LOADER_METRICS
+)
+"""The same for samples that cost microseconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchOptions:
+    """The command line."""
+
+    table: str
+    rounds: int = 5
+    seconds: float = 2.0
+    """About how long a pass of torch's DataLoader takes on two cores; sets everyone's samples."""
+    num_workers: int = 2
+    more_workers: tuple[int, ...] = ()
+    """Further numbers of workers, for tables that take several."""
+    data: Path | None = None
+    only: tuple[str, ...] = ()
+    """Names of contenders, or prefixes of several; empty = all."""
+    goals_only: bool = False
+    """Only contenders that a goal compares."""
+    full: bool = False
+    """Whether to run the sizes that take long, too."""
+    smoke: bool = False
+    peer: str | None = None
+    """The contender that the others are compared with; None = the table's own choice."""
+    limit_seconds: float = 120.0
+    """The limit of one measurement; one that takes longer has failed."""
+    json: Path | None = None
+    picture: Path | None = None
+
+    @property
+    def wants_spdl(self) -> bool:
+        """Whether it is worth the second that looking for SPDL's decoder takes."""
+        return not self.smoke or any("SPDL" in name for name in self.only)
+
+
+class Refused(Exception):
+    """Raised by a contender that this installation cannot run: not a failure."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """One thing that is measured, in a process of its own."""
+
+    name: str
+    run: Callable[..., Any]
+    """Called by the table's ``measure``, in its own way."""
+    needs: tuple[str, ...] = ()
+    """Modules of peers."""
+    decodes_with_spdl: bool = False
+    """Whether SPDL's own decoder must work."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    smoke: bool = False
+    """Whether a smoke run measures it too."""
+
+
+# What a table's contenders share: numbers, strings and paths, since they travel as JSON.
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One command."""
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]
+    contenders: tuple[Contender, ...]
+    prepare: Callable[[BenchOptions], AbstractContextManager[Settings]]
+    """Makes or finds the data; cleans up when it is left."""
+    measure: Callable[..., Mapping[str, Any]]
+    """``measure(contender, settings, reporter)`` in the child; returns values by metric, or under
+    the key ``rows`` the values by metric of several rows."""
+    peer: str | None = None
+    goals: tuple[Goal, ...] = ()
+    conclude: Callable[[Any], list[str]] | None = None
+    """Makes remarks on the report, at the end."""
+    passes: float = 1.0
+    """Passes of ``--seconds`` that a measurement makes, for the estimate printed at the start."""
+    is_strict: bool = False
+    """Whether a row that fails makes the exit status 1: here a row is also a check."""
+    workers: tuple[int, ...] = (2,)
+    """The numbers of workers, unless others are given."""
+    with_workers: Callable[[tuple[int, ...]], Table] | None = None
+    """Makes the table for several numbers of workers; None = it takes one."""
+
+    def contender(self, name: str) -> Contender:
+        """Return the contender of that name. Raises: KeyError: there is none."""
+        return {contender.name: contender for contender in self.contenders}[name]
+
+
+def load_table(name: str) -> Table:
+    """Return the table of that name.
+
+    Raises: ValueError: there is none.
+    """
+    if name not in TABLES:
+        raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
+    module = {"crop": "photographs"}.get(name, name.replace("-", "_"))
+    tables: dict[str, Table] = importlib.import_module(f"{__package__}.table_{module}").TABLES
+    return tables[name]

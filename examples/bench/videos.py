@@ -1,0 +1,189 @@
+"""Clips of videos: which frames, made by each library; all give uint8 (16, 224, 224, 3)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .peers import imported, spdl_decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .tables import BenchOptions
+
+
+PIXELS = 224
+FRAMES = 16
+SECONDS = 2.0
+SUFFIXES = {".mkv", ".mov", ".mp4", ".webm"}
+"""No AVI: it does not say when frames are displayed, and each package counts them differently."""
+
+
+class Request(NamedTuple):
+    """One clip, as every row gets it."""
+
+    path: str
+    moments: list[float]
+    """Seconds: each in the middle of the time for which a frame is displayed."""
+    times: list[float]
+    """The times at which the same frames begin to be displayed."""
+    numbers: list[int]
+    """The same, counted from the beginning of the video."""
+
+
+def clips_of(folder: str, num_clips: int) -> list[Request]:
+    """Return the same random clips for every row; whole videos where they are shorter."""
+    import av
+
+    rng = random.Random(0)
+    facts = []
+    for path in paths_in(Path(folder)):
+        with av.open(path) as container:
+            stream: Any = container.streams.video[0]
+            times = sorted(p.pts for p in container.demux(stream) if p.pts is not None)
+            facts.append((path, [float(time * stream.time_base) for time in times]))
+    requests = []
+    for number in range(num_clips):
+        path, times = facts[number % len(facts)]
+        step = (times[-1] - times[0]) / (len(times) - 1)
+        span = min(len(times), round(SECONDS / step))
+        first = rng.randint(0, len(times) - span)
+        numbers = [first + (2 * k + 1) * span // (2 * FRAMES) for k in range(FRAMES)]
+        begins = [times[n] for n in numbers]
+        requests.append(Request(path, [t + step / 2 for t in begins], begins, numbers))
+    return requests
+
+
+def our_clip(request: Request, resize: Any = "swscale") -> Any:
+    """Return the clip by one call of ours."""
+    from spdl_torch.io import load_clip
+
+    clip = load_clip(
+        request.path, lambda info: request.moments, width=PIXELS, height=PIXELS, resize=resize
+    )
+    return clip.frames
+
+
+def sampled(request: Request, io: Any) -> Any:
+    """Return the clip by SPDL's calls, on either package: a window's frames by their numbers."""
+    import numpy as np
+
+    packets = io.demux_video(request.path, timestamp=_window(request))
+    times = np.asarray(packets.get_timestamps())
+    indices = np.searchsorted(times, request.moments, side="right") - 1
+    scale = io.get_video_filter_desc(
+        scale_width=PIXELS, scale_height=PIXELS, scale_algo="bilinear", scale_mode=None
+    )
+    frames = io.sample_decode_video(packets, indices.tolist(), filter_desc=scale)
+    return io.to_torch(io.convert_frames(frames))
+
+
+def spdl_sampled(request: Request) -> Any:
+    """Return the clip by SPDL, which decodes the frames that are wanted."""
+    return sampled(request, imported("spdl.io"))
+
+
+def spdl_loaded(request: Request) -> Any:
+    """Return the clip by SPDL, which decodes and resizes the whole window; 16 frames are taken."""
+    io = imported("spdl.io")
+    scale = io.get_video_filter_desc(
+        scale_width=PIXELS, scale_height=PIXELS, scale_algo="bilinear", scale_mode=None
+    )
+    buffer = io.load_video(request.path, _window(request), filter_desc=scale)
+    first = request.numbers[0]
+    return io.to_torch(buffer)[[number - first for number in request.numbers]]
+
+
+def torchcodec_clip(request: Request, mode: str, *, own_resize: bool) -> Any:
+    """Return the clip by torchcodec, with one FFmpeg thread."""
+    resize = imported("torchcodec.transforms").Resize
+    decoder = imported("torchcodec.decoders").VideoDecoder(
+        request.path,
+        dimension_order="NHWC",
+        num_ffmpeg_threads=1,
+        seek_mode=mode,
+        transforms=[resize((PIXELS, PIXELS))] if own_resize else None,
+    )
+    frames = decoder.get_frames_played_at(request.moments).data
+    return frames if own_resize else antialiased(frames)
+
+
+def pyav_clip(request: Request) -> Any:
+    """Return the clip by PyAV from the keyframe on, resized by swscale: what a user would write."""
+    import av
+    import torch
+
+    frames = []
+    with av.open(request.path) as container:
+        stream: Any = container.streams.video[0]
+        step = 2 * (request.moments[0] - request.times[0])
+        container.seek(int(request.times[0] / stream.time_base), stream=stream)
+        remaining = list(request.moments)
+        for frame in container.decode(stream):
+            while remaining and frame.time is not None and frame.time + step > remaining[0]:
+                small = frame.reformat(PIXELS, PIXELS, "rgb24", interpolation="BILINEAR")
+                frames.append(torch.from_numpy(small.to_ndarray()))
+                remaining.pop(0)
+            if not remaining:
+                break
+    return torch.stack(frames)
+
+
+def antialiased(frames: Any) -> Any:
+    """Return uint8, shape (T, 224, 224, 3)."""
+    from torch.nn.functional import interpolate
+
+    size = (PIXELS, PIXELS)
+    resized = interpolate(frames.permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
+    return resized.permute(0, 2, 3, 1)
+
+
+def _window(request: Request) -> tuple[float, float]:
+    """Return the window from before the first wanted frame to after the last."""
+    return request.times[0] - 1e-3, request.times[-1] + 1e-3
+
+
+def paths_in(folder: Path | str) -> list[str]:
+    """Return the videos in a folder and its subfolders, sorted.
+
+    Raises: SystemExit: there are none.
+    """
+    found = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES)
+    if not found:
+        raise SystemExit(f"--data: {folder} must hold videos, found none.")
+    return list(map(str, found))
+
+
+@contextlib.contextmanager
+def videos(folder: Path | None, seconds: int = 10) -> Iterator[Path]:
+    """Yield the user's folder of videos, or one video of our own of that length; read once, to
+    cache them."""
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            from spdl_torch.measuring.videos import write_video
+
+            temporary = tempfile.TemporaryDirectory(prefix="spdl-torch-bench-")
+            folder = Path(stack.enter_context(temporary))
+            write_video(folder / "moving.mp4", seconds=seconds)
+        for path in paths_in(folder):
+            Path(path).read_bytes()
+        yield folder
+
+
+@contextlib.contextmanager
+def videos_for_all(options: BenchOptions) -> Iterator[dict[str, Any]]:
+    """Yield the same as settings, with what SPDL's decoder needs set up; short with ``--smoke``."""
+    with (
+        spdl_decoder(options.wants_spdl) as no_spdl,
+        videos(options.data, 3 if options.smoke else 10) as folder,
+    ):
+        yield {
+            "folder": str(folder),
+            "files": len(paths_in(folder)),
+            "no_spdl_decoder": no_spdl,
+            "num_workers": options.num_workers,
+        }
