@@ -55,7 +55,10 @@ class LazyGpu:
         return target
 
     def index_of(self, tensor):
-        return self.device.block_of(tensor).device
+        try:
+            return self.device.block_of(tensor).device
+        except StopIteration:  # the host's
+            return None
 
     def on_stream(self, kind):
         if kind == "default":

@@ -10,6 +10,7 @@ import threading
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from test_transfer_races import FreeAtOnce
 
 from spdl_torch.__main__ import main
 from spdl_torch.check_gpu import command, correctness, exits, races
-from spdl_torch.check_gpu.gpu import unguarded
+from spdl_torch.check_gpu.gpu import CudaGpu, unguarded
 from spdl_torch.check_gpu.sheet import Sheet
+from spdl_torch.data.child_process import worker_process
 from spdl_torch.io import load_clip
 from spdl_torch.io._image import nvjpeg
 from spdl_torch.io._transfer import transfer
@@ -92,23 +94,39 @@ def test_missing_batches_count_as_wrong(gpu):
     assert races.num_wrong(gpu, [], [1.0, 2.0]) == 2
 
 
-def test_tensors_are_compared(monkeypatch):
+PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}], indirect=True)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "outcome"), [({"is_prompt": True}, "PASS"), ("late", "FAIL")], indirect=["gpu"]
+)
+def test_tensors_are_compared(gpu, outcome):
     """They are right when they have arrived; where nobody waits for that, they are not."""
-    for order, outcome in (({"is_prompt": True}, "PASS"), ({"order": "late"}, "FAIL")):
-        with monkeypatch.context() as patched:
-            install(LazyDevice(**order), patched.setattr)
-            assert lines_of(correctness.check_batches) == [("batch_equals_to", outcome)]
+    found = lines_of(partial(correctness.check_batches, gpu))
+    assert found == [("batch_equals_to", outcome)]
 
 
-def test_batches_of_loaders_are_compared(monkeypatch):
-    """With torch's, one by one: two that have changed places do not pass."""
-    with monkeypatch.context() as patched:
-        install(LazyDevice(is_prompt=True), patched.setattr)
-        found = lines_of(correctness.check_loaders)
-        assert [outcome for _, outcome in found] == ["PASS"] * 3
-        patched.setattr(correctness, "DataLoader", Backwards)
-        found = lines_of(correctness.check_loaders)
-        assert [outcome for _, outcome in found] == ["FAIL"] * 3
+@PROMPT
+def test_tensors_that_stay_on_the_host_are_found(gpu, monkeypatch):
+    """Though they equal what was sent."""
+    staying = SimpleNamespace(stage=lambda batch: SimpleNamespace(receive=lambda: batch))
+    monkeypatch.setattr(correctness, "Transfer", lambda device: staying)
+    found = lines_of(partial(correctness.check_batches, gpu))
+    assert found == [("batch_equals_to", "FAIL")]
+
+
+def outcomes_of_loaders(gpu, **options):
+    """Without workers, on threads, in processes."""
+    return [outcome for _, outcome in lines_of(partial(correctness.check_loaders, gpu), **options)]
+
+
+@PROMPT
+def test_batches_of_loaders_are_compared(gpu, monkeypatch):
+    """With torch's, one by one: two that have changed places do not pass, nor those that stay."""
+    assert outcomes_of_loaders(gpu) == ["PASS"] * 3
+    assert outcomes_of_loaders(gpu, device="cpu") == ["FAIL"] * 3
+    monkeypatch.setattr(correctness, "DataLoader", Backwards)
+    assert outcomes_of_loaders(gpu) == ["FAIL"] * 3
 
 
 WHOLE = [f"nvjpeg_{kind}" for kind in correctness._pictures()]
@@ -197,11 +215,8 @@ def test_clips_of_torchcodec_are_skipped_where_it_has_no_cuda(gpu, monkeypatch):
     assert clips_found(gpu, monkeypatch, no_frames)[1] == ("clips_torchcodec", "FAIL")
 
 
-class Backwards(torch.utils.data.DataLoader):
+class Backwards(correctness.DataLoader):
     """A loader whose batches come in another order."""
-
-    def __init__(self, data, batch_size, **options):
-        super().__init__(data, batch_size)
 
     def __iter__(self):
         return reversed(list(super().__iter__()))
@@ -352,8 +367,21 @@ def test_quantile_is_of_all_values(share, value):
 
 @pytest.mark.cuda
 @pytest.mark.timeout(600)
-def test_everything_but_rates_passes_here(tmp_path, capsys):
-    """On this machine's GPU."""
-    groups = [word for name in command.CHECKS if name != "rates" for word in ("--only", name)]
-    status = main(["check-gpu", "--json", str(tmp_path / "found.json"), *groups])
+@pytest.mark.parametrize("group", [name for name in command.CHECKS if name != "rates"])
+def test_group_of_checks_passes_on_this_gpu(group, tmp_path, capsys):
+    """What the other tests here show to find what is wrong finds nothing."""
+    status = main(["check-gpu", "--json", str(tmp_path / "found.json"), "--only", group])
     assert status == 0, capsys.readouterr().out
+
+
+@pytest.mark.cuda
+def test_slabs_that_are_locked_too_early_are_noticed(monkeypatch):
+    """On a GPU, too: where torch finds a process's memory pinned, nobody waits for the copy."""
+    mappings, copies = worker_process.Mappings, transfer.Transfer("cuda")
+    monkeypatch.setattr(
+        worker_process,
+        "Mappings",
+        lambda most_held, lock: mappings(most_held, lock=copies.limited(99).region),
+    )
+    found = lines_of(partial(races.check_isolation, CudaGpu()))
+    assert ("race_isolation_pin_memory", "FAIL") in found

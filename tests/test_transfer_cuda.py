@@ -1,4 +1,4 @@
-"""Transfers on a real GPU: equality, memory safety under late kernels, flat memory, nvJPEG."""
+"""Transfers on a real GPU, besides what ``check-gpu`` checks there (test_check_gpu.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from _loader_helpers import MapData, as_list, frozen
 from _loader_helpers import ThreadLoader as DataLoader
+from _loader_helpers import as_list
 from PIL import Image
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader as TorchLoader
@@ -16,7 +16,6 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from spdl_torch import DecodeError
-from spdl_torch.data.child_process import worker_process as child
 from spdl_torch.io import (
     Transfer,
     cuda_config,
@@ -24,7 +23,6 @@ from spdl_torch.io import (
     load_image_batch_nvjpeg,
     transfer_tensor,
 )
-from spdl_torch.io._image.geometry import Crop
 from spdl_torch.io._transfer import cuda
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -55,23 +53,11 @@ class Constant(Dataset):
         return torch.full((self.size,), float(index))
 
 
-def on_cpu(batch):
-    """The batch back, to compare."""
-    return transfer_tensor(batch, "cpu")
-
-
 def test_batch_equals_itself_on_the_device():
-    """Dtypes, shapes, strides and containers as given; everything arrives on the device."""
+    """Containers, sparse tensors and those that are pinned already; what else there is of layouts
+    and dtypes, ``check-gpu`` sends."""
     image = torch.rand(2, 3, 32, 48)
     batch = {
-        "channels_last": image.contiguous(memory_format=torch.channels_last),
-        "permuted": image.permute(3, 1, 0, 2),
-        "holes": image[..., ::3],
-        "expanded": image[:1].expand(5, 3, 32, 48),
-        "empty": torch.zeros(0, 3),
-        "scalar": torch.tensor(3, dtype=torch.int16),
-        "conjugate": torch.rand(4, dtype=torch.complex64).conj(),
-        "bool": torch.tensor([True, False]),
         "nested": [Sample(torch.arange(100_000), "key"), (torch.ones(2, dtype=torch.bfloat16),)],
         "sparse": torch.eye(3).to_sparse(),
         "pinned": image.pin_memory(),
@@ -90,46 +76,6 @@ def test_batch_equals_itself_on_the_device():
         assert torch.equal(received["nested"][0].image.cpu(), torch.arange(100_000))
         assert received["nested"][1][0].is_cuda
         assert received["name"] == "n"
-
-
-def test_batch_dropped_before_its_kernels_ran_keeps_its_memory():
-    """The race that corrupts training in silence: kernels are late, batches are dropped at once,
-    and their memory must not go to the batches behind them."""
-    transfer = Transfer("cuda")
-    sums = []
-    for k in range(100):
-        batch = transfer.stage(torch.full((MEBI,), float(k))).receive()
-        torch.cuda._sleep(LATE)
-        sums.append(batch.sum())
-        del batch
-    assert torch.stack(sums).tolist() == [k * MEBI for k in range(100)]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("side_stream", [False, True])
-def test_loader_batches_keep_their_memory_when_kernels_are_late(num_workers, side_stream):
-    """The same through the loader, whose owner thread stages meanwhile; on any stream."""
-    stream = torch.cuda.Stream() if side_stream else torch.cuda.default_stream()
-    loader = DataLoader(Constant(100), batch_size=None, num_workers=num_workers, device="cuda")
-    with torch.cuda.stream(stream):
-        sums = []
-        for batch in loader:
-            torch.cuda._sleep(LATE // 4)
-            sums.append(batch.sum())
-            del batch
-        assert torch.stack(sums).tolist() == [k * MEBI for k in range(100)]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_collated_batches_keep_their_memory_when_kernels_are_late(num_workers):
-    """They are made in pinned memory, which the next ones get as soon as nothing views it."""
-    loader = DataLoader(Constant(200), batch_size=2, num_workers=num_workers, device="cuda")
-    sums = []
-    for batch in loader:
-        torch.cuda._sleep(LATE // 4)
-        sums.append(batch.sum(dtype=torch.float64))
-        del batch
-    assert torch.stack(sums).tolist() == [(4 * k + 1) * MEBI for k in range(100)]
 
 
 def test_copy_is_waited_for_on_a_busy_link():
@@ -167,50 +113,6 @@ def test_no_memory_is_pinned_after_the_first_batches(monkeypatch):
     assert all(memory.is_pinned() for memory in made)
 
 
-@pytest.mark.parametrize("options", [{"pin_memory": True}, {"device": "cuda"}])
-def test_isolated_batches_keep_their_memory_when_kernels_are_late(options):
-    """The child writes a slab again as soon as nothing here views it; the GPU may read late."""
-    loader = DataLoader(
-        Constant(200), batch_size=None, num_workers=2, isolation="process", **options
-    )
-    sums = []
-    for batch in loader:
-        torch.cuda._sleep(LATE // 4)
-        sums.append(batch.to("cuda", non_blocking=True).sum())
-        del batch
-    assert torch.stack(sums).tolist() == [k * MEBI for k in range(200)]
-
-
-def test_slabs_that_are_locked_too_early_are_noticed(monkeypatch):
-    """The test before can fail: where torch finds them pinned, nobody waits for the copy."""
-    mappings, transfer = child.Mappings, Transfer("cuda")
-    monkeypatch.setattr(
-        child,
-        "Mappings",
-        lambda most_held, lock: mappings(most_held, lock=transfer.limited(99).region),
-    )
-    with pytest.raises(AssertionError, match="=="):
-        test_isolated_batches_keep_their_memory_when_kernels_are_late({"pin_memory": True})
-
-
-def test_device_memory_is_flat_over_a_thousand_batches():
-    """A loop that launches faster than the device works does not fill the device."""
-    loader = DataLoader(Constant(1000), batch_size=None, num_workers=2, device="cuda")
-    total = torch.zeros((), device="cuda")
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    # Active: in use, or dropped and waited for.
-    before = torch.cuda.memory_stats()["active_bytes.all.current"]
-    for batch in loader:
-        torch.cuda._sleep(LATE // 20)
-        total += batch[0]
-        del batch
-    assert total.item() == sum(range(1000))
-    # The trainer's one, those that its stream is behind, those that are ahead, and some slack.
-    peak = torch.cuda.memory_stats()["active_bytes.all.peak"]
-    assert peak - before <= 12 * 4 * MEBI
-
-
 def test_reserved_memory_is_flat_over_epochs():
     """What one epoch's copies used is found again by the next: they share a stream."""
     loader = DataLoader(Constant(8), batch_size=None, num_workers=1, device="cuda")
@@ -223,35 +125,6 @@ def test_reserved_memory_is_flat_over_epochs():
 
     first = max(reserved_after_an_epoch() for _ in range(3))
     assert max(reserved_after_an_epoch() for _ in range(40)) <= first + 8 * 4 * MEBI
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
-@pytest.mark.parametrize("pin_memory", [False, True])
-def test_loader_batches_are_torchs_on_the_device(num_workers, pin_memory):
-    """Same order, same contents; tensors on the device that is current at iter()."""
-    options = {"batch_size": 4, "pin_memory": pin_memory}
-    loader = DataLoader(MapData(10), num_workers=num_workers, device="cuda", **options)
-    expected = TorchLoader(MapData(10), batch_size=4)
-    received = list(loader)
-    assert all(batch["x"].device == torch.device("cuda", 0) for batch in received)
-    assert [frozen(on_cpu(batch)) for batch in received] == [frozen(b) for b in expected]
-    assert [stage.name for stage in loader.snapshot().stages][-1] == "transfer"
-
-
-def test_loader_error_is_torchs_when_the_device_is_full():
-    """OutOfMemoryError reaches the loop as itself, with a note, and the loop can go on."""
-    size = 2 * torch.cuda.get_device_properties(0).total_memory
-
-    def collate(samples):
-        # Expanded: no host memory; the copy would have none of the zero strides.
-        return torch.zeros(1).expand(size) if samples == [1] else torch.tensor(samples)
-
-    batches = iter(DataLoader(range(3), num_workers=1, device="cuda", collate_fn=collate))
-    assert next(batches).tolist() == [0]
-    with pytest.raises(torch.OutOfMemoryError, match="out of memory") as raised:
-        next(batches)
-    assert any("in the transfer to cuda:0" in note for note in raised.value.__notes__)
-    assert next(batches).tolist() == [2]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -323,32 +196,6 @@ def test_load_image_batch_arrives_on_the_device(jpegs):
     batch = load_image_batch(jpegs, width=96, height=64, device_config=cuda_config(0))
     assert batch.device == torch.device("cuda", 0)
     assert torch.equal(batch.cpu(), load_image_batch(jpegs, width=96, height=64))
-
-
-def test_nvjpeg_batch_is_close_to_the_cpus(jpegs):
-    """Planes of the asked size, within 2 levels on average of the CPU's decoder and resize."""
-    expected = load_image_batch(jpegs, width=96, height=64).permute(0, 3, 1, 2)
-    for _ in range(5):
-        batch = load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=96, height=64)
-        assert (batch.shape, batch.dtype) == ((6, 3, 64, 96), torch.uint8)
-        difference = (batch.cpu().int() - expected.int()).abs().float()
-        assert difference.mean(dim=(1, 2, 3)).max() <= 2
-
-
-def test_nvjpeg_batch_has_pictures_that_nvjpeg_does_not_take(jpegs, tmp_path):
-    """Inks, and another format: the CPU decodes them; crops and flips are the same for all."""
-    Image.open(jpegs[0]).convert("CMYK").save(tmp_path / "inks.jpg")
-    Image.open(jpegs[1]).save(tmp_path / "a.png")
-    srcs = [tmp_path / "inks.jpg", *jpegs, tmp_path / "a.png"]
-    size = {
-        "width": 96,
-        "height": 64,
-        "crop": lambda h, w: Crop(3, 5, h - 9, w - 20, flip=h % 20 < 10),
-    }
-    expected = load_image_batch(srcs, **size).permute(0, 3, 1, 2)
-    batch = load_image_batch_nvjpeg(srcs, device_config=cuda_config(0), **size)
-    difference = (batch.cpu().int() - expected.int()).abs().float()
-    assert difference.mean(dim=(1, 2, 3)).max() <= 2
 
 
 def test_nvjpeg_names_the_file_when_it_is_damaged(jpegs):

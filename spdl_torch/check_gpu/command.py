@@ -150,8 +150,8 @@ def _groups(sheet: Sheet, data: Path | None, folder: Path) -> dict[str, list[Che
     return {
         "correctness": [
             ("devices", partial(devices.check_devices, sheet)),
-            ("batches", partial(correctness.check_batches, sheet)),
-            ("loaders", partial(correctness.check_loaders, sheet)),
+            ("batches", partial(correctness.check_batches, gpu, sheet)),
+            ("loaders", partial(correctness.check_loaders, gpu, sheet)),
             ("nvjpeg", partial(correctness.check_nvjpeg, sheet)),
             ("clips", partial(correctness.check_clips, gpu, sheet)),
         ],
