@@ -288,7 +288,9 @@ FUZZ = settings(
     suppress_health_check=list(HealthCheck),
 )
 # Damaged files make Pillow and its libraries warn; that is not what these tests are about.
-ignore_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Warning:PIL")
+ignore_warnings = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::Warning:PIL", "ignore::PIL.Image.DecompressionBombWarning"
+)
 
 
 @ignore_warnings

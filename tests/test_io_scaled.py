@@ -211,11 +211,13 @@ def test_damage_in_the_middle_decodes_as_in_pillow():
         assert torch.equal(found, by_pillow(bytes(content), box, (30, 30), 4))
 
 
-def test_large_pictures_do_not_warn(monkeypatch):
-    """Pillow decodes them, but it is not asked what it thinks of their size."""
+def test_large_pictures_are_warned_of_once(monkeypatch):
+    """As by Pillow, which decodes them, but is not asked again what it thinks of their size."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20_000)
     content = OTHER_KINDS["progressive"]
-    assert load_image(content, 20, 20, scaled=True).shape == (3, 20, 20)
+    with pytest.warns(Image.DecompressionBombWarning, match="<bytes>: .* pixels are more") as seen:
+        assert load_image(content, 20, 20, scaled=True).shape == (3, 20, 20)
+    assert len(seen) == 1
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
     with pytest.raises(DecodeError, match="more than the limit of 20000"):
         load_image(content, 20, 20, scaled=True)

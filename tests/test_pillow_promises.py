@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torchvision import datasets, transforms
 from spdl_torch import ImageFolder
 from spdl_torch.data.sources import TarShards
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import decode_image, load_clip, load_npy
+from spdl_torch.io import decode_image, image_loader, load_clip, load_image_batch, load_npy
 from spdl_torch.io._retry import is_transient
 
 RNG = np.random.default_rng(0)
@@ -158,6 +159,41 @@ def test_the_limit_of_pixels_is_pillows(monkeypatch):
     for name in ("plain.jpg", "turned.png", "QOI.jpg"):
         with pytest.raises(DecodeError, match="pixels"):
             decode_image(FILES[name])
+
+
+@pytest.mark.parametrize("name", ["plain.jpg", "turned.webp", "turned.png"])
+def test_a_warning_of_many_pixels_is_pillows(monkeypatch, name):
+    """Given for every picture that has them, and an error for programs that make it one."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", PICTURE.width * PICTURE.height - 1)
+    for load in (decode_image, lambda content: load_image_batch([content], width=8, height=8)):
+        with pytest.warns(Image.DecompressionBombWarning, match="1536 pixels"):
+            load(FILES[name])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with pytest.raises(Image.DecompressionBombWarning, match="1536 pixels"):
+                load(FILES[name])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("JPEG", "phone.jpg"), ("WEBP", "turned.webp")])
+def test_a_plugin_that_replaces_pillows_own_is_asked(monkeypatch, root, kind, name):
+    """Wherever a picture is decoded, alone and in batches."""
+    Image.init()
+    own, accept = Image.OPEN[kind]
+
+    def opened(file, filename):
+        image = own(file, filename).convert("RGB")
+        return ImageOps.invert(image)
+
+    inverted = torch.from_numpy(255 - np.asarray(Image.open(root / "a" / name).convert("RGB")))
+    monkeypatch.setitem(Image.OPEN, kind, (opened, accept))
+    assert torch.equal(decode_image(root / "a" / name).permute(1, 2, 0), inverted)
+    assert torch.equal(image_loader(root / "a" / name, at_least=(8, 8)).permute(1, 2, 0), inverted)
+    size = {"width": PICTURE.width, "height": PICTURE.height}
+    (one,) = load_image_batch([root / "a" / name], **size)
+    assert torch.equal(one, inverted)
+    folder = ImageFolder(root, lambda image: np.asarray(image))
+    place = [path for path, _ in folder.samples].index(str(root / "a" / name))
+    assert np.array_equal(folder[place][0], inverted)
 
 
 def test_arrays_follow_each_other_in_a_file():

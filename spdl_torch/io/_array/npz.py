@@ -129,9 +129,11 @@ class NpzFile(Mapping[str, "NDArray[Any]"]):
             memory = inflate(memoryview(memory)[start:stop], member.num_bytes)
             start, stop = 0, member.num_bytes
         else:
+            known = _METHODS.get(member.method)
             raise MalformedError(
-                f"it is compressed by method {member.method}; only stored (0) and deflated (8) "
-                f"can be loaded."
+                f"it is compressed by {f'{known}, ' if known else ''}method {member.method}; only "
+                "stored (0) and deflated (8) can be loaded. Write it anew by numpy.savez or "
+                "numpy.savez_compressed."
             )
         is_ours = member.method != STORED
         if (is_ours or self._verify) and crc32(memoryview(memory)[start:stop]) != member.crc:
@@ -140,6 +142,9 @@ class NpzFile(Mapping[str, "NDArray[Any]"]):
         if end != stop:
             raise MalformedError(f"{stop - end} bytes follow its array.")
         return array.copy(order="K") if self._copy and not is_ours else array
+
+
+_METHODS = {9: "Deflate64", 12: "bzip2", 14: "LZMA", 20: "Zstandard", 93: "Zstandard", 95: "XZ"}
 
 
 def _check_sizes(members: Iterable[Member], max_uncompressed_bytes: int) -> None:

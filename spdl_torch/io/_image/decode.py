@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -60,6 +61,8 @@ def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor
         DecodeError: not an image, truncated, damaged, or larger than Pillow's
             ``Image.MAX_IMAGE_PIXELS`` allows (twice that many pixels, as in Pillow).
         OSError: the path cannot be read.
+        DecompressionBombWarning: Pillow's, of more than ``MAX_IMAGE_PIXELS``, if the program made
+            it an error.
     """
     return decode_tensor(
         read_source(src), source_name(src), apply_exif_orientation=apply_exif_orientation
@@ -78,6 +81,7 @@ def decode_tensor(data: Tensor, name: str, *, apply_exif_orientation: bool = Fal
         _check_size(header, data.numel(), name)
     if not _has_codec(header) or (header.format == "webp" and apply_exif_orientation):
         return _decode_with_pillow(data, name, apply_exif_orientation)
+    _warn_of_size(header, name)
     try:
         image: Tensor = torch.ops.image.decode_image(data, 3, apply_exif_orientation)
     except RuntimeError as error:
@@ -97,12 +101,26 @@ def header_size(
     if header is None or not (_has_codec(header) or (is_jpeg_decoded and header.format == "jpeg")):
         return None
     _check_size(header, data.numel(), name)
+    _warn_of_size(header, name)
     return header.height, header.width
 
 
 def _has_codec(header: ImageHeader | None) -> TypeGuard[ImageHeader]:
     """Return whether torchvision's codec may decode the image."""
-    return header is not None and header.format in ("jpeg", "webp") and kernel.has_codec()
+    return (
+        header is not None
+        and header.format in ("jpeg", "webp")
+        and kernel.has_codec()
+        and _is_pillows_own(header.format)
+    )
+
+
+def _is_pillows_own(format_name: str) -> bool:
+    """Return whether Pillow would open a format by itself, not by what a program registered."""
+    from PIL import Image
+
+    opener, _ = Image.OPEN.get(format_name.upper(), (None, None))
+    return opener is None or getattr(opener, "__module__", "").startswith("PIL.")
 
 
 def to_pil(image: Tensor, info: dict[Any, Any] | None = None) -> Image:
@@ -190,6 +208,20 @@ def _check_size(header: ImageHeader, num_bytes: int, name: str) -> None:
         )
 
 
+def _warn_of_size(header: ImageHeader, name: str) -> None:
+    """Warn as Pillow does of a picture that Pillow does not open."""
+    from PIL import Image
+
+    most, num_pixels = Image.MAX_IMAGE_PIXELS, header.height * header.width
+    if most is not None and num_pixels > most:
+        warnings.warn(
+            f"{name}: {num_pixels} pixels are more than PIL.Image.MAX_IMAGE_PIXELS, {most}: it may "
+            "be made to take all memory. If the file is to be trusted, raise that.",
+            Image.DecompressionBombWarning,
+            stacklevel=3,
+        )
+
+
 def _decode_after(error: RuntimeError, data: Tensor, name: str, exif: bool) -> Tensor:
     """Let Pillow try what torchvision refused; if it refuses too, give torchvision's reason."""
     try:
@@ -253,6 +285,8 @@ def _decode_with_pillow(
             pixels = _rgb_of(image)
             if info is not None:
                 info.update(_converted_info(image))
+    except Image.DecompressionBombWarning:
+        raise  # an error because the program wants it to be one
     # Pillow's parsers raise almost anything for damaged bytes: OSError, SyntaxError, struct.error,
     # KeyError, MemoryError, DecompressionBombError ...
     except Exception as error:

@@ -32,6 +32,10 @@ _TOLERANCE = 0.02
 """The seconds by which a container's times may differ from the samples counted: they are rounded,
 mostly to milliseconds, and a frame that is lost lasts longer."""
 
+_HIGHEST_RATE = 100_000_000
+"""Twice the highest rate at which sound is stored, 49 MHz; FFmpeg's resampler still has memory for
+its filters."""
+
 _LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 
 
@@ -63,12 +67,12 @@ def load_audio(
         DecodeError: no sound in it, damaged, or no sample in the window; with a window, sound that
             has a gap or goes back in time before the window's end.
         OSError: a path cannot be read.
-        ValueError: a rate below 1 or from 2**31 on, another number of channels, or a window that is
-            none.
+        ValueError: a rate below 1 or above 100,000,000, another number of channels, or a window
+            that is none.
     """
-    if sample_rate is not None and not 1 <= sample_rate < 1 << 31:
+    if sample_rate is not None and not 1 <= sample_rate <= _HIGHEST_RATE:
         raise ValueError(
-            f"load_audio: sample_rate must be >= 1 and < 2**31, or None, got {sample_rate}."
+            f"load_audio: sample_rate must be 1 to {_HIGHEST_RATE:,} or None, got {sample_rate}."
         )
     if num_channels is not None and num_channels not in _LAYOUTS:
         raise ValueError(f"load_audio: num_channels must be 1 to 8 or None, got {num_channels}.")
