@@ -5,6 +5,7 @@ import io
 import logging
 import pickle
 import random
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -27,9 +28,11 @@ from spdl_torch.io import (
     load_video,
     sample_decode_video,
 )
-from spdl_torch.io._video import reading, slowness
+from spdl_torch.io._video import bits, reading, slowness
 from spdl_torch.io._video.codec import VideoCodec
 from spdl_torch.io._video.entry import is_entry, is_hidden
+from spdl_torch.io._video.reference_numbers import ReferenceNumbers
+from spdl_torch.io._video.segment import ends_with_segment
 
 SHORT = (
     "MPEG program stream, MPEG-2",
@@ -232,12 +235,14 @@ def test_headers_say_where_decoding_may_begin(codec, content, entry, hidden):
     assert not is_entry(packet, described)
 
 
-def remuxed(content, container, *, first=0, keys=None):
-    """The packets from one on, without another encoding; keys: what all are marked as."""
+def remuxed(content, container, *, first=0, lost=None, keys=None):
+    """The packets from one on, all but one, without another encoding; keys: what all are marked
+    as."""
     file = io.BytesIO()
     with av.open(io.BytesIO(content)) as source, av.open(file, "w", container) as out:
         stream = out.add_stream_from_template(source.streams.video[0])
-        for packet in [packet for packet in source.demux(video=0) if packet.size][first:]:
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        for packet in packets[first:lost] + (packets[lost + 1 :] if lost is not None else []):
             packet.is_keyframe = packet.is_keyframe if keys is None else keys
             packet.stream = stream
             out.mux(packet)
@@ -287,3 +292,153 @@ def test_packets_that_are_all_marked_as_keyframes_are_looked_at(container, codec
     first = {"h263": "avi", "h263p": "avi", "flv": "flv", "ffv1": "matroska"}[codec]
     video = write_video(Kind(first, codec, {"g": "8"}, size=(176, 144)))
     check_against_plain(remuxed(video, container, keys=True))
+
+
+@pytest.mark.parametrize("container", ["mov", "matroska"])
+@pytest.mark.parametrize("lost", [11, 16])
+def test_where_a_picture_is_missing_frames_are_those_of_a_decode_of_all(container, lost):
+    """Or an error: a decoder of H.264 makes up what it lacks from all the pictures it has got."""
+    whole = write_video(Kind("matroska", "libx264", {"g": "8", "bf": "3"}, num_frames=30))
+    content = remuxed(whole, container, lost=lost)
+    frames, times = decode_plainly(content)
+    refused = []
+    for place in (7, 11, 14, 20):
+        try:
+            window = load_video(content, (times[place] - 1e-4, times[place] + 1e-3))
+            sampled = convert_frames(sample_decode_video(demux_video(content), [place]))
+        except DecodeError as error:
+            refused.append(str(error))
+            continue
+        assert torch.equal(window, frames[[place]])
+        assert torch.equal(sampled, frames[[place]])
+    assert len(refused) == (3 if lost == 16 else 0)
+    for text in refused:
+        assert re.match("<bytes>: after the frame at .*, or packets may be missing", text)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "MP4, H.264 B-pyramid",
+        "MP4, H.264 open GOP",
+        "MP4, H.264 interlaced",
+        "MP4, H.264 odd size",
+        "transport stream, H.264 intra-refresh, B-frames",
+        "raw H.264",
+    ],
+)
+def test_numbers_of_pictures_show_that_one_is_missing(kind):
+    """Of pictures that others refer to, wherever it was; and only then."""
+    with av.open(io.BytesIO(decoded(kind).content)) as container:
+        codec = VideoCodec.of(container.streams.video[0])
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    decoder = codec.new_context()
+    decoder.skip_frame = "NONREF"
+    for number, packet in enumerate(packets):
+        packet.pts = number
+    references = {frame.pts for packet in [*packets, None] for frame in decoder.decode(packet)}
+
+    def late(kept):
+        numbers = ReferenceNumbers(codec)
+        return [number for number in kept if numbers.lacks(packets[number])]
+
+    everything = list(range(len(packets)))
+    assert late(everything) == []
+    for lost in everything[1:-1]:
+        kept = everything[:lost] + everything[lost + 1 :]
+        shows = lost in references and not holds_idr(packets[lost + 1], codec)
+        assert late(kept)[:1] == [lost + 1] * shows, lost
+
+
+def holds_idr(packet, codec):
+    """Whether nothing after this picture refers to one before it."""
+    units = bits.units(bytes(packet), codec.extradata, 4)
+    return any(unit[0] & 0x1F == 5 for unit in units)
+
+
+class Pipe(io.RawIOBase):
+    """Bytes that come once, as over a connection."""
+
+    def __init__(self, content):
+        self._file = io.BytesIO(content)
+
+    def readable(self):
+        return True
+
+    def read(self, size=-1):
+        return self._file.read(size)
+
+
+@pytest.mark.parametrize("kind", ["Matroska, MPEG-2", "Matroska, HEVC 10 bit", "AVI, MPEG-4"])
+def test_sources_that_cannot_seek_have_the_same_windows_and_clips(kind):
+    """They are read from their beginning, whatever the container lists."""
+    video = decoded(kind)
+    times = demux_video(video.content).timestamps
+    for first in (0, 9, 20):
+        window = load_video(Pipe(video.content), (times[first], times[first + 2]))
+        assert torch.equal(window, torch.stack(video.frames[first : first + 2]))
+    moments = [times[2] + 0.01, times[20] + 0.01]
+    clip, seeking = (
+        load_clip(src, lambda _: moments) for src in (Pipe(video.content), video.content)
+    )
+    assert torch.equal(clip.frames, seeking.frames)
+    assert clip.timestamps.tolist() == pytest.approx([times[2], times[20]])
+
+
+def test_an_mp4_with_its_list_at_the_end_says_that_its_source_cannot_seek():
+    """And what to do."""
+    content = write_video(Kind("mp4", "mjpeg", pix_fmt="yuvj420p", size=(640, 480)))
+    with pytest.raises(DecodeError, match=r"^<file object>: .*cannot seek.*pass its bytes"):
+        load_video(Pipe(content))
+
+
+@pytest.mark.parametrize("container", ["avi", "mov", "matroska"])
+@pytest.mark.parametrize("size", [(96, 64), (96, 32)])
+def test_pictures_that_change_their_size_are_decoded_from_anywhere(container, size):
+    """Those of each size by themselves, low ones too; not in one tensor, unless they are scaled."""
+    packets = []
+    for each in ((64, 48), size):
+        one = write_video(Kind("avi", "mjpeg", pix_fmt="yuvj420p", size=each, num_frames=6))
+        with av.open(io.BytesIO(one)) as source:
+            packets += [bytes(packet) for packet in source.demux(video=0) if packet.size]
+    with av.open(file := io.BytesIO(), "w", container) as out:
+        stream = out.add_stream("mjpeg", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        for number, content in enumerate(packets):
+            packet = av.Packet(content)
+            packet.pts = packet.dts = number
+            packet.time_base, packet.is_keyframe, packet.stream = Fraction(1, 25), True, stream
+            out.mux(packet)
+    content = file.getvalue()
+    with av.open(io.BytesIO(content)) as source:
+        frames = [frame.to_ndarray(format="rgb24") for frame in source.decode(video=0)]
+    assert [frame.shape[:2] for frame in frames[4:8]] == [(48, 64)] * 2 + [size[::-1]] * 2
+    for number in (2, 5, 6, 9):
+        moment = number / 25 + 0.01
+        window = load_video(content, (moment - 0.02, moment + 0.01))
+        assert np.array_equal(window, frames[number][None])
+        sampled = convert_frames(sample_decode_video(demux_video(content), [number]))
+        assert np.array_equal(sampled, frames[number][None])
+        assert np.array_equal(
+            load_clip(content, lambda _, m=moment: [m]).frames, frames[number][None]
+        )
+    with pytest.raises(DecodeError, match=r"^<bytes>: the frames change from .*64x48 to .*Scale"):
+        load_video(content)
+    with pytest.raises(DecodeError, match=r"^<bytes>: the frames change .* Give width and height"):
+        load_clip(content, lambda _: [0.1, 0.3])
+    assert load_clip(content, lambda _: [0.1, 0.3], width=8, height=8).frames.shape == (2, 8, 8, 3)
+
+
+def test_what_is_appended_to_matroska_is_found_and_the_end_of_others_is_not_read(tmp_path):
+    """The file's own size says which is which; one that was written to a pipe has none."""
+    content = decoded("Matroska, H.264 variable rate").content
+    live = write_video(Kind("matroska", "mpeg4", muxer={"live": "1"}))
+    for kind, whole in (("whole", True), ("appended", False), ("cut", False), ("live", False)):
+        data = {"appended": content + content, "cut": content[:-1], "live": live}.get(kind, content)
+        (path := tmp_path / f"{kind}.mkv").write_bytes(data)
+        with av.open(f"file:{path}") as by_name, av.open(io.BytesIO(data)) as in_memory:
+            assert ends_with_segment(by_name) == ends_with_segment(in_memory) == whole
+        with av.open(Pipe(data)) as unknown:
+            assert not ends_with_segment(unknown)
+    with pytest.raises(DecodeError, match="glued together"):
+        load_video(tmp_path / "appended.mkv", (0.2, 0.3))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from av.error import InvalidDataError
+
 from spdl_torch.errors import DecodeError
 
 from .entry import is_checked
 from .opening import decode_errors
-from .packets import UnsureError, has_gap
+from .packets import UnsureError
 from .sequence import frames_in_sequence
 from .slowness import say_once
 
@@ -90,10 +92,17 @@ def _decoded(
                 return
         return
     for start, stop, numbers in _runs(packets, frozenset(wanted)):
-        if packets.is_counted:
-            yield from _decode_counted(packets, context, start, stop, max(numbers))
-        else:
-            yield from _decode_timed(packets, context, start, numbers, may_skip=config is None)
+        try:
+            if packets.is_counted:
+                yield from _decode_counted(packets, context, start, stop, max(numbers))
+            else:
+                yield from _decode_timed(packets, context, start, numbers, may_skip=config is None)
+        except InvalidDataError as error:
+            if packets.codec.name != "mjpeg":
+                raise
+            # A picture lower than the container says is half of an interlaced one for a decoder
+            # that begins with it, and not for one that has seen a whole picture before.
+            raise UnsureError(f"{packets.source}: {error.strerror}.") from error
         context.flush_buffers()
 
 
@@ -142,9 +151,6 @@ def _decode_timed(
     """Yield all decoded frames, each with the number of its packet."""
     stop = max(wanted) + 1
     skips = may_skip and context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
-    if skips and not packets.is_listed:
-        # Around a gap the decoder makes up what it lacks from all frames there are.
-        skips = not has_gap(packets.labels[start:stop])
     for number in range(start, stop):
         if skips:
             context.skip_frame = "DEFAULT" if number in wanted else "NONREF"

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import av
 
+from .bits import Bits, units
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from av.packet import Packet
 
@@ -58,7 +60,7 @@ def is_hidden(packet: Packet[Any], codec: VideoCodec) -> bool:
         return not content[0] & 0x10
     if content[-1] & 0xE0 == 0xC0:  # several frames in one packet, of which one is displayed
         return False
-    bits = _Bits(bytes(content[:2]))
+    bits = Bits(bytes(content[:2]))
     return not _vp9_shows(bits)[1]
 
 
@@ -69,7 +71,7 @@ def _is_intra_only(name: str) -> bool:
 
 def _h264(content: bytes, codec: VideoCodec) -> bool:
     recovers = False
-    for unit in _units(content, codec, length_at=4):
+    for unit in units(content, codec.extradata, 4):
         kind = unit[0] & 0x1F
         if kind == 5:  # a slice of a picture that nothing after it looks behind
             return True
@@ -102,7 +104,7 @@ def _sum_of_bytes(content: bytes, place: int) -> tuple[int, int]:
 
 
 def _hevc(content: bytes, codec: VideoCodec) -> bool:
-    for unit in _units(content, codec, length_at=21):
+    for unit in units(content, codec.extradata, 21):
         kind, layer = unit[0] >> 1 & 0x3F, (unit[0] & 1) << 5 | unit[1] >> 3
         if kind < 32 and layer == 0:
             return 16 <= kind <= 21
@@ -110,30 +112,10 @@ def _hevc(content: bytes, codec: VideoCodec) -> bool:
 
 
 def _vvc(content: bytes, codec: VideoCodec) -> bool:
-    for unit in _units(content, codec, length_at=None):
+    for unit in units(content, None, None):
         if unit[1] >> 3 < 12:
             return 7 <= unit[1] >> 3 <= 9
     return False
-
-
-def _units(content: bytes, codec: VideoCodec, length_at: int | None) -> Iterator[bytes]:
-    """Yield the beginnings of H.264's and HEVC's units, at least two bytes each.
-
-    length_at: where the description of the codec has the size of the lengths before units.
-    """
-    description = codec.extradata or b""
-    described = length_at is not None and len(description) > length_at and description[0] == 1
-    if not described or content[:4] == b"\0\0\0\1":
-        for unit in content.split(b"\0\0\1")[1:]:
-            if len(unit) >= 2:
-                yield unit
-        return
-    assert length_at is not None, "guaranteed by described"
-    size, place = (description[length_at] & 3) + 1, 0
-    while place + size + 2 <= len(content):
-        end = place + size + int.from_bytes(content[place : place + size], "big")
-        yield content[place + size : end]
-        place = max(end, place + size + 1)
 
 
 def _mpeg12(content: bytes, codec: VideoCodec) -> bool:
@@ -147,7 +129,7 @@ def _mpeg4(content: bytes, codec: VideoCodec) -> bool:
 
 
 def _h263(content: bytes, codec: VideoCodec) -> bool:
-    bits = _Bits(content[:8])
+    bits = Bits(content[:8])
     if bits.take(22) != 0x20:
         return False
     bits.take(8)  # the time
@@ -163,7 +145,7 @@ def _h263(content: bytes, codec: VideoCodec) -> bool:
 
 
 def _flv1(content: bytes, codec: VideoCodec) -> bool:
-    bits = _Bits(content[:10])
+    bits = Bits(content[:10])
     if bits.take(17) != 1:
         return False
     bits.take(13)  # the version, the time
@@ -185,10 +167,10 @@ def _vp8(content: bytes, codec: VideoCodec) -> bool:
 
 
 def _vp9(content: bytes, codec: VideoCodec) -> bool:
-    return _vp9_shows(_Bits(content[:2]))[0]
+    return _vp9_shows(Bits(content[:2]))[0]
 
 
-def _vp9_shows(bits: _Bits) -> tuple[bool, bool]:
+def _vp9_shows(bits: Bits) -> tuple[bool, bool]:
     """Return whether a frame of VP9 is a keyframe, and whether it is displayed."""
     bits.take(2)
     profile = bits.take(1) | bits.take(1) << 1
@@ -224,19 +206,6 @@ def _leb128(content: bytes, place: int) -> tuple[int, int]:
         if not content[place - 1] & 0x80:
             break
     return value, place
-
-
-class _Bits:
-    """Reads the bits of a few bytes; zeros after their end."""
-
-    def __init__(self, content: bytes) -> None:
-        self._value = int.from_bytes(content, "big")
-        self._left = 8 * len(content)
-
-    def take(self, number: int) -> int:
-        self._left -= number
-        shifted = self._value >> self._left if self._left >= 0 else 0
-        return shifted & ((1 << number) - 1)
 
 
 _CHECKS: dict[str, Callable[[bytes, VideoCodec], bool]] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import av
 from av.audio.stream import AudioStream
-from av.error import ArgumentError, FFmpegError
+from av.error import ArgumentError, FFmpegError, InvalidDataError
 from av.stream import Discard
 from av.video.stream import VideoStream
 from torch import Tensor
@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = ["decode_errors", "is_sound_only", "open_audio", "open_video", "position_of", "rewind"]
+__all__ = [
+    "can_seek",
+    "decode_errors",
+    "is_sound_only",
+    "open_audio",
+    "open_video",
+    "position_of",
+    "rewind",
+]
 
 _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})
 
@@ -122,7 +130,16 @@ def _opened(
         for other in container.streams:
             if other.index != stream.index:
                 other.discard = Discard.all
-        yield container, stream
+        try:
+            yield container, stream
+        except InvalidDataError as error:
+            if can_seek(container) or "mp4" not in container.format.name:
+                raise
+            raise DecodeError(
+                f"{name}: {error.strerror}. The source cannot seek, and an MP4 whose list of "
+                "packets is at its end is not readable so: pass its bytes, or write it anew with "
+                "the list first: ffmpeg -i FILE -c copy -movflags faststart FILE.mp4"
+            ) from error
 
 
 def position_of(source: Source) -> int | None:
@@ -134,6 +151,14 @@ def position_of(source: Source) -> int | None:
         return int(source.tell()) if source.seekable() else None  # type: ignore[union-attr]
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def can_seek(container: InputContainer) -> bool:
+    """Return whether what a container is read from can seek, as a pipe cannot."""
+    file: Any = getattr(container.file, "file", None)
+    if file is None:  # opened by name
+        return True
+    return bool(file.seekable()) if hasattr(file, "seekable") else hasattr(file, "seek")
 
 
 def rewind(source: Source, position: int | None) -> None:

@@ -216,8 +216,8 @@ class VideoPackets:
                 raise DecodeError(
                     f"{self.source}: after the frame at {before * tick:.3f} s comes one at "
                     f"{after * tick:.3f} s, so that a time does not say which frame is meant: it "
-                    "may be several videos glued together. Load it whole, or choose frames by "
-                    "index."
+                    "may be several videos glued together, or packets may be missing. Load it "
+                    "whole, or choose frames by index."
                 )
 
     @property

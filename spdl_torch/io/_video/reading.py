@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from av.error import FFmpegError
 
 from .entry import can_have_entries, is_entry, is_hidden
+from .opening import can_seek
 from .packets import to_ticks
+from .reference_numbers import ReferenceNumbers
+from .segment import ends_with_segment
 from .slowness import say_once
 
 if TYPE_CHECKING:
@@ -47,9 +50,10 @@ _SLOW_BYTES = 1 << 26
 class PacketReader:
     """Collects packets, each once.
 
-    Seeks only where the container lists its packets (MP4 and MOV, Matroska and WebM, AVI). All else
-    is read from its beginning to its end, and only what is needed is kept: without a list, nothing
-    but the end shows that no time comes twice, as in files that were glued together.
+    Seeks only where the container lists its packets (MP4 and MOV, Matroska and WebM, AVI) and the
+    source can seek. All else is read from its beginning to its end, and only what is needed is
+    kept: without a list, nothing but the end shows that no time comes twice, as in files that were
+    glued together.
     """
 
     def __init__(
@@ -62,12 +66,17 @@ class PacketReader:
         self.is_whole = False
         """Whether all packets were kept, from the first to the last."""
         self.is_from_start = True
+        self.may_go_on = True
+        """Whether there may be more than the container lists, such as a file appended to it."""
+        self.may_lack = False
+        """Whether packets in between may be missing: nothing in the container would show it."""
         self._name = name
         self._container = container
         self._stream = stream
         self._time_base = Fraction(*codec.time_base)
-        self._seen: set[tuple[int | None, ...]] = set()
+        self._seen: set[tuple[int | None, ...] | None] = set()
         self._times = _Times()
+        self._numbers = ReferenceNumbers(codec)
         self._at_end = self._has_dropped = False
         self._skipped_bytes = 0
         incoming = packets_of(container, stream)
@@ -76,8 +85,14 @@ class PacketReader:
         if first is not None:
             is_raw = bool(int(container.format.flags) & _NO_TIMES)
             self.is_counted = is_raw or (first.pts is None and container.format.name == "avi")
-            self.is_listed = _is_listed(container, stream) and (
-                not self.is_counted or codec.has_delay_of_one
+            self.may_lack = "mp4" not in container.format.name and not _is_listed(container, stream)
+            self.is_listed = (
+                _is_listed(container, stream)
+                and can_seek(container)
+                and (not self.is_counted or codec.has_delay_of_one)
+            )
+            self.may_go_on = not self.is_listed or (
+                "matroska" in container.format.name and not ends_with_segment(container)
             )
             incoming = itertools.chain([first], incoming)
             if is_raw:
@@ -95,23 +110,16 @@ class PacketReader:
                 self._seek(ticks)
             elif not self.is_counted:
                 self._skim(ticks)
-        for packet in self._until(to_ticks(end, self._time_base)):
+        came = [*self._until(to_ticks(end, self._time_base))]
+        for packet in came:
             # The way from an entry far back may begin in the span before.
-            identity = _identity(packet)
-            if not self.is_listed or identity not in self._seen:
+            identity = _identity(packet) if self.is_listed else None
+            if identity is None or identity not in self._seen:
                 self._seen.add(identity)
                 self.packets.append(packet)
+        if not self.is_counted and any(map(self._numbers.lacks, came)):
+            self.doubt = self.doubt or "a picture that others refer to is missing in it"
         self.is_whole = self._at_end and self.is_from_start and not self._has_dropped
-
-    @property
-    def may_go_on(self) -> bool:
-        """Whether there may be more than the container lists, such as a file appended to it."""
-        return not self.is_listed or "matroska" in self._container.format.name
-
-    @property
-    def may_lack(self) -> bool:
-        """Whether packets in between may be missing: nothing in the container would show it."""
-        return not self.is_listed and "mp4" not in self._container.format.name
 
     def look_at_the_rest(self) -> None:
         """Read to the end of the video, where only that shows that no time comes twice."""
@@ -129,6 +137,7 @@ class PacketReader:
             if time is not None and time <= start and is_entry(packet, self.codec):
                 for skipped in held:
                     self._skip(skipped)
+                    self._numbers.forget()
                 self._has_dropped = self._has_dropped or bool(held)
                 self.is_from_start = self.is_from_start and not (held and not self.packets)
                 held = []
@@ -190,6 +199,7 @@ class PacketReader:
         except (FFmpegError, OSError):
             return False
         self._times = _Times()
+        self._numbers.forget()
         self._at_end = False
         self._incoming = self._watched(packets_of(self._container, self._stream))
         return True
@@ -215,8 +225,9 @@ class PacketReader:
                 return
 
     def _watched(self, packets: Iterator[Packet[Any]]) -> Iterator[Packet[Any]]:
+        is_watched = self.may_go_on and not self.is_counted
         for packet in packets:
-            if self.doubt is None and self.may_go_on and not self.is_counted:
+            if is_watched and self.doubt is None:
                 self.doubt = self._times.doubt(packet, self.codec)
             yield packet
         self._at_end = True
