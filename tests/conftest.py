@@ -42,6 +42,12 @@ settings.register_profile(
 )
 settings.load_profile("same")
 
+# A fork server's child imports what it needs: torch, in seconds, for each of hundreds of workers.
+# The server imports it once. What a child owns is the same.
+multiprocessing.set_forkserver_preload(
+    ["spdl_torch.data.child_process.child", "torchvision", "pytest", "hypothesis"]
+)
+
 # A shell that starts the tests in the background, as some build servers do, lets them ignore
 # Ctrl-C, and so do the processes that tests start in order to interrupt them. A handler, unlike
 # being ignored, is not inherited by a new program.
