@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 # which they wait: a short training took 9 s of CPU time in place of 1.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import _early_names  # noqa: F401 - before any file of tests can start a loader
 import pytest
 from _gates import quiet_log
 from _memory import make_cheap_to_fork

@@ -17,9 +17,14 @@ from spdl_torch.data.rng.patches import install
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
-install()  # a function that was kept before the first loader draws from the process's generator
-
 LENGTH, BATCH_SIZE = 12, 3
+
+
+@pytest.fixture(autouse=True)
+def _loaders_have_run() -> None:
+    """A function that was kept before the first loader draws from the process's generator. (Not at
+    the import: other files need such functions.)"""
+    install()
 
 
 class Augmented(Dataset):

@@ -2,12 +2,11 @@
 
 import random
 from dataclasses import dataclass
-from random import random as random_imported_early
 
+import _early_names
 import numpy as np
 import pytest
 import torch
-from numpy.random import rand as rand_imported_early
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from spdl_torch import DataLoader
@@ -47,8 +46,8 @@ def test_reproducible_loader_passes_and_all_generators_are_put_back():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda _: random_imported_early(), r"generator of random, as `from random import random`"),
-        (lambda _: rand_imported_early(2), r"generator of numpy\.random, as a name imported"),
+        (lambda _: _early_names.random(), r"generator of random, as `from random import random`"),
+        (lambda _: _early_names.rand(2), r"generator of numpy\.random, as a name imported"),
         (lambda _: np.random.default_rng().random(), r"generators that each sample makes"),
     ],
     ids=["random", "numpy", "default_rng"],

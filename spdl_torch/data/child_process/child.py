@@ -25,6 +25,7 @@ import torch
 from ...errors import PipelineStopped
 from ...pipeline.channel.channel import Channel, ChannelClosed
 from ...pipeline.threads.thread_group import taking_over
+from ..rng.patches import install
 from ..workers.worker_pool import WorkerPool
 from .batch_packing import SlabWriter
 from .lone_worker import LoneWorker
@@ -125,6 +126,9 @@ def _opened(beginning: Beginning, uplink: Uplink) -> LoadSpec:
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
+    # Before the dataset is unpickled, and its modules are imported: a function of random that it
+    # keeps is found by its name there, and has to be the one that follows the samples' streams.
+    install()
     spec: LoadSpec = beginning.spec.open()
     writer = SlabWriter(uplink.slabs)
     return replace(spec, finalize=writer.pack, memory=writer)
