@@ -24,7 +24,7 @@ from _state_data import share_of_worker
 from torch.utils.data import Dataset, IterableDataset
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader import moving_pool
+from spdl_torch.data.loader import move_limits
 from spdl_torch.observe.verdict.verdict import Cause
 
 PATIENCE_SECONDS = 30
@@ -83,11 +83,11 @@ KINDS = {
 
 def move_at_once():
     """Let any verdict lead to a trial of processes, which ends with the first look at it."""
-    for name in ("_LEAST_WAIT", "_LOOK_SECONDS", "_LEAST_BATCHES", "_TRIAL_SECONDS"):
-        setattr(moving_pool, name, 0)
-    for name in ("_TRIAL_BATCHES", "_TRIAL_EPOCHS", "_LONG_TRIAL_SECONDS"):
-        setattr(moving_pool, name, 0)
-    moving_pool._HOLDS_UP = tuple(Cause)
+    for name in ("LEAST_WAIT", "LOOK_SECONDS", "LEAST_BATCHES", "TRIAL_SECONDS"):
+        setattr(move_limits, name, 0)
+    for name in ("TRIAL_BATCHES", "TRIAL_EPOCHS", "LONG_TRIAL_SECONDS"):
+        setattr(move_limits, name, 0)
+    move_limits.HOLDS_UP = tuple(Cause)
 
 
 def set_up(number):
@@ -112,7 +112,7 @@ class Rounds:
     def loader(self):
         """One of many kinds."""
         pick = self.random.choice
-        moving_pool._GAIN = pick([0.0, math.inf])
+        move_limits.GAIN = pick([0.0, math.inf])
         options = {"num_workers": pick([1, 2, 4]), "isolation": self.isolation}
         if self.random.random() < 0.3:
             options["worker_init_fn"] = set_up

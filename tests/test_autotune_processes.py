@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 
 from spdl_torch.autotune import tuning as tuning_module
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.loader import moving_pool
+from spdl_torch.data.loader import move_limits
 from spdl_torch.observe import Cause
 
 pytestmark = [
@@ -93,14 +93,14 @@ def test_threads_that_are_tuned_move_and_are_tuned_as_processes(gain, at_random,
     """In the middle of an epoch whose number of threads has changed before, with the same bits;
     or they stay, and the threads are tuned on."""
     for name, value in {
-        "_HOLDS_UP": tuple(Cause),
-        "_LEAST_WAIT": 0.0,
-        "_LOOK_SECONDS": 0.05,
-        "_TRIAL_SECONDS": 0.0,
-        "_TRIAL_BATCHES": 2,
-        "_GAIN": gain,
+        "HOLDS_UP": tuple(Cause),
+        "LEAST_WAIT": 0.0,
+        "LOOK_SECONDS": 0.05,
+        "TRIAL_SECONDS": 0.0,
+        "TRIAL_BATCHES": 2,
+        "GAIN": gain,
     }.items():
-        monkeypatch.setattr(moving_pool, name, value)
+        monkeypatch.setattr(move_limits, name, value)
     options = {"batch_size": 2, "seed": 3, "shuffle": True}
     torch.manual_seed(5)
     loader = DataLoader(SafeAugmented(), num_workers=auto(at_random), **options)

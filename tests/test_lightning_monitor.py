@@ -31,7 +31,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException  # 
 from spdl_torch import DataLoader, PipelineDataset  # noqa: E402
 from spdl_torch.__main__ import main  # noqa: E402
 from spdl_torch.autotune import PerfParams, tuning  # noqa: E402
-from spdl_torch.data.loader import moving_pool  # noqa: E402
+from spdl_torch.data.loader import move_limits  # noqa: E402
 from spdl_torch.lightning import PipelineStatsMonitor, _Intervals  # noqa: E402
 from spdl_torch.observe import (  # noqa: E402
     Cause,
@@ -243,9 +243,9 @@ def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
     line for the log at the end of the epoch, and all moves in the file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setattr(moving_pool, "_HOLDS_UP", tuple(Cause))
-    monkeypatch.setattr(moving_pool, "_LEAST_WAIT", 0.0)
-    monkeypatch.setattr(moving_pool, "_GAIN", 0.0)
+    monkeypatch.setattr(move_limits, "HOLDS_UP", tuple(Cause))
+    monkeypatch.setattr(move_limits, "LEAST_WAIT", 0.0)
+    monkeypatch.setattr(move_limits, "GAIN", 0.0)
     messages = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
     board = TensorBoardLogger(tmp_path, name="", version="board")

@@ -29,7 +29,7 @@ from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
 from spdl_torch.data.child_process import connection
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.loader import moving_pool
+from spdl_torch.data.loader import move_limits
 from spdl_torch.data.loader.moving_pool import _MOVES, MovingPool, _State
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
@@ -167,7 +167,7 @@ def test_loop_forks_the_children_if_those_beside_it_are_never_ready(
 ):
     """They are copies of its thread, and keep what is its own. If they are not ready either, the
     threads keep the work."""
-    monkeypatch.setattr(moving_pool, "_LONGEST_START_SECONDS", 0.0)
+    monkeypatch.setattr(move_limits, "LONGEST_START_SECONDS", 0.0)
     locals_of = {"loop": threading.local(), "another": threading.local()}
     locals_of["loop"].kept = HoldsUpForks()
     done = threading.Event()
@@ -187,7 +187,7 @@ def test_loop_forks_the_children_if_those_beside_it_are_never_ready(
         batches = [next(iterator)]
         assert not first & pids_of_all()
         if can_loop:
-            monkeypatch.setattr(moving_pool, "_LONGEST_START_SECONDS", PATIENCE_SECONDS)
+            monkeypatch.setattr(move_limits, "LONGEST_START_SECONDS", PATIENCE_SECONDS)
             end = monotonic() + PATIENCE_SECONDS
             while not pool._children.is_up:
                 assert monotonic() < end, "children that are never ready"
@@ -442,9 +442,9 @@ class Python(Dataset):
 @pytest.fixture
 def moves(monkeypatch):
     """Any verdict leads to a trial, whose gain is accepted: on a busy machine they are its own."""
-    monkeypatch.setattr(moving_pool, "_HOLDS_UP", tuple(Cause))
-    monkeypatch.setattr(moving_pool, "_LEAST_WAIT", 0.0)
-    monkeypatch.setattr(moving_pool, "_GAIN", 0.0)
+    monkeypatch.setattr(move_limits, "HOLDS_UP", tuple(Cause))
+    monkeypatch.setattr(move_limits, "LEAST_WAIT", 0.0)
+    monkeypatch.setattr(move_limits, "GAIN", 0.0)
 
 
 def settle(loader):
@@ -632,7 +632,7 @@ def test_report_says_why_threads_that_the_gil_holds_up_may_not_move(dataset, opt
 def test_stays_on_threads_where_there_are_no_cores(monkeypatch, num_ranks):
     """Children would take the one core from each other as threads do."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", num_ranks)
-    monkeypatch.setattr(moving_pool, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(move_limits, "LOOK_SECONDS", 0.0)
     loader = loader_of(Draws(400))
     iterator = iter(loader)
     while not loader._state.moving.is_on_trial and not loader._state.moving.is_settled:
@@ -686,9 +686,9 @@ def test_bits_stay_when_epochs_begin_elsewhere(
 def test_short_epochs_lead_to_a_trial_and_its_end(monkeypatch, persistent):
     """Each is too short to be judged by itself. Any outcome of the trial is a gain here: other
     programs may take the cores."""
-    monkeypatch.setattr(moving_pool, "_GAIN", 0.0)
-    monkeypatch.setattr(moving_pool, "_TRIAL_SECONDS", 0.05)
-    monkeypatch.setattr(moving_pool, "_LONG_TRIAL_SECONDS", 0.05)
+    monkeypatch.setattr(move_limits, "GAIN", 0.0)
+    monkeypatch.setattr(move_limits, "TRIAL_SECONDS", 0.05)
+    monkeypatch.setattr(move_limits, "LONG_TRIAL_SECONDS", 0.05)
     loader = DataLoader(
         Python(40), batch_size=4, num_workers=2, persistent_workers=persistent, seed=1
     )
@@ -705,8 +705,8 @@ def test_short_epochs_lead_to_a_trial_and_its_end(monkeypatch, persistent):
 @pytest.mark.usefixtures("moves")
 def test_iterable_dataset_moves_between_epochs(monkeypatch):
     """Never within one, and not after the first, which warms up."""
-    for name in ("_LOOK_SECONDS", "_TRIAL_SECONDS", "_LONG_TRIAL_SECONDS"):
-        monkeypatch.setattr(moving_pool, name, 0.0)
+    for name in ("LOOK_SECONDS", "TRIAL_SECONDS", "LONG_TRIAL_SECONDS"):
+        monkeypatch.setattr(move_limits, name, 0.0)
     loader, seen = loader_of(Stream()), []
     while not loader._state.moving.is_settled:
         list(loader)
@@ -967,7 +967,7 @@ class Elsewhere(torch.Tensor):
 @pytest.mark.parametrize("is_on_device", [True, False])
 def test_dataset_whose_batches_are_on_a_device_is_not_tried(monkeypatch, is_on_device):
     """In a forked process there is no device; a control shows that others are tried."""
-    monkeypatch.setattr(moving_pool, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(move_limits, "LOOK_SECONDS", 0.0)
     loader = loader_of(OnDevice(400) if is_on_device else Draws(400), collate_fn=list)
     iterator = iter(loader)
     while not loader._state.moving.is_on_trial and not loader._state.moving.is_settled:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
 from spdl_torch.data.child_process import process_pool
-from spdl_torch.data.loader import moving_pool
+from spdl_torch.data.loader import move_limits, moving_pool
 from spdl_torch.data.loader.moving_pool import _State
 from spdl_torch.observe.verdict.verdict import Cause
 
@@ -122,11 +122,11 @@ STATES = {
 @pytest.fixture
 def moves(monkeypatch):
     """Every verdict leads to a trial, which ends with the first look at it."""
-    monkeypatch.setattr(moving_pool, "_HOLDS_UP", tuple(Cause))
-    for name in ("_LEAST_WAIT", "_LOOK_SECONDS", "_LEAST_BATCHES", "_LONGEST_START_SECONDS"):
-        monkeypatch.setattr(moving_pool, name, 0)
-    for name in ("_TRIAL_SECONDS", "_TRIAL_BATCHES", "_TRIAL_EPOCHS", "_LONG_TRIAL_SECONDS"):
-        monkeypatch.setattr(moving_pool, name, 0)
+    monkeypatch.setattr(move_limits, "HOLDS_UP", tuple(Cause))
+    for name in ("LEAST_WAIT", "LOOK_SECONDS", "LEAST_BATCHES", "LONGEST_START_SECONDS"):
+        monkeypatch.setattr(move_limits, name, 0)
+    for name in ("TRIAL_SECONDS", "TRIAL_BATCHES", "TRIAL_EPOCHS", "LONG_TRIAL_SECONDS"):
+        monkeypatch.setattr(move_limits, name, 0)
     # Ctrl-C in a finalizer is printed and dropped; pytest would keep it, and all it refers to.
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
 
@@ -190,7 +190,7 @@ def interrupt_everywhere(state, step):
 @pytest.mark.parametrize("state", STATES)
 def test_loop_goes_on_after_ctrl_c_while_workers_move(monkeypatch, state):
     """At some of the places, the same in every run."""
-    monkeypatch.setattr(moving_pool, "_GAIN", STATES[state][1])
+    monkeypatch.setattr(move_limits, "GAIN", STATES[state][1])
     interrupt_everywhere(state, 8)
 
 
@@ -199,7 +199,7 @@ def test_loop_goes_on_after_ctrl_c_while_workers_move(monkeypatch, state):
 @pytest.mark.parametrize("state", STATES)
 def test_loop_goes_on_after_ctrl_c_at_every_place_while_workers_move(monkeypatch, state):
     """At all of them."""
-    monkeypatch.setattr(moving_pool, "_GAIN", STATES[state][1])
+    monkeypatch.setattr(move_limits, "GAIN", STATES[state][1])
     interrupt_everywhere(state, 1)
 
 
@@ -208,7 +208,7 @@ def test_loop_goes_on_after_ctrl_c_at_every_place_while_workers_move(monkeypatch
 def test_work_is_handed_over_as_a_whole_or_not_at_all(monkeypatch, name):
     """Ctrl-C at every line of the hand-over itself, which leaves no segment without a successor and
     no children without an epoch."""
-    monkeypatch.setattr(moving_pool, "_GAIN", STATES[name][1])
+    monkeypatch.setattr(move_limits, "GAIN", STATES[name][1])
     hand_over = moving_pool.MovingPool._hand_over
     for number in itertools.count(1):
         came = []

@@ -255,7 +255,7 @@ class ThreadIterator(EpochIterator):
         self._iterable = isinstance(self._dataset, IterableDataset)
         self._has_turns = self._iterable or loader.rng == "worker"
         if loader._state.moving.is_on_trial:
-            from .moving_pool import settle  # was imported when the trial began
+            from .trial import settle  # was imported when the trial began
 
             settle(loader._state.moving)
         placement = loader.placement()  # once: it looks at every object of a list

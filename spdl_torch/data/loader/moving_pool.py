@@ -9,11 +9,7 @@ over epochs, and while the trial is on, epochs begin in children. An iterable da
 itself among its workers, moves in that way alone; within an epoch only map-style datasets whose
 samples have their own random streams move: any worker can make any of their batches.
 
-A dataset may do what a child cannot: use CUDA, of which a forked process has none, or a handle that
-does not survive the fork. So on trial nothing that fails in a child is believed: the threads make
-that batch again. If it fails there as well, the child was right, and the trial goes on; if not, the
-threads take back all that the children have yet to make, and keep the work. A dataset whose batches
-are on a device is not tried at all.
+While the trial is on, nothing that fails in a child is believed: see ``trial``.
 """
 
 from __future__ import annotations
@@ -27,65 +23,40 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ...io._transfer.tree import leaves_of, spots_of
 from ...machine.limits import usable_cores
-from ...machine.probes import probe_counters, probes_between
+from ...machine.probes import probe_counters
 from ...machine.starting import start
-from ...observe.verdict.causes import (
-    Cause,
-    bottleneck_of,
-    load_of,
-    may_hide_the_gil,
-    may_wait_for_gil,
-    use_one_core,
-)
-from ...observe.verdict.finding import find
-from ...pipeline.recorder.timeline import joined
 from ...pipeline.threads.thread_group import taking_over
 from ..child_process.signals import handlers_deferred
-from ..workers.jobs import Failed, Loaded, NoBatch
+from ..workers.jobs import Failed, Loaded
+from . import move_limits as limits
+from .held_up import are_held_up
+from .moving_stats import MovingStats
+from .trial import (
+    Given,
+    Trial,
+    failed_alone,
+    is_doubtful,
+    is_on_device,
+    not_started,
+    settle,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...observe.verdict.placement import Placement
-    from ...observe.verdict.report import Report
-    from ...pipeline.recorder.flight_recorder import FlightRecorder
-    from ...pipeline.recorder.timeline import Timeline
-    from ...pipeline.stats.perf_stats import PipelineStats
     from ..checkpoint.user_state import WorkerState
     from ..child_process.process_pool import ProcessPool
-    from ..fetching.bad_samples import SkippedSamples
     from ..rng.keys import StreamKey
     from ..workers.jobs import Result
     from ..workers.moving import Moving
     from ..workers.pool import SinglePool, TunedPool
-    from ..workers.stats import PoolStats
     from ..workers.worker_pool import WorkerPool
 
-__all__ = ["MovingPool", "settle"]
+__all__ = ["MovingPool"]
 
 _logger = logging.getLogger("spdl_torch.data")
-
-_LOOK_SECONDS = 0.6
-"""The time between two checks of the threads: the probe of the GIL needs half a second."""
-_HOLDS_UP = (Cause.GIL,)
-"""The verdicts on the threads that lead to a trial of processes."""
-_LEAST_WAIT = 0.2
-"""The share of the time that the loop has to wait; below it, moving could gain little."""
-_LEAST_BATCHES = 8
-"""The number of batches from which the threads' speed is known."""
-_TRIAL_SECONDS, _TRIAL_BATCHES = 0.5, 8
-"""The least length of the children's trial."""
-_TRIAL_EPOCHS, _LONG_TRIAL_SECONDS = 2, 2.0
-"""The least number of epochs in a trial that begins with one, unless they take long: in the first
-one modules are imported and caches filled."""
-_LONGEST_START_SECONDS = 5.0
-"""The time after which forked children that are not ready are probably waiting for a thread or a
-lock that does not exist in them."""
-_GAIN = 1.1
-"""The speedup of the loop from which the children keep the work; the noise of such windows is a
-few percent."""
 
 
 class _State(enum.Enum):
@@ -125,24 +96,6 @@ class _Segment:
     @property
     def is_drained(self) -> bool:
         return self.end is not None and self.num_taken >= self.end
-
-
-def settle(memory: Moving) -> None:
-    """Decide where the workers live from now on, if the trial is on and was long enough."""
-    tally = memory.children
-    if not memory.is_on_trial or tally.num_batches + tally.num_epochs < _TRIAL_BATCHES:
-        return
-    least = _TRIAL_SECONDS
-    if tally.num_epochs and tally.num_epochs < _TRIAL_EPOCHS:
-        least = _LONG_TRIAL_SECONDS
-    if tally.seconds + tally.num_epochs * min(tally.start_seconds, least) < least:
-        return
-    gain = memory.gain
-    with handlers_deferred():  # Ctrl-C comes before a decision or after it
-        if gain >= _GAIN:
-            memory.moved(gain)
-        else:
-            memory.stays(f"the loop was {gain:.2f} times as fast with processes")
 
 
 class MovingPool:
@@ -191,12 +144,9 @@ class MovingPool:
         self._is_first = False  # whether the epoch's first batch is still to come
         self._asked: SinglePool = threads  # the pool that the trainer asked last
         self._is_due = False  # a trial, if the next batch is not on a device
-        # Of this epoch, while children are on trial: the jobs that they have or had last, as given
-        # to submit(); and the result of theirs that the threads are to confirm.
-        self._jobs: dict[int, tuple[Any, int, int, bool]] = {}
-        self._doubted: Result | None = None
+        self._trial = Trial()  # of this epoch
         self._beginning: tuple[Sequence[WorkerState], int] = ((), 0)
-        self.stats = _MovingStats(threads.stats)
+        self.stats = MovingStats(threads.stats)
 
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
         """Start the threads or, on trial, children; see ``Pool.start``."""
@@ -236,7 +186,7 @@ class MovingPool:
     ) -> None:
         """Submit a job to the workers that have the work now; see ``Pool.submit``."""
         if self._state is _State.TRIAL:
-            self._jobs[number] = (index, worker, first, wants_state)
+            self._trial.give(number, Given(index, worker, first, wants_state))
         self._segments[-1].pool.submit(number, index, worker, first, wants_state=wants_state)
         self._num_submitted = number + 1
 
@@ -264,23 +214,18 @@ class MovingPool:
                 continue
             if pool is not self._children:
                 break
-            if not self._is_doubtful(result):
-                self._jobs.pop(result.number, None)
+            if self._state is not _State.TRIAL or not is_doubtful(result):
+                self._trial.believe(result)
                 break
             if not self._doubt(result):
                 break
-        if self._doubted is not None and result.number == self._doubted.number:
-            self._compare(result)
+        if (error := self._trial.is_disproved_by(result)) is not None:
+            with handlers_deferred():
+                self._have_back(error)
         self._count(pool)
         if self._is_due:
             self._begin_trial(result)
         return result
-
-    def _is_doubtful(self, result: Result) -> bool:
-        """Return whether a child on trial may have failed where a thread does not."""
-        if self._state is not _State.TRIAL:
-            return False
-        return isinstance(result, Failed | NoBatch) or _has_bad_samples(result)
 
     def _doubt(self, result: Result) -> bool:
         """Have the threads make a batch again, after which the children's go on; return whether
@@ -291,31 +236,23 @@ class MovingPool:
             return self._take_back(result.number, error)
         number = result.number
         with handlers_deferred():
-            self._doubted = result
+            job = self._trial.doubt(result)
             self._have_threads_begin(self._key, (), number)
-            index, worker, first, wants_state = self._jobs[number]
-            self._threads.submit(number, index, worker, first, wants_state=wants_state)
+            self._give_threads(number, job)
             self._segments.appendleft(_Segment(self._threads, number, number + 1))
         return True
 
-    def _compare(self, result: Result) -> None:
-        """Let the threads keep the work if a batch that failed in a child did not fail there."""
-        doubted, self._doubted = self._doubted, None
-        assert doubted is not None, "asked by the caller"
-        self._jobs.pop(result.number, None)
-        if _outcome(result) == _outcome(doubted):
-            return
-        with handlers_deferred():
-            self._have_back(_error_in(doubted))
+    def _give_threads(self, number: int, job: Given) -> None:
+        index, worker, first, wants_state = job
+        self._threads.submit(number, index, worker, first, wants_state=wants_state)
 
     def _take_back(self, number: int, error: BaseException) -> bool:
         """Have the threads make all batches from ``number`` on; return whether they can."""
         workers, first = self._beginning
         if not self._within_epochs and number > first:
-            self._memory.stays(_failed(error))
+            self._memory.stays(failed_alone(error))
             return False
         with handlers_deferred():
-            self._doubted = None
             self._segments = deque((_Segment(self._threads, number),))
             self._have_threads_begin(self._key, workers if number == first else (), number)
             self._have_back(error, first=number)
@@ -325,11 +262,10 @@ class MovingPool:
         """Give the threads, which are at work, the jobs of the children, whose trial is over."""
         self.stats.leave()
         self._segments = deque((_Segment(self._threads, self._segments[0].first),))
-        for number, (index, worker, place, wants_state) in sorted(self._jobs.items()):
-            self._threads.submit(number, index, worker, place, wants_state=wants_state)
-        self._jobs = {}
+        for number, job in self._trial.take_back():
+            self._give_threads(number, job)
         self.stats.lead(self._threads.stats)
-        self._memory.stays(_failed(error))
+        self._memory.stays(failed_alone(error))
         self._place_threads()
         self._go(_State.STAYED)
         if self._children is not None:
@@ -341,7 +277,7 @@ class MovingPool:
         if pool is not self._asked:
             self._asked.stats.leave()
             self._asked = pool
-            self._num_warm = _TRIAL_BATCHES  # those of the children's start
+            self._num_warm = limits.TRIAL_BATCHES  # those of the children's start
         return pool
 
     def _count(self, pool: SinglePool) -> None:
@@ -362,6 +298,11 @@ class MovingPool:
             tally.begin(seconds)
         else:
             tally.add(seconds)
+
+    @property
+    def loss(self) -> BaseException | None:
+        """The error of those whose batch comes next; see ``Pool.loss``."""
+        return self._current().pool.loss
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the workers do; see ``Pool.at_work``."""
@@ -403,13 +344,13 @@ class MovingPool:
 
     def _begin(self, key: StreamKey, pool: SinglePool) -> None:
         self._segments = deque((_Segment(pool, 0),))
-        self._jobs, self._doubted, self._is_due = {}, None, False
+        self._trial, self._is_due = Trial(), False
         self._asked = pool
         self._num_submitted = 0
         self._key = key
         self._last_seconds = perf_counter()
         self._num_warm, self._is_first = 0, True
-        left = _LOOK_SECONDS - self._memory.unlooked_seconds
+        left = limits.LOOK_SECONDS - self._memory.unlooked_seconds
         self._due_seconds = self._last_seconds + (0.0 if pool is self._children else left)
         self._memory.begin_epoch()
         self.stats.begin(pool.stats)
@@ -437,7 +378,7 @@ class MovingPool:
             children.start(key, workers, first=first)
         except Exception as error:
             self._children = None
-            self._memory.stays(_not_started(error))
+            self._memory.stays(not_started(error))
             self._go(_State.STAYED)
             return False
         self._go(_State.TRIAL)
@@ -457,7 +398,7 @@ class MovingPool:
     def _look(self, now: float) -> None:
         """Take the step that is due, if its time has come."""
         if self._state is _State.THREADS:
-            self._due_seconds = now + _LOOK_SECONDS
+            self._due_seconds = now + limits.LOOK_SECONDS
             self._look_at_threads(now)
         elif self._state is _State.STARTING:
             self._look_for_children(now)
@@ -468,11 +409,13 @@ class MovingPool:
         memory = self._memory
         tally = memory.threads
         memory.unlooked_seconds = 0.0
-        if tally.num_batches + tally.num_epochs < _LEAST_BATCHES or not self._are_held_up():
+        if tally.num_batches + tally.num_epochs < limits.LEAST_BATCHES or not are_held_up(
+            self._threads.stats, memory
+        ):
             return
         if not self._within_epochs and tally.num_epochs == 1:
             return
-        if not _has_cores():
+        if usable_cores() <= 1:
             memory.stays("there is only one core for each rank")
             self._go(_State.STAYED)
         else:
@@ -483,7 +426,7 @@ class MovingPool:
         self._is_due, memory = False, self._memory
         if self._state is not _State.THREADS or not isinstance(result, Loaded):
             return
-        if _is_on_device(result.batch):
+        if is_on_device(result.batch):
             memory.stays("batches are on a device, which a forked process cannot use")
             self._go(_State.STAYED)
         elif self._within_epochs:
@@ -497,31 +440,6 @@ class MovingPool:
             memory.is_on_trial = True
             self._due_seconds = math.inf
 
-    def _are_held_up(self) -> bool:
-        """Return whether the loop waits for threads that the GIL holds up, or may."""
-        figures, memory = self._threads.stats.figures(), self._memory
-        stats, probes, pooled = figures.stats, figures.probes, figures.pooled
-        if stats.elapsed < _LOOK_SECONDS and memory.stats is not None:
-            assert memory.probes_before is not None, "set when the first epoch began"
-            alone, stats = probes.one_at_a_time, memory.stats
-            probes = probes_between(memory.probes_before, probe_counters())
-            probes = replace(probes, one_at_a_time=alone)
-        if stats.consumer_wait_ratio < _LEAST_WAIT:
-            return False
-        # Not the verdict's: of a short window that names none, and the trial will show.
-        cause = find(stats, probes, pooled).cause
-        if cause in _HOLDS_UP:
-            return True
-        # The probe samples ten times a second: it knows nothing of shorter epochs.
-        if probes.gil_seconds is None and use_one_core(stats, pooled):
-            return True
-        stage = bottleneck_of(stats.stages)
-        if stage is None:
-            return False
-        load = load_of(stage, stats.stages, pooled)
-        # A trial shows whether they do.
-        return may_hide_the_gil(load, cause) or may_wait_for_gil(load, cause, probes)
-
     def _open(self) -> None:
         """Start children, at first on a separate thread: the loop goes on meanwhile."""
         try:
@@ -531,7 +449,7 @@ class MovingPool:
                 children.start(self._key)
         except Exception as error:  # not Ctrl-C, where this is the loop's thread
             if not self._is_stopped:  # the end of the loop says nothing about later epochs
-                self._memory.stays(_not_started(error))
+                self._memory.stays(not_started(error))
         else:
             # Last of all: once the loop sees it, the children get jobs.
             self._are_open = True
@@ -559,9 +477,9 @@ class MovingPool:
                 self._hand_over(children)
                 self._go(_State.TRIAL)
         elif (loss := children.loss) is not None:
-            self._memory.stays(_not_started(loss))
+            self._memory.stays(not_started(loss))
             self._go(_State.STAYED)
-        elif children.are_copies and now - self._opened_seconds >= _LONGEST_START_SECONDS:
+        elif children.are_copies and now - self._opened_seconds >= limits.LONGEST_START_SECONDS:
             with handlers_deferred():
                 self._start_again(children)
 
@@ -579,7 +497,7 @@ class MovingPool:
         _logger.info(
             "DataLoader: worker processes that were forked beside the training loop did not begin "
             "within %g s; the loop forks others.",
-            _LONGEST_START_SECONDS,
+            limits.LONGEST_START_SECONDS,
         )
         self._open()
 
@@ -627,113 +545,3 @@ class MovingPool:
         placement = pool.stats.placement
         assert placement is not None, "set by whoever opened the pool"
         return replace(placement, reason=reason or placement.reason)
-
-
-def _has_cores() -> bool:
-    """Return whether several workers of this rank can run at once."""
-    return usable_cores() > 1
-
-
-def _is_on_device(batch: Any) -> bool:
-    for leaf in leaves_of(spots_of(batch)):
-        device = getattr(leaf, "device", None)
-        if getattr(leaf, "is_cuda", False) or getattr(device, "type", "cpu") not in ("cpu", "meta"):
-            return True
-    return False
-
-
-def _has_bad_samples(result: Result) -> bool:
-    return result.tries is not None and bool(result.tries.bad)
-
-
-def _outcome(result: Result) -> Any:
-    """Return what two attempts at a batch have in common if both fail for the same reason."""
-    bad = () if result.tries is None else result.tries.bad
-    failed = type(result.error) if isinstance(result, Failed) else None
-    return type(result), failed, [(each.key, type(each.error)) for each in bad]
-
-
-def _error_in(result: Result) -> BaseException:
-    """Return the error of a batch that failed, or of one of its samples."""
-    if isinstance(result, Failed):
-        return result.error
-    assert result.tries is not None, "without it nothing may fail but the batch"
-    return result.tries.bad[0].error
-
-
-def _failed(error: BaseException) -> str:
-    return f"a batch failed in a worker process alone ({type(error).__name__}: {error})"
-
-
-def _not_started(error: BaseException) -> str:
-    return f"worker processes could not be started ({error})"
-
-
-class _MovingStats:
-    """The statistics of the present workers; the placements and the timeline of all so far."""
-
-    def __init__(self, stats: PoolStats) -> None:
-        self._now = stats
-        # Replaced as a whole by the loop's thread, so that others read what belongs together.
-        self._before: tuple[tuple[Report, ...], tuple[PoolStats, ...]] = ((), ())
-        self._placements_before: tuple[Placement, ...] = ()  # in this epoch, in other pools
-        self._recorders_before: list[FlightRecorder] = []
-
-    def begin(self, stats: PoolStats) -> None:
-        """Report these statistics in a new epoch."""
-        self.lead(stats)
-        self._before = ((), ())
-        self._placements_before, self._recorders_before = (), []
-
-    def lead(self, stats: PoolStats) -> None:
-        """Report these statistics from now on."""
-        stats.skipped = self._now.skipped
-        last, leaving = self._before
-        self._before = (last, (*leaving, self._now))
-        self._now = stats
-
-    def leave(self) -> None:
-        """Keep what is known of the present workers, as others get the work."""
-        self._placements_before = self.report().placements
-        if self._now.recorder is not None:
-            self._recorders_before.append(self._now.recorder)
-
-    def drained(self) -> None:
-        """Keep the statistics of those who left first: all their batches are handed out."""
-        last, leaving = self._before
-        if leaving:  # none once the epoch has ended
-            self._before = ((*last, leaving[0].report()), leaving[1:])
-
-    def reports_before(self) -> tuple[Report, ...]:
-        """Return the statistics of those who had the work before in this epoch, in order."""
-        last, leaving = self._before
-        return (*last, *(stats.report() for stats in leaving))
-
-    @property
-    def skipped(self) -> SkippedSamples | None:
-        """As ``EpochStats`` says."""
-        return self._now.skipped
-
-    @skipped.setter
-    def skipped(self, skipped: SkippedSamples | None) -> None:
-        self._now.skipped = skipped
-
-    def snapshot(self) -> PipelineStats:
-        """As ``EpochStats`` says, since the last move."""
-        return self._now.snapshot()
-
-    def report(self) -> Report:
-        """As ``EpochStats`` says, since the last move; and where the workers lived before."""
-        report = self._now.report()
-        return replace(report, placements=(*self._placements_before, *report.placements))
-
-    def timeline(self) -> Timeline | None:
-        """As ``EpochStats`` says, of the whole epoch."""
-        now = self._now.timeline()
-        before = [recorder.timeline() for recorder in self._recorders_before]
-        return now if now is None else joined([*before, now])
-
-    def end(self) -> None:
-        """Keep the epoch's statistics as they are now."""
-        self._before = (self.reports_before(), ())
-        self._now.end()
