@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 
 import numpy as np
 import pytest
 import torch
 from _loader_helpers import no_thread_left
-from _seats import NONE, THREADS, in_seats
+from _seats import NONE, THREADS, in_every_seat, in_seats
 from _state_data import Live
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     ConcatDataset,
+    Dataset,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -35,6 +39,10 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 def rows(length=24, first=0):
     return list(range(first, first + length))
+
+
+class RenamedSampler(RandomSampler):
+    """Another kind of sampler with the same order."""
 
 
 class Renamed(list):
@@ -126,11 +134,12 @@ def test_another_order_may_follow_an_epoch():
 DOUBTFUL = {
     "dataset 'Renamed', was 'list'": lambda: (Renamed(rows()), shuffled()),
     "contents other than they were": lambda: (rows(first=100), shuffled()),
-    "samplers .'WeightedRandomSampler'., was .'RandomSampler'.": lambda: (
+    "samplers .'RenamedSampler'., was .'RandomSampler'.": lambda: (
         rows(),
-        {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 24, 24)},
+        {"batch_size": 4, "sampler": RenamedSampler(rows())},
     ),
     "seed 5, was None": lambda: (rows(), shuffled(seed=5)),
+    "rng 'worker', was 'sample'": lambda: (rows(), shuffled(rng="worker")),
 }
 
 
@@ -144,6 +153,24 @@ def test_what_may_be_wrong_is_warned_of(seat, what):
     loader.load_state_dict(state)
     with pytest.warns(UserWarning, match=what):
         assert len(list(loader)) == 4
+
+
+def test_workers_that_stay_or_end_are_warned_of_where_later_epochs_follow_from_it():
+    """Each epoch of workers that end draws a base seed, from the generator of the order; what is
+    seeded does not depend on that."""
+    for seeded in ({"seed": 3, "batch_size": 4}, ranked(seed=3) | {"seed": 3}):
+        state = state_of(THREADS, rows(), seeded | {"persistent_workers": True})
+        assert len(list(resumed(state, seeded))) == 4
+    for drawn in (shuffled(), shuffled(seed=3), {"batch_size": 4}):
+        state = state_of(THREADS, rows(), drawn | {"persistent_workers": True})
+        with pytest.warns(UserWarning, match="persistent_workers False, was True"):
+            list(resumed(state, drawn))
+
+
+def resumed(state, options):
+    loader = DataLoader(rows(), **options)
+    loader.load_state_dict(state)
+    return loader
 
 
 def test_what_may_change_is_no_matter():
@@ -182,7 +209,171 @@ def test_an_iterables_state_is_not_a_map_style_datasets():
         iter(loader)
     loader = DataLoader(Live(24), batch_size=4)
     loader.load_state_dict(state_of(NONE, rows(), {"batch_size": 4}))
-    with pytest.raises(ValueError, match="the state has 0 worker"), pytest.warns(match="Live"):
+    with pytest.raises(ValueError, match="workers: the state is of a map-style dataset, Live is"):
+        iter(loader)
+
+
+class OwnOrder(Sampler):
+    """Shuffles by what no state has."""
+
+    def __init__(self, shuffle):
+        self.shuffle = shuffle
+
+    def __len__(self):
+        return 24
+
+    def __iter__(self):
+        order = [*range(24)]
+        self.shuffle(order)
+        return iter(order)
+
+
+class OwnBatches(OwnOrder):
+    """The same of batches."""
+
+    def __init__(self, shuffle, make=list):
+        super().__init__(shuffle)
+        self.make = make
+
+    def __iter__(self):
+        order = [*super().__iter__()]
+        return (self.make(order[first : first + 4]) for first in range(0, 24, 4))
+
+    def __len__(self):
+        return 6
+
+
+def another(kind=OwnOrder, **options):
+    """A sampler whose order differs from that of every other one."""
+    return kind(random.Random(random.SystemRandom().random()).shuffle, **options)
+
+
+OWN_ORDERS = {
+    "sampler": lambda: {"sampler": another(), "batch_size": 4},
+    "alone": lambda: {"sampler": another(), "batch_size": None},
+    "batches": lambda: {"batch_sampler": another(OwnBatches)},
+    "arrays": lambda: {"batch_sampler": another(OwnBatches, make=np.array)},
+    "tensors": lambda: {"batch_sampler": another(OwnBatches, make=torch.tensor)},
+    "pairs": lambda: {
+        "batch_sampler": another(OwnBatches, make=lambda order: [(n, "a") for n in order])
+    },
+    "random": lambda: {"sampler": OwnOrder(random.shuffle), "batch_size": 4},
+    "numpy": lambda: {"sampler": OwnOrder(np.random.shuffle), "batch_size": 4},
+}
+
+
+class Anything(Dataset):
+    """Takes any index, and changes the list of them that it gets."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return int(index[0] if isinstance(index, tuple) else index)
+
+    def __getitems__(self, indices):
+        if isinstance(indices, list):
+            indices.reverse()
+        return [self[index] for index in indices]
+
+
+@in_every_seat
+def test_a_sampler_that_gives_another_order_is_refused(seat):
+    """One whose random numbers no state has."""
+    check_other_order(seat, "sampler")
+
+
+@in_seats(NONE, THREADS)
+@pytest.mark.parametrize("kind", OWN_ORDERS)
+def test_other_orders_are_refused_whatever_their_indices_are(seat, kind):
+    """Of samples or batches; numbers or not."""
+    check_other_order(seat, kind)
+
+
+def check_other_order(seat, kind):
+    """After ``iter()`` failed, the state is still there."""
+    state = state_of(seat, Anything(), OWN_ORDERS[kind](), num_batches=4)
+    loader = seat.loader(Anything(), **OWN_ORDERS[kind]())
+    loader.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"last_indices: the sampler \(.*Own.* gives other"):
+            iter(loader)
+
+
+@in_seats(NONE, THREADS)
+@pytest.mark.parametrize("kind", OWN_ORDERS)
+def test_a_sampler_that_gives_the_same_order_again_goes_on(seat, kind):
+    """By whatever its user seeds it, after each batch, and resumed twice."""
+
+    def seeded():
+        random.seed(5)
+        np.random.seed(5)
+        options = OWN_ORDERS[kind]()
+        sampler = options.get("sampler") or options["batch_sampler"]
+        if kind not in ("random", "numpy"):
+            sampler.shuffle = random.Random(5).shuffle
+        return seat.loader(Anything(), **options)
+
+    def taken(batches, count=None):
+        return [np.ravel(batch).tolist() for batch in itertools.islice(batches, count)]
+
+    expected = taken(seeded())
+    for count in range(len(expected)):
+        loader, got = seeded(), []
+        batches = iter(loader)
+        for more in (count, 1):
+            got += taken(batches, more)
+            state = json.loads(json.dumps(loader.state_dict()))
+            assert len(state["last_indices"]) == min(8, sum(map(len, got)))
+            loader = seeded()
+            loader.load_state_dict(state)
+            batches = iter(loader)
+        assert got + taken(batches) == expected
+
+
+def test_indices_of_another_rank_are_not_compared():
+    """Any rank may resume the state of one; and an older state has none of them."""
+
+    class Every(Sampler):
+        def __init__(self, num_replicas, rank):
+            self.num_replicas, self.rank = num_replicas, rank
+
+        def __iter__(self):
+            return iter(range(self.rank, 24, self.num_replicas))
+
+    def of_rank(rank, num_replicas=2):
+        return DataLoader(rows(), batch_size=2, sampler=Every(num_replicas, rank))
+
+    loader = of_rank(0)
+    next(iter(loader))
+    state = loader.state_dict()
+    for rank, num_replicas in ((0, 2), (1, 2), (0, 1)):
+        again = of_rank(rank, num_replicas)
+        again.load_state_dict(state)
+        assert sum(map(len, again)) == 20 // num_replicas
+    state = state_of(NONE, rows(), {"sampler": another(), "batch_size": 4})
+    del state["last_indices"], state["last_rank"]
+    loader = DataLoader(rows(), 4, sampler=another())
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 4
+
+
+def test_a_sampler_that_is_shorter_now_is_refused_as_that():
+    """A generator function, whose length nobody knows."""
+
+    class Counts:
+        def __init__(self, length):
+            self.length = length
+
+        def __iter__(self):
+            return iter(range(self.length))
+
+    state = state_of(NONE, rows(), {"batch_size": 4, "sampler": Counts(24)}, num_batches=3)
+    loader = DataLoader(rows(), 4, sampler=Counts(6))
+    loader.load_state_dict(state)
+    with pytest.raises(
+        ValueError, match=r"after 12 samples, but the sampler \(Counts\) gives only 6"
+    ):
         iter(loader)
 
 

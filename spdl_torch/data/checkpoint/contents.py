@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-__all__ = ["contents_of", "length_of", "settings_of"]
+__all__ = ["contents_of", "length_of", "settings_of", "text_of"]
 
 _NUM_PLACES = 8
 _MOST_VALUES = 64
@@ -52,7 +52,7 @@ def settings_of(sampler: Any) -> str | None:
             values = [_spread(each) if type(each) in _CONTAINERS else each for each in parts]
         else:
             return None
-        return f"{crc32(_text(values).encode(errors='replace')):08x}"
+        return f"{crc32(text_of(values).encode(errors='replace')):08x}"
     except Exception:  # a dataset without a length, say
         return None
 
@@ -68,16 +68,16 @@ def length_of(dataset: Any) -> int | None:
 def _of_dataset(dataset: Any) -> str | None:
     kind = type(dataset)
     if kind is TensorDataset:
-        return _text([_spread(each) for each in dataset.tensors])
+        return text_of([_spread(each) for each in dataset.tensors])
     if kind is Subset:
         inner = _of_dataset(dataset.dataset)
         indices = dataset.indices
-        return f"{inner} {_text(_spread(indices)) if type(indices) in _CONTAINERS else None}"
+        return f"{inner} {text_of(_spread(indices)) if type(indices) in _CONTAINERS else None}"
     if kind is ConcatDataset:
-        return _text([(len(each), _of_dataset(each)) for each in dataset.datasets])
+        return text_of([(len(each), _of_dataset(each)) for each in dataset.datasets])
     if kind.__module__.startswith("spdl_torch.") and hasattr(dataset, "_identity"):
-        return _text([_of_dataset(each) or each for each in dataset._identity()])
-    return _text(_spread(dataset)) if kind in _CONTAINERS else None
+        return text_of([_of_dataset(each) or each for each in dataset._identity()])
+    return text_of(_spread(dataset)) if kind in _CONTAINERS else None
 
 
 _SETTINGS: dict[type, tuple[str, ...]] = {
@@ -95,7 +95,7 @@ def _spread(values: Any) -> list[Any]:
     return [values[place] for place in places] if length else []
 
 
-def _text(value: Any, depth: int = 0) -> str:
+def text_of(value: Any, depth: int = 0) -> str:
     """Return a value in words; of other objects than plain data, the type alone."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
@@ -110,5 +110,5 @@ def _text(value: Any, depth: int = 0) -> str:
     if isinstance(value, _NUMBERS):
         return repr(value.item() if isinstance(value, np.generic) else value)
     if isinstance(value, list | tuple) and depth < _MOST_DEEP:
-        return f"[{', '.join(_text(each, depth + 1) for each in value[:_MOST_VALUES])}]"
+        return f"[{', '.join(text_of(each, depth + 1) for each in value[:_MOST_VALUES])}]"
     return type(value).__name__

@@ -47,6 +47,8 @@ def made_by(loader: Any) -> dict[str, Any]:
         "seed": loader.seed,
         "batch_size": loader.batch_size,
         "ranks": num_ranks(loader._index_sampler),
+        "rng": loader.rng,
+        "persistent_workers": _persistence(loader, samplers[-1]),
     }
 
 
@@ -60,7 +62,9 @@ def check_made_by(
     Raises: ValueError: within an epoch, the order cannot be the one that was saved.
     """
     differing = [name for name in here if name in saved and saved[name] != here[name]]
-    wrong, doubtful = set(), {"dataset", "contents", "samplers", "seed", *_OF_ORDER}
+    wrong, doubtful = set(), {"dataset", "contents", "samplers", "seed", "rng", *_OF_ORDER}
+    if None not in (saved.get("persistent_workers"), here["persistent_workers"]):
+        doubtful |= {"persistent_workers"}
     if within:
         wrong = {name for name in _OF_ORDER if None not in (saved.get(name), here[name])}
         wrong |= {"batch_size", "ranks"} if ahead else set()
@@ -127,6 +131,13 @@ def _shuffle(sampler: Any) -> bool | None:
     return bool(sampler.shuffle) if isinstance(sampler, TorchDistributedSampler) else None
 
 
+def _persistence(loader: Any, sampler: Any) -> bool | None:
+    """Return whether the epochs to come draw no base seeds, from the generator of the order; None =
+    neither order nor random streams follow from that."""
+    is_seeded = _shuffle(sampler) is False or _seed(sampler) is not None
+    return None if is_seeded and loader.seed is not None else bool(loader.persistent_workers)
+
+
 def _seed(sampler: Any) -> int | None:
     """Return the seed from which a sampler's order follows; None = not from one."""
     is_seeded = isinstance(sampler, TorchDistributedSampler) and sampler.shuffle
@@ -142,6 +153,7 @@ def _is_number(value: Any) -> bool:
 
 
 _NUMBER = Field("a whole number or null", _is_number)
+_FLAG = Field("true, false or null", lambda value: value is None or is_flag(value))
 _TEXT = Field("text or null", _is_text)
 _TEXTS = Field(
     "a list of text",
@@ -154,11 +166,13 @@ FIELDS = {
     "length": _NUMBER,
     "contents": _TEXT,
     "samplers": _TEXTS,
-    "shuffle": Field("true, false or null", lambda value: value is None or is_flag(value)),
+    "shuffle": _FLAG,
     "sampler_seed": _NUMBER,
     "order": _TEXT,
     "seed": _NUMBER,
     "batch_size": _NUMBER,
     "ranks": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),
+    "rng": _TEXT,
+    "persistent_workers": _FLAG,
 }
 """The fields of ``made_by`` in a state."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .last_indices import NUM_LAST, last_of
 from .resume_state import ResumeState, encoded, packed_index
 from .user_state import WorkerState
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from .drawing import Drawing
+    from .last_indices import LastIndices
     from .user_state import OwnState
 
 __all__ = ["Progress"]
@@ -71,6 +73,12 @@ class Progress:
     """The number of samples handed out on this rank, up to the first batch that was not."""
     drawing: Drawing | None = None
     """The indices of a sampler that keeps its own state."""
+    rank: int | None = None
+    """The rank whose indices the sampler gives; see ``rank_of``."""
+    in_batches: bool = True
+    """Whether the sampler gives the indices of a batch at once."""
+    before: LastIndices = ()
+    """The last indices before this iterator's first."""
     ahead: set[int] = field(default_factory=set)
     """The batches handed out before their turn: at first those of the resumed state, drawn or
     not, then also this iterator's."""
@@ -80,8 +88,8 @@ class Progress:
     _num_in_order: int = 0
     _drawn: dict[int, tuple[int, Any]] = field(default_factory=dict)
     """The drawn batches that were not handed out in order, and the last ones that were. Keys are
-    batch numbers, ascending; values the samples of this rank up to the batch's end, and its index
-    if the sampler keeps its own state."""
+    batch numbers, ascending; values the samples of this rank up to the batch's end, and its index,
+    or the end of it."""
     _before: tuple[Any, ...] | None = None
     """The fields of the ``_Place`` before the last batch was handed out."""
 
@@ -90,14 +98,16 @@ class Progress:
         ``local_samples`` up to its end."""
         if self.workers:
             return  # iterables have no sampler; their workers report their own progress
-        self._drawn[number] = local_samples, None if self.drawing is None else index
+        if self.drawing is None and self.in_batches and type(index) is list:
+            index = index[-NUM_LAST:]  # a copy: the dataset gets the list, and may change it
+        self._drawn[number] = local_samples, index
 
     def handed(self, number: int) -> None:
         """Record that the trainer received a map-style batch, or the error in its place."""
         if self.ahead:
             self._advance()
         drawn = self._drawn
-        while (oldest := next(iter(drawn), number)) < self._num_in_order:
+        while (oldest := next(iter(drawn), number)) < self._num_in_order - NUM_LAST:
             del drawn[oldest]
         self._before = self._num_in_order, self.local_samples, tuple(self.ahead), (), 0
         if number == self._num_in_order and not self.ahead:
@@ -204,6 +214,8 @@ class Progress:
             sampler_epoch=self.sampler_epoch,
             sampler=sampler,
             sampler_ended=sampler_ended,
+            last_indices=self._last_before(place.num_in_order),
+            last_rank=self.rank,
             pending=tuple(map(packed_index, pending)),
             generators=tuple(map(encoded, self.generators)),
             drew_base_seed=self.drew_base_seed,
@@ -212,6 +224,14 @@ class Progress:
             workers=place.workers,
             next_worker=place.next_worker,
         )
+
+    def _last_before(self, number: int) -> LastIndices:
+        """Return the last indices before batch ``number``; () if they say nothing."""
+        if self.rank is None or self.drawing is not None or self.workers:
+            return ()
+        drawn = [index for each, (_, index) in self._drawn.items() if each < number]
+        last = last_of(drawn[-NUM_LAST:], in_batches=self.in_batches)
+        return (*self.before, *last)[-NUM_LAST:]
 
     def left_to_next(self) -> list[WorkerState]:
         """Return the states that the workers' datasets keep for the next epoch, where known."""
@@ -249,4 +269,4 @@ class Progress:
 def _raise_failures(workers: Sequence[WorkerState]) -> None:
     for worker in workers:
         if worker.failure is not None:
-            raise worker.failure.taken("DataLoader.state_dict: cannot get the dataset's state")
+            raise worker.failure.taken()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import copy
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -20,14 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of
+from ..sampling.indices import unshared
+from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
 from .drawing import Drawing
+from .last_indices import NUM_LAST, LastIndices, differing_order, last_of, rank_of
 from .made_by import FIELDS as MADE_BY_FIELDS
 from .user_state import WorkerState, give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = [
     "Redrawn",
@@ -73,6 +76,10 @@ class ResumeState:
     """The indices of the drawn batches that were not handed out."""
     sampler_ended: bool = False
     """Whether those are the last ones of the epoch."""
+    last_indices: LastIndices = ()
+    """The last indices of those samples, by which the order is known again when it is drawn."""
+    last_rank: int | None = None
+    """The rank whose sampler gave them; see ``rank_of``."""
     generators: tuple[str, ...] = ()
     """The generators' states when the epoch began, or at its end; torch's global one is first."""
     drew_base_seed: bool = True
@@ -110,16 +117,22 @@ class ResumeState:
                 f"load_state_dict: next_worker must be below the number of workers, "
                 f"{len(workers)}, got {values['next_worker']}."
             )
-        for name in ("ahead", "generators", "pending"):
+        for name in ("ahead", "generators", "pending", "last_indices"):
             values[name] = tuple(values.get(name, ()))
         return cls(**{**values, "workers": tuple(WorkerState(**worker) for worker in workers)})
+
+    def last_indices_of(self, index_sampler: Any) -> LastIndices:
+        """Return the last indices if they are of the sampler's rank, of as many; else ()."""
+        is_same = self.made_by.get("ranks") == num_ranks(index_sampler)
+        is_known = self.last_rank is not None and self.last_rank == rank_of(index_sampler)
+        return self.last_indices if is_same and is_known else ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as numbers, text, lists and dicts alone, apart from the own states of
         samplers and datasets.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("ahead", "generators", "pending"):
+        for name in ("ahead", "generators", "pending", "last_indices"):
             values[name] = list(values[name])
         values["workers"] = [
             {name: getattr(worker, name) for name in _WORKER_FIELDS} for worker in self.workers
@@ -151,6 +164,15 @@ _FIELDS = {
     "sampler": _ANYTHING,
     "pending": Field("a list of indices", _is_sequence),
     "sampler_ended": _FLAG,
+    "last_rank": Field("a whole number >= 0 or null", lambda v: v is None or is_whole_number(v)),
+    "last_indices": Field(
+        f"a list of at most {NUM_LAST} numbers or text",
+        lambda value: (
+            _is_sequence(value)
+            and len(value) <= NUM_LAST
+            and all(type(each) in (int, str) for each in value)
+        ),
+    ),
     "generators": Field(
         "a list of text",
         lambda value: _is_sequence(value) and all(isinstance(each, str) for each in value),
@@ -310,31 +332,48 @@ def drawing_of(
 
 
 def skipped(
-    sampler_iter: Iterator[Any], resume: ResumeState, samplers: list[Any], count: Any
+    sampler_iter: Iterator[Any],
+    resume: ResumeState,
+    samplers: list[Any],
+    count: Callable[[Any], int],
+    *,
+    in_batches: bool,
 ) -> tuple[int, int]:
     """Skip the samples that were handed out.
 
     Returns: the samples of all ranks before the rest; the local samples that were skipped.
-        ``count`` returns the number of samples of an index.
+        ``count`` returns the number of samples of an index; ``in_batches``: see ``last_of``.
 
-    Raises: ValueError: the state's position is not between two batches here.
+    Raises: ValueError: the state's position is not between two batches here, or the sampler gives
+        other indices before it.
     """
     if resume.sampler is not None or any(hasattr(s, "start_at") for s in samplers):
         return resume.num_samples, 0
     world, _ = shard_of(samplers[0])
     target, rest = divmod(resume.num_samples, world)
-    passed = 0
+    passed, last = 0, deque[Any](maxlen=NUM_LAST)
     while passed < target and not rest:
         try:
-            passed += count(next(sampler_iter))
+            index = next(sampler_iter)
         except StopIteration:
             break
+        passed += count(index)
+        last.append(unshared(index))
+    if passed < target and not rest:
+        raise ValueError(
+            f"load_state_dict: num_samples: the state stands after {resume.num_samples} samples, "
+            f"but the sampler ({type(samplers[-1]).__name__}) gives only {passed * world} in this "
+            "epoch. Make the sampler and the dataset as they were then."
+        )
     if passed != target or rest:
         raise ValueError(
             f"load_state_dict: num_samples: the state stands after {resume.num_samples} samples, "
             f"which is not between two batches of this loader with {world} rank(s). Keep the "
             "global batch, batch_size times ranks, as it was, and the dataset."
         )
+    here = last_of(last, in_batches=in_batches)
+    if differing := differing_order(resume.last_indices_of(samplers[0]), here, samplers):
+        raise ValueError(differing)
     return 0, target
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...errors import PipelineFailure, PipelineStopped
+from ..checkpoint.last_indices import rank_of
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume_state import (
     WorkerState,
@@ -130,6 +131,11 @@ class EpochIterator(_BaseDataLoaderIter):
             keeps_datasets=self._num_workers == 0 or bool(loader.persistent_workers),
             is_wanted=known.is_collected(inline=self._num_workers == 0),
             drawing=drawing,
+            rank=rank_of(self._index_sampler),
+            in_batches=self._auto_collation,
+            before=()
+            if self._resume is None
+            else self._resume.last_indices_of(self._index_sampler),
             ahead=set() if self._resume is None else set(self._resume.ahead),
             nothing_left=not first,
         )
@@ -150,7 +156,11 @@ class EpochIterator(_BaseDataLoaderIter):
                 "load_state_dict: pending must be a list of batches, a list of indices each."
             )
         self._start_position, self._num_samples_submitted = skipped(
-            self._sampler_iter, resume, list(nested_samplers(self._index_sampler)), self._count
+            self._sampler_iter,
+            resume,
+            list(nested_samplers(self._index_sampler)),
+            self._count,
+            in_batches=self._auto_collation,
         )
 
     def _draw_first_index(self, drawing: Drawing | None) -> list[Any]:
@@ -204,7 +214,7 @@ class EpochIterator(_BaseDataLoaderIter):
             batch: Any = self._next_data()
         except StopIteration as error:
             # Whatever raises it, and wherever: only the end of the epoch is an end.
-            if self._state is EpochState.OVER:
+            if self._state in (EpochState.OVER, EpochState.LOST):
                 raise
             raise not_an_end(error) from error
         self._num_yielded += 1
@@ -259,7 +269,7 @@ class EpochIterator(_BaseDataLoaderIter):
             index = next(self._sampler_iter, _END)
         except BaseException as error:
             where = f"in the sampler ({self._name_of_sampler()})"
-            add_thread_note(error, f"{where}, asked for batch {self._num_taken}")
+            add_thread_note(error, where, f"asked for batch {self._num_taken}")
             raise
         return unshared(index)
 

@@ -147,10 +147,16 @@ class LoaderState:
                 "load_state_dict: workers: the state is of an iterable dataset, "
                 f"{type(loader.dataset).__name__} is map-style. Make the loader as it was then."
             )
+        is_within = not resume.finished
+        if is_within and not resume.workers and isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                "load_state_dict: workers: the state is of a map-style dataset, "
+                f"{type(loader.dataset).__name__} is iterable. Make the loader as it was then."
+            )
         doubts = check_made_by(
             resume.made_by,
             made_by(loader),
-            within=not resume.finished,
+            within=is_within,
             ahead=bool(resume.ahead),
             divided=bool(resume.workers),
         )

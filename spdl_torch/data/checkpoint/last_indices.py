@@ -1,0 +1,82 @@
+"""The last indices before a state's position: by them the order is known again when it is drawn.
+
+A sampler may draw its order from what no state has: ``random``, numpy, a generator of its own. Then
+it gives another order when it is resumed, of which a position means nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DistributedSampler
+
+from ..sampling.sampler_chain import nested_samplers, num_ranks, shard_of
+from .contents import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["NUM_LAST", "LastIndices", "differing_order", "last_of", "rank_of"]
+
+NUM_LAST = 8
+"""The number of indices that a state has of those before it."""
+_MOST_CHARACTERS = 80
+
+LastIndices = tuple[int | str, ...]
+
+
+def last_of(indices: Iterable[Any], *, in_batches: bool) -> LastIndices:
+    """Return the last of the samples' indices in what a sampler gave, as numbers or text.
+
+    ``in_batches``: whether it gives those of a batch at once.
+    """
+    last: list[int | str] = []
+    for index in indices:
+        is_batch = in_batches and isinstance(index, _BATCHES) and getattr(index, "ndim", 1) > 0
+        last = [*last, *map(_plain, index[-NUM_LAST:] if is_batch else (index,))][-NUM_LAST:]
+    return tuple(last)
+
+
+def rank_of(index_sampler: Any) -> int | None:
+    """Return the rank whose indices the sampler gives; None = its last indices say nothing new: the
+    rank is not known, and another one may resume the state; the sampler begins at a position; or
+    it is torch's, whose order follows from a seed that every rank's state has.
+    """
+    for each in nested_samplers(index_sampler):
+        if hasattr(each, "start_at") or type(each) is DistributedSampler:
+            return None
+    count, rank = shard_of(index_sampler)
+    return rank if count == num_ranks(index_sampler) else None
+
+
+def differing_order(saved: Sequence[int | str], here: LastIndices, samplers: list[Any]) -> str:
+    """Return what is wrong if a sampler does not give the indices that it gave; "" = nothing."""
+    known = min(len(saved), len(here))
+    if not known or tuple(saved[-known:]) == here[-known:]:
+        return ""
+    names = " of ".join(dict.fromkeys(type(each).__name__ for each in samplers))
+    return (
+        f"load_state_dict: last_indices: the sampler ({names}) gives other indices than it gave "
+        f"before this position: {_told(here[-known:])} in place of {_told(saved[-known:])}. In "
+        "another order samples would be lost, or come twice. If nothing else was changed, it draws "
+        "from what no state has, such as random, numpy or a generator that it makes: let it seed "
+        "that by the number given to set_epoch(), draw from a torch.Generator that is its "
+        "attribute generator, or have state_dict() and load_state_dict(state)."
+    )
+
+
+_BATCHES = (list, tuple, np.ndarray, torch.Tensor)
+
+
+def _plain(index: Any) -> int | str:
+    try:
+        return operator.index(index)
+    except Exception:  # no number, or one of the user's whose method fails
+        return text_of(index)[:_MOST_CHARACTERS]
+
+
+def _told(indices: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, indices))}]"
