@@ -169,3 +169,79 @@ class OnlyFor(Dataset):
 
     def load_state_dict(self, state):
         raise AssertionError("nobody may call it")
+
+
+class Numbers(Dataset):
+    """Samples show what they drew."""
+
+    def __init__(self, length=24):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor([index, int(torch.randint(10**9, ()))])
+
+
+class Bulk(Numbers):
+    """Makes its samples a batch at a time."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Walk(IterableDataset):
+    """Goes on where it was, whoever iterates; tells nobody where that is."""
+
+    def __init__(self, length=12):
+        self.length = length
+        self.at = 0
+
+    def __iter__(self):
+        items = share_of_worker(self.length)
+        while self.at < len(items):
+            self.at += 1
+            yield items[self.at - 1]
+
+
+class WalkWithState(Walk):
+    """The same, with a state."""
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Steps:
+    """An iterator with a state."""
+
+    def __init__(self, items):
+        self.items, self.place = items, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.place == len(self.items):
+            raise StopIteration
+        self.place += 1
+        return self.items[self.place - 1]
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class SteppedOver(IterableDataset):
+    """Its iterators keep a state, which ends with them."""
+
+    def __init__(self, length=12):
+        self.length = length
+
+    def __iter__(self):
+        return Steps(share_of_worker(self.length))
