@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
+import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 
@@ -164,6 +166,28 @@ class FailingBegin(IterableDataset):
         return iter(range(4))
 
 
+class FailingParts(IterableDataset):
+    """Its ``iter()`` fails on these workers, in each epoch."""
+
+    def __init__(self, kinds):
+        self.kinds = kinds  # by the worker's number
+
+    def __iter__(self):
+        kind = self.kinds.get(get_worker_info().id)
+        if kind is not None:
+            raise error_of(kind, "__iter__")
+        return iter(range(3))
+
+
+class Ending(Failing):
+    """One sample ends its process."""
+
+    def __getitem__(self, index):
+        if index == 4:
+            os._exit(3)
+        return index
+
+
 class FailingStates(IterableDataset):
     """Its ``state_dict`` or ``load_state_dict`` raises."""
 
@@ -184,13 +208,14 @@ class FailingStates(IterableDataset):
 
 
 class FailingInit:
-    """A ``worker_init_fn`` that raises another kind on each worker."""
+    """A ``worker_init_fn`` that raises another kind on each worker; None = it does not."""
 
     def __init__(self, kinds):
         self.kinds = kinds
 
     def __call__(self, number):
-        raise error_of(self.kinds[number], "worker_init_fn")
+        if self.kinds[number] is not None:
+            raise error_of(self.kinds[number], "worker_init_fn")
 
 
 class FailingPickle(Failing):
@@ -209,6 +234,26 @@ class Pinned:
     def pin_memory(self):
         self.dataset.raise_at(self.index, "pin_memory")
         return self.index
+
+
+class Sent:
+    """A batch that moves itself, or raises."""
+
+    def __init__(self, samples, dataset):
+        self.index, self.dataset = samples[0], dataset
+
+    def to(self, device, **options):
+        self.dataset.raise_at(self.index, "to")
+        return self.index
+
+
+class FailingGenerator(torch.Generator):
+    """Raises where the loader asks for its state, from which the order follows."""
+
+    kind = "ordinary"
+
+    def get_state(self):
+        raise error_of(self.kind, "get_state")
 
 
 class Endless(Dataset):

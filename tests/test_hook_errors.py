@@ -6,6 +6,7 @@ of a RuntimeError: StopIteration, and on a worker SystemExit.
 """
 
 import functools
+import random
 import threading
 
 import pytest
@@ -13,11 +14,14 @@ import torch
 from _hooks import (
     KINDS,
     Doubled,
+    Ending,
     Endless,
     Failing,
     FailingBatches,
     FailingBegin,
+    FailingGenerator,
     FailingInit,
+    FailingParts,
     FailingPickle,
     FailingStates,
     FailingStream,
@@ -26,9 +30,11 @@ from _hooks import (
     NoLength,
     Pinned,
     Plain,
+    Sent,
     Sums,
     error_of,
 )
+from _lazy_device import backends
 from _loader_helpers import no_thread_left
 from _seats import (
     FORKED,
@@ -41,7 +47,7 @@ from _seats import (
     with_workers,
 )
 
-__all__ = ["no_thread_left"]
+__all__ = ["backends", "no_thread_left"]
 
 pytestmark = [
     pytest.mark.usefixtures("forks_by_default"),
@@ -57,9 +63,8 @@ some_kinds = pytest.mark.parametrize(
 )
 
 
-def outcomes_of(batches, most, last=()):
-    """What each ``next()`` gives until the end, or an error of type ``last``: a batch, or the error
-    that it raises."""
+def outcomes_of(batches, most):
+    """What each ``next()`` gives until the end: a batch, or the error that it raises."""
     found = []
     while len(found) <= most:
         try:
@@ -67,9 +72,7 @@ def outcomes_of(batches, most, last=()):
         except StopIteration:
             return found
         except BaseException as error:
-            found.append(error)
-            if isinstance(error, last):
-                return found
+            found.append(error.with_traceback(None))  # its frames are a cycle with ``found``
     raise AssertionError(f"there is no end to {found}")
 
 
@@ -80,6 +83,20 @@ def error_by(call):
     except BaseException as error:
         return error
     raise AssertionError("it raised nothing")
+
+
+def split(outcomes):
+    """The errors, and the batches."""
+    errors = [each for each in outcomes if isinstance(each, BaseException)]
+    return errors, [plain(each) for each in outcomes if not isinstance(each, BaseException)]
+
+
+def error_or_batch(batches):
+    """What a ``next()`` gives."""
+    try:
+        return next(batches)
+    except Exception as error:
+        return error.with_traceback(None)
 
 
 def plain(outcome):
@@ -200,9 +217,9 @@ def test_error_of_the_sampler_loses_no_batch(seat):
 @pytest.mark.parametrize("kind", [each for each in ALL if each not in EXCEPTIONS])
 def test_whatever_a_sampler_raises_is_no_end(seat, kind):
     """What is no Exception may be Ctrl-C in the middle of a request: a loop that goes on gets the
-    batches, or an error that says so."""
+    batches, or an error that says so, and the end."""
     loader = seat.loader(range(8), batch_sampler=Draws([kind], 8), prefetch_factor=1)
-    found = outcomes_of(iter(loader), 40, last=RuntimeError)
+    found = outcomes_of(iter(loader), 40)
     batches = [plain(each) for each in found if not isinstance(each, BaseException)]
     first, *others = [each for each in found if isinstance(each, BaseException)]
     assert is_kind(first, kind, on_worker=False)
@@ -312,6 +329,157 @@ def test_error_of_worker_init_fn_is_raised_for_each_worker(seat, kinds):
         del batches, caught
 
 
+class Kept(Failing):
+    """Raises one exception object again and again."""
+
+    def __init__(self):
+        super().__init__(["ordinary"] * 4, "")
+        self.error = Plain("kept")
+
+    def raise_at(self, index, where):
+        if where == self.where and self.kind_at(index) is not None:
+            raise self.error
+
+    def at(self, where):
+        self.where = where
+        return self
+
+
+class KeptStream(Kept, FailingStream):
+    """The same of an iterable."""
+
+
+@in_every_seat
+@pytest.mark.parametrize("hook", ["__getitem__", "__next__", "collate_fn"])
+def test_exception_that_is_raised_again_and_again_keeps_one_note_of_where(seat, hook):
+    """Where it was raised last; it grows neither by notes nor, in a process, by frames."""
+    dataset = (KeptStream if hook == "__next__" else Kept)().at(hook)
+    options = {"collate_fn": dataset.collate} if hook == "collate_fn" else {}
+    batches, notes = iter(seat.loader(dataset, **options)), []
+    for _ in range(len(dataset)):
+        error = error_or_batch(batches)
+        if isinstance(error, Plain):
+            notes.append([*error.__notes__])
+    assert len(notes) == 4
+    assert {len(each) for each in notes} == {len(notes[0])}
+    assert {sum(note.startswith("in the ") for note in each) for each in notes} <= {0, 1}
+    frames = {"\n".join(each).count("raise self.error") for each in notes}
+    assert frames == {0} if seat.are_threads or seat is NONE else {1}
+
+
+@in_every_seat
+def test_batch_sampler_that_gives_no_lists_is_named(seat):
+    """As where ``sampler=`` was meant; torch has the same error, without a word of it."""
+    found = outcomes_of(iter(seat.loader(range(8), batch_sampler=[0, 1])), 5)
+    theirs = outcomes_of(iter(seat.peer(range(8), batch_sampler=[0, 1])), 5)
+    assert [type(each) for each in found] == [type(each) for each in theirs] == [TypeError] * 2
+    for number, error in enumerate(found):
+        assert "in the indices of a batch" in notes_of(error)
+        assert f"for which the batch sampler gave {number}" in notes_of(error)
+
+
+@in_seats(NONE, THREADS, FORKED)
+def test_batch_without_samples_is_named_as_one(seat):
+    """torch's collate has no answer to it."""
+    error = error_by(lambda: list(seat.loader(range(8), batch_sampler=[[]])))
+    assert type(error) is IndexError
+    assert "batch 0, indices [], given empty list" in notes_of(error)
+
+
+@with_workers
+@some_kinds
+def test_worker_that_could_not_start_costs_one_batch(seat, kinds):
+    """That of its error, where torch has it; the others make the rest. With torch each of its
+    batches is an error, of which the later ones do not say why."""
+    for kind in kinds:
+        init = FailingInit([kind, None])
+        errors, batches = split(outcomes_of(iter(seat.loader(range(8), worker_init_fn=init)), 9))
+        (error,) = errors
+        assert is_kind(error, kind, on_worker=True), (kind, error)
+        assert "in worker_init_fn(0)" in notes_of(error)
+        assert len(batches) == 7
+        assert batches == sorted(batches)
+
+
+@with_workers
+def test_error_of_all_workers_is_the_users_in_place_of_every_batch(seat):
+    """No batch is left out, and each error says why."""
+    for kind in ("ordinary", "odd", "locked", "stop", "twice"):
+        init = FailingInit([kind, kind])
+        found = outcomes_of(iter(seat.loader(range(6), worker_init_fn=init)), 9)
+        assert len(found) == 6
+        for error in found:
+            assert is_kind(error, kind, on_worker=True), (kind, error)
+            assert "worker_init_fn" in full(error)
+            assert "in worker_init_fn(" in notes_of(error)
+
+
+@with_workers
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_whose_iterable_cannot_begin_has_one_error_and_an_end(seat, persistent):
+    """The others' items come, in each epoch."""
+    parts = {0: "ordinary"}, {1: "locked"}, {0: "odd", 1: "ordinary"}
+    for kinds in parts:
+        loader = seat.loader(FailingParts(kinds), persistent_workers=persistent)
+        for _ in range(2):
+            found = outcomes_of(iter(loader), 9)
+            first = [each for each in found[:2] if isinstance(each, Exception)]
+            assert [type(each) for each in first] == [
+                type(error_of(kind, "")) for kind in kinds.values()
+            ]
+            assert all("in iter(FailingParts)" in notes_of(each) for each in first)
+            assert split(found) == (first, [[n] for n in range(3)] if len(kinds) == 1 else [])
+
+
+@with_workers
+def test_iterable_is_over_on_a_worker_that_could_not_start(seat):
+    """In a second epoch on the same workers, too, and not without the error."""
+    init = FailingInit([None, "ordinary"])
+    options = {"worker_init_fn": init, "persistent_workers": True}
+    loader = seat.loader(FailingParts({}), **options)
+    for _ in range(2):
+        errors, batches = split(outcomes_of(iter(loader), 9))
+        assert [type(each) for each in errors] == [Plain]
+        assert batches == [[0], [1], [2]]
+
+
+@pytest.mark.long
+@in_seats(FORKED)
+def test_loop_that_goes_on_after_errors_has_what_it_has_with_torch(seat):
+    """As many errors and the same batches as torch's loader, which is the oracle, up to where that
+    has errors that do not say why: for ever, if the dataset is iterable."""
+
+    def outcomes(make, dataset, **options):
+        batches = iter(make(dataset, **options))
+        found = [error_or_batch(batches) for _ in range(6)]
+        return [
+            None if isinstance(each, Exception) else plain(each)
+            for each in found
+            if not isinstance(each, UnboundLocalError | StopIteration)
+        ]
+
+    for dataset, kinds in ((FailingParts({0: "ordinary"}), [None] * 2), (range(6), ["odd"] * 2)):
+        options = {"worker_init_fn": FailingInit(kinds)}
+        theirs = outcomes(seat.peer, dataset, **options)
+        assert outcomes(seat.loader, dataset, **options)[: len(theirs)] == theirs
+
+
+@in_seats(FORKED, SHARED)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_loop_that_goes_on_after_a_death_comes_to_an_end(seat, persistent, caplog):
+    """It has the error once, as with torch; nobody takes the epoch for a whole one."""
+    loader = seat.loader(Ending(["ordinary"] * 4, ""), persistent_workers=persistent)
+    batches = iter(loader)
+    found = outcomes_of(batches, 20)
+    assert [type(each) for each in found[:-1]] == [torch.Tensor] * (len(found) - 1)
+    assert type(found[-1]) is RuntimeError
+    assert "ended by itself with exit code 3" in str(found[-1])
+    assert error_by(lambda: next(batches)).__class__ is StopIteration
+    state = loader.state_dict()
+    assert not state["finished"]
+    assert state["num_samples"] == len(found) - 1
+
+
 @in_every_seat
 @pytest.mark.parametrize("kind", ["stop", "locked", pytest.param("bare", marks=pytest.mark.long)])
 def test_error_of_state_dict_is_the_callers_and_costs_no_batch(seat, kind):
@@ -403,6 +571,40 @@ def test_error_of_pin_memory_takes_the_place_of_its_batch(seat, monkeypatch):
         else:
             assert is_kind(outcome, kind, on_worker=seat is not NONE), (kind, outcome)
             assert "pin_memory" in notes_of(outcome)
+
+
+@in_seats(NONE, THREADS, FORKED, SHARED)
+def test_error_of_a_batch_that_moves_itself_takes_its_place(seat, backends):
+    """The others arrive, whatever raises in ``batch.to(device)``."""
+    dataset = Failing(ALL, "to")
+    collate = functools.partial(Sent, dataset=dataset)
+    batches = iter(seat.loader(dataset, collate_fn=collate, device="cuda"))
+    found = outcomes_of(batches, 2 * len(dataset))
+    assert len(found) == len(dataset)
+    for number, outcome in enumerate(found):
+        kind = dataset.kind_at(number)
+        if kind is None:
+            assert outcome == number
+        else:
+            assert is_kind(outcome, kind, on_worker=seat is not NONE), (kind, outcome)
+            assert "in the transfer to" in notes_of(outcome)
+            assert f"batch {number}" in notes_of(outcome)
+
+
+@in_every_seat
+@some_kinds
+def test_error_of_a_generator_is_raised_by_iter(seat, kinds):
+    """Again at the next ``iter()``; and what is no generator is refused with torch's words."""
+    loader = seat.loader(range(8), shuffle=True, generator=FailingGenerator())
+    for kind in kinds:
+        loader.generator.kind = kind
+        error = error_by(lambda: iter(loader))
+        assert is_kind(error, kind, on_worker=False), (kind, error)
+        assert "get_state" in full(error)
+    wrong = {"shuffle": True, "generator": random.Random(1)}
+    theirs = error_by(lambda: next(iter(NONE.peer(range(8), **wrong))))
+    ours = error_by(lambda: next(iter(seat.loader(range(8), **wrong))))
+    assert (type(ours), str(ours)) == (type(theirs), str(theirs))
 
 
 @in_every_seat

@@ -84,6 +84,7 @@ ROOMS = {
         *(
             "state_fields",
             "user_warnings",
+            "error_copies",
             "error_notes",
             "nested_datasets",
             "dataset_stats",

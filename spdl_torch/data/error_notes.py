@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..pipeline.failures import attach_note, describe, text_of
+from ..pipeline.failures import attach_note, describe, renew_note, text_of
+from .error_copies import copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,13 +25,10 @@ __all__ = [
 
 
 def add_thread_note(error: BaseException, where: str, what: str = "") -> None:
-    """Add a note to the user's own exception, once: where it happened, and on which worker."""
+    """Add a note to the user's own exception: where it happened, and on which worker."""
     thread = threading.current_thread().name
     note = f"{where} ({thread})" if thread.startswith("spdl-") else where
-    note = f"{note}, {what}" if what else note
-    notes = getattr(error, "__notes__", ())
-    if not (isinstance(notes, list) and note in notes):
-        attach_note(error, note)
+    renew_note(error, where, f"{note}, {what}" if what else note)
 
 
 def noted_sample(error: BaseException, index: Any) -> BaseException:
@@ -122,27 +120,32 @@ def describe_batch(number: int, index: Any) -> str:
 
 
 class Reason:
-    """The reason for a failure: raised once as the user's own error, later as its text.
+    """The reason for a failure: raised first as the user's own error, later as copies of it.
 
-    Only once, because an error that was raised refers to the frames of the training loop, perhaps
-    to its iterator: a worker thread that kept the error would keep itself alive.
+    An error that was raised refers to the frames of the training loop, perhaps to its iterator: a
+    worker thread that kept the error would keep itself alive.
     """
 
     def __init__(self, error: BaseException) -> None:
         self._error: BaseException | None = error
-        self._text = text_of(error)
+        self._copy = copy_of(error)
 
     def __str__(self) -> str:
-        return self._text
+        return text_of(self._copy)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the user's own error was taken."""
+        return self._error is None
 
     def converted(self, convert: Callable[[Any], Any]) -> Reason:
-        """Return the reason with its error converted, to or from the form sent to a process."""
+        """Return the reason with its errors converted, to or from the form sent to a process."""
         reason = Reason.__new__(Reason)
         reason._error = None if self._error is None else convert(self._error)
-        reason._text = self._text
+        reason._copy = convert(self._copy)
         return reason
 
-    def taken(self, what: str) -> BaseException:
-        """Return the error to raise. ``what``: the consequence, named in errors after the first."""
+    def taken(self) -> BaseException:
+        """Return the error to raise."""
         error, self._error = self._error, None
-        return error or RuntimeError(f"{what}, {self._text}")
+        return error or copy_of(self._copy)

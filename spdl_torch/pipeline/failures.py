@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("DEFAULT_MAX_FAILURES", "FailureBudget"),
-    *("add_note", "attach_note", "describe", "text_of"),
+    *("add_note", "attach_note", "describe", "renew_note", "text_of"),
 ]
 
 _logger = logging.getLogger("spdl_torch.pipeline")
@@ -90,7 +90,8 @@ class FailureBudget:
 
 def add_note(error: BaseException, stage: str, thread: str, number: int, item: Any) -> None:
     """Add a note to the user's own exception: where it happened."""
-    attach_note(error, f"in stage {stage!r} ({thread}), item {number}: {describe(item)}")
+    where = f"in stage {stage!r}"
+    renew_note(error, where, f"{where} ({thread}), item {number}: {describe(item)}")
 
 
 def attach_note(error: BaseException, note: str) -> None:
@@ -100,6 +101,18 @@ def attach_note(error: BaseException, note: str) -> None:
         error.add_note(note)
     except Exception:
         _logger.warning("%s refuses a note: %s", type(error).__name__, note)
+
+
+def renew_note(error: BaseException, where: str, note: str) -> None:
+    """Attach a note that begins with ``where``, in place of one that is there: user code may raise
+    one exception object again and again, and where it was raised before is of no use.
+    """
+    notes: Any = getattr(error, "__notes__", None)
+    for number, each in enumerate(notes) if isinstance(notes, list) else ():
+        if each == where or str(each).startswith((f"{where} ", f"{where},", f"{where}\n")):
+            notes[number] = note
+            return
+    attach_note(error, note)
 
 
 def describe(item: Any) -> str:
@@ -128,7 +141,9 @@ def _described(item: Any) -> str:
         return repr(item)
     if (shape := getattr(item, "shape", None)) is not None:
         return f"{type(item).__name__} of shape {tuple(shape)}"
-    if isinstance(item, tuple | list) and item:
+    if isinstance(item, tuple | list):
+        if not item:
+            return f"empty {type(item).__name__}"
         return f"{type(item).__name__} of {len(item)}: {describe(item[0])}, ..."
     return f"{type(item).__name__} object"
 

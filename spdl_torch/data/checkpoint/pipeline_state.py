@@ -269,7 +269,7 @@ class PassProgress:
         if self._watched is not None and num_source is not None:
             own = self._watched.state_behind(num_source)
         if own.failure is not None:
-            raise own.failure.taken("PipelineDataset.state_dict: cannot get the source's state")
+            raise own.failure.taken()
         return PassState(
             epoch=self._epoch,
             finished=False,

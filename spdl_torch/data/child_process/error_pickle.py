@@ -3,6 +3,10 @@
 A traceback cannot be pickled; it becomes a note. An exception that cannot be pickled, or whose
 pickle gives another one (its constructor takes other arguments), is sent in parts: its class and
 what can be pickled of its arguments and attributes. ``except`` finds it by its class alone.
+
+Its methods, and those of what it holds, are the user's, and may raise anything: KeyboardInterrupt,
+SystemExit. The loop waits for this error, and must not get theirs in its place. So BaseException is
+caught around each of them; what cannot be sent for it is named in a note, or sent as text.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...pipeline.failures import text_of
+from ..error_copies import attributes_of, of_parts
 from ..workers.jobs import Failed
 
 if TYPE_CHECKING:
@@ -29,8 +34,6 @@ _OURS = str(Path(__file__).parents[1])  # frames there are of no use to users
 
 _MOST_CAUSES = 8
 _MOST_TEXT = 500  # characters of an argument that is sent as text
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not built in
-_SEEN_TO = ("args", "__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__")
 
 
 class _PackedClass(NamedTuple):
@@ -136,7 +139,7 @@ def _pickled(error: BaseException) -> bytes:
 def _parts_of(error: BaseException) -> tuple[_Parts, list[str]]:
     """Return what can be pickled of an exception, and the names of what cannot."""
     attributes, left_out = {}, []
-    for name, value in _attributes_of(error):
+    for name, value in attributes_of(error):
         try:
             attributes[name] = _checked(value)
         except BaseException:
@@ -152,21 +155,6 @@ def _parts_of(error: BaseException) -> tuple[_Parts, list[str]]:
         except BaseException:
             args.append(pickle.dumps(_shown(value)))
     return _Parts(tuple(args), attributes, members), left_out
-
-
-def _attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes: the instance's own, and the fields of built-in classes (errno)."""
-    yield from ((name, value) for name, value in vars(error).items() if name != "__notes__")
-    for kind in type(error).__mro__:
-        if kind.__flags__ & _HEAP_TYPE or not issubclass(kind, BaseException):
-            continue
-        for name in vars(kind):
-            if name in _SEEN_TO or name.startswith("__"):
-                continue
-            value = getattr(error, name, None)
-            is_member = name in ("message", "exceptions")  # of a group, and read-only
-            if value is not None and not (callable(value) or is_member):  # None: a field not set
-                yield name, value
 
 
 def _checked(value: Any) -> bytes:
@@ -219,7 +207,7 @@ def _rebuilt(packed: PackedError) -> BaseException:
     args = tuple(map(pickle.loads, packed.parts.args))
     if packed.parts.members:
         args = (*args, list(map(unpack_error, packed.parts.members)))
-    error = _made(_class_of(packed.kind), args)
+    error = of_parts(_class_of(packed.kind), args)
     for name, content in packed.parts.attributes.items():
         try:
             setattr(error, name, pickle.loads(content))
@@ -228,28 +216,27 @@ def _rebuilt(packed: PackedError) -> BaseException:
     return error
 
 
-def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Make an exception without its constructor."""
-    built_in = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
-    error: BaseException = built_in.__new__(kind, *args)
-    error.args = args
-    return error
-
-
 def _of_text(packed: PackedError, reason: BaseException) -> BaseException:
     """Return an exception with nothing but its type, if there is that here, and its text."""
     text = f"{packed.text} ({text_of(reason)})"
     try:
-        return _made(_class_of(packed.kind), (text,))
+        return of_parts(_class_of(packed.kind), (text,))
     except BaseException:
         return RuntimeError(text)
 
 
 def _trace_of(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
+    # One object that is raised again has the frames of each time, the last ones first.
+    begins = [n for n, each in enumerate(frames) if _place_of(each) == _place_of(frames[0])]
+    del frames[begins[1] if len(begins) > 1 else len(frames) :]
     while frames and frames[0].filename.startswith(_OURS):
         del frames[0]
     if not frames:
         return []
     lines = "".join(traceback.format_list(frames)).rstrip()
     return [f"raised in the loading process (pid {os.getpid()})\n{lines}"]
+
+
+def _place_of(frame: traceback.FrameSummary) -> tuple[str, str]:
+    return frame.filename, frame.name

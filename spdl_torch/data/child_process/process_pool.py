@@ -123,9 +123,10 @@ class ProcessPool:
         self._children: dict[int, WorkerProcess] = {}
         self._places = range(num_processes)  # of those that do not leave
         self._is_whole = True  # False once a child that was to join could not be started
-        # Those that replace killed ones and get no jobs until they are up, which takes seconds.
-        # Replaced and never changed, like _children, and only while _lock is held.
-        self._late: tuple[WorkerProcess, ...] = ()
+        # Those that get no jobs while others can make them: those that replace killed ones, until
+        # they are up, which takes seconds, and those whose workers could not start. Replaced and
+        # never changed, like _children, and only while _lock is held.
+        self._spared: tuple[WorkerProcess, ...] = ()
         self._next_place = 0  # of the child whose turn it is among equals; guarded by _lock
         # Those that replace killed ones and are to be forked by the loop's thread, of which the
         # other children are copies too: see ChildConnection. A receiver appends, the loop's thread
@@ -164,7 +165,7 @@ class ProcessPool:
         job = Submit(number, index, worker, first, wants_state)
         with self._lock:
             children = self._children
-            places = self._places_at_work() if self._late else self._places
+            places = self._places_at_work() if self._spared else self._places
             if self._has_turns:
                 child = children[places[worker % len(places)]]
             else:
@@ -189,12 +190,14 @@ class ProcessPool:
         return child
 
     def _places_at_work(self) -> Sequence[int]:
-        """Return the places of the children that are not late; all if every one is. _lock is held:
-        a receiver's thread calls this, too.
+        """Return the places of the children that are not spared; all if every one is. _lock is
+        held: a receiver's thread calls this, too.
         """
-        self._late = tuple(child for child in self._late if not child.connection.is_up)
+        self._spared = tuple(
+            child for child in self._spared if child.is_broken or not child.connection.is_up
+        )
         children = self._children
-        return [n for n in self._places if children[n] not in self._late] or self._places
+        return [n for n in self._places if children[n] not in self._spared] or self._places
 
     @property
     def num_taken(self) -> int:
@@ -269,8 +272,8 @@ class ProcessPool:
         self._epoch = None  # a child that dies from here on is replaced below, or by the next epoch
         new: list[WorkerProcess] = []
         with self._lock:
-            self._lost, self._deaths, self._late = None, {}, ()
-            self._lost_job = ""
+            self._lost, self._deaths, self._lost_job = None, {}, ""
+            self._spared = tuple(child for child in self._spared if child.is_broken)
             leaving = [c for place, c in self._children.items() if place not in self._places]
             stay = {place: self._children[place] for place in self._places}
             for place, child in stay.items():
@@ -300,7 +303,7 @@ class ProcessPool:
 
     @property
     def loss(self) -> BaseException | None:
-        """The error that a child's end means for the epoch; None = all is well."""
+        """The error that a child's end means for the epoch; see ``Pool.loss``."""
         return None if self._lost is None else self._lost.death()
 
     @property
@@ -537,8 +540,10 @@ class ProcessPool:
         epoch, result = self._epoch, unpack_errors_of(answer.result)
         with self._lock:
             is_current = epoch is not None and answer.epoch == child.epoch
-            if is_current:
-                child.jobs.pop(result.number, None)
+            job = child.jobs.pop(result.number, None) if is_current else None
+            comes_again = isinstance(result, Failed) and result.again
+            if job is not None and comes_again and self._is_made_elsewhere(job, child):
+                return
         if epoch is None or not is_current:
             if isinstance(result, Loaded) and result.batch.ticket is not None:
                 mappings.give_back(result.batch.ticket.slab)
@@ -551,6 +556,21 @@ class ProcessPool:
             epoch.deliver(result)
         except ChannelClosed:
             pass  # the epoch has just ended
+
+    def _is_made_elsewhere(self, job: Submit, child: WorkerProcess) -> bool:
+        """Give a job of a child whose workers could not start, and have said so, to another one;
+        return False if there is none that could make it. _lock is held.
+        """
+        if self._has_turns:
+            return False
+        child.is_broken = True
+        if child not in self._spared:
+            self._spared = (*self._spared, child)
+        able = [place for place in self._places if not self._children[place].is_broken]
+        if not able:
+            return False
+        self._idlest(able).submit(job)
+        return True
 
     def _unpacked(self, loaded: Loaded, mappings: Mappings) -> Result:
         try:
@@ -582,7 +602,7 @@ class ProcessPool:
                 return
             self._children = {**self._children, child.place: successor}
             if is_late:
-                self._late = (*self._late, successor)
+                self._spared = (*self._spared, successor)
             places = self._places_at_work() if is_late else (child.place,)
             for job in jobs:
                 # A successor gets them once it is up. Another child gets them after its own jobs:

@@ -56,6 +56,8 @@ class WorkerProcess:
         them: its receivers and the trainer's thread change them."""
         self.epoch = 0
         """The number of epochs begun in it after the first."""
+        self.is_broken = False
+        """Whether none of its workers could start; the loop has had their errors."""
         self.latest: bytes | None = None
         """The pickle of its last ``Readings`` of this epoch."""
         self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=lock)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import PipelineFailure, UnsupportedOptionError
-from ...pipeline.failures import FailureBudget, attach_note, describe, text_of
+from ...pipeline.failures import FailureBudget, describe, renew_note, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -226,7 +226,8 @@ def _let_go(error: Exception) -> Exception:
     while trace is not None and trace.tb_frame.f_code.co_filename in _FETCHING:
         trace = trace.tb_next
     if trace is not None:
-        attach_note(error, f"raised in\n{''.join(traceback.format_tb(trace)).rstrip()}")
+        lines = "".join(traceback.format_tb(trace)).rstrip()
+        renew_note(error, "raised in", f"raised in\n{lines}")
     chain: list[BaseException | None] = [error]
     seen: set[int] = set()
     while chain:

@@ -5,20 +5,40 @@ from __future__ import annotations
 from typing import Any
 
 from ..error_notes import Reason
+from .items import EndOfIterable
 
 __all__ = ["Broken"]
 
 
 class Broken:
-    """A stand-in for a BatchMaker that could not be made: every call raises the reason."""
+    """A stand-in for a BatchMaker that could not be made.
 
-    def __init__(self, error: BaseException, *, raised: bool = False) -> None:
+    The first call raises the reason. From then on an iterable has ended: nobody else can make its
+    items, and without an end a loop that goes on after errors would never come to one. A map-style
+    dataset's batches end by themselves: each raises the reason again, unless others make it.
+    """
+
+    def __init__(self, error: BaseException, *, ends: bool, told: bool = False) -> None:
+        """``ends``: whether the dataset is iterable. ``told``: whether another one raises the error
+        the first time."""
         self._reason = Reason(error)
-        if raised:
-            self._reason.taken("")
+        self._ends = ends
+        self._is_told = told
+        if told:
+            self._reason.taken()
+        self.is_again = False
+        """Whether the last call raised the reason again."""
+
+    def begin_epoch(self) -> None:
+        """Raise the reason anew: what this worker does not make is missing in each epoch."""
+        self._is_told = False
 
     def make(self, *_: Any) -> Any:
-        raise self._reason.taken("DataLoader: this worker could not start")
+        """Raise the reason, or EndOfIterable."""
+        self.is_again, self._is_told = self._is_told, True
+        if self._ends and self.is_again:
+            raise EndOfIterable
+        raise self._reason.taken()
 
     sample_at = collate = good_of = make
 

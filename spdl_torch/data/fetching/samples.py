@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from ...pipeline.failures import describe
-from ..error_notes import cause_of, describe_indices, noted_call, noted_sample
+from ..error_notes import add_thread_note, cause_of, describe_indices, noted_call, noted_sample
 from .bad_samples import MISSING, nothing_good
 from .sample_calls import one_sample_of, samples_into, samples_of_turns, takes_batches
 from .timing import timed, timed_sample
@@ -36,7 +36,7 @@ class Samples:
 
     def fetch(self, index: Any) -> Any:
         """Return the samples of ``index``, with MISSING in place of tolerated failures."""
-        indices = index if type(index) in (list, tuple) else list(index)
+        indices = index if type(index) in (list, tuple) else _indices_in(index)
         batch, count = self._batch, len(indices)
         taken: Any = iter(indices)
         self._turns = taken
@@ -116,6 +116,15 @@ class Samples:
             except Exception as error:
                 self._batch.note_bad(place, instead, error)
         raise nothing_good([each for each in self._batch.bad if each.place == place])
+
+
+def _indices_in(index: Any) -> list[Any]:
+    try:
+        return list(index)
+    except BaseException as error:
+        where = "in the indices of a batch"
+        add_thread_note(error, where, f"for which the batch sampler gave {describe(index)}")
+        raise
 
 
 class SingleSamples(Samples):

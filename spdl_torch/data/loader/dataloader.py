@@ -211,7 +211,7 @@ class DataLoader(BaseLoader[T_co]):
         if self._state.to_resume is not None and isinstance(self.dataset, IterableDataset):
             # Where persistent workers have left their datasets, the state does not know. It is of
             # datasets as new workers have them.
-            self._end_workers()
+            self._close_persistent()
         with between_epochs(self._epoch_watchers):
             try:
                 iterator = super().__iter__()
@@ -238,15 +238,15 @@ class DataLoader(BaseLoader[T_co]):
 
         Blocks until the samples under way are made, for 5 seconds at most.
         """
-        self._iterator = None
+        self._close_persistent()
         for iterator in self._state.iterators():
             iterator.close()
 
-    def _end_workers(self) -> None:
+    def _close_persistent(self) -> None:
         """End persistent workers; the next epoch begins with new ones."""
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
-            iterator._finalizer()  # type: ignore[attr-defined]  # is ours
+            iterator.close()  # type: ignore[attr-defined]  # is ours
 
     @property
     def decisions(self) -> list[Decision]:

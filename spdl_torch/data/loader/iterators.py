@@ -22,7 +22,6 @@ from torch.utils.data._utils import pin_memory as _torch_pin_memory
 from ...errors import PipelineStopped
 from ...io._transfer.runtime import captures_unharmed
 from ...pipeline.channel.channel import ChannelClosed
-from ...pipeline.failures import attach_note
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
@@ -150,8 +149,8 @@ class InlineIterator(EpochIterator):
         if self._pin_memory:
             batch = _pinned(batch, self._pin_memory_device)
         if self._device_stage is not None:
-            batch = self._device_stage.move(batch, self._num_yielded)
-        self._ring.got(self._num_yielded)
+            batch = self._device_stage.move(batch, self._num_taken - 1)
+        self._ring.got(self._num_taken - 1)
         return batch
 
     def close(self) -> None:
@@ -379,7 +378,7 @@ class ThreadIterator(EpochIterator):
             raise
         except Exception as error:  # pickle's, or that of the index's own __reduce__
             where = f"in sending a worker what the sampler ({self._name_of_sampler()}) gave"
-            attach_note(error, f"{where}: {describe_batch(self._num_taken - 1, index)}")
+            add_thread_note(error, where, describe_batch(self._num_taken - 1, index))
             raise
 
     def _submit(self, index: Any, worker: int, first: int, *, wants_state: bool) -> None:
@@ -422,7 +421,12 @@ class ThreadIterator(EpochIterator):
                 return Failed(result.number, failure)
             if not is_empty and not isinstance(result, Exhausted):
                 return result
+        if self._state is EpochState.LOST:
+            if not self._persistent_workers:
+                self._finalizer()
+            raise StopIteration
         if self._is_cut_short:
+            self._advance(EpochState.LOST)
             raise RuntimeError(_CUT_SHORT)
         self._advance(EpochState.OVER)
         if self._tuner is not None:
@@ -438,12 +442,18 @@ class ThreadIterator(EpochIterator):
 
     def _has_result(self) -> bool:
         """Whether a batch, or what comes in its place, is here or under way."""
-        if self._held is not None:
-            return True
-        return self._state is not EpochState.OVER and self._pool.num_taken < self._num_submitted
+        if self._state is EpochState.OVER or self._state is EpochState.LOST:
+            return False
+        return self._held is not None or self._pool.num_taken < self._num_submitted
 
     def __next__(self) -> Any:
-        result = super().__next__()
+        try:
+            result = super().__next__()
+        except RuntimeError:
+            # A loop that goes on after errors has this one once, and then the end, as with torch.
+            if self._state is EpochState.RUNNING and self._pool.loss is not None:
+                self._advance(EpochState.LOST)
+            raise
         if isinstance(result, Failed):
             self._num_yielded -= 1
             error = as_raised_in_loop(result.error)

@@ -43,6 +43,9 @@ class Failed:
     error: BaseException
     progress: WorkerState | None = None
     tries: Tries | None = None
+    again: bool = False
+    """Whether the error of a worker that could not start comes once more: the batch can be made by
+    another one."""
 
 
 @dataclass(frozen=True, slots=True)

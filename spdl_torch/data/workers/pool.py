@@ -48,6 +48,11 @@ class Pool(Protocol):
         """Wait for the next result. Raises: TimeoutError; RuntimeError: the workers have ended."""
         ...
 
+    @property
+    def loss(self) -> BaseException | None:
+        """The error for which no batch comes any more in this epoch; None = all is well."""
+        ...
+
     def at_work(self, awaited: int | None) -> str:
         """Describe what each worker does now, for the message of a loop that waited too long."""
         ...

@@ -182,7 +182,7 @@ class WorkerPool:
         ``number``: the worker to which torch would give that batch. Of several processes each makes
         only some of the batches, so there the error comes with the next one.
         """
-        if self._spec.ids is None or self._spec.has_turns:
+        if self._spec.ids is None:
             return number
         return next((each for each in self._init_errors if each <= number), number)
 
@@ -232,6 +232,11 @@ class WorkerPool:
             )
             self._set_size(num_workers - len(errors), max_outstanding)
         return self._spec.num_workers
+
+    @property
+    def loss(self) -> BaseException | None:
+        """The failure of a thread, through no fault of the dataset; see ``Pool.loss``."""
+        return self._death
 
     @property
     def max_outstanding(self) -> int:

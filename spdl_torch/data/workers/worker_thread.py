@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import default_convert
 
 from ...pipeline.channel.channel import Channel, ChannelClosed, Dismissed
-from ...pipeline.failures import attach_note
+from ...pipeline.failures import renew_note
 from ...pipeline.recorder.timeline import Outcome
 from ..error_notes import add_thread_note, describe_batch
 from ..fetching.bad_samples import NoGoodSample
@@ -215,9 +215,12 @@ class Worker:
 
     def _failed_to_start(self, error: BaseException, where: str) -> Broken:
         add_thread_note(error, where)
-        self._could_not_start(self._number, error)
-        # The pool raises it in place of a batch. A worker that has its process to itself sends it.
-        return Broken(error, raised=not self._spec.owns_dataset)
+        # It comes in place of the worker's first batch. Where any thread may make that, the pool
+        # puts it there.
+        is_told = not (self._spec.owns_dataset or self._spec.has_turns)
+        if is_told:
+            self._could_not_start(self._number, error)
+        return Broken(error, ends=self._spec.iterable, told=is_told)
 
     def _work(
         self,
@@ -228,6 +231,8 @@ class Worker:
     ) -> None:
         """Work on one epoch until its queues close. Raises: ChannelClosed, Dismissed."""
         self._activity.maker = None
+        if broken is not None and self._spec.has_turns:
+            broken.begin_epoch()
         maker = broken or self._opened(make_batches)
         self._activity.maker = maker if isinstance(maker, BatchMaker) else None
         jobs, since_ns = epoch.jobs_of(self._number), ring.begin()
@@ -241,12 +246,12 @@ class Worker:
             del epoch, jobs, maker
 
     def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Broken:
-        """Return the maker of the epoch's batches; an error in setting it up answers every job."""
+        """Return the maker of the epoch's batches, or what stands in for it."""
         try:
             return make_batches()
         except BaseException as error:
             add_thread_note(error, f"in iter({type(self._spec.dataset).__name__})")
-            return Broken(error)
+            return Broken(error, ends=self._spec.iterable)
 
     def _do(
         self, job: Job, maker: BatchMaker | Broken, epoch: Epoch, ring: Ring, since_ns: int
@@ -309,7 +314,8 @@ class Worker:
             return Exhausted(job.number, maker.progress(wanted=wanted), maker.tries())
         except BaseException as error:  # SystemExit too: the trainer waits for an answer
             self._explain(error)
-            return Failed(job.number, error, maker.progress(wanted=wanted), maker.tries())
+            again = isinstance(maker, Broken) and maker.is_again
+            return Failed(job.number, error, maker.progress(wanted=wanted), maker.tries(), again)
 
     def _help(self, maker: BatchMaker | Broken, job: Job) -> tuple[Result | None, int]:
         """Fetch samples of a shared job until none is left.
@@ -341,7 +347,8 @@ class Worker:
         if job.errors:
             error = job.errors[min(job.errors)]
             job.errors.clear()  # their frames refer to the job: break the cycle
-            return Failed(job.number, error)
+            again = isinstance(maker, Broken) and maker.is_again
+            return Failed(job.number, error, again=again)
         samples, tries = job.samples, None
         try:
             if self._spec.tolerance is not None:
@@ -358,7 +365,11 @@ class Worker:
         """Raise an error if this worker has written into a tensor that all share."""
         error = None if self._private is None else self._private.arrays.look()
         if error is not None:
-            attach_note(error, f"noticed after {describe_batch(job.number, job.index)}")
+            renew_note(
+                error,
+                "noticed after",
+                f"noticed after {describe_batch(job.number, job.index)}",
+            )
             try:
                 raise error
             finally:
