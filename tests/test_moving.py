@@ -30,6 +30,7 @@ from spdl_torch.__main__ import main
 from spdl_torch.data.child_process import connection
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.loader import move_limits
+from spdl_torch.data.loader.held_up import are_held_up
 from spdl_torch.data.loader.moving_pool import _MOVES, MovingPool, _State
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
@@ -574,7 +575,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     made = make_report(stats, probes, pooled=report.pooled)
     assert made.verdict.cause in (Cause.UNKNOWN, Cause.IO)
     monkeypatch.setattr(figures, "figures", lambda: Figures(stats, probes))
-    assert iterator._pool._are_held_up() == is_held_up
+    assert are_held_up(figures, iterator._pool._memory) == is_held_up
     assert ("turns" in made.verdict.action) == is_said
     assert ("Raise" in made.verdict.action) != is_said
 
