@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from .data.loader.dataloader import DataLoader
 from .data.sampling.sharding import divides_itself, is_shared_out
-from .io._copies import shallow_copy
+from .objects.copies import shallow_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

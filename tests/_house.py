@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "spdl_torch"
 NUM_SHOWN = 15
-LAYERS_WITH_ROOMS = ("machine", "pipeline", "observe", "io", "data")
+LAYERS_WITH_ROOMS = ("machine", "objects", "pipeline", "observe", "io", "data")
 
 
 @dataclass(frozen=True)

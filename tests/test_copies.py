@@ -13,7 +13,7 @@ from _seats import in_every_seat
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
-from spdl_torch.io._copies import deep_copy, shallow_copy
+from spdl_torch.objects.copies import deep_copy, shallow_copy
 from spdl_torch.testing import assert_reproducible, assert_thread_safe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

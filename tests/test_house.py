@@ -33,6 +33,7 @@ LAYERS = [
         "command_options",
         "source",
         "machine",
+        "objects",
         "pipeline",
         "dataloader",
         "observe",
@@ -59,6 +60,7 @@ ROOMS = {
         "probes",
         "__init__",
     ],
+    "objects": ["kinds", "members", "datasets", "copies", "plain_data", "stateless", "__init__"],
     "pipeline": [
         *("definition", "failures", "threads", "stats", "channel", "recorder", "hooks"),
         *("stage", "graph", "run"),
@@ -67,7 +69,6 @@ ROOMS = {
     "observe": ["page", "verdict", "store", "trace", "plot", "__init__", "commands"],
     "io": [
         *(
-            "_copies",
             "_left_out",
             "_types",
             "_sizes",
@@ -86,7 +87,6 @@ ROOMS = {
             "user_warnings",
             "error_copies",
             "error_notes",
-            "nested_datasets",
             "dataset_stats",
             "rng",
             "sampling",

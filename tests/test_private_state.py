@@ -10,6 +10,7 @@ import copy
 import functools
 import io
 import operator
+import random
 import re
 import threading
 from types import SimpleNamespace
@@ -20,10 +21,11 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader import plain_data
-from spdl_torch.data.loader.plain_data import is_plain_data
 from spdl_torch.data.workers import worker_pool
+from spdl_torch.data.workers.dataset_copies import own_copy
 from spdl_torch.data.workers.private_state import PrivateState
+from spdl_torch.objects import plain_data
+from spdl_torch.objects.plain_data import is_plain_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -341,6 +343,28 @@ def test_dataset_that_says_so_is_shared_as_it_is():
     epochs, _ = on_threads(dataset)
     assert dataset.data[:8].tolist() == [2.0] * 8
     assert torch.cat([values for _, values in epochs[1]]).tolist() == [2.0] * 8
+
+
+class Slots(Accumulating):
+    """Has its transform in a slot, under a private name as well."""
+
+    __slots__ = ("__own", "transform")
+    thread_safe = True
+
+    def __init__(self, transform):
+        self.transform = self.__own = transform
+
+    def steps(self):
+        return self.transform, self.__own
+
+
+@pytest.mark.parametrize("copy_of", [own_copy, lambda data, _: PrivateState().dataset(data)])
+def test_transform_in_a_slot_is_each_workers_own(copy_of):
+    """Whether something vouches for the dataset or not."""
+    transform = SimpleNamespace(rng=random.Random(1))
+    own = copy_of(Slots(transform), threading.Lock())
+    first, second = own.steps()
+    assert first is second is not transform
 
 
 class Rows(Accumulating):

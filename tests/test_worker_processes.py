@@ -52,8 +52,8 @@ from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.child_process.connection import _descriptor_from
 from spdl_torch.data.child_process.framing import framed, socket_of
 from spdl_torch.data.loader import vouching
-from spdl_torch.data.loader.stateless import is_stateless
 from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.objects.stateless import is_stateless
 from spdl_torch.observe import tracing
 
 __all__ = ["nothing_left"]

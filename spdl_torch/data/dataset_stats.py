@@ -10,28 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from .nested_datasets import nested_datasets, own_attribute
+from ..objects.datasets import all_datasets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-__all__ = ["all_datasets", "dataset_stats", "loading_counts"]
-
-_MOST = 1000  # a bound, should one contain itself
-
-
-def all_datasets(dataset: Any) -> Iterator[Any]:
-    """Yield the dataset, those inside it, and those that it mixes or concatenates."""
-    left, number = [dataset], 0
-    while left and number < _MOST:
-        for each in nested_datasets(left.pop(0)):
-            yield each
-            number += 1
-            several = own_attribute(each, "datasets")
-            if isinstance(several, dict):
-                left += several.values()
-            elif isinstance(several, list | tuple):
-                left += several
+__all__ = ["dataset_stats", "loading_counts"]
 
 
 def loading_counts(dataset: Any) -> dict[str, int]:

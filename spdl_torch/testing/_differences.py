@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..data.rng.owned import state_of
+from ..objects.kinds import GENERATORS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = ["first_difference", "path_of_difference"]
-
-
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
 def first_difference(expected: list[list[Any]], got: list[list[Any]]) -> str | None:
@@ -37,8 +36,8 @@ def path_of_difference(a: Any, b: Any) -> str | None:
         return f": {type(b).__name__} in place of {type(a).__name__}"
     if isinstance(a, torch.Tensor):
         return _tensors_differ(a, b)
-    if isinstance(a, _GENERATORS):
-        same = path_of_difference(_state_of(a), _state_of(b)) is None
+    if isinstance(a, GENERATORS):
+        same = path_of_difference(state_of(a), state_of(b)) is None
         return None if same else f": another state of {type(a).__name__}"
     if isinstance(a, np.ndarray) and a.dtype == object:
         a, b = a.tolist(), b.tolist()
@@ -60,14 +59,6 @@ def path_of_difference(a: Any, b: Any) -> str | None:
     if is_dataclass(a) or (kind.__eq__ is object.__eq__ and hasattr(a, "__dict__")):
         return _nested((f".{name}", *values) for name, *values in _attributes(a, b))
     return None if a == b or (a != a and b != b) else f": {b!r} in place of {a!r}"
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.get_state()
 
 
 def _attributes(a: Any, b: Any) -> list[tuple[str, Any, Any]]:

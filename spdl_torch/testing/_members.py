@@ -1,32 +1,27 @@
-"""The members of an object, one step at a time, and how much of them can be seen to change."""
+"""What user code leads to, one step at a time, and how much of it can be seen to change."""
 
 from __future__ import annotations
 
-import collections
-import enum
 import functools
 import io
 import mmap
-import pathlib
-import re
 import sys
 import types
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ..data.workers.object_state import slots_of
+from ..objects.kinds import SEQUENCES
+from ..objects.members import members, text_of
 
-__all__ = ["PLAIN", "Scope", "is_library", "is_ours", "is_users", "members", "state"]
+if TYPE_CHECKING:
+    from ..objects.members import Step
 
-PLAIN = (
-    *(str, bytes, int, float, complex, bool, type(None), range, enum.Enum),
-    *(re.Pattern, pathlib.PurePath, torch.dtype, torch.device, torch.Size),
-)
-"""Types whose objects do not change."""
+__all__ = ["Scope", "is_library", "is_ours", "is_users", "members_and_code", "state"]
+
 _MOST_MEMBERS = 256
 """The most members of a container that are looked into; a longer one holds data."""
 _MOST_ENTRIES = 100_000
@@ -44,7 +39,8 @@ class Scope:
 
     @property
     def name(self) -> str:
-        return f"the globals of {self.module.get('__name__')}"
+        """The beginning of each one's text: ``the global module``."""
+        return f"the global {self.module.get('__name__')}"
 
     def values(self) -> dict[str, Any]:
         return {name: self.module[name] for name in sorted(self.names) if name in self.module}
@@ -65,25 +61,14 @@ def is_ours(module: str) -> bool:
     return module.partition(".")[0] in _OURS
 
 
-def members(path: str, value: Any) -> dict[str, Any]:
-    """Return what ``value`` holds, by the expression that leads there."""
-    if isinstance(value, (*PLAIN, types.ModuleType, np.ndarray, torch.Tensor)):
-        return {}
+def members_and_code(value: Any) -> Iterable[tuple[Step, Any]]:
+    """Return what ``value`` holds, with the step to each: of a function its closure and defaults,
+    of a class its data, of a scope the globals."""
     if isinstance(value, Scope):
-        module = value.module.get("__name__")
-        return {f"the global {module}.{k}": each for k, each in value.values().items()}
-    if isinstance(value, dict):
-        return {f"{path}[{key!r}]": each for key, each in _few(value.items())}
-    if isinstance(value, list | tuple | set | frozenset | collections.deque):
-        return {f"{path}[{number}]": each for number, each in enumerate(_few(value))}
-    if isinstance(value, functools.partial):
-        parts = (value.func, *value.args, *value.keywords.values())
-        return {f"{path} (part {number})": each for number, each in enumerate(parts)}
-    if isinstance(value, types.MethodType):
-        return {f"{path}.__self__": value.__self__, path: value.__func__}
-    if isinstance(value, types.FunctionType):
-        return _of_function(path, value)
-    return {f"{path}.{name}": each for name, each in _attributes(value).items()}
+        return value.values().items()
+    if isinstance(value, type):
+        return _data_of_class(value)
+    return members(value, most=_MOST_MEMBERS, code=True)
 
 
 def state(path: str, value: Any) -> dict[str, Any] | None:
@@ -92,7 +77,7 @@ def state(path: str, value: Any) -> dict[str, Any] | None:
         return {f"the contents of {path}": _checksum(value)}
     if isinstance(value, io.IOBase | mmap.mmap):
         return {f"the position of {path}": None if value.closed else _position(value)}
-    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+    if isinstance(value, SEQUENCES):
         entries = value if len(value) <= _MOST_ENTRIES else ()
         return {path: (len(value), *entries)}
     if isinstance(value, dict) and len(value) <= _MOST_ENTRIES:
@@ -101,49 +86,21 @@ def state(path: str, value: Any) -> dict[str, Any] | None:
         return {f"the cache of {path}": value.cache_info().currsize}
     if isinstance(value, Iterator) and not hasattr(value, "__dict__"):
         return None
-    held = members(path, value)
+    found = members_and_code(value)
+    held = {text_of(((None, path, 0), step, 1)): each for step, each in found}
     return held if held or hasattr(value, "__dict__") else None
-
-
-def _few(values: Any) -> list[Any]:
-    return list(values) if len(values) <= _MOST_MEMBERS else []
-
-
-def _of_function(path: str, function: types.FunctionType) -> dict[str, Any]:
-    """Return a function's closure variables, and the defaults of its arguments."""
-    names = function.__code__.co_freevars
-    found = {}
-    for name, cell in zip(names, function.__closure__ or (), strict=True):
-        try:
-            found[f"{name}, a variable around {path}"] = cell.cell_contents
-        except ValueError:  # it has not been set
-            continue
-    code, defaults = function.__code__, function.__defaults__ or ()
-    arguments = code.co_varnames[: code.co_argcount]
-    named = dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
-    for name, each in {**named, **(function.__kwdefaults__ or {})}.items():
-        found[f"{name}, a default argument of {path}"] = each
-    return found
 
 
 _CODE = (types.FunctionType, classmethod, staticmethod, property, types.GetSetDescriptorType)
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    """Return an object's attributes or, of a class, those that hold data."""
-    if isinstance(value, type):
-        held = vars(value).items() if is_users(value) else ()
-        return {
-            name: each
-            for name, each in held
-            if not isinstance(each, (*_CODE, types.MemberDescriptorType))
-            and (not name.startswith("__") and not name.startswith("_abc_"))
-        }
-    try:
-        found = dict(vars(value))
-    except Exception:  # it has no __dict__, or its class computes one and fails
-        found = {}
-    return {**found, **slots_of(value)}
+def _data_of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    if not is_users(kind):
+        return
+    for name, each in vars(kind).items():
+        is_code = isinstance(each, (*_CODE, types.MemberDescriptorType))
+        if not (is_code or name.startswith(("__", "_abc_"))):
+            yield name, each
 
 
 def _checksum(value: Any) -> Any:

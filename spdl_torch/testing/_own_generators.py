@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import types
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..data.rng.owned import (
-    GENERATOR_KINDS,
     OwnedGenerators,
     ids_of_the_process,
     set_state,
@@ -16,8 +14,10 @@ from ..data.rng.owned import (
     state_of,
 )
 from ..data.workers.worker_info import acting_as_worker
-from ..io._copies import deep_copy
-from ._members import PLAIN, members
+from ..objects.copies import deep_copy
+from ..objects.kinds import GENERATORS
+from ..objects.members import Unfinished, text_of, walk
+from ._members import members_and_code
 from ._user_code import UserCode
 
 if TYPE_CHECKING:
@@ -42,21 +42,15 @@ class OwnGenerators:
         called += [(each.__qualname__, each) for each in code.classes]
         called += [(scope.name, scope) for scope in code.scopes]
         named: list[tuple[str, Any]] = list(zip(("dataset", "collate_fn"), roots, strict=False))
+        excepted = ids_of_the_process() | without
         self._found: dict[str, Any] = {}
-        seen: dict[int, Any] = {}  # keeps them alive: another object may get a freed id
-        excepted = without | ids_of_the_process()
         # The dataset first: what it leads to is named by an expression from there.
-        for waiting in (named, called):
-            while waiting and len(seen) < _MOST_OBJECTS:
-                level, waiting = waiting, []
-                for path, value in level:
-                    if id(value) in seen or isinstance(value, (*PLAIN, types.ModuleType)):
-                        continue
-                    seen[id(value)] = value
-                    if not isinstance(value, GENERATOR_KINDS):
-                        waiting += members(path, value).items()
-                    elif id(value) not in excepted:
-                        self._found[path] = value
+        for roots_by_name in (named, called):
+            with suppress(Unfinished):
+                for path, value in walk(roots_by_name, members_and_code, _MOST_OBJECTS):
+                    if isinstance(value, GENERATORS) and id(value) not in excepted:
+                        excepted |= {id(value)}
+                        self._found[text_of(path)] = value
 
     def digests(self) -> dict[str, int]:
         """Return a number for the state of each."""

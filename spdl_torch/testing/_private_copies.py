@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ..data.nested_datasets import nested_datasets
 from ..data.workers.dataset_copies import own_copy
 from ..data.workers.worker_info import rebound
-from ..io._copies import deep_copy
+from ..objects.copies import deep_copy
+from ..objects.members import Unfinished, members, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["private_copy"]
 
 _LARGE_BYTES = 1 << 26
+_MOST_OBJECTS = 5_000
+_MOST_MEMBERS = 1_000
 
 
 def private_copy(
@@ -60,12 +64,10 @@ def _copy_by_attributes(dataset: Any, memo: dict[int, Any]) -> Any:
 
 
 def _large_in(dataset: Any) -> dict[int, Any]:
-    """Return the large arrays of a dataset and those inside it, by id: what a copy may share."""
+    """Return the large arrays that a dataset leads to, by id: what a copy may share."""
     found: dict[int, Any] = {}
-    for each in nested_datasets(dataset):
-        values = list(getattr(each, "__dict__", {}).values())
-        values += [v for group in values if type(group) in (list, tuple) for v in group]
-        for value in values:
+    with suppress(Unfinished):
+        for _, value in walk([("", dataset)], partial(members, most=_MOST_MEMBERS), _MOST_OBJECTS):
             if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _LARGE_BYTES:
                 found[id(value)] = value
     return found

@@ -5,15 +5,18 @@ from __future__ import annotations
 import collections
 import threading
 import types
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ..data.rng.owned import GENERATOR_KINDS
 from ..data.workers.dataset_copies import own_copy, own_function
-from ._members import PLAIN, members, state
+from ..objects.kinds import GENERATORS, is_immutable, is_value
+from ..objects.members import Unfinished, text_of, walk
+from ._members import members_and_code, state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from ..objects.members import Step
     from ._user_code import UserCode
 
 __all__ = ["SharedObjects"]
@@ -21,10 +24,8 @@ __all__ = ["SharedObjects"]
 _MOST_OBJECTS = 5_000
 _SMALL = 16  # members of a container that may be a stack or a mailbox
 _HARMLESS = (
-    *PLAIN,
-    *GENERATOR_KINDS,  # the loader seeds them for each sample
-    *(type, types.ModuleType, types.MappingProxyType),
-    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *GENERATORS,  # the loader seeds them for each sample
+    *(types.FunctionType, types.MethodType),
     *(type(threading.Lock()), type(threading.RLock()), threading.local),
 )
 
@@ -69,27 +70,33 @@ class SharedObjects:
         return [
             f"{path} ({type(value).__name__})"
             for path, value in self._found.items()
-            if (self._states[path] is None and not isinstance(value, _HARMLESS))
+            if (self._states[path] is None and not _is_harmless(value))
             or (isinstance(value, list | dict | set | collections.deque) and len(value) <= _SMALL)
         ]
 
     def _walk(self, pairs: list[tuple[str, Any, Any]]) -> None:
-        """Go on from two copies to what they hold, breadth first."""
-        seen: dict[tuple[int, int], Any] = {}  # keeps them alive: another may get a freed id
-        while pairs and len(seen) < _MOST_OBJECTS:
-            level, pairs = pairs, []
-            for path, first, second in level:
-                if (id(first), id(second)) in seen or isinstance(first, PLAIN):
-                    continue
-                seen[id(first), id(second)] = (first, second)
-                if first is second and not isinstance(first, GENERATOR_KINDS):
-                    self._found.setdefault(path, first)
-                theirs = members(path, second)
-                pairs += [
-                    (name, each, theirs[name])
-                    for name, each in members(path, first).items()
-                    if name in theirs
-                ]
+        """Go on from two copies to what they hold."""
+        known: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+        def paired(first: Any, second: Any) -> tuple[Any, Any]:
+            """Return the one tuple of two objects, by which the walk knows them again."""
+            return known.setdefault((id(first), id(second)), (first, second))
+
+        def members_of_both(pair: tuple[Any, Any]) -> Iterator[tuple[Step, Any]]:
+            theirs = dict(members_and_code(pair[1]))
+            for step, each in members_and_code(pair[0]):
+                if step in theirs and not is_value(type(each)):  # of a pair, walk() cannot know
+                    yield step, paired(each, theirs[step])
+
+        roots = [(name, paired(first, second)) for name, first, second in pairs]
+        with suppress(Unfinished):
+            for path, (first, second) in walk(roots, members_of_both, _MOST_OBJECTS):
+                if first is second and not isinstance(first, GENERATORS):
+                    self._found.setdefault(text_of(path), first)
+
+
+def _is_harmless(value: Any) -> bool:
+    return is_immutable(type(value)) or isinstance(value, _HARMLESS)
 
 
 _NOTHING = object()
@@ -102,4 +109,4 @@ def _differs(before: dict[str, Any], after: dict[str, Any], key: str) -> bool:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return a is b or (len(a) == len(b) and all(map(_same, a, b)))
-    return a is b or (isinstance(a, PLAIN) and type(a) is type(b) and a == b)
+    return a is b or (type(a) is type(b) and is_value(type(a)) and a == b)

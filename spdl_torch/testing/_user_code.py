@@ -5,13 +5,16 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ._members import PLAIN, Scope, is_users, members
+from ..objects.members import Unfinished, walk
+from ._members import Scope, is_users, members_and_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ..objects.members import Step
 
 __all__ = ["UserCode"]
 
@@ -43,12 +46,9 @@ class UserCode:
         self.classes: list[type] = []
         self.functions: list[types.FunctionType] = []
         self._names: dict[int, Scope] = {}
-        waiting, seen = deque(roots), dict[int, Any]()  # alive: another may get a freed id
-        while waiting and len(seen) < _MOST:
-            value = waiting.popleft()
-            if id(value) not in seen and not isinstance(value, PLAIN):
-                seen[id(value)] = value
-                waiting += self._next(value)
+        with suppress(Unfinished):
+            for _ in walk([("", root) for root in roots], self._next, _MOST):
+                pass
 
     @property
     def scopes(self) -> list[Scope]:
@@ -66,8 +66,11 @@ class UserCode:
                     found[f"{function.__qualname__} uses {module}.{name}"] = None
         return list(found)
 
-    def _next(self, value: Any) -> list[Any]:
-        """Return what a function, class or object leads to."""
+    def _next(self, value: Any) -> Iterator[tuple[Step, Any]]:
+        """Yield what a function, class or object leads to, and keep functions and classes."""
+        return (("", each) for each in self._led_to(value))
+
+    def _led_to(self, value: Any) -> list[Any]:
         if isinstance(value, functools._lru_cache_wrapper | staticmethod | classmethod):
             value = value.__wrapped__
         if isinstance(value, property):
@@ -76,13 +79,13 @@ class UserCode:
             if not is_users(value):
                 return []
             self.functions.append(value)
-            return [*members("", value).values(), *self._used_by(value)]
+            return [*_held_by(value), *self._used_by(value)]
         if isinstance(value, type):
             if not is_users(value):
                 return []
             self.classes.append(value)
             return [*vars(value).values(), *value.__bases__]
-        return [type(value), *members("", value).values()]
+        return [type(value), *_held_by(value)]
 
     def _used_by(self, function: types.FunctionType) -> Iterator[Any]:
         """Yield the globals that a function names; keep those that hold data."""
@@ -98,6 +101,10 @@ class UserCode:
                     elif not isinstance(value, type | types.FunctionType):
                         scope.names.add(name)
                     yield value
+
+
+def _held_by(value: Any) -> list[Any]:
+    return [each for _, each in members_and_code(value)]
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

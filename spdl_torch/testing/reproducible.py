@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from ..io._copies import deep_copy
+from ..objects.copies import deep_copy
 from ._differences import first_difference, path_of_difference
 from ._generators import States, generators_kept, seed_all
 from ._own_generators import OwnGenerators, alike_on_workers

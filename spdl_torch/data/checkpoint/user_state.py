@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
 
-from ...io._copies import deep_copy
+from ...objects.copies import deep_copy
 from ..error_notes import Reason, add_thread_note
 
 __all__ = [

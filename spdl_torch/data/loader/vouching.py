@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset, default_collate, default_convert
 
+from ...objects.plain_data import CONTAINERS, is_plain_data
+from ...objects.stateless import is_stateless
 from ..packing.collate import PackCollate, pad_collate
-from .plain_data import CONTAINERS, is_plain_data
-from .stateless import is_stateless
 
 __all__ = ["Vouching", "name_of", "vouching_for"]
 

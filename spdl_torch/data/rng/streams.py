@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from ..nested_datasets import nested_datasets
+from ...objects.datasets import nested_datasets
 from . import dispatch
 from .function_mode import FunctionMode
 from .keys import Purpose, StreamKey

@@ -7,7 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from ...io._copies import shallow_copy
+from ...objects.copies import shallow_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

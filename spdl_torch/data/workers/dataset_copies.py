@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from ...io._copies import deep_copy, shallow_copy
+from ...objects.copies import deep_copy, shallow_copy
+from ...objects.members import slots_of
 from ..rng.owned import OwnedGenerators
 from .object_state import attributes_of_copy
 from .private_state import TRANSFORM_NAMES
@@ -65,21 +66,28 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
         return dataset  # a plain container: workers set nothing on it, and a copy would be large
     try:
         own = shallow_copy(dataset)
-        attributes = {} if own is dataset else attributes_of_copy(own)
+        if own is dataset:
+            return own
+        attributes, slots = attributes_of_copy(own), slots_of(own)
     except Exception as error:
         _warn_shared(dataset, error)
         return dataset
     memo[id(dataset)] = own
     for name, value in tuple(attributes.items()):
-        if name in TRANSFORM_NAMES:
-            attributes[name] = _deep_copy_or_share(value, memo)
-        elif isinstance(value, Dataset):
-            attributes[name] = _copy_dataset(value, memo)
-        elif isinstance(value, list | tuple | dict) and _holds_datasets(value):
-            attributes[name] = _copy_datasets_in(value, memo)
-        elif OwnedGenerators(value):
-            attributes[name] = _deep_copy_or_share(value, memo)
+        attributes[name] = _own_attribute(name, value, memo)
+    for name, value in slots.items():
+        object.__setattr__(own, name, _own_attribute(name, value, memo))
     return own
+
+
+def _own_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
+    if name in TRANSFORM_NAMES:
+        return _deep_copy_or_share(value, memo)
+    if isinstance(value, Dataset):
+        return _copy_dataset(value, memo)
+    if isinstance(value, list | tuple | dict) and _holds_datasets(value):
+        return _copy_datasets_in(value, memo)
+    return _deep_copy_or_share(value, memo) if OwnedGenerators(value) else value
 
 
 def _holds_datasets(value: Any) -> bool:

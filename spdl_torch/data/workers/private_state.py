@@ -9,7 +9,6 @@ that cannot be copied, shared as a whole, which is reported.
 from __future__ import annotations
 
 import functools
-import gc
 import types
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -17,21 +16,16 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ...io._copies import deep_copy, set_state, shallow_copy, unfinalized
-from ..rng.owned import GENERATOR_KINDS
+from ...objects.copies import deep_copy, set_state, shallow_copy, unfinalized
+from ...objects.kinds import ARRAYS, GENERATORS, SHARED_MODULES, is_flat, is_immutable, is_ours
+from ...objects.members import Way, reachable, slots_of, text_of, variables_of
 from .object_state import (
-    SHARED_MODULES,
     attributes_of_copy,
     bytes_in,
     can_be_written,
-    has_contents,
     has_own_attributes,
-    is_flat,
-    is_immutable,
     is_memory,
-    is_ours,
     is_seen_through,
-    slots_of,
 )
 from .private_memory import PrivateMemory, TornMemory, root_bytes
 from .shared_arrays import SharedArrays
@@ -56,19 +50,8 @@ TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvision
 # Attributes of our own datasets that may be the user's; the rest was written for threads.
 _OF_USERS = (*TRANSFORM_NAMES, "loader", "dataset", "datasets")
 
-_Where = tuple[Any, "str | int | tuple[Any]", int]
-"""The way to a value: that to its owner, an attribute's name, a number or a key (in a tuple), and
-its depth. A tuple, because there is one for each object, whose text is hardly ever needed."""
 
-
-def _text(where: _Where | None) -> str:
-    if where is None:
-        return ""
-    parent, step, _ = where
-    if isinstance(step, str):
-        return step if parent is None else f"{_text(parent)}.{step}"
-    key = step[0] if isinstance(step, tuple) else step
-    return f"{_text(parent)}[{key!r}]"
+_UNSET = types.CellType()  # a variable around a function, before its first value
 
 
 class _Shared(Exception):
@@ -95,7 +78,7 @@ class PrivateState:
         """Return a private copy of a function, or of an object that is called like one."""
         return cast("Callable[..., Any]", self._owner(function, (None, name, 0)))
 
-    def _owner(self, value: Any, where: _Where) -> Any:
+    def _owner(self, value: Any, where: Way) -> Any:
         """Copy an object whose attributes are each private or shared as a whole."""
         if id(value) in self._memo:
             return self._memo[id(value)]
@@ -126,7 +109,7 @@ class PrivateState:
         self._kept.clear()
         self._memory = PrivateMemory()
 
-    def _attempt(self, value: Any, where: _Where) -> Any:
+    def _attempt(self, value: Any, where: Way) -> Any:
         """Return a private copy, or the value itself if it is shared, which is noted."""
         if is_immutable(type(value)):
             return value
@@ -152,15 +135,15 @@ class PrivateState:
         self._share(where, value, why)
         return value
 
-    def _share(self, where: _Where, value: Any, reason: str) -> None:
-        self.shared.append(f"{_text(where)} ({type(value).__name__}): {reason}")
+    def _share(self, where: Way, value: Any, reason: str) -> None:
+        self.shared.append(f"{text_of(where)} ({type(value).__name__}): {reason}")
 
     def _note(self, value: Any, own: Any) -> Any:
         self._memo[id(value)] = own
         self._kept.append(value)
         return own
 
-    def _own(self, value: Any, where: _Where) -> Any:
+    def _own(self, value: Any, where: Way) -> Any:
         kind = type(value)
         if is_immutable(kind):
             return value
@@ -176,13 +159,13 @@ class PrivateState:
         copy_it = _COPIES.get(kind) or self._copy_of_kind(kind)
         return copy_it(self, value, where)
 
-    def _copy_of_kind(self, kind: type) -> Callable[[PrivateState, Any, _Where], Any]:
+    def _copy_of_kind(self, kind: type) -> Callable[[PrivateState, Any, Way], Any]:
         """Return how objects of a type without an entry in ``_COPIES`` are copied."""
         if kind.__module__.partition(".")[0] in SHARED_MODULES or is_ours(kind):
             return PrivateState._same
         if issubclass(kind, np.ndarray):
             return PrivateState._array_of_subclass
-        if issubclass(kind, GENERATOR_KINDS):
+        if issubclass(kind, GENERATORS):
             return PrivateState._by_deepcopy
         if issubclass(kind, torch.Tensor):
             return PrivateState._tensor_of_subclass
@@ -192,18 +175,18 @@ class PrivateState:
             return PrivateState._by_parts
         return PrivateState._cannot
 
-    def _same(self, value: Any, _: _Where) -> Any:
+    def _same(self, value: Any, _: Way) -> Any:
         return value
 
-    def _cannot(self, value: Any, where: _Where) -> NoReturn:
-        raise _Shared(f"{_text(where)} is a {type(value).__qualname__}, which cannot be copied")
+    def _cannot(self, value: Any, where: Way) -> NoReturn:
+        raise _Shared(f"{text_of(where)} is a {type(value).__qualname__}, which cannot be copied")
 
     def _take(self, num_bytes: int) -> None:
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
             raise _Shared(f"the copies of a worker would take more than {_MOST_BYTES >> 20} MiB")
 
-    def _list(self, value: list[Any], where: _Where) -> list[Any]:
+    def _list(self, value: list[Any], where: Way) -> list[Any]:
         self._take(_ENTRY_BYTES * len(value))
         if is_flat(value):
             return cast("list[Any]", self._note(value, value.copy()))
@@ -211,7 +194,7 @@ class PrivateState:
         own.extend(self._members(value, where))
         return own
 
-    def _dict(self, value: dict[Any, Any], where: _Where) -> dict[Any, Any]:
+    def _dict(self, value: dict[Any, Any], where: Way) -> dict[Any, Any]:
         self._take(10 * _ENTRY_BYTES * len(value))
         if is_flat(value.values()) and is_flat(value):
             return cast("dict[Any, Any]", self._note(value, value.copy()))
@@ -222,7 +205,7 @@ class PrivateState:
             own[key] = self._own(each, (where, (key,), where[2] + 1))
         return own
 
-    def _tuple(self, value: tuple[Any, ...], where: _Where) -> tuple[Any, ...]:
+    def _tuple(self, value: tuple[Any, ...], where: Way) -> tuple[Any, ...]:
         if is_flat(value):
             return value
         own = self._members(value, where)
@@ -230,11 +213,11 @@ class PrivateState:
             return value
         return cast("tuple[Any, ...]", self._note(value, tuple(own)))
 
-    def _set(self, value: Any, where: _Where) -> Any:
+    def _set(self, value: Any, where: Way) -> Any:
         self._take(10 * _ENTRY_BYTES * len(value))
         return self._note(value, type(value)(self._members(value, where)))
 
-    def _members(self, values: Iterable[Any], where: _Where) -> list[Any]:
+    def _members(self, values: Iterable[Any], where: Way) -> list[Any]:
         values = list(values)
         if is_flat(values):
             return values
@@ -249,46 +232,48 @@ class PrivateState:
             self._num_left = -1
             raise _Shared(f"it holds more than {_MOST_OBJECTS} objects")
 
-    def _bytearray(self, value: Any, _: _Where) -> Any:
+    def _bytearray(self, value: Any, _: Way) -> Any:
         self._take(len(value))
         return self._note(value, value[:])
 
-    def _method(self, value: Any, where: _Where) -> Any:
+    def _method(self, value: Any, where: Way) -> Any:
         return types.MethodType(value.__func__, self._own(value.__self__, where))
 
-    def _function(self, value: types.FunctionType, where: _Where) -> Any:
+    def _function(self, value: types.FunctionType, where: Way) -> Any:
         """Copy the variables around a function; what it finds in its module is shared."""
         if not value.__closure__:
             return value
-        cells = [self._memo.get(id(cell)) or types.CellType() for cell in value.__closure__]
+        variables = [
+            (name, cell, self._memo.get(id(cell)) or types.CellType())
+            for name, cell in variables_of(value)
+        ]
+        cells = tuple(new for _, _, new in variables)
         own = types.FunctionType(
-            value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells)
+            value.__code__, value.__globals__, value.__name__, value.__defaults__, cells
         )
         functools.update_wrapper(own, value)
         del own.__wrapped__  # type: ignore[attr-defined]  # update_wrapper set it
         vars(own).update(vars(value))
         own.__kwdefaults__ = value.__kwdefaults__
         self._note(value, own)
-        for name, cell, new in zip(
-            value.__code__.co_freevars, value.__closure__, cells, strict=True
-        ):
-            if id(cell) not in self._memo and has_contents(cell):
+        for name, cell, new in variables:
+            if id(cell) not in self._memo and cell != _UNSET:
                 self._note(cell, new)
                 new.cell_contents = self._own(cell.cell_contents, (where, name, where[2]))
         return own
 
-    def _partial(self, value: Any, where: _Where) -> Any:
+    def _partial(self, value: Any, where: Way) -> Any:
         parts = (value.func, value.args, value.keywords)
         function, args, keywords = (self._own(each, where) for each in parts)
         return self._note(value, functools.partial(function, *args, **keywords))
 
-    def _array(self, value: np.ndarray[Any, Any], where: _Where) -> Any:
+    def _array(self, value: np.ndarray[Any, Any], where: Way) -> Any:
         if value.dtype.hasobject:
             return self._array_of_objects(value, where)
         if not can_be_written(value):
             return value
         if self._is_to_be_shared(value):
-            return self._note(value, self.arrays.array(_text(where), value))
+            return self._note(value, self.arrays.array(text_of(where), value))
         own = self._memory.array(value)
         own.flags.writeable = value.flags.writeable
         return self._note(value, own)
@@ -301,7 +286,7 @@ class PrivateState:
         self._take(num_bytes)
         return False
 
-    def _array_of_objects(self, value: np.ndarray[Any, Any], where: _Where) -> Any:
+    def _array_of_objects(self, value: np.ndarray[Any, Any], where: Way) -> Any:
         self._take(_ENTRY_BYTES * value.size)
         own = self._note(value, value.copy())
         flat, entries = own.reshape(-1), self._members(value.reshape(-1).tolist(), where)
@@ -309,34 +294,34 @@ class PrivateState:
             flat[number] = each
         return own
 
-    def _array_of_subclass(self, value: Any, where: _Where) -> Any:
+    def _array_of_subclass(self, value: Any, where: Way) -> Any:
         if isinstance(value, np.memmap) and getattr(value, "mode", "c") != "c":
             return value  # a file, which processes share as well
         if not can_be_written(value):
             return value
         if value.nbytes >= _LARGE_BYTES or isinstance(value, np.memmap):
-            return self._note(value, self.arrays.array(_text(where), value))
+            return self._note(value, self.arrays.array(text_of(where), value))
         self._take(value.nbytes)
         return self._by_deepcopy(value, where)
 
-    def _tensor(self, value: torch.Tensor, where: _Where) -> Any:
+    def _tensor(self, value: torch.Tensor, where: Way) -> Any:
         is_plain = value.device.type == "cpu" and value.layout is torch.strided
         if is_plain and cast("Any", value).is_shared():
             return value  # on purpose: worker processes would share it, too
         if not is_memory(value):
             return self._tensor_of_subclass(value, where)
         if value.device.type != "cpu" or self._is_to_be_shared(value):
-            return self._note(value, self.arrays.tensor(_text(where), value))
+            return self._note(value, self.arrays.tensor(text_of(where), value))
         return self._note(value, self._memory.tensor(value))
 
-    def _tensor_of_subclass(self, value: Any, where: _Where) -> Any:
+    def _tensor_of_subclass(self, value: Any, where: Way) -> Any:
         num_bytes = value.nbytes if value.layout is torch.strided else _LARGE_BYTES
         if num_bytes >= _LARGE_BYTES:
-            raise _Shared(f"{_text(where)} is a large {type(value).__qualname__}")
+            raise _Shared(f"{text_of(where)} is a large {type(value).__qualname__}")
         self._take(num_bytes)
         return self._by_deepcopy(value, where)
 
-    def _by_deepcopy(self, value: Any, where: _Where) -> Any:
+    def _by_deepcopy(self, value: Any, where: Way) -> Any:
         self._weigh(value)
         own = deep_copy(value, self._memo)
         self._kept.append(value)
@@ -344,21 +329,12 @@ class PrivateState:
 
     def _weigh(self, value: Any) -> None:
         """Count the bytes of arrays reachable from an object with its own ``__deepcopy__``."""
-        waiting, seen = [value], {id(value): value}
-        while waiting:
-            each = waiting.pop()
-            if isinstance(each, np.ndarray | torch.Tensor | bytes | bytearray):
+        for number, each in enumerate(reachable([value], _MOST_OBJECTS)):
+            self._expect(number)
+            if isinstance(each, ARRAYS):
                 self._take(each.nbytes if hasattr(each, "nbytes") else len(each))
-                continue
-            for member in gc.get_referents(each):
-                # A function refers to its whole module, which nobody copies.
-                is_code = is_immutable(type(member)) or isinstance(member, types.FunctionType)
-                if id(member) not in seen and not is_code:
-                    seen[id(member)] = member
-                    waiting.append(member)
-            self._expect(len(seen))
 
-    def _by_parts(self, value: Any, where: _Where) -> Any:
+    def _by_parts(self, value: Any, where: Way) -> Any:
         """Copy an object the way pickle takes it apart and puts it together."""
         try:
             reduced: Any = value.__reduce_ex__(4)
@@ -380,7 +356,7 @@ class PrivateState:
             own[self._own(key, where)] = self._own(each, where)
         return own
 
-    def _state(self, state: Any, where: _Where) -> Any:
+    def _state(self, state: Any, where: Way) -> Any:
         """Return the private copy of an object's state."""
         if type(state) is tuple and len(state) == 2:
             return tuple(self._state(each, where) for each in state)
@@ -391,7 +367,7 @@ class PrivateState:
         }
 
 
-_COPIES: dict[type, Callable[[PrivateState, Any, _Where], Any]] = {
+_COPIES: dict[type, Callable[[PrivateState, Any, Way], Any]] = {
     list: PrivateState._list,
     dict: PrivateState._dict,
     tuple: PrivateState._tuple,

@@ -15,6 +15,7 @@ from ...machine.probes import (
     probes_between,
 )
 from ...machine.thread_times import run_delay_ns
+from ...objects.datasets import all_datasets
 from ...observe.verdict.placement import PLACEMENT_EVENT
 from ...pipeline.stats.counters import QueueCounters, TaskCounters
 from ...pipeline.stats.perf_stats import (
@@ -25,7 +26,7 @@ from ...pipeline.stats.perf_stats import (
     task_stats,
 )
 from ...pipeline.stats.thread_time import ThreadCount
-from ..dataset_stats import all_datasets, loading_counts
+from ..dataset_stats import loading_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

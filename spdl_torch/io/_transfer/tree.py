@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._copies import shallow_copy
+from ...objects.copies import shallow_copy
 
 __all__ = [
     "Leaf",

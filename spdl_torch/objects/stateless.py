@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import collections
 import sys
 import types
+from collections import OrderedDict
 from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 
+from .kinds import PLAIN_VALUES
+from .members import Unfinished, members, walk
+
 __all__ = ["is_stateless"]
 
 _MOST_OBJECTS = 10_000
-_VALUES = frozenset(
-    {
-        *(bool, int, float, complex, str, bytes, type(None), range, slice),
-        *(np.ndarray, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.memory_format),
-    }
-)
-_SEQUENCES = (list, tuple, set, frozenset)
-_MAPPINGS = (dict, collections.OrderedDict)
+_DATA = PLAIN_VALUES | {torch.Tensor, list, tuple, set, frozenset, dict, OrderedDict}
 _LIBRARIES = ("torch", "torchvision", "spdl_torch")
 
 
@@ -30,33 +26,22 @@ def is_stateless(function: Any) -> bool:
     ``nn.Sequential``, and holds nothing but the same and data: no function of the user's, not even
     as a hook or an argument.
     """
-    waiting, seen = [function], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        held = _held_by(each)
-        if held is None or len(seen) > _MOST_OBJECTS:
-            return False
-        waiting += held
-    return True
+    try:
+        found = walk([("", function)], members, _MOST_OBJECTS, values=True)
+        return all(_is_known(each) for _, each in found)
+    except Unfinished:
+        return False
 
 
-def _held_by(value: Any) -> list[Any] | None:
-    """Return what a known value holds; None = it is not known."""
+def _is_known(value: Any) -> bool:
     kind = type(value)
-    if kind in _VALUES or issubclass(kind, np.generic):
-        return [] if kind is not np.ndarray or not value.dtype.hasobject else None
-    if kind in _SEQUENCES:
-        return list(value)
-    if kind in _MAPPINGS:
-        return [*value, *value.values()]
+    if kind is np.ndarray:
+        return not value.dtype.hasobject
     if isinstance(value, type | types.FunctionType):
-        return [] if _is_libraries(value) else None
+        return _is_libraries(value)
     if isinstance(value, Enum):
-        return [] if _is_libraries(kind) else None
-    return list(vars(value).values()) if _is_transform(kind) else None
+        return _is_libraries(kind)
+    return kind in _DATA or issubclass(kind, np.generic) or _is_transform(kind)
 
 
 def _is_transform(kind: type) -> bool:

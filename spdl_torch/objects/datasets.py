@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["nested_datasets", "own_attribute"]
+__all__ = ["all_datasets", "nested_datasets"]
 
-_MOST = 8  # a bound, should one contain itself
+# Bounds, should one contain itself.
+_MOST = 8
+_MOST_DATASETS = 1000
 
 
 def nested_datasets(dataset: Any) -> Iterator[Any]:
@@ -26,7 +28,21 @@ def nested_datasets(dataset: Any) -> Iterator[Any]:
         dataset = inner
 
 
-def own_attribute(value: Any, name: str) -> Any:
+def all_datasets(dataset: Any) -> Iterator[Any]:
+    """Yield the dataset, those inside it, and those that it mixes or concatenates."""
+    left, number = [dataset], 0
+    while left and number < _MOST_DATASETS:
+        for each in nested_datasets(left.pop(0)):
+            yield each
+            number += 1
+            several = _own_attribute(each, "datasets")
+            if isinstance(several, dict):
+                left += several.values()
+            elif isinstance(several, list | tuple):
+                left += several
+
+
+def _own_attribute(value: Any, name: str) -> Any:
     """Return an attribute that is the object's own, without calling user code; None = no such.
 
     Like ``vars(value).get(name)``, but that would create the object's ``__dict__``: from then on

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from .kinds import PLAIN_VALUES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -17,12 +19,7 @@ CONTAINERS = (list, tuple, range, np.ndarray, torch.Tensor)
 
 _MOST_OBJECTS = 2_000_000
 """The most objects that are examined, at 15 to 50 ns each."""
-_VALUES = frozenset(
-    {
-        *(bool, int, float, complex, str, bytes, type(None), range),
-        *(np.ndarray, np.memmap, torch.Tensor),
-    }
-)
+_VALUES = PLAIN_VALUES | {np.ndarray, np.memmap, torch.Tensor}
 _SEQUENCES = (list, tuple, set, frozenset)
 
 

@@ -1,0 +1,118 @@
+"""The table of types: whose objects cannot change, which hold others, which draw numbers."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import logging
+import operator
+import pathlib
+import random
+import re
+import types
+import uuid
+import weakref
+from collections import deque
+from itertools import chain
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "ARRAYS",
+    "GENERATORS",
+    "PLAIN_VALUES",
+    "SEQUENCES",
+    "SHARED_MODULES",
+    "Generator",
+    "is_flat",
+    "is_immutable",
+    "is_ours",
+    "is_value",
+]
+
+PLAIN_VALUES = frozenset(
+    {
+        *(bool, int, float, complex, str, bytes, type(None), range, slice),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    }
+)
+"""Data that cannot change. Of these very types: a subclass may run code and keep something."""
+_VALUES = PLAIN_VALUES | {
+    *(type(Ellipsis), type(NotImplemented), re.Pattern, re.Match, types.GenericAlias),
+    *(datetime.timedelta, datetime.timezone, decimal.Decimal, fractions.Fraction, uuid.UUID),
+}
+_VALUE_BASES = (
+    *(int, float, complex, str, bytes, enum.Enum, pathlib.PurePath),
+    *(datetime.date, datetime.time, np.generic, np.dtype),
+)
+# It may refer to what changes, but is the same for all who use it. A function is not here: the
+# variables around it may be one user's own.
+_CODE = frozenset(
+    {
+        *(property, weakref.ref, types.CodeType, types.ModuleType, types.MappingProxyType),
+        *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
+        *(np.ufunc, type(functools.lru_cache(len))),
+        *(operator.attrgetter, operator.itemgetter, operator.methodcaller),
+    }
+)
+_CODE_BASES = (type, logging.Logger)
+
+ARRAYS = (np.ndarray, torch.Tensor, bytearray)
+"""Memory that can be written. Arrays of objects hold others as a list does."""
+SEQUENCES = (list, tuple, set, frozenset, deque)
+"""Containers other than dictionaries."""
+Generator = (
+    random.Random
+    | np.random.Generator
+    | np.random.RandomState
+    | np.random.BitGenerator
+    | torch.Generator
+)
+GENERATORS = get_args(Generator)
+"""What draws random numbers."""
+SHARED_MODULES = (
+    *("threading", "_thread", "queue", "_queue", "multiprocessing", "_multiprocessing"),
+    *("asyncio", "concurrent", "contextvars", "_contextvars", "weakref"),
+)
+"""Modules of what threads use together by its nature."""
+
+_FEW = 16
+
+
+def _is_value(kind: type) -> bool:
+    return kind in _VALUES or issubclass(kind, _VALUE_BASES)
+
+
+def _is_immutable(kind: type) -> bool:
+    return is_value(kind) or kind in _CODE or issubclass(kind, _CODE_BASES)
+
+
+is_value: Callable[[type], bool] = functools.lru_cache(maxsize=4096)(_is_value)
+"""Return whether objects of a type are values that cannot change."""
+is_immutable: Callable[[type], bool] = functools.lru_cache(maxsize=4096)(_is_immutable)
+"""Return whether objects of a type cannot change, or are code. It is asked for every object."""
+
+
+def is_flat(values: Any) -> bool:
+    """Return whether all values are immutable, tuples of such included."""
+    if len(values) <= _FEW:
+        return all(map(is_immutable, map(type, values)))
+    kinds = set(map(type, values))  # 15 ns each
+    others = {kind for kind in kinds if not is_immutable(kind)}
+    if others != {tuple}:
+        return not others
+    tuples = values if len(kinds) == 1 else (each for each in values if type(each) is tuple)
+    return all(map(is_immutable, set(map(type, chain.from_iterable(tuples)))))
+
+
+def is_ours(kind: type) -> bool:
+    """Return whether a class is this package's."""
+    return kind.__module__.startswith("spdl_torch.")
