@@ -5,6 +5,7 @@ import functools
 import gc
 import random
 import sys
+from collections import deque
 
 import numpy as np
 import pytest
@@ -337,6 +338,23 @@ def test_quick_look_finds_what_the_walk_finds():
         assert len(OwnedGenerators(owner).found) == 1
     many = Plain(**{f"x{number}": number for number in range(999)}, rng=random.Random(1))
     assert [path for path, _ in OwnedGenerators(many).found] == ["Plain.rng"]
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda draws: deque([draws]),
+        lambda draws: {draws: 0.5},
+        lambda draws: {draws},
+        lambda draws: np.array([draws, None], dtype=object),
+    ],
+    ids=["deque", "key", "set", "array"],
+)
+def test_generator_is_found_in_whatever_holds_objects(hold):
+    """A choice of transforms with their probabilities has them as keys."""
+    draws = Draws(random.Random(1))
+    ((_, found),) = OwnedGenerators(Plain(steps=hold(draws))).found
+    assert found is draws.generator
 
 
 def test_seeds_of_two_generators_and_two_purposes_differ():

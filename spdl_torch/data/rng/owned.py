@@ -15,8 +15,6 @@ The search is bounded; generators that it does not reach are left as they are.
 
 from __future__ import annotations
 
-import functools
-import gc
 import hashlib
 import logging
 import pickle
@@ -29,15 +27,18 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from ...objects.kinds import GENERATORS
+from ...objects.members import Unfinished, is_leaf, members, reachable, text_of, walk
 from .keys import mix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ...objects.kinds import Generator
+    from ...objects.members import Step
     from .keys import Purpose, StreamKey
 
 __all__ = [
-    "GENERATOR_KINDS",
     "OwnedGenerators",
     "ids_of_the_process",
     "set_state",
@@ -51,27 +52,13 @@ _MOST_OBJECTS = 2_000
 _MOST_LOOKED_AT = 4 * _MOST_OBJECTS  # types and dicts of attributes count here, too
 _MOST_MEMBERS = 256
 """The most members of a container that is searched; a longer one holds data."""
-_Generator = (
-    random.Random
-    | np.random.Generator
-    | np.random.RandomState
-    | np.random.BitGenerator
-    | torch.Generator
-)
-GENERATOR_KINDS = (
-    *(random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator),
-    torch.Generator,
-)
-_CONTAINERS = (dict, list, tuple, set, frozenset)
-_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), np.ndarray, torch.Tensor)
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
 class OwnedGenerators:
     """The generators reachable from a worker's dataset and functions, in a fixed order."""
 
     def __init__(self, *roots: Any) -> None:
-        self.found = tuple(_walk(roots)) if _may_hold_any(roots) else ()
+        self.found = tuple(_found_in(roots)) if _may_hold_any(roots) else ()
         """The path of each generator, and the generator."""
         self._generators = [generator for _, generator in self.found]
         self._identities = [state_digest(generator) for generator in self._generators]
@@ -114,38 +101,15 @@ class OwnedGenerators:
 
 
 def _may_hold_any(roots: tuple[Any, ...]) -> bool:
-    """Return False if no generator is reachable, asking only Python's garbage collector.
-
-    The walk below names what it finds, and so asks objects for their ``__dict__``. Python 3.11 and
-    3.12 keep attributes without one until then, and read them more slowly from then on: samples
-    like ``self.x[i:j], self.y[i:j]`` take 6 % more instructions.
-    """
-    waiting, seen = list(roots), ids_of_the_process()
-    while waiting:
-        if len(seen) > _MOST_LOOKED_AT:
-            return True  # the walk has its own bound
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if _is_seedable(value):
-            return True
-        waiting += [each for each in _referents(value) if not isinstance(each, (*_PLAIN, *_CODE))]
-    return False
-
-
-def _referents(value: Any) -> list[Any]:
-    """Return all that ``_members`` would, and perhaps more."""
-    if isinstance(value, (*_PLAIN, *_CODE)):
-        return []
-    if isinstance(value, _CONTAINERS):
-        members = _few(value.values() if isinstance(value, dict) else value)
-        return members + [each for _, each in _attributes_of_container(value)]
-    held = gc.get_referents(value)
-    dicts = [each for each in held if type(each) is dict]
-    if len(dicts) == 1:  # perhaps its __dict__, of any length
-        held += dicts[0].values()
-    return held
+    """Return False if no generator is reachable, without a look at any ``__dict__``."""
+    of_process = ids_of_the_process()
+    try:
+        return any(
+            _is_seedable(each) and id(each) not in of_process
+            for each in reachable(roots, _MOST_LOOKED_AT, _MOST_MEMBERS)
+        )
+    except Unfinished:
+        return True  # the walk has its own bound
 
 
 def ids_of_the_process() -> set[int]:
@@ -154,28 +118,30 @@ def ids_of_the_process() -> set[int]:
     return {id(generator) for generator in (*process, torch.default_generator)}
 
 
-def _walk(roots: tuple[Any, ...]) -> Iterator[tuple[str, _Generator]]:
+def _found_in(roots: tuple[Any, ...]) -> Iterator[tuple[str, Generator]]:
     """Yield the generators breadth first, so that the bound leaves out the deepest."""
-    waiting = [(type(root).__name__, root) for root in roots]
-    seen = ids_of_the_process()
-    num_seen = 0
-    while waiting:
-        if num_seen >= _MOST_OBJECTS:
-            _warn_of_bound(roots)
-            return
-        level, waiting = waiting, []
-        for path, value in level:
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            num_seen += 1
-            if _is_seedable(value):
-                yield path, value
-                continue
-            try:
-                waiting += _members(path, value)
-            except Exception:  # a user's class that cannot be inspected
-                continue
+    of_process = ids_of_the_process()
+    named = [(type(root).__name__, root) for root in roots]
+    try:
+        for way, value in walk(named, _searched, _MOST_OBJECTS):
+            if _is_seedable(value) and id(value) not in of_process:
+                yield text_of(way), value
+    except Unfinished:
+        _warn_of_bound(roots)
+
+
+def _searched(value: Any) -> Iterator[tuple[Step, Any]]:
+    """Yield the members of a value in which a generator may lie."""
+    if isinstance(value, GENERATORS):
+        return
+    # Its workers may rely on equal states: all shuffle the list of files in the same way, and each
+    # takes its share. So only transforms, which are called, are looked at.
+    only_called = isinstance(value, IterableDataset)
+    for step, each in members(value, most=_MOST_MEMBERS):
+        if is_leaf(each) or isinstance(each, types.FunctionType):
+            continue
+        if not only_called or _is_called(each):
+            yield step, each
 
 
 _has_warned = False
@@ -201,27 +167,7 @@ def _warn_of_bound(roots: tuple[Any, ...]) -> None:
 def _is_seedable(value: Any) -> bool:
     if isinstance(value, torch.Generator):
         return value.device.type == "cpu"
-    return isinstance(value, GENERATOR_KINDS) and not isinstance(value, random.SystemRandom)
-
-
-def _members(path: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, (*_PLAIN, *_CODE, *GENERATOR_KINDS)):
-        return []
-    if isinstance(value, _CONTAINERS):
-        keyed = _few(value.items()) if isinstance(value, dict) else enumerate(_few(value))
-        named = [(f"{path}[{key!r}]", each) for key, each in keyed]
-        named += [(f"{path}.{name}", each) for name, each in _attributes_of_container(value)]
-    elif isinstance(value, functools.partial):
-        named = [(path, each) for each in (value.func, *value.args, *value.keywords.values())]
-    elif isinstance(value, types.MethodType):
-        named = [(path, value.__self__)]
-    else:
-        named = [(f"{path}.{name}", each) for name, each in _attributes(value)]
-        if isinstance(value, IterableDataset):
-            # Its workers may rely on equal states: all shuffle the list of files in the same way,
-            # and each takes its share. So only transforms, which are called, are looked at.
-            named = [(name, each) for name, each in named if _is_called(each)]
-    return [(name, each) for name, each in named if not isinstance(each, (*_PLAIN, *_CODE))]
+    return isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom)
 
 
 def _is_called(value: Any) -> bool:
@@ -230,28 +176,7 @@ def _is_called(value: Any) -> bool:
         return True
     if isinstance(value, dict):
         value = tuple(value.values())
-    return isinstance(value, list | tuple) and bool(value) and all(map(callable, _few(value)))
-
-
-def _few(members: Any) -> list[Any]:
-    return list(members) if len(members) <= _MOST_MEMBERS else []
-
-
-def _attributes_of_container(value: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of a user's ``class Compose(list)``; Python's own types have none."""
-    return [] if type(value) in _CONTAINERS else _attributes(value)
-
-
-def _attributes(value: Any) -> list[tuple[str, Any]]:
-    try:
-        found = list(vars(value).items())
-    except Exception:  # it has no __dict__, or its class computes one and fails
-        found = []
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        names = (slots,) if isinstance(slots, str) else slots
-        found += [(name, getattr(value, name)) for name in names if hasattr(value, name)]
-    return found
+    return isinstance(value, list | tuple) and bool(value) and all(map(callable, value))
 
 
 _WORD, _LONG_WORD = (1 << 64) - 1, (1 << 128) - 1
@@ -263,7 +188,7 @@ def _hash(*values: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=32).digest(), "little")
 
 
-def _way_to_reseed(generator: _Generator) -> Callable[[int], object]:
+def _way_to_reseed(generator: Generator) -> Callable[[int], object]:
     """Return the function that seeds the generator by 256 random bits: a stream for each."""
     if isinstance(generator, np.random.Generator):
         return _way_to_reseed_bits(generator.bit_generator)
@@ -293,7 +218,7 @@ def _way_to_reseed_bits(generator: Any) -> Callable[[int], object]:
     return reseed
 
 
-def state_of(generator: _Generator) -> Any:
+def state_of(generator: Generator) -> Any:
     """Return the generator's state, for :func:`set_state`."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
@@ -306,7 +231,7 @@ def state_of(generator: _Generator) -> Any:
     return generator.getstate()
 
 
-def set_state(generator: _Generator, state: Any) -> None:
+def set_state(generator: Generator, state: Any) -> None:
     """Put a generator into a state that :func:`state_of` has returned."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
@@ -318,7 +243,7 @@ def set_state(generator: _Generator, state: Any) -> None:
         generator.setstate(state)
 
 
-def state_digest(generator: _Generator) -> int:
+def state_digest(generator: Generator) -> int:
     """Return a 64-bit digest of the generator's state."""
     state = state_of(generator)
     if isinstance(state, torch.Tensor):
