@@ -7,13 +7,13 @@ and tensors are not in the pickle, but in memory that all children map: see ``sh
 
 from __future__ import annotations
 
-import functools
 import importlib
 import io
 import pickle
 import random
 import traceback
 import types
+from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from ...objects.members import members, text_of
 from ...pipeline.failures import attach_note
 from .batch_packing import TensorReducer, is_plain
 from .shared_blocks import LEAST_BLOCK_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from ...objects.members import Way
     from ..workers.load_spec import LoadSpec
     from .messages import Span
     from .shared_blocks import MappedBlocks, SharedBlocks
@@ -243,15 +243,20 @@ def _is_of_an_object(error: BaseException) -> bool:
     return not where.startswith((_TORCH, _OURS))
 
 
-def find_unpicklable(value: Any, path: str, seen: set[int] | None = None) -> tuple[str, Any] | None:
-    """Return the innermost part that cannot be pickled, with its path; None = all can."""
-    seen = set() if seen is None else seen
+def find_unpicklable(value: Any, name: str) -> tuple[str, Any] | None:
+    """Return the innermost part that cannot be pickled, with the expression that leads there; None
+    = all can."""
+    found = _innermost(value, (None, name, 0), {})
+    return None if found is None else (text_of(found[0]), found[1])
+
+
+def _innermost(value: Any, path: Way, seen: dict[int, Any]) -> tuple[Way, Any] | None:
     if id(value) in seen or _can_pickle(value):
         return None
-    seen.add(id(value))
-    if path.count(".") + path.count("[") < _MOST_STEPS:
-        for name, member in _members(value):
-            found = find_unpicklable(member, path + name, seen)
+    seen[id(value)] = value
+    if path[2] < _MOST_STEPS:
+        for step, member in islice(members(value, state_of=_state_of), _MOST_MEMBERS):
+            found = _innermost(member, (path, step, path[2] + 1), seen)
             if found is not None:
                 return found
     return path, value
@@ -265,35 +270,12 @@ def _can_pickle(value: Any) -> bool:
     return True
 
 
-def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
-    elif isinstance(value, dict):
-        for key, member in list(value.items())[:_MOST_MEMBERS]:
-            yield f"[{key!r}]", member
-    elif isinstance(value, list | tuple | set | frozenset):
-        for number, member in enumerate(list(value)[:_MOST_MEMBERS]):
-            yield f"[{number}]", member
-    elif not isinstance(value, type | types.FunctionType | types.ModuleType):
-        yield from ((f".{name}", member) for name, member in _state_of(value).items())
-
-
-def _state_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object that pickle would take."""
+def _state_of(value: Any) -> Any:
+    """Return the state that pickle would take; None = the object's own method fails."""
     try:
-        state = value.__getstate__()
+        return value.__getstate__()
     except Exception:
-        return {}
-    states = state if isinstance(state, tuple) else (state,)
-    return {
-        name: member
-        for each in states
-        if isinstance(each, dict)
-        for name, member in each.items()
-        if isinstance(name, str)
-    }
+        return None
 
 
 def shown(value: Any) -> str:
