@@ -143,11 +143,10 @@ def start_children(pool: MovingPool) -> None:
     pool._due_seconds = 0.0
 
 
-def _in_processes(method: str, processes: int = NUM_WORKERS) -> dict[str, Any]:
+def _in_processes(method: str) -> dict[str, Any]:
     return {
         "num_workers": NUM_WORKERS,
         "isolation": "process",
-        "processes": processes,
         "multiprocessing_context": method,
     }
 
@@ -160,8 +159,6 @@ DECLARED = Seat("declared", _ON_THREADS, DeclaredLoader, are_threads=True, are_v
 FORKED = Seat("forked", _in_processes("fork"), are_processes=True)
 SERVED = Seat("forkserver", _in_processes("forkserver"), are_processes=True)
 SPAWNED = Seat("spawned", _in_processes("spawn"), are_processes=True)
-SHARED = Seat("shared", _in_processes("fork", processes=1), are_processes=True)
-"""Several worker threads in one child."""
 MOVING = Seat(
     "moving",
     {"num_workers": NUM_WORKERS, "multiprocessing_context": "fork"},
@@ -171,7 +168,7 @@ MOVING = Seat(
     are_vouched_for=True,
 )
 
-SEATS = (NONE, THREADS, DECLARED, FORKED, SERVED, SPAWNED, SHARED, MOVING)
+SEATS = (NONE, THREADS, DECLARED, FORKED, SERVED, SPAWNED, MOVING)
 WITH_WORKERS = tuple(seat for seat in SEATS if seat is not NONE)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from _loader_helpers import torch_loader
-from _seats import DECLARED, FORKED, NONE, SHARED, THREADS, in_every_seat, in_seats
+from _seats import DECLARED, FORKED, NONE, THREADS, in_every_seat, in_seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
@@ -245,7 +245,7 @@ class NeedsGrad(Dataset):
         return torch.ones(LARGE if index < 4 else 2, requires_grad=index % 4 > 1)
 
 
-@in_seats(NONE, THREADS, FORKED, SHARED)
+@in_seats(NONE, THREADS, FORKED)
 def test_a_batch_to_which_gradients_flow_keeps_its_graph_or_is_refused(seat: Any) -> None:
     """As with torch: the graph would be lost without a word on the way from a process."""
     got = outcomes(seat.loader(NeedsGrad(), batch_size=2))

@@ -405,8 +405,7 @@ def test_figures_and_report_and_trace_tell(workers):
 SEATS = {
     "no workers": {},
     "threads": {"num_workers": 2, "isolation": "thread"},
-    "processes": {"num_workers": 2, "isolation": "process", "processes": 2},
-    "threads of a process": {"num_workers": 2, "isolation": "process", "processes": 1},
+    "processes": {"num_workers": 2, "isolation": "process"},
 }
 
 

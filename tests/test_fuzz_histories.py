@@ -17,7 +17,7 @@ import pytest
 import torch
 from _fuzz import QUICK
 from _loader_helpers import no_thread_left
-from _seats import DECLARED, FORKED, MOVING, NONE, SERVED, SHARED, SPAWNED, THREADS, Seat
+from _seats import DECLARED, FORKED, MOVING, NONE, SERVED, SPAWNED, THREADS, Seat
 from _state_data import Bulk, Endless, Live, Numbers, Shuffled, SteppedOver
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 MAP_STYLE = {"map": Numbers, "bulk": Bulk}
 ITERABLE = {"live": Live, "steps": SteppedOver, "endless": Endless, "counted": Shuffled}
-SEATS = (FORKED, MOVING, NONE, THREADS, DECLARED, SHARED)
+SEATS = (FORKED, MOVING, NONE, THREADS, DECLARED)
 ALL_SEATS = (*SEATS, SERVED, SPAWNED)
 """Workers that import torch take seconds: a few in the short form, the others in the long one."""
 REPLACED = (FORKED, SERVED, SPAWNED)
@@ -181,7 +181,7 @@ KILLED = told("bulk", FORKED, [(2, "kill", NONE), (1, "twice", FORKED), (2, "kil
 MOVED = told("map", MOVING, [(4, "twice", MOVING), (1, "same", NONE)], [], in_order=False)
 STAYED = told("steps", FORKED, [], [(1, "elsewhere", THREADS)], [], persistent=True)
 SERVED_ONES = told("bulk", SERVED, [(2, "kill", NONE), (1, "elsewhere", MOVING)], in_order=False)
-WENT_ON = told("endless", THREADS, [(3, "same", NONE)], [(1, "twice", SHARED)], persistent=True)
+WENT_ON = told("endless", THREADS, [(3, "same", NONE)], [(1, "twice", FORKED)], persistent=True)
 
 
 def test_histories_lose_and_change_nothing(caplog):

@@ -40,7 +40,6 @@ from _seats import (
     FORKED,
     NONE,
     SERVED,
-    SHARED,
     THREADS,
     in_every_seat,
     in_seats,
@@ -464,7 +463,7 @@ def test_loop_that_goes_on_after_errors_has_what_it_has_with_torch(seat):
         assert outcomes(seat.loader, dataset, **options)[: len(theirs)] == theirs
 
 
-@in_seats(FORKED, SHARED)
+@in_seats(FORKED)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_loop_that_goes_on_after_a_death_comes_to_an_end(seat, persistent, caplog):
     """It has the error once, as with torch; nobody takes the epoch for a whole one."""
@@ -511,7 +510,7 @@ def test_error_of_load_state_dict_is_the_users(seat, kind):
     assert is_kind(caught.value, kind, on_worker=seat is not NONE)
 
 
-@in_seats(FORKED, SERVED, SHARED)
+@in_seats(FORKED, SERVED)
 def test_batch_that_cannot_be_sent_is_an_error_in_its_place(seat):
     """Whatever its ``__reduce__`` raises; on its way from a process batches are pickled."""
     dataset = Failing(ALL, "__reduce__")
@@ -534,7 +533,7 @@ class Locks:
         yield threading.Lock()
 
 
-@in_seats(FORKED, SERVED, SHARED)
+@in_seats(FORKED, SERVED)
 def test_index_that_cannot_be_sent_names_its_sampler(seat):
     """And its batch."""
     loader = seat.loader([0, 1], sampler=Locks(), batch_size=1)
@@ -551,7 +550,7 @@ def test_error_of_pickling_the_dataset_is_the_users(seat, kind):
     assert is_kind(caught.value, kind, on_worker=False)
 
 
-@in_seats(NONE, THREADS, FORKED, SHARED)
+@in_seats(NONE, THREADS, FORKED)
 def test_error_of_pin_memory_takes_the_place_of_its_batch(seat, monkeypatch):
     """As one of ``collate_fn``: torch calls the method of an object of the user's."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -573,7 +572,7 @@ def test_error_of_pin_memory_takes_the_place_of_its_batch(seat, monkeypatch):
             assert "pin_memory" in notes_of(outcome)
 
 
-@in_seats(NONE, THREADS, FORKED, SHARED)
+@in_seats(NONE, THREADS, FORKED)
 def test_error_of_a_batch_that_moves_itself_takes_its_place(seat, backends):
     """The others arrive, whatever raises in ``batch.to(device)``."""
     dataset = Failing(ALL, "to")

@@ -155,7 +155,7 @@ def test_worker_that_replaces_a_killed_one_is_a_copy_of_the_same_thread(kept):
     """Of the loop's, wherever the loop is at that moment."""
     with decimal.localcontext() as context:
         context.prec = 40
-        loader = isolated(Seen(64), None, num_workers=2, processes=2)
+        loader = isolated(Seen(64), None, num_workers=2)
         batches = iter(loader)
         first = [next(batches) for _ in range(8)]
         os.kill(first[0][1], signal.SIGKILL)
@@ -178,7 +178,7 @@ def test_receiver_has_begun_when_the_child_is_there(monkeypatch):
         seen.append(len(begun))
 
     monkeypatch.setattr(ProcessPool, "_start_child", start)
-    assert len(list(isolated(Images(8), 4, num_workers=2, processes=2))) == 2
+    assert len(list(isolated(Images(8), 4, num_workers=2))) == 2
     assert seen == [1, 2]
 
 

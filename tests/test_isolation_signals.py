@@ -46,8 +46,8 @@ PROGRAM = """
     def pids_of(batches):
         return [child.connection.pid for child in batches._pool._children.values()]
 
-    def loader(**options):
-        return DataLoader(Images(24), 4, num_workers=2, isolation="process", **options)
+    def loader(num_workers=1, **options):
+        return DataLoader(Images(24), 4, num_workers=num_workers, isolation="process", **options)
 
     def started_under(hit, **options):
         "A whole epoch of a loader whose child is hit by a signal as soon as there is a process."
@@ -77,7 +77,7 @@ PROGRAM = """
 
         print("loading", flush=True)
         served = {{"multiprocessing_context": "forkserver"}}
-        for options in (served, {{"processes": 2}}):
+        for options in (served, {{"num_workers": 2}}):
             persistent = loader(persistent_workers=True, **options)
             for each in (*SIGNALS[1:], signal.SIGTERM):  # which the fork server does not outlive
                 batches = iter(persistent)

@@ -12,7 +12,7 @@ from multiprocessing.context import SpawnContext
 import pytest
 from _datasets import Rows
 from _loader_helpers import DataLoader, no_thread_left
-from _seats import FORKED, SHARED, THREADS, in_seats
+from _seats import FORKED, THREADS, in_seats
 
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -100,7 +100,7 @@ def test_context_that_starts_threads_has_threads():
         iter(loader)
 
 
-@in_seats(FORKED, SHARED)
+@in_seats(FORKED)
 def test_epoch_after_ctrl_c_in_the_middle_of_a_message_is_whole(seat):
     """A child that was cut off there and has not ended yet gets a successor."""
     loader = seat.loader(Rows(8), 2, persistent_workers=True)
@@ -123,7 +123,7 @@ class Killed(Rows):
         return super().__getitem__(index)
 
 
-@in_seats(FORKED, SHARED)
+@in_seats(FORKED)
 def test_death_that_ends_the_epoch_names_the_batch(seat):
     """The second at the same batch, or the first of a child that nobody replaces."""
     with pytest.raises(

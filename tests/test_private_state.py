@@ -451,17 +451,6 @@ def test_a_long_list_is_not_looked_at(monkeypatch):
     assert len(looks) == 1
 
 
-def test_threads_of_a_process_have_private_state_too():
-    """``processes`` below the number of workers: the same as on threads of the trainer."""
-    loader = DataLoader(Accumulating(np.zeros(8)), 4, num_workers=2, isolation="process")
-    values = torch.cat([values for _, values in loader])
-    assert values.tolist() == [1.0] * 8
-    loader = DataLoader(Accumulating(np.zeros(MIB)), 4, num_workers=2, isolation="process")
-    with pytest.raises(ValueError, match="read-only") as caught:
-        next(iter(loader))
-    assert "dataset.data (8.0 MiB)" in " ".join(caught.value.__notes__)
-
-
 class Views(Rows):
     """Rows of a large array for a loop that gets them without collating."""
 

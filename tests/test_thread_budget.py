@@ -336,7 +336,7 @@ def test_loaders_in_processes_beside_them_are_right(two_cores):
     gate, count = threading.Event(), Count()
     gate.set()
     iterators = [iter(loader(Gated(gate, count))) for _ in range(3)]
-    apart = loader(isolation="process", processes=2, num_workers=2)
+    apart = loader(isolation="process", num_workers=2)
     assert plain(apart) == EXPECTED
     assert [plain(each) for each in iterators] == [EXPECTED] * 3
 

@@ -290,7 +290,7 @@ def test_bench_counts_what_is_near_and_leaves_out_what_is_unknown():
         ({"processes": -2}, "processes must be >= 0 or None, got -2"),
         ({"read_speedup": 0}, "read_speedup must be > 0, got 0"),
         ({"read_speedup": float("nan")}, "read_speedup must be > 0, got nan"),
-        ({"num_workers": 2, "processes": 4}, "processes must be <= num_workers, got 4 and 2"),
+        ({"num_workers": 2, "processes": 4}, "must be num_workers or 0, got 4 and num_workers=2"),
     ],
 )
 def test_question_that_makes_no_sense(asked, message):
@@ -301,7 +301,7 @@ def test_question_that_makes_no_sense(asked, message):
 
 def test_question_in_words():
     """As a person would put it."""
-    assert str(Question(num_workers=8, processes=2)) == "8 workers in 2 processes"
+    assert str(Question(num_workers=8, processes=0)) == "8 workers on threads"
     assert str(Question(processes=0)) == "threads"
     assert str(Question(processes=1)) == "1 process"
     assert str(Question(num_workers=1, cache=True)) == "1 worker, a cache"
@@ -373,7 +373,7 @@ def test_loader_measures_what_the_model_needs(num_workers):
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux's statistics")
 def test_worker_with_a_process_of_its_own_shows_how_long_it_had_no_core():
     """And the processes' CPU time counts; no GIL is shared, so nobody looks at one."""
-    loader = DataLoader(Waiting(), batch_size=64, num_workers=1, isolation="process", processes=1)
+    loader = DataLoader(Waiting(), batch_size=64, num_workers=1, isolation="process")
     for _ in loader:
         pass
     probes = loader.report().probes

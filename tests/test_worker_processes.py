@@ -64,16 +64,12 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
 ]
 
-ARRANGEMENTS = [(1, 2), (2, 1), (2, 2), (4, 1)]
-each_arrangement = pytest.mark.parametrize(("processes", "threads"), ARRANGEMENTS)
+each_number = pytest.mark.parametrize("processes", [1, 2, 4])
 
 
-def divided(dataset, *args, processes, threads=1, **options):
-    """A loader with so many processes, and so many worker threads in each."""
-    num_workers = processes * threads
-    return DataLoader(
-        dataset, *args, num_workers=num_workers, isolation="process", processes=processes, **options
-    )
+def divided(dataset, *args, processes, **options):
+    """A loader with so many worker processes."""
+    return DataLoader(dataset, *args, num_workers=processes, isolation="process", **options)
 
 
 def children():
@@ -84,11 +80,11 @@ def children():
 # -- the batches -----------------------------------------------------------------------------------
 
 
-@each_arrangement
-def test_batches_are_those_without_workers(processes, threads):
+@each_number
+def test_batches_are_those_without_workers(processes):
     """Two shuffled epochs: order, samples, and draws of three libraries; out of order the same."""
     expected = epochs_of(shuffled(Images(), DataLoader))
-    options = {"processes": processes, "threads": threads}
+    options = {"processes": processes}
     assert epochs_of(shuffled(Images(), divided, **options)) == expected
     options |= {"persistent_workers": True, "seed": 2}
     expected = epochs_of(
@@ -115,16 +111,16 @@ class Dealt(IterableDataset):
             yield torch.tensor([item, torch.rand(()), random.random(), np.random.rand()])
 
 
-@each_arrangement
-def test_items_of_an_iterable_are_those_without_workers(processes, threads):
+@each_number
+def test_items_of_an_iterable_are_those_without_workers(processes):
     """In the order that as many threads give them."""
     torch.manual_seed(1)
     expected = [item.tolist() for item in DataLoader(Dealt(), None, seed=5)]
-    loader = divided(Dealt(), None, processes=processes, threads=threads, seed=5)
+    loader = divided(Dealt(), None, processes=processes, seed=5)
     assert sorted(item.tolist() for item in loader) == sorted(expected)
     options = {"seed": 5, "persistent_workers": True}
-    found = epochs_of(divided(ImageStream(), 3, processes=processes, threads=threads, **options))
-    threaded = ThreadLoader(ImageStream(), 3, num_workers=processes * threads, **options)
+    found = epochs_of(divided(ImageStream(), 3, processes=processes, **options))
+    threaded = ThreadLoader(ImageStream(), 3, num_workers=processes, **options)
     assert found == epochs_of(threaded)
 
 
@@ -301,10 +297,10 @@ def leave(loader, how):
 
 @pytest.mark.parametrize("how", ["end", "error", "break", "drop"])
 def test_nothing_is_left_however_the_loop_ends(how):
-    """No child, thread or descriptor; of the default, and of several processes with threads."""
+    """No child, thread or descriptor; of the default, and of persistent workers."""
     for make in (
         lambda: DataLoader(Images(40), 4, num_workers=2),
-        lambda: divided(Images(40), 4, processes=2, threads=2, persistent_workers=True),
+        lambda: divided(Images(40), 4, processes=2, persistent_workers=True),
     ):
         leave(make(), "end")
         gc.collect()
@@ -323,7 +319,7 @@ def test_trace_has_the_rows_of_processes_however_the_loop_ends(how, tmp_path):
     before = num_fds()
     for make in (
         lambda: DataLoader(Images(40), 4, num_workers=2),
-        lambda: divided(Images(40), 4, processes=2, threads=1),
+        lambda: divided(Images(40), 4, processes=2),
     ):
         with tracing(tmp_path / "trace.json", level="item"):
             leave(make(), how)
@@ -524,13 +520,9 @@ def test_only_transforms_of_libraries_alone_keep_no_state(kind):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"processes": 2}, r"processes=2 has an effect only with isolation=\"process\""),
-        ({"processes": 2, "isolation": "thread"}, "processes=2 has an effect only with"),
-        ({"processes": 0, "isolation": "process"}, r"from 1 to num_workers \(2\), got 0"),
-        ({"processes": 3, "isolation": "process"}, r"from 1 to num_workers \(2\), got 3"),
-        ({"processes": 1.5, "isolation": "process"}, r"from 1 to num_workers \(2\), got 1\.5"),
-        ({"processes": True, "isolation": "process"}, r"from 1 to num_workers \(2\), got True"),
-        ({"processes": "2", "isolation": "process"}, r"from 1 to num_workers \(2\), got '2'"),
+        ({"processes": 2}, r"processes must be num_workers \(2\) with .* got 2 with .*'auto'"),
+        ({"processes": 1, "isolation": "process"}, r"got 1 with .* process is one worker"),
+        ({"processes": "2", "isolation": "process"}, r"processes must be num_workers .* got '2'"),
         ({"isolation": "fibre"}, r'isolation must be "auto", "thread" or "process", got \'fibre\''),
     ],
 )
@@ -633,18 +625,14 @@ def test_trainer_is_left_alone():
 
 
 def test_every_worker_has_a_process():
-    """As many as there are workers, or as ``processes`` says, with the ids of all of them."""
-    for processes, loader in (
-        (3, DataLoader(WhoAmI(), 1, num_workers=3, collate_fn=as_list, rng="worker")),
-        (2, divided(WhoAmI(), 1, processes=2, threads=2, collate_fn=as_list, rng="worker")),
-    ):
+    """The one chosen, or asked for; with the id of its worker."""
+    for options in ({}, {"isolation": "process"}):
+        loader = DataLoader(WhoAmI(), 1, num_workers=3, collate_fn=as_list, rng="worker", **options)
         pids, ppids, names, nums, ids = zip(*(batch[0] for batch in loader), strict=True)
-        assert len(set(pids)) == processes
+        assert len(set(pids)) == 3
         assert set(ppids) == {os.getpid()}
-        assert set(nums) == {loader.num_workers}
-        assert set(ids) == set(range(loader.num_workers))
-        if processes == 3:
-            assert set(zip(ids, names, strict=True)) == {(n, f"spdl-worker-{n}") for n in range(3)}
+        assert set(nums) == {3}
+        assert set(zip(ids, names, strict=True)) == {(n, f"spdl-worker-{n}") for n in range(3)}
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -665,7 +653,7 @@ def fails_on(number):
     return start
 
 
-@each_arrangement
+@each_number
 @pytest.mark.parametrize(
     ("dataset", "options", "note"),
     [
@@ -674,9 +662,9 @@ def fails_on(number):
     ],
     ids=["dataset", "collate_fn"],
 )
-def test_error_keeps_its_type_and_gets_a_note(dataset, options, note, processes, threads):
+def test_error_keeps_its_type_and_gets_a_note(dataset, options, note, processes):
     """With the place, the process and its traceback."""
-    loader = divided(dataset, 4, processes=processes, threads=threads, **options)
+    loader = divided(dataset, 4, processes=processes, **options)
     with pytest.raises(Coded, match=r"here|collate") as caught:
         list(loader)
     notes = "\n".join(caught.value.__notes__)
@@ -684,13 +672,11 @@ def test_error_keeps_its_type_and_gets_a_note(dataset, options, note, processes,
     assert "raised in the loading process (pid" in notes
 
 
-@each_arrangement
-def test_error_of_worker_init_fn_is_heard_whichever_worker_it_is(processes, threads):
+@each_number
+def test_error_of_worker_init_fn_is_heard_whichever_worker_it_is(processes):
     """Once, with its type and a note; the batches that come are whole."""
-    for number in range(processes * threads):
-        loader = divided(
-            *(range(40), 4), processes=processes, threads=threads, worker_init_fn=fails_on(number)
-        )
+    for number in range(processes):
+        loader = divided(*(range(40), 4), processes=processes, worker_init_fn=fails_on(number))
         heard, batches = [], iter(loader)
         while True:
             try:
@@ -820,9 +806,7 @@ class MakerOf(Dataset):
 
 def test_children_get_equally_many_jobs_where_the_loop_is_slower():
     """Whenever it takes a batch they have made all others: then it is each one's turn in turn."""
-    loader = DataLoader(
-        MakerOf(), num_workers=4, isolation="process", processes=2, prefetch_factor=2
-    )
+    loader = divided(MakerOf(), processes=2, prefetch_factor=4)
     iterator, pids = iter(loader), []
     for _ in range(20):
         until(lambda: all(not child.jobs for child in iterator._pool._children.values()))

@@ -68,7 +68,8 @@ class ChildConnection:
 
     hear: called with every Answer, on the receiver's thread.
     ended: called on the same thread when the child has ended.
-    is_lone: the child's one worker reads the jobs itself, so questions go by a pipe of their own.
+
+    The child's worker reads the jobs itself, so questions go by a pipe of their own.
     """
 
     def __init__(
@@ -78,8 +79,6 @@ class ChildConnection:
         mappings: Mappings,
         hear: Callable[[Answer], None],
         ended: Callable[[], None],
-        *,
-        is_lone: bool = False,
     ) -> None:
         self.mappings = mappings
         self.is_over = False
@@ -101,9 +100,8 @@ class ChildConnection:
         self._exit_code: int | None = None
         self._was_terminated = False
         self._is_cut_off = False  # by Ctrl-C in the middle of a message
-        self._is_lone = is_lone
         self._connection: Connection | None = None
-        self._control: Connection | None = None  # for questions, if the child has one worker
+        self._control: Connection | None = None  # for questions
         # If there is one, messages are written to it: a non-blocking write, which the training
         # thread makes for each job, takes half the time of checking for room and then writing.
         self._outlet: socket.socket | None = None
@@ -248,7 +246,7 @@ class ChildConnection:
             try:
                 while len(self._replies):
                     self._replies.get()  # a late answer, for a caller that has given up
-                if not self._ask(Ask(question, argument)):
+                if not self._put_question(Ask(question, argument)):
                     return None
                 reply = self._replies.get(timeout)
                 while reply.question != question:
@@ -259,9 +257,7 @@ class ChildConnection:
                 self._is_asking = False
         return reply.value
 
-    def _ask(self, message: Ask) -> bool:
-        if not self._is_lone:
-            return self.send(message)
+    def _put_question(self, message: Ask) -> bool:
         with self._send_lock:
             if not self.is_up or self._control is None:
                 return False
@@ -407,8 +403,7 @@ class ChildConnection:
             ) from error
         finally:
             theirs.close()
-            if control is not None:
-                control.close()
+            control.close()
         self._child, self.pid = child, child.pid
         return child
 
@@ -419,9 +414,7 @@ class ChildConnection:
 
     def _connect(self) -> tuple[Any, Any]:
         self._connection, theirs = self._context.Pipe(duplex=True)
-        control = None
-        if self._is_lone:
-            control, self._control = self._context.Pipe(duplex=False)
+        control, self._control = self._context.Pipe(duplex=False)
         # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
         with self._hook_lock:
             self._hook = self._outlet = socket_of(self._connection)

@@ -50,8 +50,14 @@ class LoneWorker:
     """The one worker of this process."""
 
     def __init__(
-        self, spec: LoadSpec, key: StreamKey, workers: Sequence[WorkerState], uplink: Uplink
+        self,
+        number: int,
+        spec: LoadSpec,
+        key: StreamKey,
+        workers: Sequence[WorkerState],
+        uplink: Uplink,
     ) -> None:
+        self._number = number
         self._spec = spec
         self._uplink = uplink
         # Written by the worker, on the main thread; read by the thread that answers questions.
@@ -68,7 +74,7 @@ class LoneWorker:
         turns = _Turns(connection, self._uplink, self._new_epoch)
         turns.restart(*self._begin)
         worker = Worker(
-            0,
+            self._number,
             self._spec,
             turns.epochs,
             self._activity,

@@ -1,10 +1,10 @@
 """A pool with the interface of WorkerPool whose workers live in child processes.
 
-A job goes to the child that has the fewest, or to the worker whose turn it is; each child sends
-batches as they are done, and the trainer puts them in order. If a child is killed, a new one takes
-its place, and its batches are made again: by the new one, or by the others if it would have to
-import everything first. Children may join and leave while an epoch runs: one that leaves gets no
-more jobs, and ends when it has answered those that it has.
+Each child is one worker. A job goes to the one that has the fewest, or to the one whose turn it is;
+each sends batches as they are done, and the trainer puts them in order. If a child is killed, a new
+one takes its place, and its batches are made again: by the new one, or by the others if it would
+have to import everything first. Children may join and leave while an epoch runs: one that leaves
+gets no more jobs, and ends when it has answered those that it has.
 
 Nothing here refers to the iterator that the trainer holds, so dropping it ends the children.
 """
@@ -96,7 +96,6 @@ class ProcessPool:
         device_stage: DeviceStage | None = None,
         *,
         context: Any = None,
-        num_processes: int = 1,
     ) -> None:
         self._finalize = spec.finalize
         self._spec = replace(spec, finalize=None, device_index=None)
@@ -108,7 +107,7 @@ class ProcessPool:
         self._device_stage = device_stage
         self._locker: LimitedLocker | None = None  # one bound for the slabs of all children
         if device_stage is not None:
-            self._locker = device_stage.limited(spec.max_outstanding, num_processes)
+            self._locker = device_stage.limited(spec.max_outstanding, spec.num_workers)
         self._pid = os.getpid()
         self._threads = ThreadGroup(weakly(self.request_stop))
         stages = [TaskStatsHook(StageInfo(0, n, s, spec.num_workers)) for n, s in _STAGES]
@@ -121,7 +120,7 @@ class ProcessPool:
         self._lock = threading.RLock()
         # By place. Replaced and never changed, so that any thread may go through it.
         self._children: dict[int, WorkerProcess] = {}
-        self._places = range(num_processes)  # of those that do not leave
+        self._places = range(spec.num_workers)  # of those that do not leave
         self._is_whole = True  # False once a child that was to join could not be started
         # Those that get no jobs while others can make them: those that replace killed ones, until
         # they are up, which takes seconds, and those whose workers could not start. Replaced and
@@ -383,24 +382,13 @@ class ProcessPool:
         self, place: int, key: StreamKey, workers: Sequence[WorkerState]
     ) -> WorkerProcess:
         """Return a child that is yet to be started."""
-        spec = self._spec
-        # Where children join and leave, each is one worker, whose id is its place.
-        is_tuned = spec.most_workers is not None
-        ids = range(place, place + 1 if is_tuned else spec.num_workers, len(self._places))
-        spec = replace(
-            spec,
-            num_workers=len(ids),
-            in_order=False,  # the trainer puts the results of all in order
-            ids=ids,
-            all_workers=spec.announced_workers,
-        )
         # Lock the slabs' pages only for a device stage, which knows when the GPU has copied.
         # Otherwise pin_memory() has to find pageable memory: it then copies into pinned memory of
         # its own, which torch does not reuse too early.
         lock = None if self._locker is None else self._locker.region
         child = WorkerProcess(
             place,
-            spec,
+            self._spec,
             self._context,
             key,
             workers,

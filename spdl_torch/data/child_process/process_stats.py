@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...machine.probes import Probes
-    from ...observe.verdict.placement import Placement
     from ...pipeline.recorder.timeline import Timeline
     from ...pipeline.threads.thread_group import ThreadGroup
     from ..workers.epoch import Epoch
@@ -112,19 +111,16 @@ class ProcessStats(PoolStats):
             )
         return tuple(remarks)
 
-    def _of_all_processes(
-        self, probes: Probes, epoch: Epoch, readings: Readings, placement: Placement | None
-    ) -> Probes:
+    def _of_all_processes(self, probes: Probes, epoch: Epoch, readings: Readings) -> Probes:
         """Return the children's readings, with the cores of the trainer and theirs together."""
         own = probes_between(epoch.probes_before, probe_counters())
         wall_ns = max(1, readings.fetch.elapsed_ns)
         before, now = readings.probes_before, readings.probes_now
         theirs = (now.cpu_ns - before.cpu_ns) / wall_ns
         helpers = max(0, now.helpers_ns - before.helpers_ns) / wall_ns
-        each_alone = placement is not None and placement.num_processes == placement.num_workers
         return replace(
             probes,
-            own_gil=probes.own_gil or each_alone,
+            own_gil=True,  # each worker has its process
             helper_cores=None if probes.helper_cores is None else helpers,
             cores_used=None if own.cores_used is None else own.cores_used + max(0.0, theirs),
         )

@@ -35,7 +35,7 @@ copied: enough for gradient accumulation or a prefetcher of the user's."""
 
 
 class WorkerProcess:
-    """A child from its start to its end. Its place in the pool decides which workers it runs."""
+    """A child from its start to its end; its place in the pool is its worker's number."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class WorkerProcess:
         is_forked = forks(context)
         beginning = Beginning(
             InheritedSpec(spec) if is_forked else PickledSpec(spec, blocks),
+            place,
             key,
             tuple(workers),
             torch.get_default_dtype(),
@@ -83,12 +84,7 @@ class WorkerProcess:
                 ended(found)
 
         self.connection = ChildConnection(
-            context,
-            beginning,
-            self.mappings,
-            hear=hear_answer,
-            ended=has_ended,
-            is_lone=spec.num_workers == 1,
+            context, beginning, self.mappings, hear=hear_answer, ended=has_ended
         )
 
     def start(self, threads: ThreadGroup, begin: Callable[[], None] | None) -> None:

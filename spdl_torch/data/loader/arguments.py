@@ -83,7 +83,7 @@ def check_options(
     num_workers: object,
     device: torch.device | str | int | None,
     isolation: object,
-    processes: Any,
+    processes: object,
     seed: object,
     rng: object,
 ) -> None:
@@ -101,7 +101,7 @@ def check_options(
     _check_random_options(num_workers, seed, rng)
 
 
-def _check_isolation(num_workers: Any, isolation: object, processes: Any) -> None:
+def _check_isolation(num_workers: object, isolation: object, processes: object) -> None:
     if isolation not in ("auto", "thread", "process"):
         raise UnsupportedOptionError(
             f'DataLoader: isolation must be "auto", "thread" or "process", got {isolation!r}.'
@@ -111,18 +111,11 @@ def _check_isolation(num_workers: Any, isolation: object, processes: Any) -> Non
             'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
             "calling thread. Pass num_workers=1 or more, or leave isolation out."
         )
-    if processes is None:
-        return
-    if isolation != "process":
+    if processes is not None and (isolation != "process" or processes != num_workers):
         raise UnsupportedOptionError(
-            f"DataLoader: processes={processes!r} has an effect only with "
-            'isolation="process". Pass that too, or leave it out.'
-        )
-    is_number = isinstance(processes, int) and not isinstance(processes, bool)
-    if not is_number or not 1 <= processes <= num_workers:
-        raise UnsupportedOptionError(
-            "DataLoader: processes must be a number from 1 to num_workers "
-            f"({num_workers}), got {processes!r}."
+            f"DataLoader: processes must be num_workers ({num_workers}) with "
+            f'isolation="process", or left out, got {processes!r} with isolation={isolation!r}. '
+            "Each worker process is one worker."
         )
 
 

@@ -30,7 +30,6 @@ class BaseLoader(TorchDataLoader[T_co]):
 
     device: torch.device | str | int | None
     isolation: Literal["auto", "thread", "process"]
-    processes: int | None
     seed: int | None
     rng: Literal["sample", "worker"]
     on_error: Literal["raise", "skip"]
@@ -44,16 +43,14 @@ class BaseLoader(TorchDataLoader[T_co]):
         """Whether ``num_workers="auto"`` may change the number of workers while they run.
 
         It may only where that affects nothing but the speed. The first number stays for an
-        iterable dataset, which divides itself among its workers; with ``rng="worker"``, where each
-        worker has its own random stream; and with ``isolation="process"``, which gives the number
-        of processes.
+        iterable dataset, which divides itself among its workers, and with ``rng="worker"``, where
+        each worker has its own random stream.
         """
         return (
             isinstance(self.num_workers, AutoWorkers)
             and self.stats
             and not isinstance(self.dataset, IterableDataset)
             and self.rng != "worker"
-            and self.isolation != "process"
         )
 
     def placement(self) -> Placement:
@@ -65,7 +62,6 @@ class BaseLoader(TorchDataLoader[T_co]):
             self.dataset,
             int(self.num_workers),
             isolation=self.isolation,
-            processes=self.processes,
             collate_fn=self.collate_fn,
             worker_init_fn=self.worker_init_fn,
             moving=self._state.moving,
@@ -74,13 +70,11 @@ class BaseLoader(TorchDataLoader[T_co]):
 
     def is_vouched_for(self, placement: Placement) -> bool:
         """Return whether dataset and functions are known, or declared, to be safe on threads;
-        False, without examining them, where no two workers share a process.
+        False, without examining them, where each worker has a process.
         """
-        if self.isolation == "auto":  # on threads for no other reason
-            return placement.num_processes == 0
-        return placement.num_processes < placement.num_workers and is_vouched_for(
-            self.dataset, self.collate_fn, self.worker_init_fn
-        )
+        if placement.num_processes or self.isolation == "auto":  # on threads for no other reason
+            return not placement.num_processes
+        return is_vouched_for(self.dataset, self.collate_fn, self.worker_init_fn)
 
     @property
     def may_move(self) -> bool:

@@ -81,8 +81,8 @@ class DataLoader(BaseLoader[T_co]):
             ``"process"``: always processes; batches come back through shared memory. Processes
             start as torch starts its workers: by ``multiprocessing_context``, else Python's
             default; unless that is fork, what they need has to be picklable.
-        processes: with ``isolation="process"``, the number of processes, 1 to ``num_workers``,
-            among which the workers are divided as threads; None is 1.
+        processes: with ``isolation="process"``, the number of processes. Each worker has one, so
+            it is ``num_workers`` or, as None, left out.
         seed: base seed of the random streams. With None it is drawn from ``generator`` or torch's
             global generator at ``iter()``, as torch draws it. With a number the streams of an
             epoch depend on it and on the epoch alone: the one given to the sampler by
@@ -336,7 +336,7 @@ class DataLoader(BaseLoader[T_co]):
         held = self.held_on_threads if report.verdict.cause is Cause.GIL else ""
         return held and (
             "The GIL holds the threads up, and they do not move to processes by themselves: "
-            f'{held}. isolation="process", processes=num_workers loads there.'
+            f'{held}. isolation="process" loads there.'
         )
 
     def _remark_on_start(self, report: Report) -> str:

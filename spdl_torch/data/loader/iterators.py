@@ -596,6 +596,6 @@ def _open_children(
     from ..child_process.process_pool import ProcessPool
 
     spec = replace(spec, max_outstanding=max_outstanding or spec.max_outstanding)
-    pool = ProcessPool(spec, stage, context=context, num_processes=placement.num_processes)
+    pool = ProcessPool(spec, stage, context=context)
     pool.stats.placement = placement
     return pool

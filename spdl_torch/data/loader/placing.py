@@ -28,7 +28,6 @@ def place(
     num_workers: int,
     *,
     isolation: Literal["auto", "thread", "process"],
-    processes: int | None,
     collate_fn: Any,
     worker_init_fn: Any,
     moving: Moving,
@@ -47,7 +46,7 @@ def place(
             f'If the dataset is safe on threads ({_CHECK}), isolation="thread" puts them there.'
         )
         reason = 'isolation="process" was given'
-        return _in_processes(num_workers, processes or 1, reason, remedy)
+        return _in_processes(num_workers, reason, remedy)
     if asks_for_threads:
         return _on_threads(num_workers, "the multiprocessing_context starts threads")
     if moving.has_moved:
@@ -58,11 +57,11 @@ def place(
             f"Once it is safe on threads ({_CHECK}), thread_safe = True puts the workers there."
         )
         reason = f"{name_of(found.refusing)} says thread_safe = False"
-        return _in_processes(num_workers, num_workers, reason, remedy)
+        return _in_processes(num_workers, reason, remedy)
     if found.unknown:
         remedy = f"If it is ({_CHECK}), {_PUTS}."
         reason = f"{found.unknown} is not known to be safe on threads"
-        return _in_processes(num_workers, num_workers, reason, remedy)
+        return _in_processes(num_workers, reason, remedy)
     if found.declaring is not None:
         reason = f"{name_of(found.declaring)} says thread_safe = True"
     else:
@@ -87,12 +86,14 @@ def moved(num_workers: int, reason: str) -> Placement:
         "Threads would be as fast if samples were made in few calls that release the GIL, best a "
         'batch at a time (__getitems__); isolation="thread" keeps the workers there.'
     )
-    return _in_processes(num_workers, num_workers, reason, remedy)
+    return _in_processes(num_workers, reason, remedy)
 
 
 def _on_threads(num_workers: int, reason: str) -> Placement:
     return Placement(num_workers=num_workers, num_processes=0, reason=reason)
 
 
-def _in_processes(num_workers: int, processes: int, reason: str, remedy: str) -> Placement:
-    return Placement(num_workers=num_workers, num_processes=processes, reason=reason, remedy=remedy)
+def _in_processes(num_workers: int, reason: str, remedy: str) -> Placement:
+    return Placement(
+        num_workers=num_workers, num_processes=num_workers, reason=reason, remedy=remedy
+    )

@@ -48,10 +48,6 @@ class LoadSpec:
     """The treatment of samples that fail; None = the batch fails with them."""
     most_workers: int | None = None
     """The most workers that tuning may start; None = their number stays."""
-    ids: range | None = None
-    """The ids of this process's workers where several processes share the work; None = all."""
-    all_workers: int | None = None
-    """The number of workers of all processes together; None = there is only this one."""
     is_vouched_for: bool = False
     """Whether the dataset and its functions are known, or declared, to be safe on threads: workers
     then share what is in it. If not, each worker thread gets a private copy of its whole state."""
@@ -64,11 +60,7 @@ class LoadSpec:
     @property
     def announced_workers(self) -> int:
         """The number of workers in ``get_worker_info()``: constant, and above every worker's id."""
-        return self.all_workers or self.most_workers or self.num_workers
-
-    def id_of(self, number: int) -> int:
-        """Return the id, in ``get_worker_info()``, of a pool's worker ``number``."""
-        return number if self.ids is None else self.ids[number]
+        return self.most_workers or self.num_workers
 
     @property
     def shares_jobs(self) -> bool:

@@ -222,7 +222,7 @@ class PoolStats:
         probes = probes_between(readings.probes_before, readings.probes_now)
         probes = replace(probes, one_at_a_time=readings.one_at_a_time)
         *before, now = self._placements or (None,)
-        probes = self._of_all_processes(probes, epoch, readings, now)
+        probes = self._of_all_processes(probes, epoch, readings)
         return Figures(
             stats=self._stats_of(epoch, readings),
             probes=probes,
@@ -234,9 +234,7 @@ class PoolStats:
         """Return further remarks on the running epoch."""
         return ()
 
-    def _of_all_processes(
-        self, probes: Probes, epoch: Epoch, readings: Readings, placement: Placement | None
-    ) -> Probes:
+    def _of_all_processes(self, probes: Probes, epoch: Epoch, readings: Readings) -> Probes:
         """Return the probes' readings with those of all processes of the loader.
 
         Here there is only one.
@@ -364,8 +362,7 @@ class InlineStats:
 
 def _with_workers(placement: Placement, count: int) -> Placement:
     """Return the placement with the number of workers that tuning has come to."""
-    each_alone = placement.num_processes == placement.num_workers
-    num_processes = count if each_alone else placement.num_processes
+    num_processes = count if placement.num_processes else 0
     return replace(placement, num_workers=count, num_processes=num_processes)
 
 

@@ -172,19 +172,10 @@ class WorkerPool:
         epoch.consumer.got(result.number)
         if self._init_errors:
             # Another thread may have made the batch that torch would give to this worker first.
-            error = self._init_errors.pop(self._failed_worker(result.number), None)
+            error = self._init_errors.pop(result.number, None)
             if error is not None:
                 return Failed(result.number, error)
         return result if self._device_stage is None else self._device_stage.hand_over(result)
-
-    def _failed_worker(self, number: int) -> int:
-        """Return the id of the worker whose error, if it could not start, comes in place of batch
-        ``number``: the worker to which torch would give that batch. Of several processes each makes
-        only some of the batches, so there the error comes with the next one.
-        """
-        if self._spec.ids is None:
-            return number
-        return next((each for each in self._init_errors if each <= number), number)
 
     @property
     def num_taken(self) -> int:
@@ -500,7 +491,7 @@ class WorkerPool:
 
     def _could_not_start(self, number: int, error: BaseException) -> None:
         """Keep the error for the loop, in place of the batch that torch gives this worker first."""
-        self._init_errors[self._spec.id_of(number)] = error
+        self._init_errors[number] = error
         self._is_whole = False
 
     def _note_shared(self, parts: list[str]) -> None:

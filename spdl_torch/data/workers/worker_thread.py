@@ -68,7 +68,6 @@ class Worker:
         and collating. ``could_not_start``: called with the reason, before the trainer goes on.
         """
         self._number = number
-        self._id = spec.id_of(number)
         self._spec = spec
         self._epochs = epochs
         self._activity = activity
@@ -76,7 +75,7 @@ class Worker:
         self._cells = cells
         self._could_not_start = could_not_start
         self._note_shared = note_shared
-        self._streams = SampleStreams(spec.base_seed, self._id)
+        self._streams = SampleStreams(spec.base_seed, number)
         is_private = not (spec.owns_dataset or spec.is_vouched_for)
         self._private = PrivateState() if is_private else None
         self._made: tuple[Any, Broken | None, Callable[..., BatchMaker]] | None = None
@@ -89,7 +88,7 @@ class Worker:
         and goes on when another thread calls this.
         ``is_spare``: called if this worker could not start; True if the others can do without it.
         """
-        spec, number = self._spec, self._id
+        spec, number = self._spec, self._number
         is_new = self._made is None
         if self._made is None:
             self._made = self._make_parts()
@@ -157,7 +156,7 @@ class Worker:
             auto_collation=spec.auto_collation,
             drop_last=spec.drop_last,
             streams=self._streams,
-            worker=self._id,
+            worker=self._number,
             tolerance=spec.tolerance,
             collate_into=collate_into,
             memory=spec.memory,
@@ -203,7 +202,7 @@ class Worker:
         return own, into
 
     def _initialized(self, dataset: Any) -> Broken | None:
-        spec, number = self._spec, self._id
+        spec, number = self._spec, self._number
         try:
             if spec.device_index is not None:
                 torch.accelerator.set_device_index(spec.device_index)

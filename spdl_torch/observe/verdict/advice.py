@@ -301,7 +301,7 @@ def _unless_gil(asked: _Question) -> str:
 
 def _without_gil(asked: _Question) -> str:
     of_its_own = (
-        'in processes (isolation="process", processes=num_workers)'
+        'in processes (isolation="process")'
         if asked.is_workers
         else "on a process pool (executor=)"
     )

@@ -34,11 +34,9 @@ class Placement:
     @property
     def where(self) -> str:
         """The place alone: ``in 2 processes``."""
-        threads = _count(self.num_workers, "thread")
-        if not self.num_processes:
-            return f"on {threads} of the training process"
-        alone = self.num_workers == self.num_processes
-        return f"in {_count(self.num_processes, 'process')}" + ("" if alone else f", on {threads}")
+        if self.num_processes:
+            return f"in {_count(self.num_processes, 'process')}"
+        return f"on {_count(self.num_workers, 'thread')} of the training process"
 
     def is_as(self, other: Placement | None) -> bool:
         """Return whether both say the same, apart from the moment."""

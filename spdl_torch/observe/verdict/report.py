@@ -89,9 +89,9 @@ class Report:
 
         Args:
             num_workers: of a loader; of a pipeline the threads of its busiest stage. None = as
-                many as now, or one for each process.
-            processes: the number of processes that the workers are divided among; 0 = they are
-                threads of the training process; None = as now.
+                many as now, or as ``processes``.
+            processes: as many workers, each a process; 0 = threads of the training process; None =
+                where they are now.
             cache: whether all samples are found in a cache, as from the second epoch on with
                 ``spdl_torch.data.cached()``.
             read_speedup: how many times as fast storage or network answer.

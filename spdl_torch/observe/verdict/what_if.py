@@ -98,9 +98,10 @@ class Question:
     """
 
     num_workers: int | None = None
-    """None = as many as now, or one for each process."""
+    """None = as many as now, or as processes."""
     processes: int | None = None
-    """0 = threads of the training process; None = as now."""
+    """Workers in processes of their own; 0 = on threads of the training process; None = where they
+    are now."""
     cache: bool = False
     read_speedup: float = 1.0
 
@@ -117,21 +118,19 @@ class Question:
                 "what_if: expected a setting to change, got none. Pass num_workers, processes, "
                 "cache=True or read_speedup."
             )
-        if None not in (self.processes, self.num_workers) and (
-            (self.processes or 0) > (self.num_workers or 0)
-        ):
+        if self.processes and self.num_workers not in (None, self.processes):
             raise ValueError(
-                f"what_if: processes must be <= num_workers, got {self.processes} and "
-                f"{self.num_workers}. Each process has one worker at least."
+                "what_if: processes must be num_workers or 0, got "
+                f"{self.processes} and num_workers={self.num_workers}. Each process is one worker."
             )
 
     def __str__(self) -> str:
-        """Return the settings: ``8 workers in 2 processes, a cache``."""
+        """Return the settings: ``8 workers on threads, a cache``."""
         workers = "" if self.num_workers is None else _count(self.num_workers, "worker")
-        if self.processes is not None:
-            where = _count(self.processes, "process") if self.processes else "threads"
-            joined = "on" if where == "threads" else "in"
-            workers = f"{workers} {joined} {where}" if workers else where
+        if self.processes:
+            workers = _count(self.processes, "process")
+        elif self.processes == 0:
+            workers = f"{workers} on threads" if workers else "threads"
         cache = "a cache" if self.cache else ""
         reads = "" if self.read_speedup == 1 else f"reads {self.read_speedup:g}x as fast"
         return ", ".join(filter(None, (workers, cache, reads)))
@@ -292,13 +291,11 @@ def _hand_over(now: Demands) -> Between:
 
 def _places(question: Question, now: Demands) -> tuple[int, int]:
     """Return the number of workers and of processes."""
-    num_processes = question.processes
-    num_workers = question.num_workers
+    num_processes, num_workers = question.processes, question.num_workers
     if num_workers is None:
-        num_workers = max(now.num_workers, num_processes or 0)
+        num_workers = num_processes or now.num_workers
     if num_processes is None:
-        each_alone = now.num_processes == now.num_workers
-        num_processes = num_workers if each_alone else min(now.num_processes, num_workers)
+        num_processes = num_workers if now.num_processes else 0
     if now.num_processes and not num_processes and num_workers:
         raise NotKnown(
             "the workers are in processes, and nothing shows how they would share the trainer's GIL"
@@ -308,16 +305,16 @@ def _places(question: Question, now: Demands) -> tuple[int, int]:
 
 def _gil(num_workers: int, num_processes: int, now: Demands, most_is: str) -> float:
     """Return the seconds for which a batch keeps the others of its process from running."""
-    if now.gil is None or num_processes >= num_workers:
+    if now.gil is None or num_processes or num_workers < 1:
         return 0.0
     held: float = getattr(now.gil, most_is)
-    return held / max(1, num_processes) * max(1, now.num_processes)
+    return held
 
 
 def _assumption(question: Question, now: Demands) -> str:
     parts = []
     num_workers, num_processes = _places(question, now)
-    if now.gil is None and num_workers > 1 and num_processes < num_workers:
+    if now.gil is None and num_workers > 1 and not num_processes:
         parts.append("the workers do not share a GIL, or release it while they work")
     elif num_processes == 0 and num_workers > now.num_workers and _may_hold_unseen(now):
         ratio = now.gil.likely * now.rate if now.gil is not None else 0.0
