@@ -189,7 +189,7 @@ def test_threads_get_right_what_belongs_to_the_dataset(name, tmp_path):
 )
 def test_threads_take_over_what_the_program_set_for_its_own(name, tmp_path):
     """Context variables and the grad mode, which new threads do not have by themselves."""
-    _, faults = load(spdl_torch.DataLoader, name, tmp_path, isolation="thread")
+    _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
     assert not faults
 
 

@@ -672,7 +672,7 @@ def test_error_keeps_its_type_and_gets_a_note(dataset, options, note, processes)
     assert "raised in the loading process (pid" in notes
 
 
-@each_number
+@pytest.mark.parametrize("processes", [2, 4])
 def test_error_of_worker_init_fn_is_heard_whichever_worker_it_is(processes):
     """Once, with its type and a note; the batches that come are whole."""
     for number in range(processes):
