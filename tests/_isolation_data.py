@@ -1,4 +1,4 @@
-"""Datasets and functions for the loading process, which imports this module and not the tests."""
+"""Datasets and functions for the worker process, which imports this module and not the tests."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def test_initializer_that_fails_is_the_error_of_each_pass():
 def test_death_of_the_child_is_an_error_and_the_next_pass_has_another_one():
     """It says how it died."""
     items = in_child(Epochs(3), same, kill_on_two)
-    match = r"run_pipeline_in_subprocess: the loading process \(pid \d+\) was killed by SIGKILL"
+    match = r"run_pipeline_in_subprocess: the worker process \(pid \d+\) was killed by SIGKILL"
     with pytest.raises(RuntimeError, match=match):
         list(items)
     with pytest.raises(RuntimeError, match=match):

@@ -276,7 +276,7 @@ def test_error_keeps_its_type_its_notes_and_its_cause():
     notes = "\n".join(caught.value.__notes__)
     assert "in the dataset (spdl-worker-" in notes
     assert "sample index 5" in notes
-    assert "raised in the loading process (pid" in notes
+    assert "raised in the worker process (pid" in notes
     assert "_isolation_data.py" in notes
     assert 'raise Coded(index, "here")' in notes
     assert isinstance(caught.value.__cause__, KeyError)
@@ -372,7 +372,7 @@ def test_budget_is_overdrawn_by_the_samples_own_errors():
     with pytest.raises(PipelineFailure, match="2 of 4 samples failed") as caught:
         list(loader)
     assert [type(each) for each in caught.value.exceptions] == [Coded, Coded]
-    assert "raised in the loading process" in "\n".join(caught.value.exceptions[0].__notes__)
+    assert "raised in the worker process" in "\n".join(caught.value.exceptions[0].__notes__)
 
 
 # -- resume, figures and the rest ------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""However a loading process, its trainer or its loop ends: it is reported, and nothing is left."""
+"""However a worker process, its trainer or its loop ends: it is reported, and nothing is left."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_child_ends_when_the_loop_does(how):
 def test_death_of_the_child_is_an_error(how, message):
     """It says how and how to go on; after it the epoch is over."""
     batches = iter(isolated(Crashing(how), 1, num_workers=1))
-    with pytest.raises(RuntimeError, match=rf"the loading process \(pid \d+\) {message}"):
+    with pytest.raises(RuntimeError, match=rf"the worker process \(pid \d+\) {message}"):
         list(batches)
     assert next(batches, None) is None
 
@@ -233,7 +233,7 @@ def test_wait_for_any_batch_logs_what_all_children_do(held_child, monkeypatch):
         text = batches._at_work()
     finally:
         os.kill(other, signal.SIGCONT)
-    assert f"The loading process (pid {other}) is being started, or did not answer" in text
+    assert f"The worker process (pid {other}) is being started, or did not answer" in text
     assert "sample index 4" in text
 
 
@@ -271,7 +271,7 @@ def test_iterator_in_a_forked_process_says_so():
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    assert "PipelineStopped: DataLoader: the loading process" in receiving.recv()
+    assert "PipelineStopped: DataLoader: the worker process" in receiving.recv()
     assert len(list(batches)) == 5
 
 

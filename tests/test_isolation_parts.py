@@ -280,7 +280,7 @@ def test_exception_that_cannot_be_rebuilt_keeps_its_type():
     found = unpack_error(pack_error(raised(group)))
     assert type(found) is PipelineFailure
     assert [type(each) for each in found.exceptions] == [Unportable, Coded]
-    assert "raised in the loading process" in found.exceptions[1].__notes__[-1]
+    assert "raised in the worker process" in found.exceptions[1].__notes__[-1]
 
 
 @pytest.mark.cuda

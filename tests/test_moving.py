@@ -906,7 +906,7 @@ def test_error_of_a_batch_comes_from_the_threads_when_children_are_on_trial():
     assert len(loop(iterator, 2, length=4)) == 4
     with pytest.raises(ValueError, match="17 is bad") as caught:
         next(iterator)
-    assert "raised in the loading process" not in "".join(caught.value.__notes__)
+    assert "raised in the worker process" not in "".join(caught.value.__notes__)
     assert [batch[0].tolist() for batch in iterator] == [
         list(range(start, start + BATCH)) for start in range(20, LENGTH, BATCH)
     ]

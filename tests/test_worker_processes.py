@@ -669,7 +669,7 @@ def test_error_keeps_its_type_and_gets_a_note(dataset, options, note, processes)
         list(loader)
     notes = "\n".join(caught.value.__notes__)
     assert note in notes
-    assert "raised in the loading process (pid" in notes
+    assert "raised in the worker process (pid" in notes
 
 
 @pytest.mark.parametrize("processes", [2, 4])

@@ -1,4 +1,4 @@
-"""The loading process, from its first message to its last."""
+"""The worker process, from its first message to its last."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def _run_worker(
         )
         listener.start()
     except BaseException as error:
-        uplink.send_fatal("the loading process could not be set up", error)
+        uplink.send_fatal("the worker process could not be set up", error)
         return
     try:
         worker.run(connection)
     except BaseException as error:
-        uplink.send_fatal("the loading process failed", error)
+        uplink.send_fatal("the worker process failed", error)
 
 
 def _opened(beginning: Beginning, uplink: Uplink) -> LoadSpec:

@@ -322,7 +322,7 @@ class ChildConnection:
             for note in getattr(cause, "__notes__", ()):
                 raised.add_note(note)
             return raised
-        where = f"the loading process (pid {self.pid})"
+        where = f"the worker process (pid {self.pid})"
         if self._broken is not None:
             raised = RuntimeError(
                 f"DataLoader: this process could not receive what {where} sent: "
@@ -398,7 +398,7 @@ class ChildConnection:
             child = start_child(self._context, main, (theirs, control, self._beginning))
         except BrokenPipeError as error:
             raise RuntimeError(
-                "DataLoader: the loading process ended while it was sent the dataset; its last "
+                "DataLoader: the worker process ended while it was sent the dataset; its last "
                 f"words are on stderr.{_NO_GUARD}"
             ) from error
         finally:

@@ -94,7 +94,7 @@ def unpack_error(packed: PackedError) -> BaseException:
         error = _of_text(packed, reason)
     notes = list(packed.notes)
     if (text := text_of(error)) != packed.text and packed.text not in text:
-        notes.insert(0, f"in the loading process it was {packed.text}")
+        notes.insert(0, f"in the worker process it was {packed.text}")
     if notes:
         error.__notes__ = notes
     if packed.cause is not None:
@@ -235,7 +235,7 @@ def _trace_of(error: BaseException) -> list[str]:
     if not frames:
         return []
     lines = "".join(traceback.format_list(frames)).rstrip()
-    return [f"raised in the loading process (pid {os.getpid()})\n{lines}"]
+    return [f"raised in the worker process (pid {os.getpid()})\n{lines}"]
 
 
 def _place_of(frame: traceback.FrameSummary) -> tuple[str, str]:

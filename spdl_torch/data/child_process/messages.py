@@ -1,4 +1,4 @@
-"""The messages between the trainer and the loading process: small, whatever the batch size."""
+"""The messages between the trainer and the worker process: small, whatever the batch size."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class ProcessPool:
         described = connection.ask("at_work", awaited, timeout=_ASK_SECONDS)
         if described is None:
             return (
-                f"The loading process (pid {connection.pid}) is being started, or did not "
+                f"The worker process (pid {connection.pid}) is being started, or did not "
                 f"answer within {_ASK_SECONDS:g} s because native code there keeps the GIL."
             )
         return str(described)
@@ -372,7 +372,7 @@ class ProcessPool:
         epoch = self._epoch
         if epoch is None or os.getpid() != self._pid:
             raise PipelineStopped(
-                "DataLoader: the loading process of this iterator has ended"
+                "DataLoader: the worker processes of this iterator have ended"
                 + ("." if self.in_this_process else " for this process, which was forked.")
                 + " Call iter(loader) for a new one."
             )

@@ -1,4 +1,4 @@
-"""Choose how loading processes are started: as torch starts its workers.
+"""Choose how worker processes are started: as torch starts its workers.
 
 That is ``multiprocessing_context``, else the start method of the whole program, else the platform's
 default. By ``fork`` (Linux, up to Python 3.13) a child has a copy of the trainer's memory: nothing
