@@ -25,8 +25,6 @@ from .shown_text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 # In the order of the help. None of these modules imports torch.
 _COMMANDS = (
     *(add_demo, add_photographs, add_prepare),

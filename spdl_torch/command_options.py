@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 
-__all__ = ["CommandError", "positive_seconds", "whole_number"]
-
 
 class CommandError(Exception):
     """Ends a command with one message and an exit status; nothing of the program has failed."""

@@ -12,14 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "DecodeError",
-    "PipelineFailure",
-    "PipelineStopped",
-    "SourceChangedError",
-    "UnsupportedOptionError",
-]
-
 
 class DecodeError(ValueError, OSError):
     """The data's fault: bytes that cannot be decoded.

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["import_name"]
-
 
 def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
     """Import a package's public name from its home, and leave it in the package, whose

@@ -5,8 +5,6 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-__all__ = ["printable", "printable_content", "printable_line"]
-
 
 def printable(text: str) -> str:
     """Return a text without characters that control a terminal or turn the direction of writing:

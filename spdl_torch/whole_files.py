@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["new_file", "whole_file", "write_text"]
-
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:

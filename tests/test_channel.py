@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from spdl_torch.pipeline.channel import capacity as capacity_module
 from spdl_torch.pipeline.channel import channel as channel_module
 from spdl_torch.pipeline.channel import waits as waits_module
-from spdl_torch.pipeline.channel.channel import Channel, ChannelClosed, EndOfChannel
+from spdl_torch.pipeline.channel.channel import Channel
+from spdl_torch.pipeline.channel.waits import ChannelClosed, EndOfChannel
 from spdl_torch.pipeline.stats import perf_stats as stats_module
 
 

@@ -8,7 +8,8 @@ from _gates import PATIENCE_SECONDS, until
 from test_channel import drain, gets_waiting, puts_waiting
 from test_isolation_interrupts import AtCall
 
-from spdl_torch.pipeline.channel.channel import Channel, ChannelClosed, EndOfChannel
+from spdl_torch.pipeline.channel.channel import Channel
+from spdl_torch.pipeline.channel.waits import ChannelClosed, EndOfChannel
 
 
 class Waiting:

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from spdl_torch.data.child_process.batch_packing import LARGE_BYTES, SlabWriter, unpack
+from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
 from spdl_torch.data.child_process.error_pickle import pack_error, unpack_error
 from spdl_torch.data.child_process.shared_memory import Mappings, SlabPool
+from spdl_torch.data.fetching.stacking import LARGE_BYTES
 from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.errors import PipelineFailure
 from spdl_torch.io import Transfer

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 import spdl_torch.pipeline.stats.thread_time as headcount_module
 from spdl_torch.autotune import PerfParams
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.pipeline.channel.channel import Channel, ChannelClosed, Dismissed, EndOfChannel
+from spdl_torch.pipeline.channel.channel import Channel
+from spdl_torch.pipeline.channel.waits import ChannelClosed, Dismissed, EndOfChannel
 from spdl_torch.pipeline.stats.thread_time import ThreadCount
 
 

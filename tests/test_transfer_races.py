@@ -38,7 +38,8 @@ from spdl_torch.io import Transfer, cuda_config, decode_image
 from spdl_torch.io._image import nvjpeg
 from spdl_torch.io._transfer import batch_memory, cuda, readers, region, slabs, team, transfer
 from spdl_torch.io._video import torchcodec_video
-from spdl_torch.pipeline.channel.channel import Channel, ChannelClosed
+from spdl_torch.pipeline.channel.channel import Channel
+from spdl_torch.pipeline.channel.waits import ChannelClosed
 
 ORDERS = ("late", "model", *range(3))
 LARGE = slabs.SMALL_BYTES

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .window import Bounds, Window
 
-__all__ = ["Plan", "grow", "most_busy", "most_threads", "shrink"]
-
 _BUSY = 0.75
 """The busy share below which a stage holds nothing back (prototype: 93 to 99 % of the
 optimum)."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..machine.limits import Limits
     from ..pipeline.definition.specs import PipelineSpec, StageSpec
 
-__all__ = ["Inference", "Wishes", "infer", "is_transfer", "may_run_at_once"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ..machine.probes import Probes
     from ..pipeline.stats.perf_stats import PipelineStats
 
-__all__ = ["PARTS", "Meter", "WindowReadings"]
-
 PARTS = 4
 """The number of readings of the consumer in a window; their spread gives the noise."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ..machine.limits import Limits
 
-__all__ = ["Budget", "Fit", "StageShape", "budget_of", "fit_loader", "fit_stages"]
-
 _CHEAP_ROOM_BYTES = 16 * 2**20
 """The total size up to which more elements may wait than the threads need: where they come
 quickly, waking a thread for each one costs more than their memory."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..observe.store.entries import LogEntry
     from ..pipeline.definition.specs import StageSpec
 
-__all__ = ["PerfParams"]
-
 _logger = logging.getLogger("spdl_torch.autotune")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .tuning import Tuning
     from .window import Decision, Window
 
-__all__ = ["PipelineTuner"]
-
 _logger = logging.getLogger("spdl_torch.autotune")
 
 

@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from ..errors import UnsupportedOptionError
 
-__all__ = ["refuse_scanners"]
-
 _MANUAL = {
     "work_packet_size": "Items go through the stages one by one; those that belong together are "
     "put together by PipelineBuilder.aggregate(n), or by a DataLoader's batch_size",

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ..pipeline.definition.specs import PipelineSpec
 
-__all__ = ["ElementSize", "nbytes_of", "size_in_dataset", "size_in_pipeline"]
-
 _NUMBER_BYTES = 8  # as a tensor: int64 or float64
 
 

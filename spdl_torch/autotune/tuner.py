@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .window import Bounds, StageLoad, Window
 
-__all__ = ["Step", "Tuner"]
-
 _ENOUGH_WAIT = 0.05
 """The share of waiting up to which training is not input-bound; TensorFlow's threshold."""
 

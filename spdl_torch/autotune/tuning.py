@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..observe.store.entries import LogEntry
     from ..pipeline.recorder.flight_recorder import FlightRecorder
 
-__all__ = ["DECISION_EVENT", "Tuning", "TuningState", "decision_entry"]
-
 _logger = logging.getLogger("spdl_torch.autotune")
 
 DECISION_EVENT = "decision"

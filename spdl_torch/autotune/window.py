@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from ..pipeline.stats.perf_stats import PipelineStats, StageStats
 
-__all__ = ["Bounds", "Decision", "Part", "StageLoad", "Window", "loads_of", "window_of"]
-
 _PAUSE = 3.0
 """A part in which the consumer's own time per item is this many times the usual is left out: it was
 doing something else (validation, a checkpoint)."""

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from ..machine.limits import Limits
     from .tuning import Tuning
 
-__all__ = ["AutoWorkers"]
-
 _MOST_AT_FIRST = 8
 
 

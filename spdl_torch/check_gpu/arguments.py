@@ -11,8 +11,6 @@ from ..command_options import CommandError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_check_gpu"]
-
 
 def add_check_gpu(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of ``spdl-torch``."""

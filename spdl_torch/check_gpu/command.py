@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Check = tuple[str, Callable[[], None]]
 
-__all__ = ["CHECKS", "CheckOptions", "ended_by_force", "run_check_gpu", "run_checks"]
-
 MOST_SECONDS = 9 * 60.0
 _GRACE_SECONDS = 5.0
 

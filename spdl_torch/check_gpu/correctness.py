@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from .gpu import Gpu
     from .sheet import Sheet
 
-__all__ = ["check_batches", "check_clips", "check_loaders", "check_nvjpeg"]
-
 
 def check_batches(gpu: Gpu, sheet: Sheet, device: str = "cuda") -> None:
     """Check tensors of every common dtype and layout, in one batch: they are there, and equal."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .gpu import Gpu
     from .sheet import Sheet
 
-__all__ = ["check_devices", "num_elsewhere"]
-
 NUM_BATCHES = 20
 _PATIENCE_SECONDS = 120.0
 

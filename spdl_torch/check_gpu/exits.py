@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .sheet import Sheet
 
-__all__ = ["ENDINGS", "Ending", "check_exits"]
-
 MOST_SECONDS = 12.0
 _PATIENCE_SECONDS = 60.0
 

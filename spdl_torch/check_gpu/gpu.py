@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["STREAMS", "CudaGpu", "Gpu", "StreamKind", "unguarded"]
-
 StreamKind = Literal["default", "side", "external"]
 STREAMS: tuple[StreamKind, ...] = get_args(StreamKind)
 

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from .gpu import Gpu, StreamKind
     from .sheet import Sheet
 
-__all__ = [
-    "Filled",
-    "check_isolation",
-    "check_races",
-    "check_self_test",
-    "num_wrong",
-    "sizes_between",
-]
-
 KIBI = 1 << 10
 MEBI = 1 << 20
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from .sheet import Sheet
 
-__all__ = ["check_copies", "check_hand_over", "check_training"]
-
 BATCH = 256
 PIXELS = 224
 WARM_UP = 3

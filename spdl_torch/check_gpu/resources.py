@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .gpu import Gpu
     from .sheet import Sheet
 
-__all__ = ["check_capture", "check_full_device", "check_memory", "check_sizes"]
-
 
 def check_capture(sheet: Sheet, num_graphs: int = 50) -> None:
     """Capture graphs, in the default mode, beside a loader that needs more memory each time."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["Line", "Sheet"]
-
 Outcome = Literal["PASS", "FAIL", "SKIP"]
 
 

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from ..pipeline.stats.perf_stats import PipelineStats
     from .sampling.sharding import Tail
 
-__all__ = ["PipelineDataset"]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 T_co = TypeVar("T_co", covariant=True)

@@ -15,8 +15,6 @@ from ..objects.datasets import all_datasets
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["dataset_stats", "loading_counts"]
-
 
 def loading_counts(dataset: Any) -> dict[str, int]:
     """Return the sums of what the datasets in a dataset have counted in this process."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["attributes_of", "copy_of", "of_parts"]
-
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not built in
 _SEEN_TO = ("args", "__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__")
 

@@ -11,18 +11,6 @@ from .error_copies import copy_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "Reason",
-    "add_thread_note",
-    "as_raised_in_loop",
-    "cause_of",
-    "describe_batch",
-    "describe_indices",
-    "not_an_end",
-    "noted_call",
-    "noted_sample",
-]
-
 
 def add_thread_note(error: BaseException, where: str, what: str = "") -> None:
     """Add a note to the user's own exception: where it happened, and on which worker."""

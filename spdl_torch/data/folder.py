@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from spdl_torch.io._image.codec import Codec
     from spdl_torch.io._image.kernel import Plan
 
-__all__ = ["CollatedSamples", "ImageFolder"]
-
 SampleContext = Callable[[int], "AbstractContextManager[torch.Generator | None]"]
 
 

@@ -24,8 +24,6 @@ from .loader.dataloader import DataLoader
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-__all__ = ["correct_resumed_loaders", "correct_saved_states", "want_states"]
-
 
 def want_states(trainer: Any) -> None:
     """Make the loaders collect states for checkpoints. Called when training starts."""

@@ -13,8 +13,6 @@ from ..pipeline.failures import describe
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-__all__ = ["Field", "check_fields", "check_version", "is_flag", "is_whole_number"]
-
 _MOST = 2**63 - 1  # the largest seed that a generator takes
 
 

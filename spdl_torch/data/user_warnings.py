@@ -6,8 +6,6 @@ import sys
 import warnings
 from typing import Any
 
-__all__ = ["warn", "warn_once"]
-
 # Loaders are also built for the user: by our own commands, by torch's generic classes and by
 # trainers, from the attributes of the user's own loader.
 _NOT_THE_USERS = frozenset(

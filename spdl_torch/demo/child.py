@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .jobs import Measurement
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Do the job named on the command line."""

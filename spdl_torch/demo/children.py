@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from .jobs import Measure, Prepare, Smoke
 
-__all__ = ["run_job"]
-
 
 def run_job(
     job: Prepare | Measure | Smoke, on_line: Callable[[dict[str, Any]], None]

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from .jobs import Plan
 
-__all__ = ["DemoOptions", "UsageError", "check_file", "check_folder", "default_workers", "run_demo"]
-
 _NUM_PHOTOGRAPHS = 160
 _NUM_PHOTOGRAPHS_SMOKE = 32
 _MOST_DEFAULT_WORKERS = 8

@@ -10,31 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "PHOTOGRAPHS",
-    "PICTURES",
-    "POOL",
-    "VARIANTS",
-    "WORKLOADS",
-    "Environment",
-    "Measure",
-    "Measurement",
-    "Plan",
-    "Prepare",
-    "Smoke",
-    "StageRow",
-    "Training",
-    "Variant",
-    "Workload",
-    "decode_answer",
-    "decode_job",
-    "encode",
-    "expected_seconds",
-    "make_plan",
-    "make_plans",
-    "spread",
-]
-
 POOL = 2000
 """Different images that are read unless ``--epochs`` asks for the whole folder; they are read
 once beforehand, so that every row finds them in the page cache."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from .jobs import Environment, Measure, Measurement, Plan, StageRow
 
-__all__ = ["Outcome", "as_json"]
-
 _FORMAT_VERSION = 1
 
 

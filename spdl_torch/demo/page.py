@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..observe.page.content import Section
     from .outcome import Outcome
 
-__all__ = ["page_of"]
-
 
 def page_of(outcome: Outcome) -> Page:
     """Return the tables as a page; its data are those of ``--json``."""

@@ -15,8 +15,6 @@ from torchvision.transforms import (
     ToTensor,
 )
 
-__all__ = ["Pictures"]
-
 _NUM_DIFFERENT = 10_000
 _PIXELS = 32
 

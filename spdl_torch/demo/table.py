@@ -12,16 +12,6 @@ from .verdict import rate_of, wait_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    "Row",
-    "comparison_rows",
-    "comparison_table",
-    "model_speeds",
-    "over_what",
-    "stage_table",
-    "waiting_table",
-]
-
 _Figure = tuple[str, str, "Callable[[Measurement], float | None]", float, str]
 
 _FIGURES: tuple[_Figure, ...] = (

@@ -13,16 +13,6 @@ from .verdict import noise_of
 if TYPE_CHECKING:
     from .outcome import Outcome
 
-__all__ = [
-    "COLUMNS",
-    "WHEN_IT_WAITS",
-    "amounts",
-    "ending_text",
-    "noise_text",
-    "title_of",
-    "workload_text",
-]
-
 COLUMNS = 99
 """The width of a terminal, less one."""
 

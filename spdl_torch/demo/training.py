@@ -32,8 +32,6 @@ from .verdict import Verdict, bottleneck
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["intra_op_threads", "make_dataset", "measure"]
-
 
 class Progress(Protocol):
     """Called with what is being done and how far it is."""

@@ -14,16 +14,6 @@ if TYPE_CHECKING:
     from ..observe import Report
     from .jobs import Measurement
 
-__all__ = [
-    "Verdict",
-    "bottleneck",
-    "compare",
-    "noise_of",
-    "quiet_rounds",
-    "rate_of",
-    "wait_at",
-]
-
 _INPUT_BOUND = 0.05
 """Below this share of the step, waiting is noise: removing it all would gain less than 5 %."""
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RGB24", "DecodeConfig", "DemuxConfig", "decode_config", "demux_config"]
-
 RGB24 = "format=pix_fmts=rgb24"
 """The default filter."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LEFT_OUT"]
-
 _AUDIO = (
     "Sound comes as a tensor, by load_audio alone; its packets, frames and filters are left out."
 )

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-__all__ = ["Opened", "open_blocks", "open_local", "open_ranges", "open_stream"]
-
 _BLOCK_BYTES = 8 << 20
 """One request to an object store. fsspec's default for S3, 50 MiB, is held for every open file."""
 

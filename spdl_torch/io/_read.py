@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ._cache.store import Store
 
-__all__ = ["Reader"]
-
 
 class Reader:
     """Reads paths and URLs: ``pipe(reader)`` on threads, ``pipe(reader.aread)`` on an event loop.

@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "afetch_url",
-    "fetch_url",
-    "file_system",
-    "glob_url",
-    "is_async",
-    "is_url",
-    "read_url",
-    "read_url_range",
-    "url_stamp",
-]
-
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
 # chains, "zip://a.txt::s3://bucket/b.zip" and "simplecache::s3://bucket/a", begin the same way.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(::|://)")

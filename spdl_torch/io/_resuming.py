@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ._retry import RetryPolicy
 
-__all__ = ["open_resuming"]
-
 _LOCAL_BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
 _BUFFER_BYTES = 1 << 20
 

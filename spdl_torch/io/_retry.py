@@ -13,16 +13,6 @@ from typing import Any
 from ..errors import DecodeError, SourceChangedError
 from ..pipeline.failures import attach_note
 
-__all__ = [
-    "BACKOFF_SECONDS",
-    "MAX_BACKOFF_SECONDS",
-    "RETRIES",
-    "RetryPolicy",
-    "is_transient",
-    "note_failure",
-    "status_of",
-]
-
 _logger = logging.getLogger("spdl_torch.io")
 
 _WARNING_INTERVAL_SECONDS = 60.0

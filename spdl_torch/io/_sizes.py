@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["fitted_size"]
-
 
 def fitted_size(
     width: int | None, height: int | None, own_width: int, own_height: int

@@ -11,8 +11,6 @@ from torch import Tensor
 from ._cache.paths import CachedPath
 from ._remote import is_url, read_url
 
-__all__ = ["Source", "is_local", "read_source", "source_name"]
-
 Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Tensor | BinaryIO
 """A path, a URL that fsspec opens, the encoded bytes (as bytes or as a uint8 tensor of one
 dimension), or a binary file."""

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 
     Room = Callable[[int], Tensor | None]
 
-__all__ = [
-    "BatchStorage",
-    "CPUStorage",
-    "Storage",
-    "batch_room",
-    "batch_storage",
-    "cpu_storage",
-    "room_for",
-    "room_in_batch",
-]
-
 
 class Storage(Protocol):
     """Memory for a batch."""

@@ -14,8 +14,6 @@ from spdl_torch.errors import DecodeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DEFAULT_MAX_BYTES", "MissingEndError", "TarReader", "iter_tarfile"]
-
 DEFAULT_MAX_BYTES = 1 << 30
 """The largest member: far above any sample, far below what takes a machine down."""
 

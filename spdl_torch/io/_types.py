@@ -6,8 +6,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
-__all__ = ["ArrayInterface", "CPUBuffer", "CUDAArrayInterface", "CUDABuffer"]
-
 CPUBuffer: TypeAlias = Tensor
 """A batch in host memory; here a tensor."""
 

@@ -6,8 +6,6 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["OtherPrograms", "cpu_seconds"]
-
 
 def cpu_seconds() -> float:
     """Return the CPU seconds of this process and of the workers that it has joined."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 import sysconfig
 
-__all__ = ["could_go_without_gil", "has_gil", "is_hinted", "is_taken", "take_turns"]
-
 _TAKEN = 0.2
 """The wait for the GIL, in switch intervals of the interpreter, above which it is the rule (pure
 Python: 1 to 4 intervals; C code without the GIL, or sleeps: 0.02)."""

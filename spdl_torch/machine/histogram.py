@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BUCKETS_OF_SMALL", "NO_COUNTS", "NUM_SMALL", "Histogram", "bucket_of", "percentile"]
-
 _SUB_BITS = 3
 
 

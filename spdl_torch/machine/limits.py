@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Limits", "read_limits", "usable_cores", "whole_cores"]
-
 _ROOT = Path("/")
 _RANKS = "LOCAL_WORLD_SIZE"  # set by torchrun
 _KEPT_SECONDS = 5.0

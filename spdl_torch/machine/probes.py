@@ -27,21 +27,6 @@ from .thread_times import OwnRunDelay, ThreadTimes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "ProbeCounters",
-    "Probes",
-    "count_only_this_thread",
-    "helper_cores",
-    "is_probing",
-    "join_probing",
-    "probe_counters",
-    "probes_between",
-    "start_probing",
-    "stop_probing",
-    "tell_of_garbage",
-    "thread_ends",
-]
-
 _PERIOD_SECONDS = 0.1
 _SLEEP_SECONDS = 0.01
 _SCHEDSTAT_SECONDS = 1.0

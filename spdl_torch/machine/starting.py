@@ -13,8 +13,6 @@ from collections import deque
 from time import perf_counter_ns
 from typing import Any
 
-__all__ = ["num_other_threads", "start", "started_ns"]
-
 # The system's ids of the latest threads started here. One that has ended in Python may still be
 # among the system's threads for a moment, without a name.
 _latest: deque[int | None] = deque(maxlen=256)

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from .starting import started_ns
 
-__all__ = ["OwnRunDelay", "ThreadTimes", "call_itself", "run_delay_ns"]
-
 _OURS = "spdl-"
 _CODECS = "av:"
 _TASKS = "/proc/self/task"

@@ -10,8 +10,6 @@ from ..command_options import CommandError, whole_number
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_photographs"]
-
 
 def add_photographs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of ``spdl-torch``."""

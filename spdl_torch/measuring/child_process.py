@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
-__all__ = ["ChildFailure", "answers_of", "run_child"]
-
 _SECONDS_BETWEEN_SAMPLES = 0.4  # a sample costs about 10 ms of CPU
 
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["WARM_UP", "HandOver", "hand_overs"]
-
 WARM_UP = 20
 
 _ASKING = ("_submit_more", "_try_put_index")  # the methods of our iterators, and of torch's

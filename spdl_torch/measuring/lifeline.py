@@ -7,8 +7,6 @@ import os
 import signal
 import threading
 
-__all__ = ["end_with_the_parent"]
-
 
 def end_with_the_parent() -> None:
     """Kill this process when its parent ends: its standard input is a pipe that the parent never

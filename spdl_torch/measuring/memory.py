@@ -7,8 +7,6 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
-__all__ = ["tree_bytes", "tree_pids"]
-
 _PROC = Path("/proc")
 
 

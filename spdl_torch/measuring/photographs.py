@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = [
-    "NUM_CLASSES",
-    "SIZES",
-    "Fields",
-    "photograph",
-    "write_photographs",
-]
-
 NUM_CLASSES = 10
 
 SIZES = (

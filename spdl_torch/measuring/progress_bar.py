@@ -6,8 +6,6 @@ import shutil
 import time
 from typing import TextIO
 
-__all__ = ["ProgressBar", "counted", "duration", "time_left"]
-
 _BAR_CELLS = 12
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["quantile"]
-
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the value that a share of all values, 0-1, does not exceed."""

@@ -9,8 +9,6 @@ import json
 import time
 from typing import TextIO
 
-__all__ = ["Reporter"]
-
 _SECONDS_BETWEEN_LINES = 0.1
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["write_video"]
-
 
 def write_video(path: Path, *, seconds: int = 10, rate: int = 28) -> None:
     """Write a moving picture of noise, with the size and keyframe interval of Kinetics-400."""

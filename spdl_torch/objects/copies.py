@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["deep_copy", "set_state", "shallow_copy", "unfinalized"]
-
 _T = TypeVar("_T")
 
 # Flags of a type: Python notes a call of __del__ for objects with the first alone. A class written

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["all_datasets", "nested_datasets"]
-
 # Bounds, should one contain itself.
 _MOST = 8
 _MOST_DATASETS = 1000

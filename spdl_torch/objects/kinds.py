@@ -25,19 +25,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "ARRAYS",
-    "GENERATORS",
-    "PLAIN_VALUES",
-    "SEQUENCES",
-    "SHARED_MODULES",
-    "Generator",
-    "is_flat",
-    "is_immutable",
-    "is_ours",
-    "is_value",
-]
-
 PLAIN_VALUES = frozenset(
     {
         *(bool, int, float, complex, str, bytes, type(None), range, slice),

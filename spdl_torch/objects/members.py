@@ -18,19 +18,6 @@ from .kinds import ARRAYS, SEQUENCES, is_immutable, is_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "Step",
-    "Unfinished",
-    "Way",
-    "is_leaf",
-    "members",
-    "reachable",
-    "slots_of",
-    "text_of",
-    "variables_of",
-    "walk",
-]
-
 
 class _Words(NamedTuple):
     """A step that is said around the owner: ``rng, a variable around f``."""

@@ -13,8 +13,6 @@ from .kinds import PLAIN_VALUES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["CONTAINERS", "is_plain_data"]
-
 CONTAINERS = (list, tuple, range, np.ndarray, torch.Tensor)
 
 _MOST_OBJECTS = 2_000_000

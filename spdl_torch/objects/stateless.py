@@ -14,8 +14,6 @@ import torch
 from .kinds import PLAIN_VALUES
 from .members import Unfinished, members, walk
 
-__all__ = ["is_stateless"]
-
 _MOST_OBJECTS = 10_000
 _DATA = PLAIN_VALUES | {torch.Tensor, list, tuple, set, frozenset, dict, OrderedDict}
 _LIBRARIES = ("torch", "torchvision", "spdl_torch")

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .hooks.task_hooks import HookFactory
     from .run.tunable import Tuner
 
-__all__ = ["PipelineBuilder", "build_pipeline"]
-
 S = TypeVar("S")
 T = TypeVar("T")
 U = TypeVar("U")

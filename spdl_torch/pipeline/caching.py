@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["cache_iterator"]
-
 T = TypeVar("T")
 
 

@@ -11,11 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .definition.specs import MaxFailures
 
-__all__ = [
-    *("DEFAULT_MAX_FAILURES", "FailureBudget"),
-    *("add_note", "attach_note", "describe", "renew_note", "text_of"),
-]
-
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 DEFAULT_MAX_FAILURES = 0.1

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .run.tunable import Tuner
     from .stats.perf_stats import PipelineStats
 
-__all__ = ["Pipeline"]
-
 T = TypeVar("T")
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline
     from .stats.perf_stats import QueuePerfStats
 
-__all__ = ["ProfileHook", "ProfileResult", "ProfileStats", "profile_pipeline"]
-
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 _CONCURRENCIES = (32, 16, 8, 4, 1)

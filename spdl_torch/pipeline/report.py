@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .recorder.timeline import Timeline
     from .stats.perf_stats import PipelineStats
 
-__all__ = ["profile_of", "report_of"]
-
 
 def report_of(stats: PipelineStats, probes: Probes | None) -> Report:
     """Judge a pipeline's statistics, with the readings of the machine meanwhile."""

@@ -12,8 +12,6 @@ from ..command_options import CommandError, whole_number
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_prepare"]
-
 
 def add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of ``spdl-torch``."""

@@ -33,8 +33,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # two programs do not exclude each other there
 
-__all__ = ["PrepareOptions", "UsageError", "run_check", "run_prepare"]
-
 
 class UsageError(Exception):
     """A folder or option that cannot be used."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .plan import Plan, Settings, SourceFile
 
-__all__ = ["Encoder", "Member", "Sample", "encoder_versions"]
-
 _ORIENTATION = 0x0112
 _FIELDS = {"jpeg": "jpg", "tiff": "tif", "mpeg": "mpg"}
 

@@ -13,17 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "IMAGES",
-    "PLAN_FILE",
-    "Plan",
-    "Settings",
-    "SourceFile",
-    "make_plan",
-    "planned_shards",
-    "shard_name",
-]
-
 PLAN_FILE = "dataset.json"
 """The file of a plan, beside the shards."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from spdl_torch.data.sources._tar_index import TarIndex
 
-__all__ = ["Checked", "check_tars", "index_tars", "tars_in"]
-
 
 class Checked(NamedTuple):
     """One tar, read from front to back."""

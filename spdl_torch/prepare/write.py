@@ -20,8 +20,6 @@ from spdl_torch.whole_files import new_file
 if TYPE_CHECKING:
     from .encode import Sample
 
-__all__ = ["ShardWriter", "done_index", "remove_partial", "write_whole"]
-
 _BLOCK = 512
 _PARTIAL = ".partial"
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["DistributedDeterministicSampler", "DistributedRandomSampler"]
-
 _CHUNK = 4096  # indices that become Python ints at once
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["IterableWithShuffle", "SizedIterable", "SizedIterableWithShuffle"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

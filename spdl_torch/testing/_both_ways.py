@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.data import IterableDataset
 
-from ..data.fetching.batch_maker import BatchMaker, EndOfIterable
+from ..data.fetching.batch_maker import BatchMaker
+from ..data.fetching.items import EndOfIterable
 from ..data.loader.dataloader import DataLoader
 from ..data.rng.keys import StreamKey, epoch_seed
 from ..data.rng.owned import OwnedGenerators
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..observe.verdict.placement import Placement
-
-__all__ = ["BothWays"]
 
 _JOIN_SECONDS = 10.0
 

@@ -15,8 +15,6 @@ from ..objects.kinds import GENERATORS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["first_difference", "path_of_difference"]
-
 
 def first_difference(expected: list[list[Any]], got: list[list[Any]]) -> str | None:
     """Return which batch of which epoch differs, and where in it; None: none differs."""

@@ -15,14 +15,6 @@ from ._differences import path_of_difference
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "States",
-    "generator_states",
-    "generators_kept",
-    "seed_all",
-    "set_generator_states",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class States:

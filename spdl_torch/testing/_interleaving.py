@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["threads_interleaved"]
-
 _SWITCH_SECONDS = 1e-6
 # Python 3.11 crashes when threads share a generator that is traced, and pauses elsewhere show that.
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

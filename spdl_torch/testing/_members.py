@@ -20,8 +20,6 @@ from ..objects.members import members, text_of
 if TYPE_CHECKING:
     from ..objects.members import Step
 
-__all__ = ["Scope", "is_library", "is_ours", "is_users", "members_and_code", "state"]
-
 _MOST_MEMBERS = 256
 """The most members of a container that are looked into; a longer one holds data."""
 _MOST_ENTRIES = 100_000

@@ -23,8 +23,6 @@ from ._user_code import UserCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["OwnGenerators", "alike_on_workers"]
-
 _MOST_OBJECTS = 5_000
 _MOST_ITEMS = 16
 

@@ -18,8 +18,6 @@ from ..objects.members import Unfinished, members, walk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["private_copy"]
-
 _LARGE_BYTES = 1 << 26
 _MOST_OBJECTS = 5_000
 _MOST_MEMBERS = 1_000

@@ -20,8 +20,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["ProcessState"]
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..objects.members import Step
     from ._user_code import UserCode
 
-__all__ = ["SharedObjects"]
-
 _MOST_OBJECTS = 5_000
 _SMALL = 16  # members of a container that may be a stack or a mailbox
 _HARMLESS = (

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ..objects.members import Step
 
-__all__ = ["UserCode"]
-
 _MOST = 5_000
 
 _CALLS = {

@@ -17,8 +17,6 @@ from ._own_generators import OwnGenerators, alike_on_workers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["assert_reproducible"]
-
 
 def assert_reproducible(
     make_loader: Callable[[int], Iterable[Any]],

@@ -17,8 +17,6 @@ from ._generators import generator_states, generators_kept, seed_all, set_genera
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["assert_resume_exact"]
-
 _NUM_RESUMES = 3  # in one epoch, one after another
 
 

@@ -16,8 +16,6 @@ from ._user_code import UserCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["assert_thread_safe"]
-
 
 def assert_thread_safe(
     dataset: Any,

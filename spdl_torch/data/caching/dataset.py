@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ...io._cache.store import Store
 
-__all__ = ["CachedDataset", "cached"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 _NUM_COMPARED = 2  # samples that each process makes twice, to see whether they may be cached

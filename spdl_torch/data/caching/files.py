@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ...io._cache.store import Store
 
-__all__ = ["CachedFiles"]
-
 
 class CachedFiles:
     """The bytes of files by path, from a store or, the first time, from the files themselves.

@@ -14,8 +14,6 @@ from ...io._cache.places import file_stamp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["identity_of", "sample_stamps"]
-
 
 def sample_stamps(dataset: Any, version: str) -> Callable[[int], int] | None:
     """Return the function that gives the stamp of an index, for a dataset of files: a

@@ -19,8 +19,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-__all__ = ["contents_of", "length_of", "settings_of", "text_of"]
-
 _NUM_PLACES = 8
 _MOST_VALUES = 64
 """The most entries of a list, or characters, that are read of a sample."""

@@ -12,8 +12,6 @@ from .user_state import state_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Drawing"]
-
 
 class Drawing:
     """An iterator over the indices of a sampler that keeps its own state.

@@ -19,8 +19,6 @@ from .contents import text_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["NUM_LAST", "LastIndices", "differing_order", "last_of", "rank_of"]
-
 NUM_LAST = 8
 """The number of indices that a state has of those before it."""
 _MOST_CHARACTERS = 80

@@ -18,16 +18,6 @@ from .contents import contents_of, length_of, settings_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "FIELDS",
-    "PIPELINE_FIELDS",
-    "check_made_by",
-    "doubts_about_pass",
-    "made_by",
-    "pass_made_by",
-    "told_doubts",
-]
-
 
 def made_by(loader: Any) -> dict[str, Any]:
     """Return what identifies a loader, as numbers and text; None = unknown."""

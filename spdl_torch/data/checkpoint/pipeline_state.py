@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ...pipeline.definition.specs import StageSpec
     from ...pipeline.pipeline import Pipeline
 
-__all__ = ["PassProgress", "PassState", "unordered_stage"]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 _VERSION = 2

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .last_indices import LastIndices
     from .user_state import OwnState
 
-__all__ = ["Progress"]
-
 
 class _Place(NamedTuple):
     """The part of the progress that changes with every batch."""

@@ -32,25 +32,6 @@ from .user_state import WorkerState, give_state, keeps_state, state_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = [
-    "Redrawn",
-    "ResumeState",
-    "WorkerState",
-    "before_first_epoch",
-    "draw_again_from",
-    "drawing_of",
-    "drawn_base_seed",
-    "encoded",
-    "generators_of",
-    "is_packed_batch",
-    "left_for_another",
-    "order_drawn_again",
-    "packed_index",
-    "set_sampler_epoch",
-    "skipped",
-    "stateful_sampler",
-]
-
 _VERSION = 2
 
 

@@ -19,16 +19,6 @@ from torch.utils.data import get_worker_info
 from ...objects.copies import deep_copy
 from ..error_notes import Reason, add_thread_note
 
-__all__ = [
-    "OwnState",
-    "WorkerState",
-    "check_protocol",
-    "ended_early",
-    "give_state",
-    "keeps_state",
-    "state_of",
-]
-
 _CHEAP_NS = 1_000_000
 _MOST_SHARE = 20
 """The reciprocal of the share of a worker's time that may go into taking expensive states."""

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from ..workers.jobs import Loaded
     from .shared_memory import Lease, Mappings, SlabPool, Ticket
 
-__all__ = [
-    "LARGE_BYTES",
-    "Packed",
-    "PackedBatch",
-    "SlabWriter",
-    "TensorReducer",
-    "is_plain",
-    "unpack",
-]
-
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 

@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
-    from ..checkpoint.resume_state import WorkerState
+    from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
-
-__all__ = ["Beginning", "main"]
 
 
 class Beginning(NamedTuple):

@@ -28,7 +28,8 @@ from functools import partial
 from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.channel.channel import Channel
+from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.failures import text_of
 from ...pipeline.threads.shared_state import LiveObjects
 from .child import main
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from .child import Beginning
     from .error_pickle import PackedError
     from .shared_memory import Mappings
-
-__all__ = ["ChildConnection"]
 
 _END_SECONDS = 10.0  # for a child to end when asked; twice what it gives to its last samples
 

@@ -23,7 +23,8 @@ import torch
 
 from ...objects.members import members, text_of
 from ...pipeline.failures import attach_note
-from .batch_packing import TensorReducer, is_plain
+from ..fetching.stacking import is_plain
+from .batch_packing import TensorReducer
 from .shared_blocks import LEAST_BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from ..workers.load_spec import LoadSpec
     from .messages import Span
     from .shared_blocks import MappedBlocks, SharedBlocks
-
-__all__ = ["InheritedSpec", "PickledSpec", "find_unpicklable", "shown"]
 
 _LIBRARY, _TORCH, _OURS = (
     str(Path(file).parent) for file in (pickle.__file__, torch.__file__, __file__)

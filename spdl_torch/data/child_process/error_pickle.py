@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from ..workers.jobs import Result
 
-__all__ = ["PackedError", "pack_error", "pack_errors_of", "unpack_error", "unpack_errors_of"]
-
 _OURS = str(Path(__file__).parents[1])  # frames there are of no use to users
 
 _MOST_CAUSES = 8

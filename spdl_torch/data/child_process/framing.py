@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-__all__ = ["framed", "socket_of"]
-
 _MOST_SIZE = 0x7FFFFFFF
 
 _size = struct.Struct("!i").pack

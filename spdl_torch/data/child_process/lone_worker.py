@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import PipelineStopped
 from ...machine.probes import count_only_this_thread, probe_counters
-from ...pipeline.channel.channel import ChannelClosed
+from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
@@ -35,13 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
-    from ..checkpoint.resume_state import WorkerState
+    from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.jobs import Result
     from ..workers.load_spec import LoadSpec
     from .uplink import Uplink
-
-__all__ = ["LoneWorker"]
 
 _FINISH_SECONDS = 5.0  # for the sample that is being fetched when the trainer is gone
 

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..checkpoint.resume_state import WorkerState
+    from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.jobs import Result
     from .error_pickle import PackedError
-
-__all__ = ["Answer", "Ask", "Fatal", "Free", "LogLine", "Reply", "Restart", "Span", "Submit", "Up"]
 
 
 class Free(NamedTuple):

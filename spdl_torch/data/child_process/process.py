@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
-__all__ = ["ChildProcess", "server_is_anothers", "start_child"]
-
 _MOST_STARTS = 3
 _SERVER_END_SECONDS = 10.0  # for a fork server that takes no more requests to end
 _LOOK_SECONDS = 0.05  # between two checks of an ending process, where there is no pidfd

@@ -24,7 +24,8 @@ import torch
 
 from ...errors import PipelineStopped
 from ...machine.probes import probe_counters
-from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.channel.channel import Channel
+from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.failures import attach_note
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...io._transfer.region import LimitedLocker
-    from ..checkpoint.resume_state import WorkerState
+    from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
     from ..workers.pool import TunedPool
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
     from .connection import ChildConnection
     from .messages import Answer
     from .shared_memory import Mappings
-
-__all__ = ["ProcessPool"]
 
 _logger = logging.getLogger("spdl_torch.data")
 

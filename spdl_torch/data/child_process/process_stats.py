@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ..workers.epoch import Epoch
     from .worker_process import WorkerProcess
 
-__all__ = ["ProcessRecorder", "ProcessStats"]
-
 _ASK_SECONDS = 2.0
 _ROW = "worker process"  # the name of the children's rows in a trace
 _KEEP_SECONDS = 0.2  # at the end of an epoch, when the children have nothing left to do

@@ -25,8 +25,6 @@ from .shared_memory import anonymous_file
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CAN_SHARE_BLOCKS", "LEAST_BLOCK_BYTES", "MappedBlocks", "SharedBlocks"]
-
 CAN_SHARE_BLOCKS = os.name == "posix"
 """Whether a child can be given a descriptor while it is started."""
 

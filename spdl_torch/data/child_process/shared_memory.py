@@ -33,8 +33,6 @@ from .messages import Free, Span
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Lease", "Mappings", "SlabPool", "Ticket", "anonymous_file"]
-
 _NOTHING_FREED = Free((), ())
 
 _HAS_DESCRIPTORS = os.name == "posix"

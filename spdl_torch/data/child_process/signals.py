@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["TRAINERS", "handlers_deferred", "leave_to_the_trainer", "trainers_signals_held"]
-
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 TRAINERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 

@@ -19,8 +19,6 @@ from .process import server_is_anothers
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
-__all__ = ["can_fork", "context_of", "forks", "starts_threads"]
-
 _PRELOADED = "spdl_torch.data.child_process.child"
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..workers.stats import PoolStats
     from .batch_packing import PackedBatch
 
-__all__ = ["Uplink"]
-
 _READINGS_NS = 100_000_000  # the minimum between readings sent; the last batch always has one
 
 

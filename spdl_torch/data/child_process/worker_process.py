@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
     from ...io._transfer.region import Region
     from ...pipeline.threads.thread_group import ThreadGroup
-    from ..checkpoint.resume_state import WorkerState
+    from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
     from .shared_blocks import SharedBlocks
-
-__all__ = ["WorkerProcess"]
 
 _MOST_KEPT = 8
 """The number of batches that the loop may keep, besides those that wait for it, before more are

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from ...pipeline.definition.specs import MaxFailures
     from ...pipeline.recorder.flight_recorder import FlightRecorder
 
-__all__ = [
-    "DEFAULT_ERROR_BUDGET",
-    "MISSING",
-    "BadSample",
-    "NoGoodSample",
-    "SkippedSample",
-    "SkippedSamples",
-    "Tolerance",
-    "Tries",
-    "record_bad",
-    "too_many_in_a_row",
-]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 DEFAULT_ERROR_BUDGET = 0.05  # the share from which a report says that failures should concern you

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ..rng.streams import SampleStreams
     from .bad_samples import Tolerance
 
-__all__ = ["Batch"]
-
 
 class Batch:
     """The current batch of one thread, reused for every batch.

@@ -12,7 +12,7 @@ from ..error_notes import describe_batch
 from .bad_samples import MISSING, NoGoodSample, Tries
 from .batch import Batch
 from .collating import Collating
-from .items import EndOfIterable, Items, SingleItems
+from .items import Items, SingleItems
 from .rows import row_reader
 from .samples import Samples, samples_of
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..rng.streams import SampleStreams
     from .bad_samples import BadSample, Tolerance
     from .stacking import Memory
-
-__all__ = ["BatchMaker", "EndOfIterable"]
 
 
 class BatchMaker:

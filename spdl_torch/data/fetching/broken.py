@@ -7,8 +7,6 @@ from typing import Any
 from ..error_notes import Reason
 from .items import EndOfIterable
 
-__all__ = ["Broken"]
-
 
 class Broken:
     """A stand-in for a BatchMaker that could not be made.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .stacking import Memory
 
-__all__ = ["Collating"]
-
 
 class Collating:
     """Calls ``collate_fn`` for one worker, and counts the time in a cell (None: off).

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ...pipeline.hooks.task_hooks import TaskCell
     from .batch import Batch
 
-__all__ = ["EndOfIterable", "Items", "SingleItems"]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 

@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["odd_sample"]
-
 _MOST_SAMPLES, _MOST_PARTS, _MOST_DEEP = 4096, 64, 4
 """What is looked at of a batch, of a sample, and within it: an error's text is not worth more."""
 

@@ -19,8 +19,6 @@ from .stacking import has_torchs_types_only, is_torchs_collate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["RowBatch", "RowReader", "Rows", "row_reader"]
-
 
 class RowBatch:
     """Samples that are already one batch."""

@@ -13,15 +13,6 @@ from .rows import row_reader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "is_read_at_once",
-    "items_into",
-    "one_sample_of",
-    "samples_into",
-    "samples_of_turns",
-    "takes_batches",
-]
-
 
 def samples_of_turns(dataset: Any, turns: Iterable[Any]) -> list[Any]:
     """Return a sample for each index, as torch's own loader makes them: at the same cost."""

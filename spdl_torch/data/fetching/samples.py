@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .rows import RowReader
 
-__all__ = ["Rows", "Samples", "SamplesAtOnce", "SingleSamples", "samples_of"]
-
 
 class Samples:
     """Fetches the samples of a batch one by one.

@@ -18,16 +18,6 @@ from torch.utils.data._utils.collate import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "LARGE_BYTES",
-    "Memory",
-    "collate_into",
-    "collate_read_only",
-    "has_torchs_types_only",
-    "is_plain",
-    "is_torchs_collate",
-]
-
 LARGE_BYTES = 64 * 1024
 
 _TORCHS_TYPES = {

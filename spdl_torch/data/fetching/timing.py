@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
 
-__all__ = ["END", "record_parts", "timed", "timed_sample"]
-
 END = object()
 """The result of a call that had nothing to do: it is not counted."""
 

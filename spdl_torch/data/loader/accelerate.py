@@ -6,8 +6,6 @@ import logging
 import sys
 from typing import Any
 
-__all__ = ["AcceleratePrepared"]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 

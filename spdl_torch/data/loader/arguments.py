@@ -16,13 +16,6 @@ from ..workers.device import check_device
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "check_arguments",
-    "check_error_options",
-    "check_options",
-    "refuse_foreign_state",
-]
-
 
 def check_arguments(
     dataset: object,

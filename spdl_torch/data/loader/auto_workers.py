@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..workers.pool import Pool, TunedPool
     from .base_loader import BaseLoader
 
-__all__ = ["WORKERS", "LoaderTuner"]
-
 WORKERS = "num_workers"
 """The name of the loader's one stage in decisions."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from .loader_state import LoaderState
 
-__all__ = ["BaseLoader"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

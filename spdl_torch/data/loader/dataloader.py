@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from ..fetching.bad_samples import SkippedSample
     from ..workers.stats import EpochStats
 
-__all__ = ["DataLoader"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 _MOST_DECISIONS = 5  # in a report

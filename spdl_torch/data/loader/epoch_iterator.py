@@ -16,7 +16,6 @@ from ...errors import PipelineFailure, PipelineStopped
 from ..checkpoint.last_indices import rank_of
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume_state import (
-    WorkerState,
     draw_again_from,
     drawing_of,
     drawn_base_seed,
@@ -24,6 +23,7 @@ from ..checkpoint.resume_state import (
     order_drawn_again,
     skipped,
 )
+from ..checkpoint.user_state import WorkerState
 from ..error_notes import add_thread_note, not_an_end
 from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
 from ..rng.keys import StreamKey, epoch_seed
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ..checkpoint.drawing import Drawing
     from ..checkpoint.resume_state import Redrawn, ResumeState
     from .base_loader import BaseLoader
-
-__all__ = ["EpochIterator"]
 
 _logger = logging.getLogger("spdl_torch.data")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["MOVES", "EpochState"]
-
 
 class EpochState(enum.Enum):
     """The state of an epoch. Only ``EpochIterator._advance`` changes it, on the loop's thread."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..workers.moving import Moving
     from ..workers.stats import PoolStats
 
-__all__ = ["are_held_up"]
-
 
 def are_held_up(threads: PoolStats, memory: Moving) -> bool:
     """Return whether the loop waits for threads that the GIL holds up, or may."""

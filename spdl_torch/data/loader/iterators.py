@@ -21,14 +21,15 @@ from torch.utils.data._utils import pin_memory as _torch_pin_memory
 
 from ...errors import PipelineStopped
 from ...io._transfer.runtime import captures_unharmed
-from ...pipeline.channel.channel import ChannelClosed
+from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.threads import stall
 from ..error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from ..fetching.bad_samples import NoGoodSample, Tries, record_bad
-from ..fetching.batch_maker import BatchMaker, EndOfIterable
+from ..fetching.batch_maker import BatchMaker
+from ..fetching.items import EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in, lent
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from .base_loader import BaseLoader
 
     Device = torch.device | str | int | None
-
-__all__ = ["InlineIterator", "ThreadIterator"]
 
 
 _logger = logging.getLogger("spdl_torch.data")

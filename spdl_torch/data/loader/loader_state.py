@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ..checkpoint.progress import Progress
     from ..workers.stats import EpochStats
 
-__all__ = ["LoaderState"]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 

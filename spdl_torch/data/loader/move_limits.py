@@ -4,19 +4,6 @@ from __future__ import annotations
 
 from ...observe.verdict.causes import Cause
 
-__all__ = [
-    "GAIN",
-    "HOLDS_UP",
-    "LEAST_BATCHES",
-    "LEAST_WAIT",
-    "LONGEST_START_SECONDS",
-    "LONG_TRIAL_SECONDS",
-    "LOOK_SECONDS",
-    "TRIAL_BATCHES",
-    "TRIAL_EPOCHS",
-    "TRIAL_SECONDS",
-]
-
 LOOK_SECONDS = 0.6
 """The time between two checks of the threads: the probe of the GIL needs half a second."""
 HOLDS_UP = (Cause.GIL,)

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from ..workers.pool import SinglePool, TunedPool
     from ..workers.worker_pool import WorkerPool
 
-__all__ = ["MovingPool"]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 

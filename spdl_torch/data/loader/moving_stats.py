@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..fetching.bad_samples import SkippedSamples
     from ..workers.stats import PoolStats
 
-__all__ = ["MovingStats"]
-
 
 class MovingStats:
     """The statistics of the present workers; the placements and the timeline of all so far."""

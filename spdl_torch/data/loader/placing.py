@@ -17,8 +17,6 @@ from .vouching import name_of, vouching_for
 if TYPE_CHECKING:
     from ..workers.moving import Moving
 
-__all__ = ["declares_safe", "is_vouched_for", "moved", "place"]
-
 _CHECK = "assert_thread_safe checks it"
 _PUTS = 'thread_safe = True in the dataset or isolation="thread" puts the workers there'
 

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from ..workers.jobs import Result
     from ..workers.moving import Moving
 
-__all__ = [
-    "Given",
-    "Trial",
-    "failed_alone",
-    "is_doubtful",
-    "is_on_device",
-    "not_started",
-    "settle",
-]
-
 
 class Given(NamedTuple):
     """A job, as it was given to ``Pool.submit``."""

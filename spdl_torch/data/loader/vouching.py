@@ -18,8 +18,6 @@ from ...objects.plain_data import CONTAINERS, is_plain_data
 from ...objects.stateless import is_stateless
 from ..packing.collate import PackCollate, pad_collate
 
-__all__ = ["Vouching", "name_of", "vouching_for"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vouching:

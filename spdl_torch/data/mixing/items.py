@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .mixture import Stop
     from .plan import MixturePlan
 
-__all__ = ["DatasetReader", "MixedItems", "Reader", "SourceReader"]
-
 _VERSION = 1
 _END: Any = object()  # in place of an item, after the last one
 

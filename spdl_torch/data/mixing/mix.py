@@ -16,8 +16,6 @@ from .weights import shares_of
 if TYPE_CHECKING:
     from .weights import Weights
 
-__all__ = ["mix"]
-
 
 def mix(
     sources: Mapping[str, Any],

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ..sampling.sharding import Tail
     from .weights import Shares
 
-__all__ = ["Mixture", "MixtureSampler", "Stop"]
-
 SampleContext = Callable[[int], "AbstractContextManager[torch.Generator | None]"]
 T_co = TypeVar("T_co", covariant=True)
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     UInt64s = NDArray[np.uint64]
 
-__all__ = ["numbers_at", "shuffled_places"]
-
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))

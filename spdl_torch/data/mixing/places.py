@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Indices = NDArray[np.int64]
 
-__all__ = ["Places"]
-
 _MOST_BLOCKS = 1024  # 8 million positions, at most 50 MB with sources of less than 2**31 samples
 _NUM_RECENT = 64  # recently missed blocks: more than there are threads that read in order
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     Counts = NDArray[np.int64]
 
-__all__ = ["BLOCK_LENGTH", "MAX_POSITIONS", "MixturePlan", "Segment"]
-
 _TICKS = 1 << 24
 _LAST_TICK = 1 << 62
 MAX_POSITIONS = _LAST_TICK // _TICKS

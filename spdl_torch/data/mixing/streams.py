@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .mixture import Stop
     from .weights import Shares
 
-__all__ = ["MixedIterable", "MixedSource"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

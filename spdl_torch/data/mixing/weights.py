@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Shares", "Weights", "shares_of"]
-
 Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]
 """One weight for each source, or such weights for each sample number from which they hold."""
 

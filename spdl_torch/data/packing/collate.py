@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Document", "PackCollate", "pad_collate"]
-
 
 class Document(NamedTuple):
     """A sample of a pack, or a piece of one."""

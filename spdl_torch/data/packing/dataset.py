@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .plan import GroupPlan, Groups
     from .sizes import Pieces
 
-__all__ = ["GroupSampler", "GroupedDataset"]
-
 
 class GroupedDataset(Dataset[Any]):
     """A map-style dataset whose samples come in groups, made by :func:`spdl_torch.data.pack` or

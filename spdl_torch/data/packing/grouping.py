@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     Sizes = NDArray[np.integer]
 
-__all__ = ["Grouping", "bucketed", "packed"]
-
 _MOST_SIZES = 1 << 16  # different sizes that first-fit tells apart
 _STEPS_PER_OCTAVE = 8
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .grouping import Grouping
     from .sizes import Oversize, Size, SizeOf
 
-__all__ = ["bucket", "pack"]
-
 _LOOK_AHEAD = 4096
 
 

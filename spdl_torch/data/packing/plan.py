@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .grouping import Grouping
 
-__all__ = ["GroupPlan", "Groups"]
-
 _WINDOW_GROUPS = 1024  # groups that are made together: with more, they would hardly be fuller
 _LEAST_GROUPS = 64
 

@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     Size = int | tuple[int, ...]
     SizeOf = Sequence[Size] | NDArray[Any] | Tensor | Callable[[int], Size]
 
-__all__ = [
-    "Oversize",
-    "Pieces",
-    "as_sizes",
-    "check_budget",
-    "check_size",
-    "pieces_of",
-    "sizes_of",
-    "volumes_of",
-]
-
 Oversize = Literal["error", "split"]
 """The treatment of samples that are larger than the budget."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .grouping import Grouping
     from .sizes import Oversize, Size
 
-__all__ = ["GroupedStream"]
-
 _VERSION = 1
 
 

@@ -25,8 +25,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DRAWING", "Leader", "Thread", "install", "is_led", "lead"]
-
 _KEY_NAME = "TESTING_ONLY_GenericMode"
 
 DRAWING = (

@@ -16,8 +16,6 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FunctionMode"]
-
 _FUNCTIONS = (
     *("_sample_dirichlet", "_standard_gamma", "bernoulli", "binomial", "multinomial", "normal"),
     *("poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Purpose", "StreamKey", "epoch_seed", "mix"]
-
 
 class Purpose(enum.IntEnum):
     """The purpose of a stream: streams of one position differ by it."""

@@ -38,14 +38,6 @@ if TYPE_CHECKING:
     from ...objects.members import Step
     from .keys import Purpose, StreamKey
 
-__all__ = [
-    "OwnedGenerators",
-    "ids_of_the_process",
-    "set_state",
-    "state_digest",
-    "state_of",
-]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 _MOST_OBJECTS = 2_000

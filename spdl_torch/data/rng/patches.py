@@ -30,8 +30,6 @@ from . import dispatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["PATCHES", "Generators", "Patch", "install", "of_thread", "process_generators_kept"]
-
 
 class Patch(NamedTuple):
     """One row of the table of patches."""

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from .owned import OwnedGenerators
     from .patches import Generators
 
-__all__ = ["SampleStreams", "borrowers_in", "lent"]
-
 # Places in a batch, beside those of its samples.
 _WORKER, _ITERABLE, _COLLATE = -3, -2, -1
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .sharding import Tail
 
-__all__ = ["DistributedSampler"]
-
 _VERSION = 1  # of the state
 _NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
 _STATE_FIELDS = {

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["unshared"]
-
 _MUTABLE = (list, dict, set, bytearray, np.ndarray, torch.Tensor)
 
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["epoch_of", "nested_samplers", "num_ranks", "shard_of"]
-
 _NUM_WRAPPED = 8  # samplers inside samplers; a bound, should one contain itself
 
 

@@ -13,19 +13,6 @@ from torch.utils.data import DistributedSampler, get_worker_info
 
 from ...errors import UnsupportedOptionError
 
-__all__ = [
-    "Shard",
-    "Tail",
-    "check_tail",
-    "divides_itself",
-    "is_shared_out",
-    "length_of_shard",
-    "padding_of_shard",
-    "rank_shard",
-    "take_shard",
-    "worker_shard",
-]
-
 _MOST_WRAPPERS = 8
 
 Tail = Literal["drop", "pad", "uneven"]

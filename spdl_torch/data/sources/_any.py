@@ -13,8 +13,6 @@ from ._stream import SizedStream, Stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["as_source"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from ...objects.copies import shallow_copy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DataSource", "check_start", "random_of", "seed_of"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -15,8 +15,6 @@ from ._list import ListSource
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-__all__ = ["FileList", "Files", "NamedFiles", "find_files", "nothing_found"]
-
 
 class NamedFiles(ListSource[str]):
     """The base of lists of paths and URLs."""

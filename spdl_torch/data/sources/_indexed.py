@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from ._shard_files import ShardFiles
 
-__all__ = ["IndexedSamples", "part_of"]
-
 _END = bytes(1024)
 _NUM_THREADS = 16  # that read the indexes of remote shards
 

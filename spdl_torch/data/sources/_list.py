@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["ListSource"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 _CHUNK = 4096  # positions that become Python ints at once

@@ -15,8 +15,6 @@ from ._shard_files import ShardFiles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["every_sample", "grouped_samples", "key_and_field", "numbered_samples", "read_samples"]
-
 # Folder and basename up to its first dot, then the field. No match: no dot, or one in front.
 _KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(/|$)")  # WebDataset keeps metadata under such names

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from spdl_torch.io._cache.store import Store
     from spdl_torch.io._retry import RetryPolicy
 
-__all__ = ["ShardFiles"]
-
 _BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
 _RANGE_BYTES = 1 << 24  # read in one request; of more, a few megabytes at a time
 

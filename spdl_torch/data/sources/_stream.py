@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["DEFAULT_BUFFER_SIZE", "Mix", "SizedStream", "Stream", "StreamSource"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

@@ -26,8 +26,6 @@ from ._tar_index import index_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["TarShards", "expand_braces"]
-
 T = TypeVar("T")
 
 _logger = logging.getLogger("spdl_torch.data")

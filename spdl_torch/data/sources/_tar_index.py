@@ -27,8 +27,6 @@ from ._samples import key_and_field
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FileColumns", "SampleColumns", "TarIndex", "index_path", "load_index", "scan_tar"]
-
 _FORMAT = "spdl_torch tar index"
 _VERSION = 1
 _BLOCK = 512

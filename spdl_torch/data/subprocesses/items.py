@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Initializer = Callable[[], object]
 
-__all__ = ["NOTHING", "Passes", "Sent", "SubprocessItems", "random_states"]
-
 T = TypeVar("T")
 
 _STATS_SECONDS = 0.1  # the minimum between readings sent; the end of a pass always has one

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..fetching.batch_maker import BatchMaker
     from .jobs import Job
 
-__all__ = ["Activity", "Turns", "describe_activities"]
-
 _MOST_STACKS = 8
 
 

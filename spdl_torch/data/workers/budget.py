@@ -27,15 +27,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...machine import gil
 from ...machine.limits import whole_cores
 from ...machine.probes import probe_counters, probes_between
-from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.channel.waits import ChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...machine.probes import ProbeCounters
+    from ...pipeline.channel.channel import Channel
     from .activity import Activity, Turns
-
-__all__ = ["Member", "ThreadBudget", "budget"]
 
 _LOOK_SECONDS = 0.6
 """The time between two checks of the cores: the probe of the GIL needs half a second."""

@@ -21,7 +21,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...machine.gil import take_turns
-from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.channel.channel import Channel
+from ...pipeline.channel.waits import ChannelClosed
 
 try:
     from resource import RUSAGE_THREAD, getrusage
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .activity import Activity
-
-__all__ = ["CAN_COUNT", "Contention", "Spell"]
 
 # If a whole batch takes less than this, waking other threads costs more than they gain (a wake-up
 # takes 10 to 50 µs, measured), so one thread makes the batch alone.

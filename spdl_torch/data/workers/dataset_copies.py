@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-__all__ = ["own_copy", "own_function"]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 

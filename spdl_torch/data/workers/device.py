@@ -6,8 +6,6 @@ import torch
 
 from ...errors import UnsupportedOptionError
 
-__all__ = ["AHEAD", "check_device", "most_pieces", "most_regions"]
-
 AHEAD = 1
 """The number of staged batches that wait for the trainer, besides the one that the thread holds:
 enough to copy one while the trainer works on another. More would only hold device memory."""

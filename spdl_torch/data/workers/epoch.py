@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.recorder.rings import ConsumerRing
     from ...pipeline.stats.counters import TaskCounters
-    from ..checkpoint.resume_state import WorkerState
+    from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from .contention import Contention
     from .jobs import Job, Result
-
-__all__ = ["Epoch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

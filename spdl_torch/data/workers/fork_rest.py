@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .activity import Activity
     from .jobs import Job
 
-__all__ = ["begin_job", "take_part", "workers_at_rest"]
-
 _LONGEST_SECONDS = 1.0
 """The longest wait for jobs to end. Then the process is forked all the same, as it would be by
 torch's loader beside threads of the program's own."""

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..checkpoint.resume_state import WorkerState
+    from ..checkpoint.user_state import WorkerState
     from ..fetching.bad_samples import BadSample, Tries
-
-__all__ = ["Exhausted", "Failed", "Job", "Loaded", "NoBatch", "Result"]
 
 
 @dataclass(slots=True)

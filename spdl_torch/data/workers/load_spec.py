@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..fetching.bad_samples import Tolerance
     from ..fetching.stacking import Memory
 
-__all__ = ["LoadSpec"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadSpec:

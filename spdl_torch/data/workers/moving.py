@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ...machine.probes import ProbeCounters
     from ...pipeline.stats.perf_stats import PipelineStats
 
-__all__ = ["Moving", "Tally"]
-
 _logger = logging.getLogger("spdl_torch.data")
 
 

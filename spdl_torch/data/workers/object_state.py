@@ -12,15 +12,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-__all__ = [
-    "attributes_of_copy",
-    "bytes_in",
-    "can_be_written",
-    "has_own_attributes",
-    "is_memory",
-    "is_seen_through",
-]
-
 # Written in C, and copied as pickle would: their contents are visible.
 _SEEN_THROUGH = (
     *(collections.deque, collections.OrderedDict, collections.defaultdict),

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from .jobs import Result
     from .stats import EpochStats, PoolStats
 
-__all__ = ["Pool", "SinglePool", "TunedPool"]
-
 
 class Pool(Protocol):
     """Makes batches ahead of the trainer, in epochs. The trainer's thread calls its methods."""

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["PrivateMemory", "TornMemory", "root_bytes"]
-
 _ALIGNMENT = 64
 
 

@@ -33,8 +33,6 @@ from .shared_arrays import SharedArrays
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["TRANSFORM_NAMES", "PrivateState", "shared_remark"]
-
 _LARGE_BYTES = 1 << 20
 """Arrays and tensors from here on are shared."""
 _MOST_OBJECTS = 20_000

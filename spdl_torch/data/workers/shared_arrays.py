@@ -17,8 +17,6 @@ from torch.utils.data._utils.collate import default_convert
 from ...io._transfer.tree import map_leaves
 from ...pipeline.failures import attach_note
 
-__all__ = ["SharedArrays", "convert_read_only"]
-
 _MOST_LOOKED_AT = 256
 """The most tensors that are checked after one batch; the next batch checks the next ones."""
 _MOST_NAMED = 4

@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from ..fetching.bad_samples import SkippedSamples
     from .epoch import Epoch
 
-__all__ = [
-    "DatasetCounts",
-    "EpochStats",
-    "Figures",
-    "InlineStats",
-    "PoolStats",
-    "Readings",
-    "start_remark",
-    "with_remarks",
-    "with_remarks_of",
-]
-
 _POOLED = ("fetch", "collate")
 
 _VISIBLE_START = 0.05

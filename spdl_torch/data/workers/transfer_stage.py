@@ -16,7 +16,7 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ..error_notes import add_thread_note
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from ...io._transfer.batch_memory import BatchMemory
     from ...io._transfer.region import LimitedLocker
     from ...io._transfer.transfer import Transfer
+    from ...pipeline.channel.channel import Channel
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
     from .epoch import Epoch
     from .jobs import Result
-
-__all__ = ["DeviceStage"]
 
 
 class DeviceStage:

@@ -14,8 +14,6 @@ from ..rng.patches import install, of_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["acting_as_worker", "rebound", "use_one_intra_op_thread"]
-
 
 @contextmanager
 def acting_as_worker(

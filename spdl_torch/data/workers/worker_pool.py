@@ -23,7 +23,8 @@ import torch
 
 from ...errors import PipelineStopped
 from ...machine.probes import join_probing, probe_counters, start_probing, stop_probing
-from ...pipeline.channel.channel import Channel, ChannelClosed
+from ...pipeline.channel.channel import Channel
+from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.failures import text_of
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
@@ -47,13 +48,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...io._transfer.batch_memory import BatchMemory
-    from ..checkpoint.resume_state import WorkerState
+    from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from .load_spec import LoadSpec
     from .pool import TunedPool
     from .transfer_stage import DeviceStage
-
-__all__ = ["WorkerPool"]
 
 _logger = logging.getLogger("spdl_torch.data")
 

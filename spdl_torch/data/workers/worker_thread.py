@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import default_convert
 
-from ...pipeline.channel.channel import Channel, ChannelClosed, Dismissed
+from ...pipeline.channel.waits import ChannelClosed, Dismissed
 from ...pipeline.failures import renew_note
 from ...pipeline.recorder.timeline import Outcome
 from ..error_notes import add_thread_note, describe_batch
 from ..fetching.bad_samples import NoGoodSample
-from ..fetching.batch_maker import BatchMaker, EndOfIterable
+from ..fetching.batch_maker import BatchMaker
 from ..fetching.broken import Broken
+from ..fetching.items import EndOfIterable
 from ..fetching.stacking import collate_read_only, is_torchs_collate
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
@@ -36,13 +37,12 @@ from .worker_info import acting_as_worker, rebound
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ...pipeline.channel.channel import Channel
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
     from .activity import Activity
     from .epoch import Epoch
     from .load_spec import LoadSpec
-
-__all__ = ["Worker"]
 
 _NOTHING_LEFT = Exhausted(-1)  # the other workers have taken all samples of a shared job
 

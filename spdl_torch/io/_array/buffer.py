@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .._source import Source
 
-__all__ = ["Memory", "go_back", "memory_name", "open_memory"]
-
 
 class Memory(Protocol):
     """``bytes``, or a uint8 array of one dimension: slices are cheap, ``bytes()`` copies them.

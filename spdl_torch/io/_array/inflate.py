@@ -23,8 +23,6 @@ try:
 except ImportError:
     deflate = None  # type: ignore[assignment]  # an extra
 
-__all__ = ["crc32", "inflate"]
-
 _RAW = -zlib.MAX_WBITS
 """A bare deflate stream, without zlib's or gzip's frame."""
 _LARGEST_RATIO = 1032

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .._source import Source
     from .buffer import Memory
 
-__all__ = ["MalformedError", "load_npy", "view_npy"]
-
 _MAGIC = b"\x93NUMPY"
 _USUAL_HEADER = 128
 """The size in bytes, magic and length included."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .buffer import Memory
     from .zip import Member
 
-__all__ = ["NpzFile", "load_npz"]
-
 
 def load_npz(
     data: Source | Buffer,

@@ -18,8 +18,6 @@ from .npy import MalformedError
 if TYPE_CHECKING:
     from .buffer import Memory
 
-__all__ = ["DEFLATED", "STORED", "Member", "find_data", "read_directory"]
-
 STORED, DEFLATED = 0, 8
 
 # Only the fields in use; their names are where they are unpacked.

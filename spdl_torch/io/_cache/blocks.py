@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from .store import Store
 
-__all__ = ["CachedBlocks"]
-
 _BLOCK_BYTES = 1 << 20
 
 

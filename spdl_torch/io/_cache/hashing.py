@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["hash_of"]
-
 
 def hash_of(*parts: int | str) -> int:
     """Return 64 bits that depend on every part, the same in every process."""

@@ -25,8 +25,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # the store is off there
 
-__all__ = ["MemoryLimit", "memory_folder"]
-
 _SHARED_MEMORY = "/dev/shm"
 _ALIVE = "alive"
 

@@ -11,8 +11,6 @@ import errno
 import os
 import stat
 
-__all__ = ["UnsafePlaceError", "open_own_file", "open_own_folder"]
-
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHER_OWNER = ("it belongs to another user", "Give a folder of your own")
 _FLAGS = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)

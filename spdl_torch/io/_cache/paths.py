@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CachedPath", "CachedPaths", "ReadsCached"]
-
 
 class ReadsCached(Protocol):
     """The part of :class:`spdl_torch.io.Reader` that a path needs."""

@@ -11,8 +11,6 @@ from .memory import MemoryLimit, memory_folder
 from .store import Store
 from .training import training_name
 
-__all__ = ["check_place", "file_stamp", "open_store"]
-
 _numbers = SharedCounter()
 
 

@@ -12,8 +12,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["sample_from", "sample_parts"]
-
 _LENGTH = struct.Struct("<Q")
 _ALIGNED = 64
 

@@ -44,8 +44,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # no lock: the store is off there
 
-__all__ = ["Store", "spare_bytes"]
-
 _logger = logging.getLogger("spdl_torch.io")
 
 _MAGIC = b"spdlcch1"

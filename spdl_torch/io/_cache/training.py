@@ -28,8 +28,6 @@ from .hashing import hash_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["training_name"]
-
 _ADDRESS = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _SLURM_STEP = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 

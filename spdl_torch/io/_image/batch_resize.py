@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .geometry import Crop
 
-__all__ = ["resize_crops"]
-
 _MOST_BYTES = 256 << 20
 _LEAST_TOGETHER = 12  # it takes some 70 kernels for all of them, and 6 for each that is done alone
 _BYTES_PER_PIXEL = 3 * (4 + 1 + 4)  # of each colour: where it lies, the byte, the float

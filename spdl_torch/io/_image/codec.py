@@ -14,16 +14,6 @@ if TYPE_CHECKING:
 
     from .kernel import Plan
 
-__all__ = [
-    "Codec",
-    "check_codec",
-    "decode_regions",
-    "image_codec",
-    "region_library",
-    "sound_jpegs",
-    "whole_decoder",
-]
-
 Codec: TypeAlias = Literal["auto", "torchvision", "libjpeg-turbo", "torchcodec"]
 
 # Looking at the bytes first and reacquiring the GIL once more eat up smaller savings.

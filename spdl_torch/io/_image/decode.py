@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-__all__ = [
-    "decode_image",
-    "decode_pil",
-    "decode_reduced",
-    "decode_tensor",
-    "header_size",
-    "none_decoded",
-    "pil_info",
-    "to_pil",
-]
-
 
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
     """Decode one image to RGB; the content decides the format, not the name.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .._storage import Storage
     from .._video.frames import ImageFrames
 
-__all__ = ["load_filtered", "load_filtered_batch", "stretch_filter"]
-
 
 def stretch_filter(width: int | None, height: int | None, pix_fmt: str | None) -> str | None:
     """Return FFmpeg's filter that, like the batch kernel, stretches the picture to the size."""

@@ -9,16 +9,6 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-__all__ = [
-    "Crop",
-    "CropFunction",
-    "center_crop_window",
-    "checked_crop",
-    "random_resized_crop",
-    "random_resized_crop_params",
-    "resized_size",
-]
-
 
 class Crop(NamedTuple):
     """A box of a picture, in pixels, and whether to mirror it."""

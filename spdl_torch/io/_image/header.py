@@ -13,16 +13,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "ImageHeader",
-    "exif_markers",
-    "is_scan",
-    "jpeg_components",
-    "missing_data",
-    "plain_jpeg_scan",
-    "read_header",
-]
-
 ImageFormat = Literal["jpeg", "png", "webp"]
 
 

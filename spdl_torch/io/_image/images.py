@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from .geometry import CropFunction
     from .kernel import Plan
 
-__all__ = ["image_loader", "load_image", "load_image_batch", "load_planned"]
-
 # Regions that are decoded before the kernel resizes them: 10 MB of photographs, however large the
 # batch is.
 _REGIONS_AT_ONCE = 32

@@ -20,17 +20,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "Plan",
-    "fill_batch",
-    "has_codec",
-    "has_markers",
-    "has_nvjpeg",
-    "is_compiled",
-    "load_operators",
-    "read_files",
-]
-
 
 class Plan(NamedTuple):
     """The geometry applied to one decoded picture, in pixels.

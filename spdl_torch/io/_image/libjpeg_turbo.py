@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Box = tuple[int, int, int, int]
 
-__all__ = ["LibJpegTurbo", "find_library", "reduced_size"]
-
 _DECOMPRESS = 1  # of enum TJINIT
 _RGB = 0  # of enum TJPF
 _SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6  # of enum TJPARAM

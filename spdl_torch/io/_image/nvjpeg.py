@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from .._transfer.transfer import CUDAConfig
     from .geometry import CropFunction
 
-__all__ = ["load_image_batch_nvjpeg"]
-
 _RGB = 3  # torchvision's ImageReadMode.RGB
 
 # Both libraries have a single decoder behind a lock of their own, so this one costs nothing.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .._source import Source
 
-__all__ = ["read_sources"]
-
 
 def read_sources(sources: Sequence[Source]) -> list[Tensor]:
     """Read every source; all paths together in one call that does not hold the GIL.

@@ -22,8 +22,6 @@ from .kernel import Plan
 if TYPE_CHECKING:
     from .._storage import Storage
 
-__all__ = ["Recipe", "recognise"]
-
 Geometry = Callable[[int, int, torch.Generator | None], Plan]
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .kernel import Plan
     from .libjpeg_turbo import Box, LibJpegTurbo
 
-__all__ = ["decode_at_least", "is_jpeg", "load_scaled"]
-
 _DENOMINATORS = (8, 4, 2)  # Pillow has no others, and the fast ones of libjpeg-turbo are these
 
 

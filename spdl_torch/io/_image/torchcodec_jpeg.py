@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["jpeg_decoder", "library_version"]
-
 
 @functools.lru_cache(maxsize=1)
 def jpeg_decoder() -> Callable[[Tensor], Tensor]:

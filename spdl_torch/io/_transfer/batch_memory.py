@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from .region import PageLocker
 
-__all__ = ["BatchMemory"]
-
 
 def _no_transfer() -> None:
     """Do nothing: no transfer keeps batches."""

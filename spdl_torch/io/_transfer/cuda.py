@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from .leaves import Recordable
     from .slabs import Event
 
-__all__ = [
-    "PER_THREAD_STREAM",
-    "Backend",
-    "CudaBackend",
-    "Use",
-    "num_visible",
-    "refusal",
-    "resolve",
-]
-
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``, SPDL's default for ``cuda_config(stream=)``. Here it stands for this
 package's own stream on each device, which serves the same purpose."""

@@ -20,8 +20,6 @@ from torch.nn.utils.rnn import PackedSequence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Recordable", "can_be_pinned", "goes_ahead", "is_on", "is_plain", "memory_of", "move"]
-
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from .region import Region
     from .slabs import Event
 
-__all__ = ["Markable", "Readers"]
-
 _LAST_HAND_OVERS = 8
 """A stream counts as long as it had one of so many hand-overs: a loop may use several in turn."""
 

@@ -14,8 +14,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LimitedLocker", "PageLocker", "Region", "locked_bytes", "mapped"]
-
 # By address. Each operation on it is atomic, making a list of its values included.
 _locked: dict[int, int] = {}
 

@@ -16,8 +16,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["captures_unharmed", "forget_error", "new_stream"]
-
 _SUCCESS = 0  # cudaSuccess
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream

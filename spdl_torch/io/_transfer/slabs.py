@@ -20,21 +20,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "ALIGNMENT",
-    "SMALL_BYTES",
-    "Event",
-    "Layout",
-    "Place",
-    "Slab",
-    "SlabRing",
-    "copy_alone",
-    "dense_strides",
-    "plan",
-    "rounded_up",
-    "typed",
-]
-
 ALIGNMENT = 512
 """The alignment in bytes that the CUDA allocator gives to every tensor, as kernels expect."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["LEAST_BYTES", "Team", "parts_of"]
-
 LEAST_BYTES = 8 << 20
 """The size from which a tensor is copied by several threads: 1 ms for one of them."""
 

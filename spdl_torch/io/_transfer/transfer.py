@@ -31,18 +31,6 @@ if TYPE_CHECKING:
     from .slabs import Event, Layout, Slab
     from .tree import Spots
 
-__all__ = [
-    "CUDAConfig",
-    "Staged",
-    "Transfer",
-    "check_device_config",
-    "cuda_config",
-    "to_device",
-    "transfer_buffer",
-    "transfer_tensor",
-    "transfer_tensor_h2d",
-]
-
 T = TypeVar("T")
 
 MOST_BEHIND = 4

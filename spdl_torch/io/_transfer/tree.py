@@ -12,17 +12,6 @@ from torch import Tensor
 
 from ...objects.copies import shallow_copy
 
-__all__ = [
-    "Leaf",
-    "Spots",
-    "is_leaf",
-    "leaves_of",
-    "map_leaves",
-    "map_spots",
-    "spots_of",
-    "spots_where",
-]
-
 # Some are sequences, but of nothing that could be moved: visiting each byte of 200 kB would hold
 # the GIL for 0.15 s.
 _ATOMS = (str, UserString, bytes, bytearray, memoryview, array, range, int, float)

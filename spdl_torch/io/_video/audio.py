@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .._source import Source
 
-__all__ = ["load_audio"]
-
 _TOLERANCE = 0.02
 """The seconds by which a container's times may differ from the samples counted: they are rounded,
 mostly to milliseconds, and a frame that is lost lasts longer."""

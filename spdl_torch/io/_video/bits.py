@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Bits", "length_bytes", "units"]
-
 
 def units(content: bytes, description: bytes | None, length_at: int | None) -> Iterator[bytes]:
     """Yield the beginnings of H.264's and HEVC's units, at least two bytes each.

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from .packets import VideoPackets
     from .samplers import ClipSampler, VideoInfo
 
-__all__ = ["Clip", "load_clip", "load_clip_batch"]
-
 # Without the full chroma, PSNR against RGB + antialias interpolate falls from 44-47 to 38-43 dB.
 # The detour by planar RGB halves the cost: swscale converts fast to and from that, 0.15 ms a frame.
 _SCALE = (

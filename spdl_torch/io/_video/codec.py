@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from .._config import DecodeConfig
 
-__all__ = ["ImageCodec", "VideoCodec"]
-
 _MOST_B_FRAMES = 16
 """The most consecutive B-frames that FFmpeg's encoders make."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .._config import DecodeConfig
     from .packets import VideoPackets
 
-__all__ = ["decode_wanted"]
-
 _KNOWS_NONREF = frozenset({"h264", "mpeg1video", "mpeg2video", "mpeg4"})
 """Codecs in which a frame marked as a non-reference is a reference for no other frame at all. In
 HEVC it may be one for a higher temporal layer."""

@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = [
-    "demux_known",
-    "demux_video",
-    "filter_packets",
-    "read_again_if_unsure",
-    "read_spans",
-    "window_of",
-]
-
 _GENERATE_PTS = 1
 """FFmpeg's AVFMT_FLAG_GENPTS."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .codec import VideoCodec
 
-__all__ = ["can_have_entries", "is_checked", "is_entry", "is_hidden"]
-
 _HEADER_BYTES = 1 << 16
 """Where the first slice of a picture begins, at the latest; before it are parameters."""
 

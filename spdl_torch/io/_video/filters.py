@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from .packets import VideoPackets
 
-__all__ = ["filter_frames", "get_filter_desc", "get_video_filter_desc", "parse_filters"]
-
 ScaleMode = Literal["pad", "crop"] | None
 
 

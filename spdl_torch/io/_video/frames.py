@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from .._storage import Storage
     from .packets import VideoPackets
 
-__all__ = [
-    "ImageFrames",
-    "VideoFrames",
-    "convert_frames",
-    "decode_packets",
-    "rgb_view",
-    "sample_decode_video",
-    "to_numpy",
-    "to_torch",
-]
-
 _CHANNELS = {
     **dict.fromkeys(("rgb24", "bgr24"), 3),
     **dict.fromkeys(("rgba", "bgra", "argb", "abgr"), 4),

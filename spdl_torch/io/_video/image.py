@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = ["demux_image"]
-
 
 def demux_image(
     src: Source,

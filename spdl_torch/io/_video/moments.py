@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .packets import VideoPackets
 
-__all__ = ["measure", "moments_of", "on_display", "spans_of"]
-
 _SECONDS_TO_READ_ON = 5.0
 """Seek over longer gaps between two moments; reading on over shorter ones costs less."""
 

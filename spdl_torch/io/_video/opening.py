@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from .._config import DemuxConfig
     from .._source import Source
 
-__all__ = [
-    "can_seek",
-    "decode_errors",
-    "is_sound_only",
-    "open_audio",
-    "open_video",
-    "position_of",
-    "rewind",
-]
-
 _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})
 
 _BUFFER_BYTES = 1 << 18

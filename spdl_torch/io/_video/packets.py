@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from .._config import DecodeConfig
     from .codec import VideoCodec
 
-__all__ = ["ImagePackets", "Label", "UnsureError", "VideoPackets", "has_gap", "to_ticks"]
-
 
 class UnsureError(DecodeError):
     """The packets do not tell which frame is displayed when; decoding all of the video does."""

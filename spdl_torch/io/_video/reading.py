@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .codec import VideoCodec
 
-__all__ = ["PacketReader", "packets_of"]
-
 _FIRST_STEP_SECONDS = 0.5
 """The first distance to seek back for an entry; these are mostly 0.5 to 10 s apart."""
 

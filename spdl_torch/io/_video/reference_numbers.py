@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .codec import VideoCodec
 
-__all__ = ["ReferenceNumbers"]
-
 _HEADER_BYTES = 1 << 16
 """Where the first slice of a picture begins, at the latest; before it are parameters."""
 

@@ -11,8 +11,6 @@ from av.filter import Graph
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-__all__ = ["upright_filters"]
-
 
 def upright_filters(frame: VideoFrame) -> list[tuple[str, str]]:
     """Return FFmpeg's filters that rotate and mirror the frame; rotations that are not a multiple

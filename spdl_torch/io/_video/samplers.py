@@ -10,14 +10,6 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ClipSampler",
-    "VideoInfo",
-    "random_clip",
-    "strided_frames",
-    "uniform_frames",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoInfo:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-__all__ = ["ends_with_segment"]
-
 _HEAD_BYTES = 256
 """The file's header, and the beginning of its segment."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .packets import VideoPackets
 
-__all__ = ["find_sequence", "frames_in_sequence"]
-
 _SLOW_PACKETS = 1000
 """Decoding more for nothing is said."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 
-__all__ = ["say_once"]
-
 _logger = logging.getLogger("spdl_torch.io")
 _said: set[str] = set()
 _lock = threading.Lock()

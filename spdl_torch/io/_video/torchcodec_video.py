@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .._source import Source
     from .._transfer.transfer import CUDAConfig
 
-__all__ = ["SURE_FORMATS", "check_decoder", "check_torchcodec", "frames_at", "readable", "resized"]
-
 
 SURE_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
 """FFmpeg's names of the containers whose times of display torchcodec reads. In others, such as AVI

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .._source import Source
     from .._transfer.transfer import CUDAConfig
 
-__all__ = ["load_video"]
-
 
 def load_video(
     src: Source,

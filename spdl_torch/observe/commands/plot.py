@@ -11,8 +11,6 @@ from .run_options import add_file_and_run
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_plot"]
-
 
 def add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of ``spdl-torch``."""

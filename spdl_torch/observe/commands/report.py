@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from ..trace.run_page import MeasuredRun
 
-__all__ = ["add_report"]
-
 
 def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of ``spdl-torch``."""

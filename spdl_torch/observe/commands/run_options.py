@@ -10,8 +10,6 @@ from ...command_options import whole_number
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_file_and_run"]
-
 
 def add_file_and_run(
     command: argparse.ArgumentParser, what: str = "statistics file that SQLiteStatsWriter wrote"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-__all__ = ["add_trace"]
-
 
 def add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of ``spdl-torch``."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .content import Band, Line, Page, Spans
 
-__all__ = ["bokeh_script", "charts_of", "check_bokeh"]
-
 # Okabe and Ito's colours, which colour-blind people can distinguish too; as in the pictures.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _WAITS = {"Wait on Input Queue": "#dcdcdc", "Wait on Output Queue": "#b4b4b4"}

@@ -11,22 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "Band",
-    "Chart",
-    "Column",
-    "Format",
-    "Lanes",
-    "Line",
-    "Page",
-    "Section",
-    "Spans",
-    "Table",
-    "Text",
-    "Tone",
-    "heading_of",
-]
-
 Format: TypeAlias = Literal["text", "count", "percent", "ms", "rate", "seconds"]
 """The meaning of a table's numbers: ratios 0 to 1 are ``percent``, seconds shown as milliseconds
 ``ms``."""

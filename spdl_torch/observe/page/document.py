@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from .content import Column, Format, Page
 
-__all__ = ["fragment_of", "html_of", "notebook_html_of", "write_page"]
-
 _FORMAT_VERSION = 1
 _SHORT = 40  # letters of a cell that stay on one line
 _NONE = "\N{EN DASH}"  # in a cell without a value

@@ -9,8 +9,6 @@ from .content import Column, Table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["SKIPPED", "Event", "event_tables", "title_of"]
-
 SKIPPED = "skipped"
 """The name of an event: a sample that failed and was left out of its batch."""
 

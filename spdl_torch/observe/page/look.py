@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DRAW", "POLICY", "STYLE"]
-
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:"

@@ -12,8 +12,6 @@ from ...pipeline.threads.thread_group import ThreadGroup
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["showing"]
-
 _logger = logging.getLogger("spdl_torch.observe")
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ...machine.probes import Probes
     from .data import Recording
 
-__all__ = ["Finding", "find_bottlenecks"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:

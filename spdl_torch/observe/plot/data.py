@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ..store.entries import EventLogEntry
 
-__all__ = ["Collection", "Recording", "Run", "Series", "load", "merge_spans", "pair_collections"]
-
 Row: TypeAlias = "Mapping[str, Any]"
 Key: TypeAlias = tuple[int, int, str]
 """The pipeline, the number and the label, which a stage and the queue after it share."""

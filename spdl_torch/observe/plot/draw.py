@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .data import Collection, Recording, Series
     from .panels import Panel
 
-__all__ = ["draw"]
-
 # Okabe and Ito's colours, which colour-blind people can distinguish too; without yellow, which is
 # hard to see on white.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")

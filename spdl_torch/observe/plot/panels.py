@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["QUEUE_PANELS", "TASK_PANELS", "Curve", "Panel"]
-
 Row = Mapping[str, Any]
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .data import Recording
 
-__all__ = ["FileFormat", "plot_queue_stats", "plot_stats", "plot_task_stats"]
-
 FileFormat = Literal["png", "svg", "pdf"]
 
 

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats, TaskPerfStats
     from ..verdict.report import Report
 
-__all__ = [
-    "DATA_EVENT",
-    "PROBES_EVENT",
-    "EventLogEntry",
-    "LogEntry",
-    "QueueStatsLogEntry",
-    "TaskStatsLogEntry",
-    "entries_of",
-    "num_delivered",
-    "probes_entry",
-]
-
 PROBES_EVENT = "probes"
 """Name of the event with the probes' readings, for one pipeline."""
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["EpochWatcher", "between_epochs"]
-
 EpochWatcher = Callable[[], AbstractContextManager[None]]
 """Opened by a loader when it ends an epoch and begins another; closed when that is done."""
 

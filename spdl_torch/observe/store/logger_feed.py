@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..verdict.report import Report
     from .loggers import Logger
 
-__all__ = ["LoggerFeed"]
-
 
 class LoggerFeed:
     """Gathers intervals on the loop's thread and logs their sum on another."""

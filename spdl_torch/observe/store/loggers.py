@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-__all__ = ["LogFunction", "Logger", "opened"]
-
 LogFunction = Callable[[Mapping[str, float], int], object]
 """A function that is called with metrics by name, and the step to which they belong."""
 

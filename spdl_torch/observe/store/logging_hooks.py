@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...pipeline.hooks.stage_info import StageInfo
     from ...pipeline.stats.perf_stats import QueuePerfStats, TaskPerfStats
 
-__all__ = ["QueueStatsRecorder", "TaskStatsRecorder", "recorders", "recording_gc"]
-
 Log = Callable[[LogEntry], Any]
 
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from ...pipeline.stats.perf_stats import StageStats
     from ..verdict.report import Report
 
-__all__ = ["legal_name", "metrics_of"]
-
 # MLflow accepts no other characters; the name of a stage may have more ("aggregate(8)").
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_. -]+")
 

@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-__all__ = [
-    "QueueStatsQueryResult",
-    "QueueStatsRow",
-    "TaskStatsQueryResult",
-    "TaskStatsRow",
-    "choose_run",
-    "query_event_stats",
-    "query_queue_stats",
-    "query_task_stats",
-    "run_row",
-]
-
 
 class TaskStatsRow(TypedDict):
     """Statistics of a stage's tasks in one interval; times in seconds."""

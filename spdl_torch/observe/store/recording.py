@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ..verdict.report import Report
     from .loggers import Logger
 
-__all__ = ["path_of_rank", "recording"]
-
 _logger = logging.getLogger("spdl_torch.observe")
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..page.content import Table
     from ..verdict.report import Report
 
-__all__ = ["StoredRun"]
-
 _GC = ("gc_start", "gc_stop")
 _GAP = 0.05
 """The share of an interval from which a pause before the next one is shown as a gap."""

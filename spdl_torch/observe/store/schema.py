@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-__all__ = ["SCHEMA_VERSION", "open_for_writing", "reading"]
-
 SCHEMA_VERSION = 1
 """``PRAGMA user_version`` of the files that this release writes."""
 

@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 
     from .entries import EventLogEntry
 
-__all__ = [
-    "choose_pipeline",
-    "pipelines_of_file",
-    "probes_of_events",
-    "report_of_file",
-    "rows_by_stage",
-    "stats_of_file",
-    "stats_of_rows",
-    "unit_of",
-]
-
 
 def report_of_file(
     db_path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None

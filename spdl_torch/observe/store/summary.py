@@ -12,15 +12,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = [
-    "QueueSummary",
-    "TaskSummary",
-    "mean_of",
-    "rows_by_name",
-    "summarize",
-    "total_of",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSummary:

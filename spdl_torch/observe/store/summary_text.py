@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .summary import QueueSummary, TaskSummary
 
-__all__ = ["log_stats_summary"]
-
 _logger = logging.getLogger("spdl_torch.observe")
 
 _DOUBLE_RULE, _RULE = "=" * 80, "-" * 80

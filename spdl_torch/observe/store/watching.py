@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-__all__ = ["frame_of", "watch"]
-
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"  # to the top left, clear the screen and what scrolled off it
 _MOST_INTERVALS = 40
 _MOST_EVENTS, _LONGEST = 5, 200

@@ -23,8 +23,6 @@ from .schema import open_for_writing
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["SQLiteStatsWriter"]
-
 _logger = logging.getLogger("spdl_torch.observe")
 
 _MOST_PENDING = 100_000  # entries kept in memory while the file cannot be written; about 50 MB

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ..verdict.report import Report
 
-__all__ = ["TraceSummary", "check_trace"]
-
 _MOST_PROBLEMS = 5
 
 Event = dict[str, Any]

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ...pipeline.recorder.timeline import Timeline
     from ..verdict.report import Report
 
-__all__ = ["FIRST_PID", "FIRST_TID", "chrome_trace"]
-
 FIRST_PID: Final = 2**30
 """Above every process id: Linux has at most 2**22."""
 

@@ -9,8 +9,6 @@ from .json_file import owned_pids
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["check_own_events", "faults_of", "may_be_own"]
-
 _LATEST = 2.0**62  # microseconds: every time that a viewer can show
 _NEEDED = {
     "M": ("name", "pid", "args"),

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from ...pipeline.recorder.timeline import Turn
 
-__all__ = ["FLOWS_PER_PROCESS", "Placed", "add_flows"]
-
 MOST_FLOWS = 200
 FLOWS_PER_PROCESS = 2**20
 """An id is the process id times this plus a number: unique in a merged file too."""

@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-__all__ = [
-    "OURS",
-    "may_be_trace",
-    "owned_pids",
-    "path_to_write",
-    "profiles_of",
-    "read",
-    "report_in",
-    "write",
-    "write_to_descriptor",
-]
-
 OURS: Final = "spdlTorch"
 """The key of the part of a trace that only we read."""
 

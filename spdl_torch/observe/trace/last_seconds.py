@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-__all__ = ["flight_recorder"]
-
 _logger = logging.getLogger("spdl_torch.observe")
 
 _LOOK_SECONDS = 1.0  # how often it checks whether a wait is too long

@@ -14,8 +14,6 @@ from .run_page import MeasuredRun
 if TYPE_CHECKING:
     import os
 
-__all__ = ["load_runs", "load_trace"]
-
 _SQLITE = b"SQLite format 3\x00"
 
 

@@ -14,8 +14,6 @@ from .rows import microseconds, nanoseconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["merge_ranks", "merge_with_torch"]
-
 Trace = dict[str, Any]
 
 # The key of our own traces; in torch's traces without it, times count from 1970.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ...pipeline.stats.perf_stats import StageStats
     from ..verdict.report import Report
 
-__all__ = ["Profile"]
-
 _MOST_ON_A_PAGE = 200_000  # as in a trace; a browser draws them in about a second
 _MOST_IN_A_NOTEBOOK = 20_000
 

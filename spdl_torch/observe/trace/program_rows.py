@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...pipeline.recorder.timeline import Row, Timeline
     from .user_events import Program, Span
 
-__all__ = ["ProgramRows", "put_into_rows"]
-
 Event = dict[str, Any]
 
 

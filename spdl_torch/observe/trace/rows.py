@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
     from ...pipeline.recorder.timeline import Clock, Instant, Part, QueueTrack, Row, Timeline, Turn
 
-__all__ = [
-    "PROCESS",
-    "STEP",
-    "WAIT_IN",
-    "WAIT_OUT",
-    "ProcessRows",
-    "microseconds",
-    "nanoseconds",
-    "num_slices",
-]
-
 _SHORTEST_WAIT_NS = 1000
 _QUANTUM_NS = 125
 

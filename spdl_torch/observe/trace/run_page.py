@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..verdict.comparison import Comparison
     from ..verdict.report import Report
 
-__all__ = ["MeasuredRun", "comparison_of", "page_of"]
-
 
 @dataclass(frozen=True)
 class MeasuredRun:

@@ -14,8 +14,6 @@ from .rows import PROCESS, STEP, WAIT_IN, WAIT_OUT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OverTime", "first_moment", "sections_of_trace", "turns_of_training"]
-
 _MOST_KINDS = 12
 """Kinds of parts with a colour of their own; rarer ones share one."""
 

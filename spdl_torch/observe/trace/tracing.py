@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ...pipeline.recorder.timeline import Timeline
     from .user_events import Program
 
-__all__ = ["profile_of", "profile_of_run", "rank_of_process", "tracing"]
-
 _logger = logging.getLogger("spdl_torch.observe")
 
 _JOIN_SECONDS = 1.0  # how long the end of a block waits for the probe to end

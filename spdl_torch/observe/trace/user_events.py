@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Count", "Program", "ProgramLog", "Span", "trace_counter", "trace_event"]
-
 _MOST = 200_000  # spans, and counters, in one block; the latest are kept
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .finding import Finding
     from .what_if import Prediction
 
-__all__ = ["Advice", "Ceiling", "advise", "ceiling_of"]
-
 _IDLE_CONSUMER = 0.95
 """Share of waiting above which the consumer works too little to predict its speed."""
 _MOST_AT_ONCE = 4

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ...pipeline.recorder.timeline import Timeline
     from .report import Report
 
-__all__ = ["against_cached_steps", "cached_batches", "step_seconds"]
-
 T = TypeVar("T")
 
 _WARM_UP = 3  # uncounted steps: caches are cold, and threads of the loader are still ending

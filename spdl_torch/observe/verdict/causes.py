@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from ...machine.probes import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
 
-__all__ = [
-    "SHORT_SECONDS",
-    "Cause",
-    "Load",
-    "bottleneck_of",
-    "cause_of",
-    "is_inline",
-    "lacks_gil_probe",
-    "load_of",
-    "may_hide_the_gil",
-    "may_wait_for_gil",
-    "num_delivered",
-    "others_have_cores",
-    "use_one_core",
-]
-
 _RUN_DELAY = 0.10
 """Share of the threads' time in which they could run and had no core (saturated: 0.2 to 0.7)."""
 

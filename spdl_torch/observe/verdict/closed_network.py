@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["most_rate", "random_rate"]
-
 
 def most_rate(num_customers: int, service: float, think: float) -> float:
     """Return the rate, cycles a second, of customers that wait for each other only if they must.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .noise import Interval
     from .report import Report
 
-__all__ = ["Comparison", "compare", "sections_of_comparison"]
-
 _FEWEST_BLOCKS = 4
 """Blocks of a run below which no test can say much: with 4 and 4 the smallest p is 0.03."""
 

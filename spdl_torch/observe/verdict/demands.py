@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .causes import Load
     from .placement import Placement
 
-__all__ = ["Between", "Demands", "NotKnown", "demands_of"]
-
 _FEW_BATCHES = 10
 _PROBES_PER_SECOND = 10
 _MODEL_ERROR = 0.05

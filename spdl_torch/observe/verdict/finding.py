@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ...machine.probes import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
 
-__all__ = ["Finding", "find"]
-
 _BUSY = 0.5
 """The share of busy time below which a stage does not hold back the others."""
 

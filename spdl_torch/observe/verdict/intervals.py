@@ -10,8 +10,6 @@ from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageSta
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["after_pause", "interval_between", "queue_between", "sum_of_intervals", "thread_seconds"]
-
 
 def interval_between(before: PipelineStats | None, after: PipelineStats) -> PipelineStats:
     """Return the statistics between two readings of a run; all of ``after`` where ``before`` is

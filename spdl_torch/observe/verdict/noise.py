@@ -10,14 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "Interval",
-    "bootstrap_interval",
-    "into_blocks",
-    "permutation_test",
-    "seconds_per_item",
-]
-
 _MOST_BLOCKS = 20
 _MOST_EXACT = 4_000
 _RANDOM = 4_000

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["PLACEMENT_EVENT", "Placement", "lines_of"]
-
 PLACEMENT_EVENT = "placement"
 """Name of the event that says where a loader's workers live from that moment on."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ..page.content import Section
     from .what_if import Prediction
 
-__all__ = ["Report", "make_report", "sections_of"]
-
 _HEADINGS = (
     *("stage", "", "busy", "CPU/wall", "wait in", "wait out", "p50 ms", "p99 ms"),
     *("items/s", "at most/s", "failed", ""),

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from .verdict import Verdict
     from .what_if import Prediction
 
-__all__ = ["data_lines", "prediction_table", "sentences", "stage_table"]
-
 _COLUMNS = (
     Column("stage"),
     Column(""),

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ...pipeline.stats.perf_stats import PipelineStats
 
-__all__ = ["Verdict", "judge"]
-
 _INPUT_BOUND = 0.05
 _HIGHLY_INPUT_BOUND = 0.20
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .demands import Demands
     from .placement import Placement
 
-__all__ = ["Prediction", "Question", "limiting", "predict", "worth_asking"]
-
 _TOO_WIDE = 1.6
 """The ratio of the bounds above which no number is given."""
 _OTHERWISE = 1.25

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from .waits import Waiter
 
-__all__ = ["AsyncMethods"]
-
 
 class AsyncMethods(ABC):
     """The waits of coroutines; inspecting the channel and waking others is left to the channel."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Final
 
-__all__ = ["Capacity"]
-
 _QUICK_NS: Final = 100_000  # between two items taken, on average: quicker ones may come in bursts
 
 

@@ -33,8 +33,6 @@ from .waits import ChannelClosed, Dismissed, EndOfChannel, WaitClock, Waiter, wa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Channel", "ChannelClosed", "Dismissed", "EndOfChannel"]
-
 T = TypeVar("T")
 
 _NOTHING: Final = object()  # "would block": never an item, so that None can be one

@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-__all__ = [
-    *("ABSENT", "END_OF_DATA", "EPOCH_END", "SKIPPED"),
-    *("Sentinel", "SentinelNumbers", "is_eof", "is_epoch_end"),
-]
-
 
 class Sentinel:
     """Stands for no item: no op is called with it, no statistic counts it, but it takes room."""

@@ -10,16 +10,6 @@ from typing import Protocol
 
 from ...machine.histogram import Histogram
 
-__all__ = [
-    "AsyncWaiter",
-    "ChannelClosed",
-    "Dismissed",
-    "EndOfChannel",
-    "WaitClock",
-    "Waiter",
-    "wait_for",
-]
-
 _LOOK_SECONDS = 0.5
 
 

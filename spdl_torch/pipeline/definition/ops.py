@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["OpKind", "as_op", "locate", "name_of"]
-
-
 class OpKind(enum.Enum):
     """The way in which a stage's op is called."""
 

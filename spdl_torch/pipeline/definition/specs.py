@@ -15,15 +15,6 @@ from .ops import OpKind, locate
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = [
-    "MergeSpec",
-    "OutputOrder",
-    "PipelineSpec",
-    "SinkSpec",
-    "SourceSpec",
-    "StageSpec",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 OutputOrder = Literal["completion", "input"]

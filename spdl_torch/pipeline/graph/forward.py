@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ..hooks.stats_queue import StatsQueue
     from ..recorder.rings import Ring
 
-__all__ = ["forward"]
-
 
 def forward(
     before: StatsQueue,

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..recorder.rings import Ring
     from ..stage.stage import StageOwner
 
-__all__ = ["ArrivalMerge", "BatchMerge", "Merge"]
-
 
 class Merge(ABC):
     """A node with several inlets and one outlet.

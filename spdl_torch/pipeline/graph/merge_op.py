@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..hooks.stats_queue import StatsQueue
     from ..recorder.rings import Ring
 
-__all__ = ["OpMerge", "is_async_op"]
-
 
 class OpMerge(Merge):
     """One thread, which runs the function to its end. If it returns early, the inlets close."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..definition.specs import StageSpec
     from ..hooks.stats_queue import StatsQueue
 
-__all__ = ["PathQueues", "router_stage"]
-
 Routed = tuple[int, Any] | list[list[Any]]
 """The path of an item, and the item; or the part of a list that each path gets."""
 

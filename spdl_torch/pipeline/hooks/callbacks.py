@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from .context_managers import LazyRunner
 
-__all__ = ["call_back", "check_interval", "is_heard"]
-
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 

@@ -12,8 +12,6 @@ from .task_hooks import TaskHook, TaskStatsHook
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-__all__ = ["BadHookError", "bad_hook", "checked_hooks", "enter_queue_hook", "enter_stage_hook"]
-
 
 class BadHookError(TypeError):
     """Raised where a hook's method returns no context manager. No item is to blame, so it ends the

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["AnyContext", "LazyRunner", "NotAContextError", "blocking"]
-
 AnyContext = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 
 

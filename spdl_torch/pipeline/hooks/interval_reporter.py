@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ..threads.thread_group import ThreadGroup
 
-__all__ = ["Reporter", "Reports"]
-
 _TAIL_SECONDS = 1.0  # the last interval's wait for running ops; then it is reported without them
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     QueueMaker = Callable[[StageInfo, int], StatsQueue]
 
-__all__ = ["queue_maker"]
-
 
 def queue_maker(
     queue_class: Callable[..., StatsQueue] | None, interval: float | None

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .context_managers import AnyContext, LazyRunner
     from .stage_info import StageInfo
 
-__all__ = ["StatsQueue"]
-
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..recorder.rings import Ring
     from .context_managers import AnyContext, LazyRunner
 
-__all__ = ["HookFactory", "TaskHook", "TaskStatsHook"]
-
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 

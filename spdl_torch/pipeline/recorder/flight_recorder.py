@@ -29,17 +29,6 @@ from .timeline import Clock, Instant, QueueTrack, Role, Row, Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
-__all__ = [
-    "FAILURE_EVENT",
-    "NO_ANSWER_EVENT",
-    "FlightRecorder",
-    "Level",
-    "RecordingSession",
-    "is_tracing",
-    "live_recorders",
-    "new_pipeline_number",
-]
-
 Level = Literal["off", "batch", "item"]
 
 FAILURE_EVENT = "failure"

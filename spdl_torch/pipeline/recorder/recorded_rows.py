@@ -10,8 +10,6 @@ from .timeline import Outcome
 if TYPE_CHECKING:
     from .timeline import Row, Turn
 
-__all__ = ["row_since", "with_outputs", "without_outputs"]
-
 
 def row_since(row: Row, since_ns: int) -> Row:
     """Return the row without everything that ended before ``since_ns``."""

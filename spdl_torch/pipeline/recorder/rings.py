@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Sized
 
-__all__ = ["ConsumerRing", "Ring"]
-
 _FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whole one takes 0.3 ms
 
 

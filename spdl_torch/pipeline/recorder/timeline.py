@@ -13,10 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    *("Clock", "Instant", "Outcome", "Part", "QueueTrack", "Row", "Timeline", "Turn", "joined")
-]
-
 Role = Literal["source", "stage", "sink", "consumer"]
 
 

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from ..recorder.flight_recorder import FlightRecorder
     from .tunable import Tuner
 
-__all__ = ["Run"]
-
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 _GROUPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR)

@@ -10,8 +10,6 @@ from ..stats.perf_stats import StageStats, queue_stats, task_stats
 if TYPE_CHECKING:
     from ..stage.stage import Stage
 
-__all__ = ["stage_stats"]
-
 
 def stage_stats(stage: Stage) -> StageStats:
     """Return the statistics of a stage since the start, open waits included."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["MOVES", "RunState"]
-
 
 class RunState(enum.Enum):
     """The state of a run. Only ``Run._advance`` changes it, with the run's lock held."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from ..definition.specs import PipelineSpec, StageSpec
 
-__all__ = ["make_task_limit"]
-
 
 def make_task_limit(
     spec: PipelineSpec[Any], num_threads: int | None, *, adjustable: bool

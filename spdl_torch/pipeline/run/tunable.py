@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ..recorder.flight_recorder import FlightRecorder
     from ..stats.perf_stats import PipelineStats
 
-__all__ = ["Adjustable", "Tuner"]
-
 
 class Adjustable(Protocol):
     """A run whose stages' concurrency may be changed while it runs."""

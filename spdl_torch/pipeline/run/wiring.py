@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ..hooks.task_hooks import HookFactory
     from ..recorder.flight_recorder import FlightRecorder
 
-__all__ = ["Node", "QueueAt", "Wiring"]
-
 
 class Node(Protocol):
     """A stage or a merge: it takes from queues and puts into queues, on threads of its own."""

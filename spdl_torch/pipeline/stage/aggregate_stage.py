@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..recorder.rings import Ring
     from .op_timing import Measured
 
-__all__ = ["AggregateStage", "AggregatorStage", "GroupingStage"]
-
 _PASSED, _FAILED = int(Outcome.PASSED), int(Outcome.FAILED)
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Take = Callable[[], Awaitable[tuple[int, Any]]]
 
-__all__ = ["AsyncStage"]
-
 
 class AsyncStage(Stage):
     """A stage of coroutines. A stop cancels the running ones at their next ``await``."""

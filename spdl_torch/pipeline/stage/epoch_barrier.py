@@ -19,8 +19,6 @@ from ..channel.waits import WaitClock
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["AsyncTurnstile", "Turnstile"]
-
 
 class _Turns:
     """The part that threads and coroutines share: which of them are *busy*, from the item that they

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["fork_processes"]
-
 
 def fork_processes(executor: Executor | None) -> None:
     """Let the executor fork its processes now, on this thread, if that is what it does.

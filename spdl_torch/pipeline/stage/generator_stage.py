@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..hooks.task_hooks import TaskCell
     from ..recorder.rings import Ring
 
-__all__ = ["ExpandingStage"]
-
 _PASSED, _FAILED = int(Outcome.PASSED), int(Outcome.FAILED)
 
 

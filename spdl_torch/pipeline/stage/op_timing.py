@@ -8,17 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "EXHAUSTED",
-    "Measured",
-    "Spent",
-    "measure",
-    "measure_list",
-    "metered",
-    "next_of",
-    "unmeasured",
-]
-
 Measured = tuple[Any, int, int]
 """An op's result, its wall time and its thread CPU time in ns; -1 = CPU time was not read."""
 

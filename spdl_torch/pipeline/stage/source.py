@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..hooks.stats_queue import StatsQueue
     from ..recorder.rings import Ring
 
-__all__ = ["Source", "SourceOwner", "as_exception"]
-
 
 class SourceOwner(Protocol):
     """The run that owns a source, as the source needs it."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..definition.specs import SourceSpec
 
-__all__ = ["iterate"]
-
 
 def iterate(source: SourceSpec) -> Iterator[Any]:
     """Return an iterator over a plain or an asynchronous source."""

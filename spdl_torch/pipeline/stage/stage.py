@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ..recorder.flight_recorder import FlightRecorder
     from ..recorder.rings import Ring
 
-__all__ = ["Stage", "StageOwner"]
-
 _PASSED, _DROPPED, _FAILED = map(int, (Outcome.PASSED, Outcome.DROPPED, Outcome.FAILED))
 
 R = TypeVar("R")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..hooks.task_hooks import TaskCell
     from ..recorder.rings import Ring
 
-__all__ = ["Slot", "StageThreads"]
-
 
 @dataclass(order=True, slots=True)
 class Slot:

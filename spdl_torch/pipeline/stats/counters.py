@@ -14,8 +14,6 @@ from ...machine.histogram import NO_COUNTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["QueueCounters", "TaskCounters"]
-
 
 def _difference(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
     return tuple(a - b for a, b in zip(now, before, strict=True))

@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     from .counters import QueueCounters, TaskCounters
 
 
-__all__ = [
-    "PipelineStats",
-    "QueuePerfStats",
-    "StageStats",
-    "TaskPerfStats",
-    "queue_stats",
-    "task_stats",
-]
-
-
 @dataclass(frozen=True, slots=True)
 class TaskPerfStats:
     """One stage in one interval. Times are taken inside the worker thread, around the op alone."""

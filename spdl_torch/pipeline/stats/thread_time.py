@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from time import perf_counter_ns
 
-__all__ = ["ThreadCount"]
-
 
 class ThreadCount:
     """The number of a stage's threads, which may change while it runs.

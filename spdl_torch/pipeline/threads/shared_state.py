@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LiveObjects", "SharedCounter"]
-
 T = TypeVar("T")
 
 

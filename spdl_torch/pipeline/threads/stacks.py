@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["describe_busy", "stack_of"]
-
 _PACKAGE = Path(__file__).parents[2]
 # Files of the package on the way from a thread's start to the user's code.
 _OURS = {

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["STALL_SECONDS", "warn_again", "warn_when_stalled"]
-
 T = TypeVar("T")
 
 STALL_SECONDS = 60.0

@@ -27,8 +27,6 @@ from .shared_state import LiveObjects
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["ThreadGroup", "exit_has_begun", "takes_over", "taking_over"]
-
 _logger = logging.getLogger("spdl_torch.pipeline")
 
 _EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op is then left

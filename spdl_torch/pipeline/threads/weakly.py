@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["weakly"]
-
 
 def weakly(method: Any) -> Callable[..., None]:
     """Return the bound method without a reference to its object; without that, it does nothing.
