@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-__all__ = ["Boss", "Crew", "Worker"]
-
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_SECONDS = 10.0
 """The seconds that a worker may take to finish its work after it was asked to stop."""

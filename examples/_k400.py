@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Annotation", "Listing", "Video", "list_videos", "read_annotations", "write_videos"]
-
 Split = Literal["train", "val"]
 
 SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".avi", ".mov"})

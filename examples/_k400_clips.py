@@ -26,20 +26,6 @@ if TYPE_CHECKING:
     from spdl_torch.data.sources import ListSource
     from spdl_torch.io import VideoPackets
 
-__all__ = [
-    "ClipDataset",
-    "ClipReader",
-    "ClipShape",
-    "Encoded",
-    "Request",
-    "Requests",
-    "Sample",
-    "Skipped",
-    "clip_filters",
-    "clip_indices",
-    "collate",
-]
-
 _logger = logging.getLogger("k400")
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions, Contender, Table
 
-
 _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1, higher_is_better=False)
 _SECONDS_OF_A_START = 4.0
 """The time until a process measures anything: torch's import, and an uncounted first pass."""

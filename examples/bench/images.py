@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
-
 PIXELS = 224
 _SIZE = (PIXELS, PIXELS)
 

@@ -19,7 +19,6 @@ from spdl_torch.machine.limits import whole_cores
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
 PEERS = {
     "spdl": ("SPDL", "spdl"),
     "torchdata": ("torchdata", "torchdata"),

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from .report import Metric, Report
 
-
 _OURS = "#1b6ca8"
 _THEIRS = "#9aa5b1"
 _HIDDEN = "other_cores"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from spdl_torch.observe import Report
 
-
 _MANY = 1_000_000
 _LONG_SECONDS = 10
 _CACHED = 256

@@ -11,7 +11,6 @@ from .rounds import ratios, summarize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Failure|Iteration|Refused)\b")
 
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .loaders import Batches, Work
     from .tables import BenchOptions
 
-
 _BATCH = 32
 _ENDLESS = 100_000
 """Photographs: far more than will be read."""

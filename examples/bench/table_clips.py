@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
-
 _BATCH = 4
 _PER_SECOND = 30
 _READERS: dict[str, Callable[[videos.Request], Any]] = {

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
-
 _START_STOP_REPEATS = 5
 _ITEMS_A_SECOND = 20_000
 _cost = partial(Metric, digits=1, higher_is_better=False)

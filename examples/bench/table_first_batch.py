@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .recipe import Arrangement
     from .tables import BenchOptions
 
-
 METRICS = (
     Metric(key="first_batch_ms", heading="first batch, ms", higher_is_better=False),
     Metric(key="set_up_ms", heading="set up, ms", higher_is_better=False),

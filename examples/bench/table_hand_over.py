@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
-
 BATCH = 8
 _STEP_SECONDS = 0.004
 _cost = partial(Metric, digits=0, higher_is_better=False)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .recipe import Arrangement
     from .tables import BenchOptions
 
-
 _EPOCHS = 20
 _LOOKUPS = 2048
 """Objects in a batch; few enough for many batches, enough for the loaders' own cost to vanish."""

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .loaders import Batches
     from .tables import BenchOptions
 
-
 _BATCH = 32
 _PER_SECOND = 640
 

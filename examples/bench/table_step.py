@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
-
 _BATCH = {("resnet18", "cpu"): 16, ("transformer", "cpu"): 8, ("resnet18", "cuda"): 64}
 _BATCH["transformer", "cuda"] = 64
 _TRAINED_PIXELS = 64

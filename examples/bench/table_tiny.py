@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
-
 _BATCHES = {"tabular": 256, "tensors": 256, "scaled": 256, "tokens": 64}
 _PER_SECOND = {"tabular": 200_000, "tensors": 200_000, "scaled": 50_000, "tokens": 20_000}
 _MOST_TOKENS = 256

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
-
 BATCH = 256
 PIXELS = 224
 _BATCHES_A_SECOND = 100

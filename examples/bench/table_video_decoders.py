@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
-
 _CLIPS_COMPARED = 4
 _PER_SECOND = 40
 METRICS = (

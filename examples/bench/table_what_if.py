@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .report import Report
     from .tables import BenchOptions
 
-
 _MOST_ERROR = 0.15
 _TURNS = 3
 _QUIET_CORES = 0.2

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-
 TABLES = {
     "photographs": "photographs, resized to 224 x 224 as for validation",
     "crop": "photographs, RandomResizedCrop to 224 x 224 and flip as for training",

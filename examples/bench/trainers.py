@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
 NUM_CLASSES = 1000
 VOCABULARY = 30_000
 _WIDTH = 128

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
-
 PIXELS = 224
 FRAMES = 16
 SECONDS = 2.0

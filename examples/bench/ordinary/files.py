@@ -15,7 +15,6 @@ from .data import written
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 _FILES = 512
 
 

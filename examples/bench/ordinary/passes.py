@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from .catalogue import Ordinary
 
-
 _AHEAD = 2
 """The batches that each worker of either loader is asked for at ``iter()``."""
 _LEAST_BATCHES = 8

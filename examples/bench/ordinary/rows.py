@@ -13,7 +13,6 @@ from .data import written
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 _COLUMNS = 64
 _TOKENS = 1_000_000
 _BLOCK = 256

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-
 _RATE = 16_000
 _CLIPS = 64
 _VOLUMES = 8

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-
 _TEXTS = 4096
 _WORDS = 5000
 _SYLLABLES = ("ba", "den", "lo", "mi", "ru", "sa", "ter", "ven", "wi", "xo")
