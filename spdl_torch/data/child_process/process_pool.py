@@ -373,7 +373,7 @@ class ProcessPool:
             raise PipelineStopped(
                 "DataLoader: the worker processes of this iterator have ended"
                 + ("." if self.in_this_process else " for this process, which was forked.")
-                + " Call iter(loader) for a new one."
+                + " Call iter(loader) for new ones."
             )
         return epoch
 
