@@ -329,11 +329,11 @@ def test_unpicklable_function_is_named():
 
 
 def test_dataset_that_the_child_cannot_open_is_an_error():
-    """With the reason, and each time that a batch is asked for."""
+    """With the reason; after it the epoch is over."""
     batches = iter(served(Unreadable()))
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="could not be set up: ValueError: this file is not"):
-            next(batches)
+    with pytest.raises(RuntimeError, match="could not be set up: ValueError: this file is not"):
+        next(batches)
+    assert next(batches, None) is None
 
 
 def test_index_that_cannot_be_pickled_is_the_samplers_error():
