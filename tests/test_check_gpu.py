@@ -20,7 +20,7 @@ from _loader_helpers import no_thread_left
 from test_transfer_races import FreeAtOnce
 
 from spdl_torch.__main__ import main
-from spdl_torch.check_gpu import command, correctness, exits, races
+from spdl_torch.check_gpu import command, correctness, exits, races, rates
 from spdl_torch.check_gpu.gpu import CudaGpu, unguarded
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.data.child_process import worker_process
@@ -385,3 +385,28 @@ def test_slabs_that_are_locked_too_early_are_noticed(monkeypatch):
     )
     found = lines_of(partial(races.check_isolation, CudaGpu()))
     assert ("race_isolation_pin_memory", "FAIL") in found
+
+
+@pytest.mark.parametrize(
+    ("ours", "alone", "torchs", "over_synthetic", "over_torch"),
+    [
+        (9.9, 30, 10.0, "PASS", "PASS"),  # the GPU is the limit, and the rest is noise
+        (9.0, 30, 4, "FAIL", "PASS"),  # the loader could, and does not
+        (5.0, 5.2, 4, "SKIP", "PASS"),  # the cores are the limit
+        (5.0, 5.2, 6, "SKIP", "FAIL"),  # and torch does more with them
+    ],
+)
+def test_training_is_judged_by_what_the_machine_can(
+    ours, alone, torchs, over_synthetic, over_torch
+):
+    """Full speed is asked for where loading alone is fast enough, more than torch's loader where
+    loading is the limit."""
+    found = {"synthetic": 10.0, "ours": ours, "ours_isolated": ours, "torch": torchs}
+    found |= {"ours alone": alone, "ours_isolated alone": alone}
+    out = io.StringIO()
+    rates.judge_training(Sheet(out, {}), found)
+    lines = {line.split()[0]: line.split()[-1] for line in out.getvalue().splitlines()}
+    for name in ("ours", "ours_isolated"):
+        assert lines[f"train_{name}_over_synthetic"] == over_synthetic
+        assert lines[f"train_{name}_over_torch"] == over_torch
+        assert lines[f"load_{name}_images_per_second"] == "PASS"
