@@ -245,6 +245,39 @@ def test_lines_are_printed_and_kept(tmp_path):
     assert written["lines"][1] == second
 
 
+def cut_off(path, device, *, at):
+    """A run of three groups that ends before a check; returns the sheet and what was run."""
+    sheet, run = Sheet(io.StringIO(), {"device": device}, path), []
+    if path.exists():
+        sheet.take_up()
+    groups = {
+        group: [(f"{group}{n}", partial(sheet.note, f"{group}{n}", n)) for n in range(2)]
+        for group in ("races", "exits", "rates")
+    }
+    for name, check in command.chosen_checks(groups, sheet, ()):
+        if name == at:
+            break
+        run.append(name)
+        check()
+    return sheet, run
+
+
+def test_run_that_was_cut_off_goes_on_with_the_next_group(tmp_path):
+    """Whole groups keep their lines; one that was cut off is run again from its beginning."""
+    path = tmp_path / "found.json"
+    _, run = cut_off(path, "one", at="exits1")
+    assert run == ["races0", "races1", "races", "exits0"]
+    _, run = cut_off(path, "one", at=None)
+    assert run == ["exits0", "exits1", "exits", "rates0", "rates1", "rates"]
+    names = [line["name"] for line in json.loads(path.read_text())["lines"]]
+    assert names == [f"{group}{n}" for group in ("races", "exits", "rates") for n in range(2)]
+    with pytest.raises(ValueError, match="is of device 'one', and this is 'two': begin anew"):
+        cut_off(path, "two", at=None)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=r"found\.json is no file of check-gpu"):
+        cut_off(path, "one", at=None)
+
+
 @pytest.mark.parametrize(("add", "passed"), [("skip", False), ("note", True)])
 def test_nothing_but_skipped_checks_is_no_pass(add, passed):
     """A machine on which nothing could be checked is not in order."""

@@ -39,6 +39,12 @@ def add_check_gpu(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         help="only these checks: correctness, races, exits, capture, memory, rates; may be given "
         "several times",
     )
+    check.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on where an earlier run was cut off: groups that the file of --json has whole are "
+        "not run again",
+    )
     check.set_defaults(run_command=_check_gpu)
 
 
@@ -51,7 +57,9 @@ def _check_gpu(arguments: argparse.Namespace) -> int:
         problem = f"{arguments.data} is not a folder"
     if arguments.json is not None and not arguments.json.parent.is_dir():
         problem = f"{arguments.json.parent} is not a folder to write to"
+    if arguments.resume and arguments.json is None:
+        problem = "--resume takes up the file of --json, which is not given"
     if problem is not None:
         raise CommandError(f"{problem}.")
-    options = CheckOptions(arguments.data, arguments.json, arguments.only)
+    options = CheckOptions(arguments.data, arguments.json, arguments.only, resumes=arguments.resume)
     return run_check_gpu(options, sys.stdout, sys.stderr)

@@ -19,7 +19,7 @@ from ..machine.limits import usable_cores
 from .sheet import Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Check = tuple[str, Callable[[], None]]
 
@@ -39,6 +39,8 @@ class CheckOptions(NamedTuple):
     json_path: Path | None = None
     only: Sequence[str] = ()
     """The groups to run; () = all."""
+    resumes: bool = False
+    """Whether to leave out the groups that the JSON file has whole."""
 
 
 def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
@@ -67,16 +69,30 @@ def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
     for name, fact in facts.items():
         print(f"# {name}: {fact}", file=out, flush=True)
     sheet = Sheet(out, facts, options.json_path)
+    if options.resumes:
+        try:
+            sheet.take_up()
+        except (OSError, ValueError) as error:
+            print(f"spdl-torch check-gpu: {error}.", file=errors)
+            return 2
     with tempfile.TemporaryDirectory() as folder:
-        chosen = [
-            check
-            for group, checks in _groups(sheet, options.data, Path(folder)).items()
-            if not options.only or group in options.only
-            for check in checks
-        ]
+        groups = _groups(sheet, options.data, Path(folder))
+        chosen = chosen_checks(groups, sheet, options.only)
         with ended_by_force(MOST_SECONDS + _GRACE_SECONDS):
             run_checks(chosen, sheet, MOST_SECONDS, end=partial(_end_process, out, folder))
     return 0 if sheet.has_passed else 1
+
+
+def chosen_checks(
+    groups: Mapping[str, Sequence[Check]], sheet: Sheet, only: Sequence[str]
+) -> list[Check]:
+    """Return the checks of the groups that are asked for and not whole yet; at the end of each
+    group the sheet is told."""
+    chosen: list[Check] = []
+    for group, checks in groups.items():
+        if (not only or group in only) and not sheet.has_finished(group):
+            chosen += [*checks, (group, partial(sheet.finish, group))]
+    return chosen
 
 
 def run_checks(

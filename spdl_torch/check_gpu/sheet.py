@@ -44,6 +44,38 @@ class Sheet:
         self._path = path
         self._lock = threading.Lock()
         self._lines: list[Line] = []
+        self._finished: dict[str, int] = {}
+        """The groups of checks that are whole, with the number of lines at their end."""
+
+    def take_up(self) -> None:
+        """Begin with the lines of the groups that the file has whole.
+
+        Raises: ValueError: it is no such file, or of another machine or version; OSError: it cannot
+            be read.
+        """
+        assert self._path is not None, "guaranteed by the command's options"
+        found = json.loads(self._path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not {"lines", "finished"} <= found.keys():
+            raise ValueError(f"{self._path} is no file of check-gpu --json")
+        for name, fact in self._facts.items():
+            if found.get(name) != fact:
+                raise ValueError(
+                    f"{self._path} is of {name} {found.get(name)!r}, and this is {fact!r}: begin "
+                    "anew, without --resume"
+                )
+        self._finished = dict(found["finished"])
+        count = max(self._finished.values(), default=0)
+        self._lines = [Line(**each) for each in found["lines"][:count]]
+
+    def finish(self, group: str) -> None:
+        """Note that a group of checks is whole."""
+        with self._lock:
+            self._finished[group] = len(self._lines)
+            self._write()
+
+    def has_finished(self, group: str) -> bool:
+        """Return whether a group of checks is whole."""
+        return group in self._finished
 
     def at_most(self, name: str, value: float, limit: float) -> None:
         """Add a value that is to be no more than ``limit``."""
@@ -75,7 +107,14 @@ class Sheet:
         with self._lock:
             self._lines.append(line)
             print(line, file=self._out, flush=True)
-            if self._path is not None:
-                lines = [asdict(each) for each in self._lines]
-                written = {**self._facts, "passed": self.has_passed, "lines": lines}
-                write_text(self._path, json.dumps(written, indent=1) + "\n")
+            self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            written = {
+                **self._facts,
+                "passed": self.has_passed,
+                "finished": self._finished,
+                "lines": [asdict(each) for each in self._lines],
+            }
+            write_text(self._path, json.dumps(written, indent=1) + "\n")
