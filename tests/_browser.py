@@ -73,7 +73,9 @@ class Browser:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind is not None:  # such as a test's time that is up: a page that hangs would not answer
+            self._process.kill()
         with contextlib.suppress(OSError):  # it may have ended by itself
             self.call("Browser.close")
         self._writer.close()
