@@ -47,20 +47,6 @@ class Images(Dataset):
         return {"image": image_of(index), "index": index, "name": f"#{index}", "draws": draws}
 
 
-_two_of_them = threading.Barrier(2)
-
-
-class Meeting(Images):
-    """Two workers make a sample each at the same time, so that both take part."""
-
-    def __getitem__(self, index):
-        try:
-            _two_of_them.wait(5)
-        except threading.BrokenBarrierError:  # nothing is left for the other worker to make
-            _two_of_them.reset()
-        return super().__getitem__(index)
-
-
 class BulkImages(Images):
     """The whole batch in one call."""
 

@@ -191,13 +191,10 @@ def test_prefetch_fits_into_the_memory():
     [
         (StreamData(60, split=True), {}),
         (MapData(60), {"rng": "worker"}),
-        (MapData(60), {"isolation": "process"}),
     ],
 )
 def test_number_stays_where_it_would_show(dataset, options, at_random):
-    """An iterable dataset divides itself among its workers; with rng="worker" each has a stream;
-    those of another process are not this one's to add to.
-    """
+    """An iterable dataset divides itself among its workers; with rng="worker" each has a stream."""
     loader = DataLoader(dataset, num_workers=auto(at_random), **options)
     number = loader.num_workers
     assert not loader.is_tuned

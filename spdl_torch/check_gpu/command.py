@@ -102,7 +102,7 @@ def run_checks(
 
     end: called when the time is up, on another thread; it ends the process.
     """
-    started, current = time.monotonic(), [""]
+    started, current = time.monotonic(), [name for name, _ in checks[:1]]
 
     def stop() -> None:
         sheet.fail(current[0], f"unfinished after {most_seconds:g} s in all")
