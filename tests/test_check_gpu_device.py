@@ -194,11 +194,18 @@ def test_training_is_measured(gpu, monkeypatch, tmp_path):
     kinds = "synthetic", "ours", "ours_isolated", "torch"
     per_second = {kind: found[f"train_{kind}_images_per_second"] for kind in kinds}
     for ours in ("ours", "ours_isolated"):
+        assert found[f"load_{ours}_images_per_second"] > 0
         for other in ("synthetic", "torch"):
+            line = found[f"train_{ours}_over_{other}"]
             ratio = per_second[ours] / per_second[other]
-            assert found[f"train_{ours}_over_{other}"] == pytest.approx(ratio)
+            if isinstance(line, str):  # the cores are the limit, and the line says how far they go
+                assert other == "synthetic"
+                assert line.startswith(f"({ratio:.3g}; loading alone reaches ")
+            else:
+                assert line == pytest.approx(ratio)
     assert {"step_p50_busy_over_idle", "step_p99_busy_over_idle"} < found.keys()
-    assert all(math.isfinite(value) and value > 0 for value in found.values())
+    figures = [value for value in found.values() if not isinstance(value, str)]
+    assert all(math.isfinite(value) and value > 0 for value in figures)
 
 
 def small_network():
