@@ -25,14 +25,14 @@ def copy_of(error: BaseException) -> BaseException:
     try:
         copy = of_parts(type(error), error.args)
         for name, value in attributes_of(error):
-            _set(copy, name, value)
+            set_attribute(copy, name, value)
         is_equal = text_of(copy) == text_of(error)
     except Exception:  # of the exception's own methods
         is_equal = False
     if not is_equal:
         copy = RuntimeError(text_of(error))
     if notes := getattr(error, "__notes__", ()):
-        _set(copy, "__notes__", list(notes))
+        set_attribute(copy, "__notes__", list(notes))
     copy.__cause__ = error.__cause__
     return copy
 
@@ -60,7 +60,8 @@ def of_parts(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return error
 
 
-def _set(error: BaseException, name: str, value: Any) -> None:
+def set_attribute(error: BaseException, name: str, value: Any) -> None:
+    """Set an attribute of an exception, past a class that refuses it."""
     try:
         setattr(error, name, value)
     except Exception:  # its class refuses it, as a frozen dataclass does

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...pipeline.failures import text_of
-from ..error_copies import attributes_of, of_parts
+from ..error_copies import attributes_of, of_parts, set_attribute
 from ..workers.jobs import Failed
 
 if TYPE_CHECKING:
@@ -208,8 +208,8 @@ def _rebuilt(packed: PackedError) -> BaseException:
     error = of_parts(_class_of(packed.kind), args)
     for name, content in packed.parts.attributes.items():
         try:
-            setattr(error, name, pickle.loads(content))
-        except BaseException:  # its class refuses it, as a frozen dataclass does
+            set_attribute(error, name, pickle.loads(content))
+        except BaseException:  # of the user's methods
             continue
     return error
 
