@@ -256,15 +256,20 @@ def judge_training(sheet: Sheet, rates: dict[str, float]) -> None:
 def _loading_rate(batches_of: Callable[[], Iterable[Any]], num_ahead: int, seconds: float) -> float:
     """Return the batches a second that a loader gives a loop which does nothing with them."""
     batches = iter(batches_of())
-    for _ in range(num_ahead + OUTSTANDING):
-        next(batches)
-    torch.cuda.synchronize()
+    _drain(batches, num_ahead)
     count, start = 0, time.perf_counter()
     while not count or time.perf_counter() - start < seconds:
         next(batches)
         count += 1
     torch.cuda.synchronize()
     return count / (time.perf_counter() - start)
+
+
+def _drain(batches: Iterator[Any], num_ahead: int) -> None:
+    """Take the batches that a loader may have ready, ``num_ahead`` and those on their way."""
+    for _ in range(num_ahead + OUTSTANDING if num_ahead else 0):
+        next(batches)
+    torch.cuda.synchronize()
 
 
 class _Trainer:
@@ -290,9 +295,7 @@ class _Trainer:
         for _ in range(WARM_UP):
             self._step(*next(batches))
         torch.cuda.synchronize()
-        for _ in range(num_ahead + OUTSTANDING if num_ahead else 0):
-            next(batches)
-        torch.cuda.synchronize()
+        _drain(batches, num_ahead)
         marks: list[Any] = []
         start = time.perf_counter()
         while not marks or time.perf_counter() - start < seconds:
