@@ -70,9 +70,12 @@ class BaseLoader(TorchDataLoader[T_co]):
         """Return whether dataset and functions are known, or declared, to be safe on threads;
         False, without examining them, where each worker has a process.
         """
-        if placement.num_processes or self.isolation == "auto":  # on threads for no other reason
-            return not placement.num_processes
-        return is_vouched_for(self.dataset, self.collate_fn, self.worker_init_fn)
+        if placement.num_processes:
+            return False
+        # "auto" puts workers on threads for no other reason.
+        return self.isolation == "auto" or is_vouched_for(
+            self.dataset, self.collate_fn, self.worker_init_fn
+        )
 
     @property
     def may_move(self) -> bool:

@@ -217,7 +217,7 @@ class MovingPool:
                 break
             if not self._doubt(result):
                 break
-        if (error := self._trial.is_disproved_by(result)) is not None:
+        if (error := self._trial.disproved_by(result)) is not None:
             with handlers_deferred():
                 self._have_back(error)
         self._count(pool)

@@ -51,7 +51,7 @@ class Trial:
         self._doubted = result
         return self._jobs[result.number]
 
-    def is_disproved_by(self, result: Result) -> BaseException | None:
+    def disproved_by(self, result: Result) -> BaseException | None:
         """Return the error in the doubted result if this, of the threads, is another outcome of
         that job; None = it confirms it, or nothing is doubted there."""
         doubted = self._doubted
