@@ -1,12 +1,11 @@
 """Workers in child processes: each has its own memory and GIL, as torch's workers have, with our
 order and random streams.
 
-Trainer                                         child, one of P
-    ProcessPool ── jobs, freed shared memory ──▶ one worker: the main thread reads its jobs and
-    (a Pool, as WorkerPool is)                   │ sends its batches (lone_worker); a second thread
-    a receiver for each child                    │ answers questions
-        │                                        │ several: main thread ─▶ WorkerPool, T threads
-        │ ◀────── where a batch lies ────────────┘ ─▶ sender (child)
+Trainer                                         child, one for each worker
+    ProcessPool ── jobs, freed shared memory ──▶ the main thread reads its jobs and sends its
+    (a Pool, as WorkerPool is)                   │ batches (lone_worker); a second thread answers
+    a receiver for each child                    │ questions
+        │ ◀────── where a batch lies ────────────┘
         │ unpacks: tensors that view the shared memory
         ▼
     results, put in order ─▶ trainer, or the device stage as usual

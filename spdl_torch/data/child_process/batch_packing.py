@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -56,20 +55,19 @@ class PackedBatch(NamedTuple):
         return Packed(ticket, self.body, self.blocks)
 
 
-class SlabWriter(threading.local):
-    """Offers space in slabs for batches, and packs them. Each thread has its own lease and its own
-    write position: it calls ``begin``, ``room`` for each large tensor, and ``pack``.
+class SlabWriter:
+    """Offers space in slabs for batches, and packs them, one at a time: the worker, on its own
+    thread, calls ``begin``, ``room`` for each large tensor, and ``pack``.
     """
 
     def __init__(self, slabs: SlabPool) -> None:
-        # threading.local calls this on each new thread, with the same pool.
         self._slabs = slabs
         self._lease: Lease | None = None
         self._end = 0  # of what lies in the slab
         self._expected = 0  # the bytes of the previous batch
 
     def begin(self) -> None:
-        """Begin a batch on this thread; one that was not packed frees its slab."""
+        """Begin a batch; one that was not packed frees its slab."""
         self._lease, self._end = None, 0
 
     def room(self, num_bytes: int) -> torch.Tensor | None:
@@ -89,7 +87,7 @@ class SlabWriter(threading.local):
         return self._lease.room(start, num_bytes)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies in the slab of the thread's batch."""
+        """Return whether a tensor lies in the slab of the batch."""
         address = tensor.untyped_storage().data_ptr()
         return self._lease is not None and self._lease.slab.has(address)
 

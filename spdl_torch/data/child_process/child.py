@@ -41,7 +41,7 @@ class Beginning(NamedTuple):
     key: StreamKey
     workers: Sequence[WorkerState]
     default_dtype: torch.dtype
-    """torch's default dtype in the trainer, which worker threads there would use."""
+    """torch's default dtype in the trainer."""
     environment: dict[str, str] | None
     """The trainer's environment, and its rank: a fork server's children have the environment from
     when the server started. None = the child is forked, and already has it."""

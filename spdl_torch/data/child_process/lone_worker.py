@@ -187,7 +187,7 @@ class _Turns:
                 self.restart(message.key, message.workers)
                 raise ChannelClosed
             self._waited_ns += perf_counter_ns() - since_ns
-            number, index, _, first, wants_state = message
+            number, index, first, wants_state = message
             return Job(number, index, first, shared=False, wants_state=wants_state)
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:

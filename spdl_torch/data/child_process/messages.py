@@ -23,7 +23,7 @@ class Free(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """To the child: make a batch. The fields are ``WorkerPool.submit``'s.
+    """To the child: make a batch. The fields are those of ``Pool.submit``, but for the worker.
 
     It is sent as a plain tuple, with the two fields of a ``Free`` after its own: the thread that
     trains sends one for each batch, and a named tuple is pickled by calls of Python code.
@@ -31,7 +31,6 @@ class Submit(NamedTuple):
 
     number: int
     index: Any
-    worker: int
     first: int
     wants_state: bool
 

@@ -160,7 +160,7 @@ class ProcessPool:
             self._start_successors()
         if len(self._children) > len(self._places):
             self._part()
-        job = Submit(number, index, worker, first, wants_state)
+        job = Submit(number, index, first, wants_state)
         with self._lock:
             children = self._children
             places = self._places_at_work() if self._spared else self._places

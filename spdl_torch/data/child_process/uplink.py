@@ -28,7 +28,8 @@ _READINGS_NS = 100_000_000  # the minimum between readings sent; the last batch 
 
 
 class Uplink:
-    """Sends to the trainer. Any thread may use it; one thread at a time sends results."""
+    """Sends to the trainer. Any thread may use it; the worker's alone takes jobs and sends
+    results."""
 
     def __init__(self, connection: Connection) -> None:
         self.slabs = SlabPool()
@@ -39,8 +40,6 @@ class Uplink:
         self._socket = socket_of(connection)  # for descriptors
         # Held while writing. Re-entrant: sending may log, and log lines are sent too.
         self._lock = threading.RLock()
-        # The thread that reads jobs counts the first, the one that sends results the second. A job
-        # that comes just now at most leaves the readings to the result after this one.
         self._num_submitted = self._num_sent = 0
         self._readings_ns = 0
 

@@ -252,7 +252,7 @@ class WorkerPool:
         again = self._wake()
         # Dismissed workers that have not left yet would miss it: their queue is about to close.
         leaving = self._running().jobs[0].recall(self._spec.announced_workers)
-        self.interrupt()
+        self._running().close()
         epoch = self._begin_epoch(key, workers, first)
         epoch.jobs[0].dismiss(leaving)
         if again:
@@ -305,10 +305,6 @@ class WorkerPool:
         """The job that each worker has now."""
         return self._activities
 
-    def interrupt(self) -> None:
-        """Drop outstanding jobs and wake a waiting ``get``; ``restart`` has to follow."""
-        self._running().close()
-
     def request_stop(self) -> None:
         """End every wait and with it the threads. Never blocks; safe in a finalizer."""
         if not self.in_this_process:
@@ -335,10 +331,10 @@ class WorkerPool:
         budget.end(self)
         stop_probing(self)
 
-    def stop(self, timeout: float = _JOIN_SECONDS) -> None:
+    def stop(self) -> None:
         """``request_stop`` and wait for the threads, which have nothing left to do."""
         self.request_stop()
-        self._threads.join(timeout)
+        self._threads.join(_JOIN_SECONDS)
         join_probing(_JOIN_SECONDS)
 
     def _running(self) -> Epoch:
